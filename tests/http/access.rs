@@ -1,4 +1,4 @@
-//! Who may ask for what.
+//! Tests who may send which requests.
 
 use notibus::{
     Error, EventKind,
@@ -27,7 +27,7 @@ async fn only_admins_are_told() {
     let none = get(world.at(), "/_db_updates").await;
     assert_eq!(none.head.status, 401);
     assert_eq!(none.body, "{\"error\":\"unauthorized\",\"reason\":\"You are not a server admin.\"}\n");
-    // A browser would ask its user by a dialog, which CouchDB does on request only.
+    // With `Basic`, a browser would show its user a dialog; CouchDB sends it on request only.
     assert!(none.head.headers["www-authenticate"].starts_with("Bearer "));
     let asks = ask(world.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
     assert!(asks.head.headers["www-authenticate"].starts_with("Basic "));
@@ -98,8 +98,8 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
     assert_eq!(ask(world.at(), "GET", "/_db_updates", same, "").await.head.status, 200);
 }
 
-/// A server that was started as the documentation shows once answered to every name, so that any page that let its own name stand
-/// for 127.0.0.1 could read all of it and reshard every database.
+/// Regression: a server with the options of the documentation answered to every name. Any page that let its own name stand for
+/// 127.0.0.1 could read all of it and reshard every database.
 #[tokio::test]
 async fn a_server_with_the_default_options_answers_no_rebound_page() {
     let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
@@ -126,7 +126,7 @@ async fn a_server_with_the_default_options_answers_no_rebound_page() {
     assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
     let foreign = ask(world.at(), "GET", "/_db_updates", "Origin: http://page.example\r\n", "").await;
     assert_eq!(foreign.head.status, 403);
-    // Nothing once told that clients were refused, as they are if a name is forgotten.
+    // Regression: no count showed that clients were refused, as happens if a name is missing in the configuration.
     let metrics = get(world.at(), "/_notibus/metrics").await.body;
     for (what, count) in [("host", refused), ("origin", 1)] {
         let line = format!("notibus_http_refused_total{{what=\"{what}\"}} {count}");
@@ -134,13 +134,12 @@ async fn a_server_with_the_default_options_answers_no_rebound_page() {
     }
 }
 
-/// Starts a server on `address`.
 async fn start(address: &str, limits: ServerOptions) -> notibus::Result<Server> {
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();
     Server::start(listener, Router::new(), limits, Database::memory().env())
 }
 
-/// It once listened for other machines although nobody had said who may ask: by default, everyone.
+/// Regression: the server listened for other machines although the default access is open to everyone.
 #[tokio::test]
 async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -154,7 +153,7 @@ async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
     }
 }
 
-/// A name with a port once was taken, and never matched: everyone who asked by it was refused.
+/// Regression: a name with a port was accepted, but never matched, so every client that used it was refused.
 #[tokio::test]
 async fn a_name_that_can_never_match_is_refused_at_start() {
     for name in [
@@ -179,7 +178,7 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
     }
 }
 
-/// Behind a proxy that passes its own upstream name as `Host`, an open server once took everyone for local.
+/// Regression: behind a proxy that sends its own upstream name as `Host`, an open server took everyone for local.
 #[tokio::test]
 async fn an_open_server_answers_no_client_behind_a_proxy() {
     let world = HttpFixture::new().await;
@@ -214,7 +213,7 @@ async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
     }
 }
 
-/// What the parser refuses had once an empty body.
+/// Regression: the parser's own refusals had an empty body.
 #[tokio::test]
 async fn every_refusal_says_what_is_wrong() {
     let world = HttpFixture::new().await;
@@ -235,7 +234,7 @@ async fn every_refusal_says_what_is_wrong() {
     assert_eq!(answer.head.headers["x-couch-request-id"].len(), 10);
 }
 
-/// A client that has ended its side was once cut off before its answer.
+/// Regression: a client that had closed its own side was cut off before its answer.
 #[tokio::test]
 async fn a_client_that_has_ended_its_side_gets_its_answer() {
     let world = HttpFixture::new().await;
@@ -283,7 +282,7 @@ async fn pages_of_origins_that_are_named_may_ask() {
     assert_eq!(ask(world.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
 }
 
-/// All who had credentials could once do everything, and all tokens were one client.
+/// Regression: every caller with credentials could do everything, and all tokens together counted as one client.
 #[tokio::test]
 async fn callers_may_do_what_their_roles_say() {
     let token = |name: &str| format!("{name}-{}", "0123456789abcdef");
@@ -308,13 +307,13 @@ async fn callers_may_do_what_their_roles_say() {
     for name in ["shop/a", "logs"] {
         world.event(&db(name, 1), EventKind::Created).await;
     }
-    // Of each caller in the order reader, writer, scraper, admin.
+    // The statuses are those of reader, writer, scraper and admin.
     for (method, target, statuses) in [
         ("GET", "/_db_updates", [200, 401, 401, 200]),
         ("GET", "/_all_dbs", [200, 401, 401, 200]),
         ("GET", "/shop%2Fa", [200, 403, 403, 200]),
         ("GET", "/logs", [403, 403, 403, 200]),
-        // Nobody keeps changes of it, which only those learn who may read it.
+        // There are no changes of it, but only callers that may read it learn this.
         ("GET", "/shop%2Fa/_changes", [404, 403, 403, 404]),
         ("GET", "/logs/_changes", [403, 403, 403, 404]),
         ("GET", "/logs/_changes/1", [403, 403, 403, 404]),
@@ -334,7 +333,7 @@ async fn callers_may_do_what_their_roles_say() {
     let header = |name| format!("Authorization: Bearer {}\r\n", token(name));
     let who = ask(world.at(), "GET", "/_session", &header("reader"), "").await.json();
     assert_eq!(who["userCtx"], serde_json::json!({ "name": "reader", "roles": ["_db_updates"] }));
-    // Each token is a client of its own.
+    // Each token counts as a client of its own.
     let ask_live = |name| {
         let header = header(name);
         format!("GET /_db_updates?feed=continuous&since=now HTTP/1.1\r\nHost: localhost\r\n{header}\r\n")
@@ -348,7 +347,8 @@ async fn callers_may_do_what_their_roles_say() {
     }
 }
 
-/// What a proxy says of its clients counts, and what others say does not: behind one, who guessed a name once locked it out for all.
+/// The server believes only known proxies about their clients. Regression: a guesser behind a proxy locked a name out for all
+/// clients of the proxy.
 #[tokio::test]
 async fn a_proxy_that_is_known_is_believed() {
     let line = Credentials::password("anna", "secret").unwrap();
@@ -356,7 +356,7 @@ async fn a_proxy_that_is_known_is_believed() {
         let header = format!("Authorization: Basic {secret}\r\nX-Forwarded-For: {forwarded}\r\n");
         ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status
     };
-    // anna:secret, and anna:wrong0 to anna:wrong6.
+    // These are anna:secret, and anna:wrong0 to anna:wrong4.
     let right = "YW5uYTpzZWNyZXQ=";
     let wrong =
         ["YW5uYTp3cm9uZzA=", "YW5uYTp3cm9uZzE=", "YW5uYTp3cm9uZzI=", "YW5uYTp3cm9uZzM=", "YW5uYTp3cm9uZzQ="];
@@ -371,7 +371,7 @@ async fn a_proxy_that_is_known_is_believed() {
         }
         let locked = status(&world, "203.0.113.1", "YW5uYTp3cm9uZzU=").await;
         assert_eq!(locked, 403, "what stands further to the left anybody may write");
-        // Before any log-in has succeeded: after one, the server would know the credentials again from anywhere.
+        // This comes before any right log-in: after one, the server would recognize the credentials from any address.
         let elsewhere = if is_known { 401 } else { 403 };
         assert_eq!(
             status(&world, "203.0.113.1, 203.0.113.2, 127.0.0.1", "YW5uYTp3cm9uZzY=").await,
@@ -381,7 +381,7 @@ async fn a_proxy_that_is_known_is_believed() {
     }
 }
 
-/// Guesses of tokens were once neither counted nor logged.
+/// Regression: guesses of tokens were neither counted nor logged.
 #[tokio::test]
 async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
     let token = "0123456789abcdef";
@@ -397,7 +397,7 @@ async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
     assert_eq!(ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status, 200);
 }
 
-/// A proxy may keep what all who wait at one position are sent, and nothing else.
+/// A proxy may cache the answer to a longpoll at a position, and nothing else.
 #[tokio::test]
 async fn only_a_longpoll_at_a_position_is_for_all() {
     let options =

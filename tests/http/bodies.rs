@@ -1,4 +1,4 @@
-//! Bodies of requests that clients have compressed.
+//! Tests bodies of requests that clients have compressed.
 
 use std::{
     io::Write,
@@ -38,7 +38,8 @@ async fn post(world: &HttpFixture, target: &str, encoding: &str, body: &[u8]) ->
     connection.answer().await
 }
 
-/// IBM's clients compress all that they post, also `{}`, which was once refused as no JSON and ended their followers.
+/// IBM's clients compress all that they post, even `{}`. Regression: the server refused that as no JSON, and so ended their
+/// followers.
 #[tokio::test]
 async fn compressed_bodies_are_inflated_within_their_bound() {
     let mut layer = None;
@@ -71,7 +72,7 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
     let fits = &long[2..];
     for (encoding, body, status) in [
         ("gzip", packed(fits), 201),
-        // Some 30 bytes that become too many.
+        // Some 30 bytes that inflate to too many.
         ("gzip", packed(&long), 413),
         ("gzip", packed(&b" ".repeat(1 << 24)), 413),
         ("gzip", events.into(), 400),
@@ -85,7 +86,8 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
     }
 }
 
-/// Sixteen uploads of empty parts once stalled the tasks that answer for 2 s: each part of 20 bytes costs as much as a large one.
+/// Regression: sixteen uploads of empty gzip members stalled the tasks that answer for 2 s. Each member of 20 bytes costs as much
+/// as a large one.
 #[tokio::test]
 async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
     let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
@@ -113,7 +115,7 @@ async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
     println!("the longest wait beside 16 uploads of empty parts was {longest:?}");
 }
 
-/// 300 bodies that were begun and not ended once held 317 MB.
+/// Regression: 300 bodies that clients began and did not end held 317 MB.
 #[tokio::test]
 async fn all_bodies_together_are_bounded() {
     let options = ApiOptions { body_len_max: 100_000, bodies_len_max: 250_000, ..ApiOptions::default() };

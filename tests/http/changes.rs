@@ -1,4 +1,4 @@
-//! `/{db}/_changes` and its shards, byte by byte.
+//! Tests `/{db}/_changes` and its shards, byte by byte.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn row(seq: Sequence, id: &str, position: u64) -> String {
     format!("{{\"seq\":\"{seq}\",\"id\":\"{id}\",\"changes\":[{{\"rev\":\"{}\"}}]}}", rev(position, 7))
 }
 
-/// A node with a layer that has one database of so many shards.
+/// Starts a node with a layer that has one database with this many shards.
 async fn world(name: &str, shards: u32) -> (HttpFixture, Arc<Layer>, Db) {
     let mut layer = None;
     let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
@@ -128,7 +128,7 @@ async fn documents_are_chosen_by_their_ids() {
         let answer = ask(world.at(), "POST", &format!("/d/_changes{query}"), "", body).await;
         assert_eq!(answer.head.status, 400, "{query} {body}");
     }
-    // A feed that waits is not woken by what it does not want.
+    // Unwanted rows do not wake a waiting feed.
     let mut waiting =
         Connection::get(world.at(), "/d/_changes?feed=continuous&since=now&filter=_design").await;
     waiting.head().await;
@@ -193,7 +193,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     let at = put.json()["first_seq"].as_str().unwrap().to_owned();
     let asked = std::time::Instant::now();
     let last = live.rest().await;
-    // It once took until the feed's poll, 10 s later.
+    // Regression: this took until the next poll of the feed, 10 s later.
     assert!(asked.elapsed() < std::time::Duration::from_secs(5), "it is told, and does not have to look");
     assert!(last.starts_with(&format!("{{\"resharded_at\":\"{at}\",\"last_seq\":\"")), "{last}");
     let whole = get(world.at(), &format!("/d/_changes/{}", shards[0])).await;
@@ -208,7 +208,7 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     assert_eq!(get(world.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
     assert_eq!(get(world.at(), "/_changes_shards/d").await.json(), put.json());
 
-    // The feed of all shards does not notice.
+    // The feed of all shards does not change.
     assert_eq!(get(world.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
     for (method, target, body, status) in [
         ("GET", "/d/_changes/99", "", 404),
@@ -297,7 +297,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     let (a, b) = (db("a", 1), db("b", 1));
     world.event(&a, EventKind::Created).await;
     assert_eq!(get(world.at(), "/a/_changes").await.head.status, 404);
-    // One that a layer elsewhere writes to has.
+    // A database that a layer elsewhere writes to has changes.
     let layer = Layer::new(&world.store, &world.bus);
     layer.create(&b, 1).await;
     let written = layer.write(&b, "x", 1, 1, false).await;
@@ -306,8 +306,8 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     assert!(changes.body.contains("\"doc\":null"), "{}", changes.body);
 }
 
-/// Filters other than the library's own were once refused with no way for a layer to have them, and `conflicts` and `attachments`
-/// were ignored.
+/// Regression: the library refused filters other than its own, so a layer could not have any. It ignored `conflicts` and
+/// `attachments`.
 #[tokio::test]
 async fn a_layer_has_filters_and_bodies_of_its_own() {
     let (world, layer, db) = world("d", 2).await;
@@ -333,7 +333,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     assert_eq!(ids(&descending), ["doc57", "doc47"]);
     let conflicts = get(world.at(), "/d/_changes?include_docs=true&conflicts=true&limit=1").await;
     assert!(conflicts.body.contains("\"_conflicts\":[]"), "{}", conflicts.body);
-    // Without documents there is nothing that they could belong to, as in CouchDB.
+    // Without documents these parameters mean nothing, as in CouchDB.
     assert_eq!(ids(&get(world.at(), "/d/_changes?conflicts=true&attachments=true").await).len(), 60);
     for (query, status) in [
         ("filter=app/broken", 404),
@@ -349,7 +349,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
         assert_eq!(answer.head.status, status, "{query}");
         assert!(answer.json()["reason"].is_string());
     }
-    // Letters of any case, `live`, and the last event as a parameter.
+    // Names of parameters in any case, `live`, and the last event as a parameter.
     assert_eq!(ids(&get(world.at(), "/d/_changes?LIMIT=1&Feed=normal").await), ["doc0"]);
     let live = get(world.at(), "/d/_changes?feed=live&timeout=0&limit=2").await;
     assert_eq!(live.body.lines().count(), 3);
@@ -360,8 +360,8 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
 }
 
-/// What was counted for one page is used for the next, as long as nothing is edited: it is exact all the same, also when documents
-/// are edited between two pages and move behind them.
+/// The count for one page serves the next, until a document is edited. `pending` stays exact even if documents are edited between
+/// two pages and move to the end.
 #[tokio::test]
 async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
     let (world, layer, db) = world("a", 3).await;
@@ -380,12 +380,12 @@ async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
         assert_eq!(pending, 40 - page * 5, "page {page}");
         since = last;
     }
-    // Anywhere, in any order, and of one shard.
+    // It is exact at any position, in any order, and for one shard.
     for place in [30, 3, 17, 3, 39] {
         let (pending, _) = reads(&sequences[place].to_string(), 1).await;
         assert_eq!(pending, (40 - place as u64).saturating_sub(2), "after row {place}");
     }
-    // One moves from before a position to behind it, one stays behind, and one is new.
+    // One document moves from before a position to after it, one stays after it, and one is new.
     reads("0", 10).await;
     layer.write(&db, "doc00", 2, 1, false).await;
     layer.write(&db, "doc35", 2, 1, false).await;

@@ -8,21 +8,19 @@ use tokio::{
     time::timeout,
 };
 
-/// How long a test waits for what must come.
+/// How long a test waits for an expected event.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// A connection.
 pub struct Connection {
-    /// The socket.
     pub socket: TcpStream,
-    /// What was received and not taken.
+    /// The bytes that were received and not yet taken.
     received: Vec<u8>,
 }
 
-/// What stands before a body.
+/// The status and the headers of an answer.
 #[derive(Debug, Clone)]
 pub struct Head {
-    /// The status.
     pub status: u16,
     /// The headers, by names in lower case.
     pub headers: HashMap<String, String>,
@@ -31,19 +29,17 @@ pub struct Head {
 /// A whole answer.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// What stands before the body.
     pub head: Head,
-    /// The body.
     pub body: String,
 }
 
 impl Answer {
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The rows of a feed as pairs of name and type.
+    /// Returns the rows of a feed as pairs of name and type.
     pub fn rows(&self) -> Vec<(String, String)> {
         let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
         let rows = self.json();
@@ -55,42 +51,42 @@ impl Answer {
             .collect()
     }
 
-    /// `last_seq`.
+    /// Returns `last_seq`.
     pub fn last_seq(&self) -> String {
         self.json()["last_seq"].as_str().unwrap().to_owned()
     }
 }
 
 impl Connection {
-    /// A connection to `address`.
+    /// Opens a connection to `address`.
     pub async fn open(address: SocketAddr) -> Self {
         Self::over(TcpStream::connect(address).await.unwrap())
     }
 
-    /// A connection over `socket`.
+    /// Makes a connection over `socket`.
     pub fn over(socket: TcpStream) -> Self {
         Self { socket, received: Vec::new() }
     }
 
-    /// A connection that has asked for `target`.
+    /// Opens a connection and requests `target`.
     pub async fn get(address: SocketAddr, target: &str) -> Self {
         let mut connection = Self::open(address).await;
         connection.send(&format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
         connection
     }
 
-    /// Sends `text` as it is.
+    /// Sends `text` unchanged.
     pub async fn send(&mut self, text: &str) {
         self.socket.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Receives some more; returns false at the end.
+    /// Receives some more bytes; returns false at the end.
     async fn receive(&mut self) -> bool {
         let read = timeout(LIMIT, self.socket.read_buf(&mut self.received)).await;
         read.expect("something has to come").is_ok_and(|bytes| bytes > 0)
     }
 
-    /// What comes up to `mark`, and the mark; `None` if the connection ends before.
+    /// Returns the bytes up to `mark`, with the mark; `None` if the connection ends first.
     async fn until(&mut self, mark: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(place) = self.received.windows(mark.len()).position(|window| window == mark) {
@@ -103,7 +99,7 @@ impl Connection {
         }
     }
 
-    /// What stands before the body.
+    /// Receives the status and the headers.
     pub async fn head(&mut self) -> Head {
         let head = self.until(b"\r\n\r\n").await.expect("the head comes");
         let head = String::from_utf8(head).unwrap();
@@ -116,12 +112,12 @@ impl Connection {
         Head { status, headers: lines.map(header).collect() }
     }
 
-    /// The next chunk of a chunked body; `None` after the last one. Fails the test if the body is cut off.
+    /// Receives the next chunk of a chunked body; returns `None` after the last one. Fails the test if the body is cut off.
     pub async fn chunk(&mut self) -> Option<String> {
         self.try_chunk().await.expect("the body is not cut off")
     }
 
-    /// The next chunk of a chunked body; `Some(None)` after the last one, `None` if the body is cut off.
+    /// Receives the next chunk of a chunked body; returns `Some(None)` after the last one, and `None` if the body is cut off.
     pub async fn try_chunk(&mut self) -> Option<Option<String>> {
         let size = self.until(b"\r\n").await?;
         let size = usize::from_str_radix(std::str::from_utf8(&size).unwrap().trim(), 16).unwrap();
@@ -136,7 +132,7 @@ impl Connection {
         Some((size > 0).then(|| String::from_utf8(chunk).unwrap()))
     }
 
-    /// All chunks that are still to come, as one.
+    /// Receives all remaining chunks as one text.
     pub async fn rest(&mut self) -> String {
         let mut rest = String::new();
         while let Some(chunk) = self.chunk().await {
@@ -145,7 +141,7 @@ impl Connection {
         rest
     }
 
-    /// The whole answer.
+    /// Receives the whole answer.
     pub async fn answer(&mut self) -> Answer {
         let head = self.head().await;
         let body = if head.headers.contains_key("transfer-encoding") {
@@ -162,12 +158,12 @@ impl Connection {
     }
 }
 
-/// The answer to a request without a body.
+/// Sends a request without a body, and returns the answer.
 pub async fn get(address: SocketAddr, target: &str) -> Answer {
     Connection::get(address, target).await.answer().await
 }
 
-/// The answer to a request with headers and a body.
+/// Sends a request with headers and a body, and returns the answer.
 pub async fn ask(address: SocketAddr, method: &str, target: &str, headers: &str, body: &str) -> Answer {
     let mut connection = Connection::open(address).await;
     let length = body.len();

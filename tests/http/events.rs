@@ -1,4 +1,4 @@
-//! Events that are posted, by name.
+//! Tests posted events, which name their databases.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ async fn post(world: &HttpFixture, body: &str) -> Answer {
     ask(world.at(), "POST", "/_notibus/events", "", body).await
 }
 
-/// The row of `name`, once everything is folded.
+/// Returns the row of `name` after all folds.
 async fn row(world: &HttpFixture, name: &str) -> notibus::Notification {
     until("the folds", async || world.bus.is_drained().await.unwrap()).await;
     world.bus.feed().newest(&name.parse().unwrap()).await.unwrap().unwrap()
@@ -50,13 +50,13 @@ async fn instances_follow_from_what_is_known_of_a_name() {
     let older = row(&world, "b").await;
     assert_eq!((older.created_at, older.totals), (None, common::counts([0, 0, 1, 0])));
 
-    // The same creation, be it folded or not.
+    // Both events belong to the same creation, before and after the fold.
     post(&world, r#"[{"db":"a","type":"updated"}]"#).await;
     post(&world, r#"[{"db":"a","type":"updated"}]"#).await;
     let same = row(&world, "a").await;
     assert_eq!((same.instance, same.totals), (first.instance, common::counts([1, 0, 3, 1])));
 
-    // Deleted and created again, at once; what comes for the deleted one does not bring it back.
+    // The database is deleted and created again at once. An event of the deleted one does not bring it back.
     post(&world, r#"[{"db":"b","type":"deleted"},{"db":"b","type":"updated"}]"#).await;
     let deleted = row(&world, "b").await;
     assert!(deleted.is_deleted() && deleted.instance == older.instance);
@@ -67,7 +67,7 @@ async fn instances_follow_from_what_is_known_of_a_name() {
     let again = row(&world, "b").await;
     assert!(!again.is_deleted() && again.instance != older.instance);
 
-    // Created while it lives: the deletion was missed.
+    // The database is created although it lives, so the deletion was missed.
     post(&world, r#"[{"db":"a","type":"created"}]"#).await;
     let again = row(&world, "a").await;
     assert_eq!(
@@ -118,14 +118,14 @@ async fn all_events_of_a_request_are_one_transaction() {
     trace.take();
     let body = r#"[{"db":"a","type":"created"},{"db":"b","type":"updated"},{"db":"c","type":"deleted"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
-    // Five lanes for each database; a ring adds less.
+    // Each database has five lanes; a ring of the doorbell adds to fewer.
     let is_event = |operation: &&Operation| matches!(operation, Operation::Atomic { operand, .. } if operand.len() == 40);
     let events = |attempt: &Attempt| attempt.operations.iter().filter(is_event).count();
     let counts: Vec<_> = trace.take().iter().map(events).filter(|&count| count > 0).collect();
     assert_eq!(counts, [3]);
 }
 
-/// Two requests that meet at a name of which nothing is known once made two databases of it.
+/// Regression: two parallel requests for an unknown name made two databases of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_meet_agree_on_what_a_name_stands_for() {
     let world = world().await;
@@ -143,7 +143,7 @@ async fn requests_that_meet_agree_on_what_a_name_stands_for() {
         let x = row(&world, &format!("x{round}")).await;
         assert_eq!(x.totals, common::counts([0, 0, 8, 0]), "all of them on one instance");
     }
-    // All that was recorded was told, and nothing was taken for stale.
+    // All recorded events were delivered, and none counted as stale.
     let stats = world.bus.stats();
     assert_eq!(stats.stale_events, 0);
     let deleted = stats.folded.deleted;
@@ -172,7 +172,7 @@ async fn an_unknown_result_counts_once() {
     assert_eq!((row.totals.total(), row.kinds.contains(EventKind::Updated)), (1, true));
 }
 
-/// A post that was repeated after a time-out once replaced the database that it had created.
+/// Regression: a client repeated a post after a time-out, and so replaced the database that the post had created.
 #[tokio::test]
 async fn a_repeated_post_is_known_by_its_key() {
     let world = world().await;
@@ -191,7 +191,7 @@ async fn a_repeated_post_is_known_by_its_key() {
     assert_eq!(replayed, 7);
     let first = row(&world, "a").await;
     assert_eq!((first.totals, first.replaced), (common::counts([1, 0, 1, 0]), None));
-    // Another body with the same key is a mistake; another key is another request.
+    // Another body with the same key is a mistake; another key makes another request.
     let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
     assert_eq!((other.head.status, &other.json()["error"]), (422, &"idempotency_key_reused".into()));
     assert_eq!(post("k2", r#"[{"db":"a","type":"updated"}]"#).await.head.status, 201);
@@ -215,7 +215,7 @@ async fn a_layer_that_knows_its_creations_says_which_one_it_means() {
         (one.clone(), common::counts([1, 0, 0, 0]), None)
     );
     post(&world, &format!("[{},{}]", event("updated", &one), event("created", &two))).await;
-    // What comes late for the first one changes nothing.
+    // A late event of the first instance changes nothing.
     post(
         &world,
         &format!("[{},{},{}]", event("updated", &one), event("deleted", &one), event("updated", &two)),
@@ -228,7 +228,7 @@ async fn a_layer_that_knows_its_creations_says_which_one_it_means() {
     assert_eq!(bad.head.status, 400, "{bad:?}");
 }
 
-/// Of 48 clients that posted creations of one name at once, one was once answered after 14.8 s.
+/// Regression: of 48 clients that posted creations of one name at once, one got its answer after 14.8 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn posts_of_one_name_are_answered_in_turn() {
     let world = world().await;

@@ -12,32 +12,27 @@ use crate::common::{self, narrow_bus, record, until};
 
 /// A node that serves on loopback.
 pub struct HttpFixture {
-    /// The store.
     pub store: Database,
-    /// The bus.
     pub bus: Bus,
     /// Folds at once.
     _notifier: Notifier,
-    /// Tells of what comes.
     pub dispatcher: Arc<Dispatcher>,
-    /// The routers.
     pub api: Api,
-    /// The listener.
     pub server: Server,
 }
 
-/// A notifier that folds soon.
+/// Returns the options of a notifier that folds soon.
 pub fn quick() -> NotifierOptions {
     NotifierOptions { fold_interval_max: Duration::from_millis(1), ..NotifierOptions::default() }
 }
 
 impl HttpFixture {
-    /// A node with the default options.
+    /// Starts a node with the default options.
     pub async fn new() -> Self {
         Self::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates()).await
     }
 
-    /// A node with these options, that serves `router`.
+    /// Starts a node with these options that serves `router`.
     pub async fn with(
         options: ApiOptions,
         limits: ServerOptions,
@@ -46,7 +41,7 @@ impl HttpFixture {
         Self::dispatched(DispatcherOptions::default(), options, limits, router).await
     }
 
-    /// [`HttpFixture::with`] whose dispatcher has options, too.
+    /// Like [`HttpFixture::with`], with options for the dispatcher, too.
     pub async fn dispatched(
         dispatcher: DispatcherOptions,
         options: ApiOptions,
@@ -56,7 +51,7 @@ impl HttpFixture {
         Self::over(Database::memory(), dispatcher, options, limits, router).await
     }
 
-    /// [`HttpFixture::dispatched`] over this store.
+    /// Like [`HttpFixture::dispatched`], on this store.
     pub async fn over(
         store: Database,
         dispatcher: DispatcherOptions,
@@ -73,7 +68,7 @@ impl HttpFixture {
         Self { store, bus, _notifier: notifier, dispatcher, api, server }
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn at(&self) -> SocketAddr {
         self.server.local_addr()
     }
@@ -89,7 +84,7 @@ impl HttpFixture {
     }
 }
 
-/// The row of a database as a client gets it, whose position is just its sequence.
+/// Returns the row of a database as a client gets it. Its position is a plain sequence.
 pub fn row(row: &Notification, kind: &str) -> String {
     format!("{{\"db_name\":\"{}\",\"type\":\"{kind}\",\"seq\":\"{}\"}}", row.name, row.sequence)
 }

@@ -1,4 +1,4 @@
-//! `_db_updates` byte by byte: each feed, its beginnings, rows, heartbeats and ends.
+//! Tests `_db_updates` byte by byte: each feed, its beginning, rows, heartbeats and end.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ async fn limits_cut() {
         let answer = get(world.at(), &format!("/_db_updates?limit={limit}")).await;
         assert_eq!(answer.rows().len(), seen);
         assert_eq!(answer.last_seq(), last, "{limit}");
-        // It once was there, and cost 50 ms at 300,000 databases.
+        // Regression: the answer had `pending`, which cost 50 ms at 300,000 databases.
         assert!(answer.json().get("pending").is_none());
 
         let lines =
@@ -92,7 +92,7 @@ async fn all_feeds_are_chunked_and_say_what_they_are() {
         assert_eq!((&*headers["content-type"], &*headers["cache-control"]), (kind, cache), "{feed}");
         assert_eq!(headers["transfer-encoding"], "chunked", "{feed}");
         assert_eq!(headers.contains_key("etag"), feed == "normal", "a feed that waits is never the same");
-        // Now is where everything is known, so this is where the next request goes on.
+        // With `since=now` the client knows everything, so the next request continues from there.
         let last = answer.body.split('"').rev().nth(1).unwrap_or_default();
         assert!(feed == "eventsource" || last >= a.sequence.to_string().as_str(), "{}", answer.body);
         let end = format!("\"last_seq\":\"{last}\"}}\n");
@@ -145,7 +145,7 @@ async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
     let world = HttpFixture::new().await;
     world.event(&db("a", 1), Created).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
-        // A promise to clients that wait for them, not a measure of speed: a busy machine has three tries.
+        // This is a promise to waiting clients, not a measure of speed, so a busy machine has three tries.
         let mut fastest = Duration::MAX;
         for _ in 0..3 {
             let began = Instant::now();
@@ -165,7 +165,7 @@ async fn heartbeats_keep_the_line_alive_in_every_mode() {
         ("longpoll", "\n", "ROW"),
         ("continuous", "\n", "ROW\n"),
         ("continuous&progress=true", "{\"last_seq\":\"AT\"}\n", "ROW\n"),
-        // Who has no news for a long time still knows how far it has come.
+        // A client without news for a long time still learns how far the feed has come.
         ("eventsource", "event: heartbeat\ndata: \nid: AT\n\n", "data: ROW\nid: SEQ\n\n"),
     ] {
         let target = format!("/_db_updates?feed={feed}&since=now&heartbeat=50&timeout=1");
@@ -313,14 +313,15 @@ async fn types_are_derived_for_the_reader() {
     world.event(&a, Deleted).await;
     assert_eq!(of(String::new()).await, ["deleted"]);
     assert_eq!(of("types=created,updated".to_owned()).await, [""; 0]);
-    // Deleted and created again between two reads: only the creation was once told, and `types=deleted` gave nothing.
+    // The database is deleted and created again between two reads. Regression: a reader got only the creation, and nothing with
+    // `types=deleted`.
     world.event(&db("a", 2), Created).await;
     assert_eq!(of(format!("since={at_update}")).await, ["deleted", "created"]);
     assert_eq!(of(format!("since={at_update}&types=deleted")).await, ["deleted"]);
     assert_eq!(of(String::new()).await, ["created"], "who knows nothing has nothing to forget");
 }
 
-/// Each row of a database has a position of its own, also those of one fold, in every feed.
+/// Each row of a database has its own position, even if all come from one fold, in every feed.
 #[tokio::test]
 async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
     let world = HttpFixture::new().await;
@@ -351,7 +352,7 @@ async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
         get(world.at(), &format!("/_db_updates?{types}&since={}&feed=eventsource&limit=2", start.sequence))
             .await;
     assert_eq!(events.body.lines().filter(|line| line.starts_with("id: ")).count(), 2);
-    // Written to meanwhile: nothing of it is told twice, and nothing is lost.
+    // The database is updated meanwhile. The reader gets nothing twice, and loses nothing.
     let b = world.event(&db("b", 1), Created).await;
     let moved = world.event(&db("a", 2), Updated).await;
     let mut since = seqs[1].to_owned();
@@ -414,7 +415,7 @@ async fn methods_and_bodies_are_those_that_clients_use() {
         let answer = ask(world.at(), "HEAD", &format!("/_db_updates?feed={feed}&since=now"), "", "").await;
         assert_eq!(answer.head.status, 200);
         assert!(answer.head.headers.contains_key("content-type"));
-        // It once said that GET would bring no bytes.
+        // Regression: the headers said that GET would return no bytes.
         assert!(!answer.head.headers.contains_key("content-length"), "{feed}");
     }
     for body in ["[]", "{\"a\":1}", "x"] {

@@ -1,4 +1,4 @@
-//! No question makes the server fail: whatever the query string and the headers, there is an answer, and none of 500 and above.
+//! No request makes the server fail: whatever the query string and the headers are, it answers with a status below 500.
 
 use notibus::http::{ApiOptions, Hosts, ServerOptions};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::{
     layer::Layer,
 };
 
-/// A parameter as a client might send it, or get wrong.
+/// Makes a parameter as a client might send it, right or wrong.
 fn parameter() -> impl Strategy<Value = String> {
     let key = prop_oneof![
         Just("feed".to_owned()),
@@ -51,7 +51,7 @@ fn parameter() -> impl Strategy<Value = String> {
     (key, value).prop_map(|(key, value)| format!("{key}={value}"))
 }
 
-/// A header line as a client might send it, or get wrong.
+/// Makes a header line as a client might send it, right or wrong.
 fn header() -> impl Strategy<Value = String> {
     let name = prop_oneof![
         Just("Last-Event-ID"),
@@ -79,7 +79,7 @@ fn header() -> impl Strategy<Value = String> {
     (name, value).prop_map(|(name, value)| format!("{name}: {value}\r\n"))
 }
 
-/// A request.
+/// Makes a request.
 fn request() -> impl Strategy<Value = (String, String, Vec<String>, String)> {
     let method = prop_oneof![Just("GET"), Just("POST"), Just("HEAD"), Just("PUT"), Just("OPTIONS")];
     let path = prop_oneof![

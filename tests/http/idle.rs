@@ -1,4 +1,4 @@
-//! What feeds cost that wait.
+//! Tests the cost of waiting feeds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,14 +23,14 @@ use crate::{
 /// How many feeds wait.
 const FEEDS: usize = 1_000;
 
-/// For how many minutes.
+/// How many minutes they wait.
 const MINUTES: u64 = 20;
 
-/// How often all of them together look at the store meanwhile: once in a quarter of 5 minutes.
+/// How often all feeds together poll the store meanwhile: once in a quarter of 5 minutes.
 const LOOKS_MAX: usize = (MINUTES * 60 / 75) as usize;
 
-/// Each feed of documents once looked at the store every 10 s: 10,000 of them made 1,000 transactions per second at rest. All
-/// together those of one database now look at most every 75 s, so that they miss nothing of which no notification tells.
+/// Regression: each feed of documents polled the store every 10 s, so 10,000 of them made 1,000 transactions per second at rest.
+/// Now all feeds of one database together poll at most every 75 s, to find the changes without a notification.
 #[tokio::test(start_paused = true)]
 async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     let trace = Trace::new(&Database::memory());
@@ -69,10 +69,10 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     }
     let with = cost().await;
     println!("{with} transactions with {FEEDS} feeds, {without} without");
-    // What the node itself does differs a little from time to time.
+    // The transactions of the node itself vary a little.
     assert!(with < without + LOOKS_MAX + 30, "{with} transactions with {FEEDS} feeds, {without} without");
 
-    // They are told all the same.
+    // The feeds get new rows all the same.
     layer.write(&d, "x", 1, 1, false).await;
     while let Some(feed) = feeds.join_next().await {
         let (beats, row) = feed.unwrap();
@@ -80,7 +80,7 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     }
 }
 
-/// A layer with the database `d`, and what serves its changes.
+/// Starts a layer with the database `d`, and makes the router that serves its changes.
 async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
@@ -93,7 +93,7 @@ async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
     (bus, (notifier, dispatcher), layer, router, api)
 }
 
-/// What a continuous feed of `d` sends besides heartbeats, while `happens`, until it is over or `wanted` has come.
+/// Returns what a continuous feed of `d` sends besides heartbeats while `happens` runs, until the feed ends or has sent `wanted`.
 async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<Output = ()>) -> String {
     let request = Request::get(target).body(Body::empty()).unwrap();
     let mut chunks = router.oneshot(request).await.unwrap().into_body().into_data_stream();
@@ -115,8 +115,8 @@ async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<O
     text.expect("it looks now and then")
 }
 
-/// Both once left a live feed asleep for ever: changes that are removed without an event, and edits of a database that the bus
-/// holds for replaced, as it does once somebody posts `created` for its name.
+/// Regression: two things left a live feed asleep for ever. One is the removal of changes without an event. The other are edits of
+/// a database that the bus takes for replaced, because a client posted `created` for its name.
 #[tokio::test(start_paused = true)]
 async fn live_feeds_learn_also_what_no_notification_tells_of() {
     for target in ["/d/_changes", "/d/_changes/1"] {
@@ -139,7 +139,7 @@ async fn live_feeds_learn_also_what_no_notification_tells_of() {
         assert!(bus.stats().stale_events > 0, "the edits were folded as stale");
         assert!(text.contains("\"id\":"), "{text}");
     }
-    // Of a shard that another node has closed nothing tells either.
+    // A shard that another node has closed causes no notification either.
     let (_bus, _notifier, layer, router, _api) = served().await;
     let target = "/d/_changes/1?feed=continuous&since=now&heartbeat=10000";
     let text = sent(router, target, "", async {

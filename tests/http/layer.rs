@@ -1,4 +1,4 @@
-//! A layer in memory: databases by name, and documents that know when they were last edited.
+//! A layer in memory: databases by name, and for each document its last edit.
 
 use std::{
     collections::HashMap,
@@ -15,24 +15,20 @@ use notibus::{
 
 /// A layer in memory.
 pub struct Layer {
-    /// The store.
     store: Database,
-    /// The changes feeds.
     pub changes: Changes,
-    /// The databases by name.
     databases: Mutex<HashMap<DbName, Db>>,
-    /// When each document was last edited.
+    /// The sequence of each document's last edit.
     edits: Mutex<HashMap<(Db, String), Sequence>>,
 }
 
 impl Layer {
-    /// A layer without databases.
     pub fn new(store: &Database, bus: &Bus) -> Arc<Self> {
         let (databases, edits) = (Mutex::default(), Mutex::default());
         Arc::new(Self { store: store.clone(), changes: bus.changes(), databases, edits })
     }
 
-    /// Creates a database of so many shards.
+    /// Creates a database with this many shards.
     pub async fn create(&self, db: &Db, shards: u32) {
         let options = ChangesOptions { shards, ..ChangesOptions::default() };
         self.store.run(async |tx| self.changes.create(&tx, db, &options).await).await.unwrap();
@@ -51,7 +47,7 @@ impl Layer {
         self.databases.lock().unwrap().remove(&db.name);
     }
 
-    /// Removes the changes of a database, and forgets to record that it was deleted.
+    /// Removes the changes of a database, but does not record its deletion.
     pub async fn remove_silently(&self, db: &Db) {
         let remove = async |tx: Transaction| {
             self.changes.remove(&tx, db);
@@ -60,7 +56,7 @@ impl Layer {
         self.store.run(remove).await.unwrap();
     }
 
-    /// Writes a document. Returns where its row stands.
+    /// Writes a document. Returns the sequence of its row.
     pub async fn write(&self, db: &Db, id: &str, position: u64, branches: u32, is_deleted: bool) -> Sequence {
         let key = (db.clone(), id.to_owned());
         let previous = self.edits.lock().unwrap().get(&key).copied();
@@ -103,9 +99,8 @@ impl Databases for Layer {
     }
 }
 
-/// Shows documents whose ids stand in a text, or end with it.
+/// Shows the documents whose ids occur in a text, or end with it.
 struct Chosen {
-    /// The text.
     text: String,
     /// Whether bodies have conflicts.
     conflicts: bool,

@@ -1,4 +1,4 @@
-//! What a client can and cannot do to the server.
+//! Tests the limits of what a client can do to the server.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn updates_with(options: ApiOptions, limits: ServerOptions) -> impl Future<Outpu
     HttpFixture::with(options, limits, |api, _, _| api.db_updates().merge(api.status()))
 }
 
-/// How many feeds are open, as the metrics tell.
+/// Returns the number of open feeds, from the metrics.
 async fn feeds(world: &HttpFixture) -> usize {
     let metrics = get(world.at(), "/_notibus/metrics").await.body;
     let line = metrics.lines().find_map(|line| line.strip_prefix("notibus_http_feeds ")).unwrap();
@@ -55,10 +55,10 @@ async fn feeds_and_connections_are_counted() {
     let refused = third.answer().await;
     assert_eq!(refused.head.status, 429);
     assert_eq!(refused.json()["error"], "too_many_requests");
-    // What does not last is not counted.
+    // A feed that does not last is not counted.
     third.send("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(third.answer().await.head.status, 200);
-    // The third connection is kept alive, so there is no room for a fourth.
+    // The third connection stays open, so there is no room for a fourth.
     let mut fourth = Connection::open(world.at()).await;
     let refused = fourth.answer().await;
     assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_connections".into()));
@@ -70,7 +70,7 @@ async fn feeds_and_connections_are_counted() {
     .await;
 }
 
-/// One address could once take all connections, and each one that was refused wrote a line to the log.
+/// Regression: one address could take all connections, and each refused connection wrote a line to the log.
 #[tokio::test]
 async fn one_address_cannot_take_all_connections() {
     let limits = ServerOptions { connections_per_address_max: 2, ..ServerOptions::default() };
@@ -125,8 +125,8 @@ async fn a_client_that_does_not_read_is_dropped() {
     tokio::time::timeout(LIMIT, dropped).await.expect("it is dropped");
 }
 
-/// Heartbeats fit into the buffer of a socket for hours, so a client that had vanished without a word, or never read, was once
-/// kept for as long.
+/// Heartbeats fit into the buffer of a socket for hours. Regression: the server held a client that had vanished, or that never
+/// read, for just as long.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
@@ -145,7 +145,7 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
             .await;
         connection
     };
-    // One reads, and stays.
+    // One client reads, and stays.
     let mut reader = open().await;
     let reads = tokio::spawn(async move {
         reader.head().await;
@@ -224,8 +224,8 @@ async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
     drop(api);
 }
 
-/// The line was 128 long: a burst of log-ins had others try again after a second, and again after three, so that a look at the health
-/// of a server that had long been free again took six.
+/// Regression: the queue of the listener held 128 connections. During a burst of log-ins other clients tried again after a second,
+/// and again after three. So a request for the health of a server that was free again took six.
 #[tokio::test]
 async fn connections_wait_in_line_while_the_server_is_busy() {
     let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn");
@@ -234,7 +234,7 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
         return;
     }
     let world = updates_with(ApiOptions::default(), ServerOptions::default()).await;
-    // The server shares this thread, which does not yield to it: the system alone takes them.
+    // The server shares this thread, which does not yield to it, so only the system accepts these connections.
     let connect =
         |_| std::net::TcpStream::connect_timeout(&world.at(), LIMIT).expect("there is room in line");
     let waiting: Vec<_> = (0..500).map(connect).collect();

@@ -1,4 +1,4 @@
-//! Live feeds of `_db_updates`, chunk by chunk: they walk the ring of the dispatcher.
+//! Tests live feeds of `_db_updates`, chunk by chunk. They read the ring of the dispatcher.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ use crate::{
     layer::Layer,
 };
 
-/// The most bytes of a chunk: 32 KiB, and a row that stands over its edge.
+/// The most bytes of a chunk: 32 KiB, and the row that passes that limit.
 const CHUNK_MAX: usize = (32 << 10) + 7_000;
 
 /// A node without a listener.
@@ -47,7 +47,7 @@ struct Node {
 }
 
 impl Node {
-    /// A node on `store` whose ring holds `ring_rows_max` rows.
+    /// Starts a node on `store` whose ring holds `ring_rows_max` rows.
     async fn new(store: &Database, ring_rows_max: usize) -> Self {
         let bus = narrow_bus(store).await;
         let notifier = bus.notifier(quick()).await.unwrap();
@@ -59,7 +59,7 @@ impl Node {
         Self { store: store.clone(), bus, _notifier: notifier, dispatcher, _api: api, layer, router }
     }
 
-    /// The body of an answer.
+    /// Requests a feed, and returns the body of the answer.
     async fn feed(&self, target: &str) -> BodyDataStream {
         let request = Request::get(target).body(Body::empty()).unwrap();
         let answer = self.router.clone().oneshot(request).await.unwrap();
@@ -67,14 +67,14 @@ impl Node {
         answer.into_body().into_data_stream()
     }
 
-    /// Records an event, and waits until the tail has it.
+    /// Records an event, and waits until the dispatcher has its row.
     async fn event(&self, name: &str, kind: EventKind) {
         let before = self.bus.stats().rows_tailed;
         record(&self.store, &self.bus, &db(name, 1), kind.once().lanes()).await;
         until("the tail", async || self.bus.stats().rows_tailed > before).await;
     }
 
-    /// Creates as many databases in one transaction, whose long names JSON escapes.
+    /// Creates this many databases in one transaction. They have long names that JSON escapes.
     async fn create_long(&self, count: usize) {
         let tx = self.store.begin();
         let before = self.bus.stats().rows_tailed;
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// The next chunk that is no heartbeat.
+/// Returns the next chunk that is not a heartbeat.
 async fn next(feed: &mut BodyDataStream) -> Bytes {
     loop {
         let chunk = within("a chunk", feed.next()).await.expect("the feed goes on").unwrap();
@@ -110,7 +110,7 @@ async fn feeds_that_look_alike_share_their_bytes() {
         feeds.push(node.feed(&format!("/_db_updates?{target}&since=now&heartbeat=60000")).await);
     }
     let mut chunks = Vec::new();
-    // They began at different times, and what they know differs until they have had a batch.
+    // The feeds began at different times, so their positions differ until they have received a batch.
     for kind in [EventKind::Created, EventKind::Updated] {
         node.event("a", kind).await;
         chunks.clear();
@@ -124,7 +124,7 @@ async fn feeds_that_look_alike_share_their_bytes() {
     assert_ne!(chunks[0], chunks[3]);
 }
 
-/// Pages and batches were once bounded by rows alone: a client that did not read held 3 MB of names that JSON escapes.
+/// Regression: pages and batches were bounded by rows alone, so a client that did not read held 3 MB of names that JSON escapes.
 #[tokio::test]
 async fn chunks_are_bounded_in_bytes_whatever_the_names() {
     const DATABASES: usize = 150;
@@ -156,7 +156,7 @@ async fn chunks_are_bounded_in_bytes_whatever_the_names() {
     read_chunks(feeds, DATABASES).await;
 }
 
-/// Reads each feed to its end: chunks that are not too long, and as many rows as there have to be.
+/// Reads each feed to its end, and checks the length of the chunks and the number of rows.
 async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
     for (place, mut feed) in feeds.into_iter().enumerate() {
         let (mut text, mut chunks) = (String::new(), 0);
@@ -171,7 +171,8 @@ async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
     }
 }
 
-/// What a subscriber holds while it catches up was once bounded by rows alone, and is now by bytes, as batches of the ring are.
+/// Regression: the rows of a subscriber that catches up were bounded by their number alone. Now their bytes are bounded, too, as in
+/// the batches of the ring.
 #[tokio::test]
 async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     let node = Node::new(&Database::memory(), 1).await;
@@ -185,8 +186,8 @@ async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     }
 }
 
-/// The live subscription of a feed can find out that it has expired, as a page can: the client is cut off, asks again, and gets the
-/// answer that tells it so.
+/// A live subscription can expire, as a page can. Then the server cuts the client off. The client tries again, and gets an answer
+/// that says so.
 #[tokio::test]
 async fn a_live_feed_that_has_expired_is_cut_off() {
     let node = Node::new(&Database::memory(), 1).await;
@@ -221,7 +222,7 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
     assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
 }
 
-/// A feed that cannot be read for is tried again after a pause, and misses nothing.
+/// If the dispatcher cannot read for a feed, the feed tries again after a pause, and misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_live_feed_waits_out_failures() {
     let faults = Faults::new(&Database::memory());

@@ -1,4 +1,4 @@
-//! Log-ins under attack: their cost, the log-ins that they slow down, and the lockouts.
+//! Tests log-ins under attack: their cost, how they slow down other log-ins, and lockouts.
 
 use std::{
     net::SocketAddr,
@@ -18,7 +18,7 @@ use crate::{
     fixture::HttpFixture,
 };
 
-/// A server that knows anna and bob.
+/// Starts a server with the accounts anna and bob.
 async fn world() -> HttpFixture {
     let lines = ["anna", "bob"].map(|name| Credentials::password(name, "secret").unwrap());
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
@@ -27,7 +27,7 @@ async fn world() -> HttpFixture {
         .await
 }
 
-/// Plain text in the alphabet of the header.
+/// Encodes plain text for the header.
 fn base64(text: &str) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let encode = |part: &[u8]| {
@@ -43,13 +43,13 @@ fn base64(text: &str) -> String {
     text.as_bytes().chunks(3).map(encode).collect()
 }
 
-/// A request with this name and password.
+/// Makes a request with this name and password.
 fn request(name: &str, password: &str) -> String {
     let secret = base64(&format!("{name}:{password}"));
     format!("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {secret}\r\n\r\n")
 }
 
-/// A connection from another address of this machine.
+/// Opens a connection from another address of this machine.
 async fn from(address: &str, to: SocketAddr) -> Connection {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
@@ -62,7 +62,7 @@ async fn log_in(world: &HttpFixture, address: &str, name: &str, password: &str) 
     connection.answer().await
 }
 
-/// The most memory that the process has taken, in bytes.
+/// Returns the most memory that the process has taken, in bytes.
 #[cfg(target_os = "linux")]
 fn peak() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -86,19 +86,19 @@ async fn a_pair_of_name_and_address_is_locked_out_after_some_failures() {
         let seconds: u64 = locked.head.headers["retry-after"].parse().unwrap();
         assert!((1..=300).contains(&seconds), "{seconds}");
     }
-    // Neither others here nor the same one elsewhere.
+    // Neither another name from here nor the same name from elsewhere is locked out.
     assert_eq!(log_in(&world, "127.0.0.1", "bob", "secret").await.head.status, 200);
     assert_eq!(log_in(&world, "127.0.0.2", "anna", "secret").await.head.status, 200);
-    // What was found right is known again, from wherever it comes.
+    // The server recognizes credentials that it found right, from any address.
     assert_eq!(log_in(&world, "127.0.0.1", "anna", "secret").await.head.status, 200);
-    // A name that there is not looks the same.
+    // An unknown name gets the same answers.
     for guess in 0..6 {
         let expected = if guess < 5 { 401 } else { 403 };
         assert_eq!(log_in(&world, "127.0.0.1", "carl", &guess.to_string()).await.head.status, expected);
     }
 }
 
-/// A right client that begins with more connections than there are failures allowed would have locked itself out.
+/// A client with the right password opens more connections than there are failures allowed, and must not lock itself out.
 #[tokio::test]
 async fn many_connections_of_a_right_client_share_a_check() {
     let world = world().await;
@@ -111,7 +111,8 @@ async fn many_connections_of_a_right_client_share_a_check() {
     }
 }
 
-/// The permit of a check once ended with its request, but the check, of 19 MB, went on: 1,500 requests that hung up took 3.6 GB.
+/// Regression: the permit of a check ended with its request, but the check with its 19 MB went on. So 1,500 requests that hung up
+/// took 3.6 GB.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_hang_up_take_bounded_memory() {
@@ -120,7 +121,7 @@ async fn requests_that_hang_up_take_bounded_memory() {
     let mut most = 0;
     for round in 0..2_000_u32 {
         let mut socket = TcpStream::connect(world.at()).await.unwrap();
-        // Names that there are, from many addresses, take a check each.
+        // Each guess of a known name from a new address takes a check.
         let name = if round % 2 == 0 { "anna" } else { &*format!("{round}") };
         socket.write_all(request(name, &format!("wrong{round}")).as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_micros(500)).await;
@@ -139,7 +140,7 @@ async fn requests_that_hang_up_take_bounded_memory() {
     assert!(grown < 150, "{grown} MB");
 }
 
-/// With 200 guessers a right log-in once took 5.9 s.
+/// Regression: with 200 guessers a right log-in took 5.9 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guessers_do_not_slow_who_logs_in() {
     let world = world().await;
@@ -150,7 +151,8 @@ async fn guessers_do_not_slow_who_logs_in() {
             tokio::spawn(async move {
                 let mut guesses = 0_u32;
                 while !stop.load(Ordering::Relaxed) {
-                    // A third guess one name from one address, a third any name, a third one name from many addresses.
+                    // A third of the guessers try one name from one address, a third any name, and a third one name from many
+                    // addresses.
                     let address = match guesser % 3 {
                         2 => format!("127.1.{}.{}", guesser, 1 + guesses % 250),
                         _ => "127.0.0.1".to_owned(),
@@ -183,6 +185,6 @@ async fn guessers_do_not_slow_who_logs_in() {
     for guesser in guessers {
         guesser.await.unwrap();
     }
-    // How many checks it waits for at most is asserted where they are made.
+    // A unit test of the checks asserts how many checks a log-in waits for.
     assert_eq!(answer.head.status, 200);
 }

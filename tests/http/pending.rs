@@ -1,7 +1,7 @@
-//! What `pending` costs: next to nothing at both ends of a feed, and the rows of a page behind another page.
+//! Tests the cost of `pending`: hardly any at both ends of a feed, and the rows of one page for a page after another.
 //!
-//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test http pending -- --nocapture` takes the numbers that
-//! docs/performance.md states.
+//! The tests are small by default. `NOTIBUS_LOAD=full cargo test --release --test http pending -- --nocapture` measures the numbers
+//! in docs/performance.md.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,10 +14,10 @@ use notibus::{
 
 use crate::{client::get, common::db, fixture::HttpFixture, layer::Layer};
 
-/// How many documents are written by one transaction.
+/// How many documents one transaction writes.
 const BATCH: usize = 1_000;
 
-/// A node over a store that counts, with a layer that has one database of so many documents.
+/// Starts a node on a store that counts, with a layer that has one database with this many documents.
 async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
     let faults = Faults::new(&Database::memory());
     let mut layer = None;
@@ -47,7 +47,7 @@ async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
     (world, faults, layer, db)
 }
 
-/// Once, `pending` of one row read all rows: 0.3 ms at 1,000 documents, 55 ms at 300,000; and reading in pages was quadratic, or
+/// Regression: `pending` of one row read all rows: 0.3 ms at 1,000 documents, 55 ms at 300,000. Reading in pages was quadratic, or
 /// became so with the next edit.
 #[tokio::test]
 async fn a_page_reads_its_own_rows_wherever_it_is() {
@@ -66,7 +66,7 @@ async fn a_page_reads_its_own_rows_wherever_it_is() {
     let (rows, pending, last, all_bytes, all) = ask("/d/_changes").await;
     assert_eq!((rows, pending), (documents, 0));
     println!("all {documents} documents in one page: {all:?}, {all_bytes} bytes read");
-    // Anyone who comes first after an edit, at either end.
+    // The first reader after an edit, at either end.
     for (n, since) in ["0", "0", &last, &last].into_iter().enumerate() {
         layer.write(&db, &format!("new {n}"), 1, 1, false).await;
         let (rows, pending, _, bytes, time) = ask(&format!("/d/_changes?limit=1&since={since}")).await;

@@ -1,4 +1,5 @@
-//! Behind the real nginx, configured as `docs/http.md` says. Where there is none, this is skipped, loudly.
+//! Runs the real nginx, configured as `docs/http.md` says, in front of the server. Without nginx, these tests are skipped, and say
+//! so.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -19,7 +20,7 @@ use crate::{
     fixture::{HttpFixture, row},
 };
 
-/// The block of nginx's configuration in the documentation that has `mark` in it.
+/// Returns the block of nginx's configuration in the documentation that contains `mark`.
 fn documented(mark: &str) -> String {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/http.md")).unwrap();
     let blocks = page.split("```nginx\n").skip(1).map(|rest| rest.split("```").next().unwrap());
@@ -28,16 +29,16 @@ fn documented(mark: &str) -> String {
 
 /// A real nginx. Dropping it ends it.
 struct Nginx {
-    /// The process.
     process: Child,
-    /// Where it listens.
+    /// The address that it listens on.
     at: SocketAddr,
-    /// What it writes.
+    /// The folder of its files.
     _folder: tempfile::TempDir,
 }
 
 impl Nginx {
-    /// One in front of `server`, whose configuration has `outside` of servers and `inside` of its own; `None` if there is no nginx.
+    /// Starts nginx in front of `server`. The text `outside` goes outside of servers, and `inside` goes into its own one. Returns
+    /// `None` if there is no nginx.
     fn start(server: SocketAddr, outside: &str, inside: &str) -> Option<Self> {
         if Command::new("nginx").arg("-v").stderr(Stdio::null()).status().is_err() {
             println!("SKIPPED, not passed: there is no nginx");
@@ -45,7 +46,7 @@ impl Nginx {
         }
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().display();
-        // It gets the socket itself, as from an older nginx that it replaces: nobody else can take the port meanwhile.
+        // nginx inherits the socket, as from an older nginx that it replaces, so nobody else can take the port meanwhile.
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = socket.local_addr().unwrap();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -64,7 +65,7 @@ impl Nginx {
         let arguments = [Path::new("-c"), &file, Path::new("-p"), folder.path()];
         let tested = Command::new("nginx").arg("-t").args(arguments).output().unwrap();
         assert!(tested.status.success(), "{}\n{configuration}", String::from_utf8_lossy(&tested.stderr));
-        // Its socket takes connections from the first moment on.
+        // The socket takes connections from the first moment on.
         let process = Command::new("nginx")
             .args(arguments)
             .env("NGINX", "0;")
@@ -78,7 +79,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // Its workers end with it, if it can tell them.
+        // nginx ends its workers if it gets a signal that it can handle.
         drop(Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status());
         drop(self.process.wait());
     }
@@ -109,14 +110,14 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
     let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
     feed.send(&format!("GET {target} HTTP/1.1\r\nHost: db.example\r\n{header}\r\n")).await;
     assert_eq!(feed.head().await.status, 200);
-    // A buffer would keep it until it is full, which one row does not do.
+    // A buffer would hold the row back until it is full, and one row does not fill it.
     let created = world.event(&db("a/b", 1), EventKind::Created).await;
     assert_eq!(feed.chunk().await.unwrap(), row(&created, "created") + "\n");
     drop(feed);
-    // What it passes on goes by the address as it came.
+    // nginx forwards the path unchanged.
     let info = ask(nginx.at, "GET", "/a%2Fb", header, "").await;
     assert_eq!((info.head.status, &info.json()["db_name"]), (200, &"a/b".into()));
-    // Who guesses is locked out, whatever it says of itself; and not the proxy with all who come by it.
+    // A guesser is locked out, whatever it says about itself. The proxy and its other clients are not.
     let log_in = async |address: &str, guess: u32, password: &str| {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(format!("{address}:0").parse().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Readers that are cut off at random, and go on where they were.
+//! Tests readers that are cut off at random and continue from their position.
 
 use std::{
     collections::HashMap,
@@ -22,30 +22,26 @@ use crate::{
     layer::Layer,
 };
 
-/// What a reader believes of a database.
+/// What a reader believes about a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Belief {
-    /// It is there.
     Lives,
-    /// It was deleted.
     Deleted,
 }
 
-/// A client that keeps a position and nothing else of the protocol.
+/// A client that keeps a position, and nothing else of the protocol.
 #[derive(Default)]
 struct Reader {
-    /// Where it stands, as it was told.
+    /// The last position that the server sent.
     since: String,
     /// The last sequence.
     last: String,
-    /// What it believes.
     beliefs: HashMap<String, Belief>,
-    /// How many rows it has seen.
+    /// How many rows it has received.
     rows: usize,
 }
 
 impl Reader {
-    /// Takes a row.
     fn take(&mut self, line: &str) {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
         let text = |key: &str| row[key].as_str().unwrap().to_owned();
@@ -70,7 +66,7 @@ impl Reader {
     }
 }
 
-/// Creates, updates and deletes databases until it is asked to stop. Each name is in one place of a random walk.
+/// Creates, updates and deletes databases until `stop` becomes true. Each name belongs to one place of a random walk.
 async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) {
     let producer = bus.producer();
     let mut databases: HashMap<usize, Option<Db>> = HashMap::new();
@@ -100,7 +96,8 @@ async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<Ato
     }
 }
 
-/// The rows that a feed of any kind sends before it is cut off somewhere; and `last_seq`, if it came to its end.
+/// Returns the rows that a feed of any kind sends before the client cuts it off somewhere, and `last_seq` if the feed came to its
+/// end.
 async fn some_rows(
     world: &HttpFixture,
     dice: &mut fastrand::Rng,
@@ -116,7 +113,7 @@ async fn some_rows(
         let rows = answer.json()["results"].as_array().unwrap().iter().map(ToString::to_string).collect();
         return (rows, Some(answer.last_seq()));
     }
-    // Cut off in the middle of whatever has come so far.
+    // The client cuts the feed off after the rows that have come so far.
     let mut connection = Connection::get(world.at(), &target).await;
     assert_eq!(connection.head().await.status, 200, "{target}");
     let mut text = String::new();
@@ -133,12 +130,12 @@ async fn some_rows(
     (rows.map(str::to_owned).collect(), None)
 }
 
-/// Writes new documents, edits and deletes some of them, and changes the number of shards, until it is asked to stop. Returns the
-/// position of each one's last revision.
+/// Writes new documents, edits and deletes some of them, and changes the number of shards, until `stop` becomes true. Returns the
+/// position of each document's last revision.
 async fn edit(layer: Arc<Layer>, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) -> HashMap<String, u64> {
     let (d, mut documents) = (db("d", 1), HashMap::new());
     while !stop.load(Ordering::Relaxed) {
-        // Each new one has to be informed of once; with edits alone a later one would hide what was lost.
+        // Each new document has to appear once; with edits alone, a later edit would hide a lost one.
         let known = documents.len();
         let number = if known == 0 || dice.u8(..3) > 0 { known } else { dice.usize(..known) };
         let id = format!("doc{number}");
@@ -180,7 +177,7 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
         seq
     };
     let (mut cuts, mut read) = (0, 0);
-    // Two hundred cuts can be through before a slow machine has written as many rows.
+    // On a slow machine, two hundred cuts may be over before so many rows are written.
     while cuts < 200 || read <= 200 {
         let (rows, last_seq) = some_rows(&world, &mut dice, "/d/_changes", &since).await;
         for row in &rows {
@@ -251,8 +248,8 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
     writer.await.unwrap();
 }
 
-/// A plain position once lost what had happened before it to a database that moved behind it: page by page, a reader was told
-/// that a database was updated of which it had never heard.
+/// Regression: a plain position lost the earlier events of a database that moved behind the position. So a reader that read in
+/// pages got an update of a database whose creation it had never seen.
 #[tokio::test]
 async fn a_cut_by_the_limit_does_not_lose_a_creation() {
     let world = HttpFixture::new().await;
@@ -293,7 +290,7 @@ async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
         .await;
     janitor.shutdown().await.unwrap();
 
-    // It may have known what is gone.
+    // Such a reader may have known the dropped rows.
     for since in [old.sequence.to_string(), first] {
         for feed in ["normal", "longpoll", "continuous", "eventsource"] {
             let answer = get(world.at(), &format!("/_db_updates?since={since}&feed={feed}")).await;
@@ -310,7 +307,7 @@ async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
     }
     let after = get(world.at(), &format!("/_db_updates?since={}", tombstone.sequence)).await;
     assert_eq!(after.rows(), [("new".to_owned(), "created".to_owned())]);
-    // Who knows nothing reads row by row what stands below the horizon, too.
+    // A reader that began with nothing also reads the rows below the horizon, one by one.
     let (mut since, mut names) = ("0".to_owned(), Vec::new());
     for _ in 0..3 {
         let answer = get(world.at(), &format!("/_db_updates?limit=1&since={since}")).await;
@@ -322,8 +319,9 @@ async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
     assert_eq!(live.lines().count(), 4);
 }
 
-/// Who had read everything was once told the sequence of the last row, which stood below the horizon after the tombstone behind it
-/// had been dropped. So it was informed that it had expired, read everything again, and was told the same, for ever.
+/// Regression: a reader at the end got the sequence of the last row as its position. After the janitor had dropped the tombstone
+/// behind that row, the position stood below the horizon. So the reader got 410, read everything again, and got the same position,
+/// for ever.
 #[tokio::test]
 async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
     let world = HttpFixture::new().await;
@@ -342,7 +340,7 @@ async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
     assert_eq!(all.rows(), [("kept".to_owned(), "created".to_owned())]);
     let target = format!("/_db_updates?since={}", all.last_seq());
     assert_eq!(get(world.at(), &target).await.rows(), []);
-    // What comes later is derived from all that it has read.
+    // Later news is derived from everything that the reader has read.
     let kept = world.event(&db("kept", 1), EventKind::Updated).await;
     let next = get(world.at(), &target).await;
     assert_eq!(next.rows(), [("kept".to_owned(), "updated".to_owned())]);

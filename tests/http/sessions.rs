@@ -1,4 +1,4 @@
-//! Log-ins by cookie, and what clients ask of a server before they follow it.
+//! Tests log-ins by cookie, and the requests that clients send before they follow a server.
 
 use notibus::{
     EventKind,
@@ -21,7 +21,7 @@ async fn world(access: Access) -> HttpFixture {
     .await
 }
 
-/// Clients that log in by `POST /_session` once got 404.
+/// Regression: clients that log in by `POST /_session` got 404.
 #[tokio::test]
 async fn a_session_begins_is_known_and_ends() {
     let access = Access::Credentials(Credentials::password("anna", "secret").unwrap().parse().unwrap());
@@ -63,7 +63,7 @@ async fn a_session_begins_is_known_and_ends() {
     {
         assert_eq!(ask(world.at(), "POST", "/_session", form, body).await.head.status, status, "{body}");
     }
-    // Who guesses here is locked out as well.
+    // Guessers of sessions are locked out as well.
     for guess in 0..4 {
         ask(world.at(), "POST", "/_session", form, &format!("name=anna&password={guess}")).await;
     }
@@ -79,7 +79,7 @@ async fn an_open_server_says_that_everyone_is_its_admin() {
     assert_eq!(ask(world.at(), "PUT", "/_session", "", "").await.head.status, 405);
 }
 
-/// `/_up`, `/_all_dbs` and `/{db}` were once not there.
+/// Regression: `/_up`, `/_all_dbs` and `/{db}` did not exist.
 #[tokio::test]
 async fn what_is_known_of_databases_is_told() {
     let world = world(Access::Open).await;

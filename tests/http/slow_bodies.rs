@@ -1,4 +1,4 @@
-//! Layers whose documents take their time: nobody waits for them but those who have asked for them.
+//! Tests layers with slow documents: only the clients that request documents wait for them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,11 +18,10 @@ use crate::{
     layer::Layer,
 };
 
-/// A layer that returns documents once it may.
+/// A layer that returns a document for each permit.
 struct Gated {
-    /// The documents.
     layer: Arc<Layer>,
-    /// A permit for each document that is returned.
+    /// Has a permit for each document that the layer may return.
     gate: Semaphore,
 }
 
@@ -55,7 +54,7 @@ impl DocSource for Gated {
     }
 }
 
-/// A node with a gated layer that has one database with a document.
+/// Starts a node with a gated layer that has one database with a document.
 async fn world(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     let mut gated = None;
     let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
@@ -72,8 +71,8 @@ async fn world(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     (world, gated)
 }
 
-/// Once, readers of slow documents held the permits of all feeds: beside 32 of them, `_db_updates` had its headers after 7.7 s.
-/// And the headers of `_changes` came with its first page.
+/// Regression: readers of slow documents held the permits of all feeds, so beside 32 of them `_db_updates` got its headers after
+/// 7.7 s. And the headers of `_changes` came only with its first page.
 #[tokio::test]
 async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
     let (world, gated) = world(ApiOptions::default()).await;
@@ -93,7 +92,7 @@ async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
         let body: serde_json::Value = serde_json::from_str(&reader.rest().await).unwrap();
         assert_eq!(body["results"][0]["doc"]["_id"], "x");
     }
-    // What a client has done wrong, the status still says.
+    // The status can still show a mistake of the client.
     for (target, status) in [
         ("/none/_changes?include_docs=true", 404),
         ("/a/_changes/99?include_docs=true", 404),
@@ -110,7 +109,7 @@ async fn a_feed_whose_documents_never_come_is_cut_off() {
     let mut reader = Connection::get(world.at(), "/a/_changes?include_docs=true").await;
     assert_eq!(reader.head().await.status, 200);
     let mut chunks = String::new();
-    // Not even the end of the chunks comes.
+    // The feed is cut off without even the last chunk.
     while let Some(Some(chunk)) = timeout(LIMIT, reader.try_chunk()).await.unwrap() {
         chunks.push_str(&chunk);
     }

@@ -1,4 +1,4 @@
-//! What is done is said by spans: one for each fold, page, batch and request.
+//! Spans show the work of the bus: one for each fold, page, batch and request.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use crate::{
 /// The names of the fields of a span, with their values.
 type FieldTexts = Vec<(&'static str, String)>;
 
-/// Keeps the names of the spans of the library, with the fields that each first had.
+/// Saves the names of the library's spans, and the fields that each name had first.
 #[derive(Debug, Clone, Default)]
 struct Spans(Arc<Mutex<BTreeMap<&'static str, FieldTexts>>>, Arc<AtomicU64>);
 
@@ -39,7 +39,6 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// The fields of a span.
 struct Fields<'a>(&'a mut FieldTexts);
 
 impl Subscriber for Spans {
@@ -61,13 +60,13 @@ impl Subscriber for Spans {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Tasks of the library run on the thread of the test, which has the subscriber.
+/// The tasks of the library run on the thread of the test, which has the subscriber.
 #[tokio::test]
 async fn folds_pages_batches_and_requests_are_spans() {
     let spans = Spans::default();
     let _guard = tracing::subscriber::set_default(spans.clone());
-    // While there is one subscriber, a span that another thread comes to first is off for good if that thread has none. With two,
-    // all of them are asked.
+    // If there is only one subscriber and a thread without one reaches a span first, the span is off for good. With two
+    // subscribers, tracing asks both of them each time.
     let _second = tracing::Dispatch::new(spans.clone());
     let world =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates());

@@ -1,4 +1,4 @@
-//! How the node and the bus are.
+//! Tests the routes that show the state of the node and the bus.
 
 use notibus::{
     EventKind,

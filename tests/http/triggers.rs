@@ -1,4 +1,4 @@
-//! `/_notibus/triggers`: what triggers are at and have parked is listed, tried again and forgotten.
+//! `/_notibus/triggers` lists the state and the parked databases of triggers, retries them and forgets them.
 
 use std::{
     sync::{
