@@ -96,13 +96,13 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
         assert!(said.contains("another process has") && said.contains(&text), "{reader:?}: {said}");
         assert!(reader[0] != "tail" || printed == rows);
     }
-    assert!(notibus(&["check", &text], 0).0.contains("another process has it open"));
+    assert!(notibus(&["check", &store], 0).0.contains("another process has it open"));
     let file = parent.path().join("bus").display().to_string();
     for writer in [
         &["topology", "reshard", "--store", &store, "--shards", "2"][..],
         &["export", &file, "--store", &store],
         &["tail", "--follow", "--store", &store],
-        &["groups", "delete", "mailer", "--store", &store],
+        &["groups", "delete", "mailer", "--yes", "--store", &store],
     ] {
         assert!(notibus(writer, 2).1.contains("in another process"), "{writer:?}");
     }

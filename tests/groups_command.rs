@@ -104,11 +104,13 @@ async fn groups_are_shown_and_managed() {
     assert_eq!(trouble.unwrap()["trouble"]["error"], "no mailbox");
     let text = printed(folder, &["list"]);
     for part in [
-        "mailer  notifications; no member: its rows wait; generation 1, from 0",
-        "expires after 1h, idle for 0s",
-        "; has dead letters",
-        "last trouble, over: 1 attempts",
-        &format!("index  documents of {INSTANCE}"),
+        "GROUP ",
+        "\nmailer  notifications ",
+        "  1h  ",
+        "  dead letters\n",
+        "  over   1  ",
+        "  no mailbox\n",
+        &format!("\nindex   documents of {INSTANCE}  0 "),
     ] {
         assert!(text.contains(part), "{part:?} in {text}");
     }
@@ -117,27 +119,31 @@ async fn groups_are_shown_and_managed() {
         objects(folder, &["lag", group]).iter().map(|shard| shard["rows"].as_u64().unwrap()).sum()
     };
     assert_eq!((behind("idle"), behind("mailer")), (3, 0));
-    assert!(printed(folder, &["lag", "idle"]).contains("rows behind, the oldest "));
+    assert!(printed(folder, &["lag", "idle"]).starts_with("SHARD  OWNER  CHECKPOINT "));
     let of_docs = printed(folder, &["lag", "index", "--feed", &INSTANCE.to_string()]);
-    assert!(of_docs.contains(": 0 rows behind; no owner"), "{of_docs}");
+    assert!(of_docs.lines().nth(1).unwrap().starts_with("1      -      0"), "{of_docs}");
 
     let [letter] = &objects(folder, &["dead-letters", "list", "mailer"])[..] else { panic!("there is one") };
     assert_eq!((&letter["error"], &letter["attempts"]), (&"no mailbox".into(), &1.into()));
     let sequence = letter["seq"].as_str().unwrap();
-    assert!(printed(folder, &["dead-letters", "list", "mailer"]).starts_with(sequence));
-    printed(folder, &["dead-letters", "delete", "mailer", "--seq", sequence]);
+    assert!(
+        printed(folder, &["dead-letters", "list", "mailer"]).lines().nth(1).unwrap().starts_with(sequence)
+    );
+    printed(folder, &["dead-letters", "delete", "mailer", "--yes", "--seq", sequence]);
     assert!(objects(folder, &["dead-letters", "list", "mailer"]).is_empty());
-    let (code, message) = refused(folder, &["dead-letters", "delete", "mailer", "--seq", sequence]);
+    let (code, message) = refused(folder, &["dead-letters", "delete", "mailer", "--yes", "--seq", sequence]);
     assert!(code == Some(2) && message.contains("no dead letter"), "{message}");
-    printed(folder, &["dead-letters", "delete", "mailer", "--all"]);
+    printed(folder, &["dead-letters", "delete", "mailer", "--yes", "--all"]);
 
-    printed(folder, &["reset", "mailer", "--to", "0"]);
+    printed(folder, &["reset", "mailer", "--yes", "--to", "0"]);
     assert_eq!((behind("mailer"), &objects(folder, &["list"])[2]["generation"]), (3, &2.into()));
-    printed(folder, &["reset", "mailer", "--to", sequence, "--force"]);
+    printed(folder, &["reset", "mailer", "--yes", "--to", sequence, "--force"]);
     assert!(behind("mailer") < 3);
-    printed(folder, &["reset", "idle", "--to", "now"]);
+    printed(folder, &["reset", "idle", "--yes", "--to", "now"]);
     assert_eq!(behind("idle"), 0);
-    printed(folder, &["delete", "idle"]);
+    let (code, message) = refused(folder, &["delete", "idle"]);
+    assert!(code == Some(2) && message.contains("--yes"), "nobody is there to be asked: {message}");
+    printed(folder, &["delete", "idle", "--yes"]);
     assert_eq!(objects(folder, &["list"]).len(), 2);
 }
 
@@ -149,12 +155,12 @@ async fn bad_input_is_refused_with_exit_code_2() {
     let ahead = "f".repeat(26);
     for (args, part) in [
         (&["lag", "nobody"][..], "no group nobody"),
-        (&["reset", "nobody", "--to", "now"], "no group nobody"),
-        (&["delete", "nobody"], "no group nobody"),
+        (&["reset", "nobody", "--yes", "--to", "now"], "no group nobody"),
+        (&["delete", "nobody", "--yes"], "no group nobody"),
         (&["dead-letters", "list", "nobody"], "no group nobody"),
-        (&["delete", ""], "group name"),
+        (&["delete", ""], "the name is empty"),
         (&["reset", "mailer", "--to", "then"], "then"),
-        (&["reset", "mailer", "--to", &ahead], "ahead of the store"),
+        (&["reset", "mailer", "--yes", "--to", &ahead], "ahead of the store"),
         (&["reset", "mailer"], "--to"),
         (&["lag", "mailer", "--feed", "12"], "32 hexadecimal digits"),
         (&["dead-letters", "delete", "mailer"], "--seq"),

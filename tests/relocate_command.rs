@@ -35,7 +35,7 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     // The old bus still works: the same history again, over the one that was moved.
     assert!(notibus(&["replay", SAMPLE, "--store", &new], 2).contains("no replay has made"));
     notibus(&["replay", SAMPLE, "--store", &new, "--into-existing"], 0);
-    assert!(notibus(&["tail", "--store", &new], 0).lines().last().unwrap().contains("\"01"));
+    assert!(notibus(&["tail", "--store", &new], 0).lines().last().unwrap().starts_with("01"));
 
     assert!(notibus(&["export", &file, "--store", &old], 2).contains("exists"), "it overwrites nothing");
     assert!(notibus(&["import", &file, "--store", &new], 2).contains("there is a bus"));

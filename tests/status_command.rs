@@ -63,7 +63,33 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         serde_json::from_str(&printed(&[&["status", "--json"], &node[..]].concat(), "")).unwrap();
     assert_eq!((&status["ready"], &status["groups"][0]["name"]), (&true.into(), &"mailer".into()));
 
-    // A store that another process has open can be read, but not written.
+    // Every command that looks prints the same, whichever it asks.
+    while !printed(&[&["status"], &node[..]].concat(), "").contains("nothing waits to be folded") {}
+    for looks in [
+        &["tail"][..],
+        &["tail", "--json", "--since", "0"],
+        &["topology", "show", "--rows"],
+        &["topology", "show", "--json"],
+        &["groups", "list", "--json"],
+        &["groups", "lag", "mailer"],
+        &["groups", "dead-letters", "list", "mailer"],
+        &["groups", "parked", "list", "mailer"],
+        &["triggers", "list"],
+    ] {
+        let [of_node, of_store] =
+            [&node[..], &["--store", &store]].map(|at| printed(&[looks, at].concat(), ""));
+        // How long ago something was differs, and nothing else.
+        let steady = |text: &str| {
+            text.split_whitespace().filter(|word| !word.ends_with('s')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(
+            !of_node.is_empty() && steady(&of_node) == steady(&of_store),
+            "{looks:?}: {of_node}{of_store}"
+        );
+    }
+    a_running_node_is_managed(&node);
+
+    // What another process has open can be read, and not be written to.
     let written: Value =
         serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
     assert_eq!(written["groups"][0]["name"], "mailer");
@@ -78,6 +104,25 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     {
         assert!(screen.contains(part), "{part}\n{screen}");
     }
+}
+
+/// Looks at the three rows of the node, and changes what it has.
+fn a_running_node_is_managed(node: &[&str]) {
+    let tailed = printed(&[&["tail"], node].concat(), "");
+    assert!(
+        tailed.starts_with("SEQ ") && tailed.lines().count() == 4 && tailed.contains("  shop/orders\n"),
+        "{tailed}"
+    );
+    let nodes = printed(&[&["nodes", "--watch", "10ms"], node].concat(), "");
+    assert!(nodes.starts_with("NODE ") && nodes.contains("dispatcher,http,janitor,notifier"), "{nodes}");
+    let resharded = printed(&[&["topology", "reshard", "--shards", "3", "--json"], node].concat(), "");
+    assert!(resharded.contains("\"open\":true"), "{resharded}");
+    assert_eq!(printed(&[&["groups", "create", "short"], node].concat(), ""), "short is created\n");
+    assert_eq!(
+        printed(&[&["groups", "reset", "short", "--to", "0", "--yes"], node].concat(), ""),
+        "short is set to 0\n"
+    );
+    assert_eq!(printed(&[&["groups", "delete", "short", "--yes"], node].concat(), ""), "short is deleted\n");
 }
 
 #[test]
@@ -114,6 +159,27 @@ fn credentials_are_those_of_the_environment() {
     assert!(code == Some(2) && reason.contains("NOTIBUS_AUTH"), "{reason}");
     let status = notibus().args(["status", "--url", &url]).env("NOTIBUS_AUTH", token).output().unwrap();
     assert!(status.status.success());
+}
+
+/// An option is in the environment where the line does not have it; what the line says to ask wins over what the environment says.
+#[test]
+fn options_are_also_those_of_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", folder.path().display());
+    let served = Served::start(&["--store", &store], None);
+    let url = format!("http://{}", served.at);
+    let asked = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let output = notibus().args(arguments).envs(variables.iter().copied()).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let (code, text) = asked(&["topology", "show"], &[("NOTIBUS_URL", &url), ("NOTIBUS_JSON", "true")]);
+    assert!(code == Some(0) && text.starts_with('{'), "{text}");
+    let (code, text) = asked(&["topology", "show", "--url", &url], &[("NOTIBUS_STORE", "memory")]);
+    assert!(code == Some(0) && text.starts_with("FIRST "), "{text}");
+    let (code, text) = asked(&["topology", "show"], &[("NOTIBUS_STORE", "memory")]);
+    assert!(code == Some(2) && text.contains("there is no bus"), "{text}");
+    assert!(printed(&["topology", "show", "--help"], "").contains("[env: NOTIBUS_STORE]"));
+    assert!(printed(&["serve", "--help"], "").contains("[env: NOTIBUS_CREDENTIALS_FILE]"));
 }
 
 #[test]

@@ -69,22 +69,22 @@ async fn parked_databases_are_listed_asked_for_and_forgotten() {
     assert_eq!((&all[0]["trigger"], &all[0]["parked"]), (&Value::from("views"), &Value::from(1)));
     let parked = objects(folder.path(), &["list", "views"]);
     assert_eq!(parked.len(), 1);
-    let keys = ["name", "attempts", "error", "is_gone", "is_asked"].map(|key| parked[0][key].clone());
+    let keys = ["db", "attempts", "error", "is_gone", "is_asked"].map(|key| parked[0][key].clone());
     assert_eq!(Value::from(keys.to_vec()), serde_json::json!(["bad", 1, "no disk", false, false]));
     let readable = String::from_utf8(triggers(folder.path(), &["list", "views"]).stdout).unwrap();
-    assert!(readable.starts_with("bad (07") && readable.contains("1 attempts, last 20"), "{readable}");
+    assert!(readable.starts_with("DB   INSTANCE ") && readable.contains("\nbad  07"), "{readable}");
     for (args, reason) in [
-        (&["retry", "views", "--db", "good"][..], "database good is not parked by trigger views"),
-        (&["retry", "other"], "there is no trigger other"),
-        (&["reset", "other"], "there is no trigger other"),
-        (&["list", "other"], "there is no trigger other"),
+        (&["retry", "views", "--db", "good"][..], "has not parked such a database"),
+        (&["retry", "other"], "no such trigger"),
+        (&["reset", "other", "--yes"], "no such trigger"),
+        (&["list", "other"], "no such trigger"),
     ] {
         let refused = triggers(folder.path(), args);
         let error = String::from_utf8(refused.stderr).unwrap();
         assert!(refused.status.code() == Some(2) && error.contains(reason), "{args:?}: {error}");
     }
-    assert_eq!(objects(folder.path(), &["retry", "views", "--db", "bad"]).len(), 0);
+    assert_eq!(objects(folder.path(), &["retry", "views", "--db", "bad"])[0]["databases"], 1);
     assert_eq!(objects(folder.path(), &["list", "views"])[0]["is_asked"], true);
-    objects(folder.path(), &["reset", "views"]);
+    objects(folder.path(), &["reset", "views", "--yes"]);
     assert!(objects(folder.path(), &["list"]).is_empty());
 }

@@ -23,8 +23,10 @@ pub(crate) const DRAFT: Sequence = Sequence::MAX;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Notification {
     /// The position of the row in the feed.
+    #[serde(rename = "seq")]
     pub sequence: Sequence,
     /// The name of the database.
+    #[serde(rename = "db")]
     pub name: DbName,
     /// The creation of the name that the row is about.
     pub instance: DbInstance,

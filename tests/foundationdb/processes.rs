@@ -74,12 +74,12 @@ pub(crate) async fn the_command_line_replays_on_a_cluster() {
         assert_eq!((&report["recorded"], &report["folded"]), (&counts, &counts));
         assert_eq!(report["producer_conflicts"], 0);
     }
-    let (code, printed, errors) = notibus(&["tail", "--store", &store]);
+    let (code, printed, errors) = notibus(&["tail", "--json", "--store", &store]);
     assert_eq!(code, Some(0), "{errors}");
     let mut rows = BTreeMap::new();
     for line in printed.lines() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
-        rows.insert(row["name"].to_string(), row["deleted_at"].is_null());
+        rows.insert(row["db"].to_string(), row["deleted_at"].is_null());
     }
     assert_eq!((rows.len(), printed.lines().count()), (67, 67));
     assert_eq!(rows.values().filter(|lives| **lives).count(), 41);

@@ -17,6 +17,7 @@ mod layer;
 mod limits;
 mod live;
 mod lockout;
+mod manage;
 mod pending;
 #[cfg(unix)]
 mod proxy;

@@ -44,7 +44,7 @@ async fn triggers_are_listed_and_managed() {
     let status = &views["status"];
     assert_eq!((&status["running"], &status["stuck"], &status["parked"]), (&0.into(), &0.into(), &1.into()));
     let shown = get(world.at(), "/_notibus/triggers/views").await.json();
-    assert_eq!(shown["databases"][0]["name"], "bad");
+    assert_eq!(shown["databases"][0]["db"], "bad");
     assert_eq!(shown["databases"][0]["error"], "no disk");
     let instance = shown["databases"][0]["instance"].as_str().unwrap();
     let page = get(world.at(), &format!("/_notibus/triggers/views?after=bad&instance={instance}")).await;

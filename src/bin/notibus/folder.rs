@@ -1,38 +1,61 @@
 //! `notibus check` and `notibus backup`: check and copy the folder of a store.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use notibus::store::{Database, FolderReport};
+use serde_json::json;
 
-use crate::Failure;
+use crate::{Failure, out};
 
 /// Which folder to check.
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// The folder of a store.
+    /// The folder of a store, as DIR or dir:DIR.
+    #[arg(value_parser = parse_dir)]
     dir: PathBuf,
+    /// Print for programs: a JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 /// What to copy.
 #[derive(Debug, clap::Args)]
 pub struct BackupArgs {
-    /// The folder of a store. Another process may have it open, and go on committing.
+    /// The folder of a store, as DIR or dir:DIR. Another process may have it open, and go on committing.
+    #[arg(value_parser = parse_dir)]
     dir: PathBuf,
     /// Where the copy goes: an empty or missing folder.
+    #[arg(value_parser = parse_dir)]
     to: PathBuf,
 }
 
-/// Reports the content of a folder, and its damage.
+/// Reads the name of a folder, which other commands write as a store. One whose name begins so is "./dir:…".
+fn parse_dir(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("dir:").unwrap_or(text) {
+        "" => Err("it names no folder".to_owned()),
+        "memory" => {
+            Err("what is in memory is in no folder; a folder of that name is \"./memory\"".to_owned())
+        }
+        path if text.starts_with("fdb:") => Err(format!("{path} is a cluster, and no folder")),
+        path => Ok(path.into()),
+    }
+}
+
+/// Says what is in a folder, and where it is damaged.
 pub fn check(args: &CheckArgs) -> Result<(), Failure> {
     let report = Database::check_dir(existing(&args.dir)?)?;
-    for damage in &report.damages {
-        say(&format!("damaged: {damage}"))?;
+    let damages: Vec<_> = report.damages.iter().map(ToString::to_string).collect();
+    if args.json {
+        let FolderReport { rows, version, torn_len, is_open, .. } = &report;
+        out::line(
+            &json!({ "rows": rows, "version": version, "torn_len": torn_len, "is_open": is_open, "damages": damages })
+                .to_string(),
+        )?;
+    } else {
+        damages.iter().try_for_each(|damage| out::line(&format!("damaged: {damage}")))?;
     }
-    if report.damages.is_empty() {
-        return say(&format!("whole: {}", readable(&report)));
+    if damages.is_empty() {
+        return if args.json { Ok(()) } else { out::line(&format!("whole: {}", readable(&report))) };
     }
     Err(Failure::Failed(format!(
         "{} is damaged at {} places; {}. Restore it from a copy, or save what is whole by `notibus export --salvage`",
@@ -45,7 +68,7 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
 /// Copies a folder.
 pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let report = Database::backup_dir(existing(&args.dir)?, &args.to)?;
-    say(&format!("copied to {}: {}", args.to.display(), readable(&report)))
+    out::line(&format!("copied to {}: {}", args.to.display(), readable(&report)))
 }
 
 /// Returns the folder if it exists.
@@ -66,7 +89,18 @@ fn readable(report: &FolderReport) -> String {
     format!("{rows} rows at version {version}{torn}{open}")
 }
 
-/// Prints a line.
-fn say(line: &str) -> Result<(), Failure> {
-    writeln!(std::io::stdout(), "{line}").map_err(crate::out::failed)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_named_as_other_commands_name_stores() {
+        for text in ["data", "dir:data"] {
+            assert_eq!(parse_dir(text), Ok("data".into()));
+        }
+        assert_eq!(parse_dir("./dir:data"), Ok("./dir:data".into()));
+        for bad in ["", "dir:", "memory", "fdb:fdb.cluster"] {
+            assert!(parse_dir(bad).is_err(), "{bad}");
+        }
+    }
 }

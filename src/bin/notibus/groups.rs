@@ -1,22 +1,19 @@
 //! `notibus groups`: lists and manages groups of durable consumers.
 
-use std::{
-    io::Write,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::Duration;
 
 use clap::Subcommand;
-use notibus::{
-    Bus, DbInstance, NodeOptions, Sequence,
-    cursor::Start,
-    group::{Group, GroupStatus, ParkedId, ShardLag, ShardStatus},
-};
-use serde::Serialize;
+use notibus::{NodeOptions, Sequence, cursor::Start};
+use serde_json::{Value, json};
 
 use crate::{
     Failure,
+    confirm::Confirm,
     deadline::{Deadline, Moves},
-    store::Store,
+    out,
+    status::{feed_of, trouble},
+    table::{self, duration, items, text, time},
+    target::{Intent, Opened, Target, encoded, parse_name},
     topology::FeedName,
 };
 
@@ -31,29 +28,19 @@ pub struct Args {
 /// What can be done with groups.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print the groups of all feeds: their members, and the state of each shard.
-    List(At),
-    /// Create a group, so that consumers can be started. Does nothing if it exists.
-    #[cfg(feature = "http")]
+    /// Print the groups of all feeds: their members, and how each shard stands.
+    List(Target),
+    /// Create a group, from which consumers can be started. Nothing happens if it is there.
     Create {
-        /// Its name.
-        group: String,
-        /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
-        /// documents.
-        #[arg(long, default_value = "notifications")]
-        feed: String,
+        /// Which group.
+        #[command(flatten)]
+        of: Of,
         /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long, default_value = "now")]
         start: String,
         /// Delete it after this time without a living member. Default: never.
         #[arg(long, value_parser = humantime::parse_duration)]
         expiry: Option<Duration>,
-        /// Where the bus is.
-        #[command(flatten)]
-        target: crate::target::Target,
-        /// The prefix of the bus's keys.
-        #[arg(long, default_value = "notibus")]
-        prefix: String,
     },
     /// Print how far a group is behind in each shard.
     Lag(Of),
@@ -68,6 +55,9 @@ enum Command {
         /// Reset even if members live: they start again from there.
         #[arg(long)]
         force: bool,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
     },
     /// Delete a group, with its dead letters. Fails while members live, which takes up to 10 s to find out.
     Delete {
@@ -77,6 +67,9 @@ enum Command {
         /// Delete even if members live: they receive nothing any more.
         #[arg(long)]
         force: bool,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
     },
     /// Deliver rows again that a group has worked on already. Needs living consumers if they are more than a few hundred.
     Replay {
@@ -111,6 +104,9 @@ enum DeadLetters {
         /// All of them.
         #[arg(long)]
         all: bool,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
     },
 }
 
@@ -129,25 +125,17 @@ enum Parked {
         /// The name of the database, or the id of the document.
         #[arg(long)]
         id: String,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
     },
 }
 
-/// Where the groups are.
-#[derive(Debug, clap::Args)]
-struct At {
-    /// The store: "memory", "dir:PATH" or "fdb:FILE".
-    #[arg(long)]
-    store: Store,
-    /// The prefix of the bus's keys.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
-    /// Print a JSON object per line.
-    #[arg(long)]
-    json: bool,
-}
-
+/// Which group.
 #[derive(Debug, clap::Args)]
 struct Of {
+    /// Its name.
+    #[arg(value_parser = parse_name)]
     group: String,
     /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
     /// documents.
@@ -155,76 +143,67 @@ struct Of {
     feed: FeedName,
     /// Where the bus is.
     #[command(flatten)]
-    at: At,
-}
-
-/// Parses a start.
-fn start(text: &str) -> notibus::Result<Start> {
-    text.parse()
-}
-
-impl At {
-    /// Opens the bus to read it.
-    async fn read(&self) -> Result<Bus, Failure> {
-        let db = self.store.open_to_read().await?.now();
-        Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
-    }
-
-    /// Opens the bus to change it.
-    async fn open(&self) -> Result<Bus, Failure> {
-        self.store.check_exists()?;
-        let db = self.store.open().await?;
-        Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
-    }
-
-    /// Prints `rows`, each as a JSON object or formatted by `readable`.
-    fn print<T: Serialize>(&self, rows: &[T], readable: impl Fn(&T) -> String) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
-        let fail = crate::out::failed;
-        for row in rows {
-            if self.json {
-                serde_json::to_writer(&mut out, row)
-                    .map_err(std::io::Error::from)
-                    .and_then(|()| out.write_all(b"\n"))
-                    .map_err(fail)?;
-            } else {
-                writeln!(out, "{}", readable(row)).map_err(fail)?;
-            }
-        }
-        Ok(())
-    }
+    target: Target,
 }
 
 impl Of {
-    /// Opens the bus to read it, and finds the group.
-    async fn read(&self) -> Result<Group<()>, Failure> {
-        Ok(self.at.read().await?.any_group(self.instance(), &self.group)?)
+    /// The path of what is at `place` below the group.
+    fn path(&self, place: &str) -> String {
+        format!("/_notibus/groups/{}/{place}", encoded(&self.group))
     }
 
-    /// Opens the bus to change it, and finds the group.
-    async fn open(&self) -> Result<Group<()>, Failure> {
-        Ok(self.at.open().await?.any_group(self.instance(), &self.group)?)
+    /// The path of what is at `place` below the group, to look at.
+    fn look(&self, place: &str) -> String {
+        format!("{}?feed={}", self.path(place), self.feed)
     }
 
-    /// The instance of the database whose documents the group follows, if any.
-    fn instance(&self) -> Option<DbInstance> {
-        match self.feed {
-            FeedName::Notifications => None,
-            FeedName::Documents(instance) => Some(instance),
-        }
+    /// The group, for people.
+    fn name(&self) -> String {
+        format!("group {} of the feed {}", self.group, self.feed)
+    }
+
+    /// Opens what it is in, to change something.
+    async fn open(&self, deadline: Deadline) -> Result<Opened, Failure> {
+        self.target.open(Intent::Writes, deadline).await
+    }
+
+    /// Posts `wish`, with the feed, to `place` below the group.
+    async fn post(&self, place: &str, mut wish: Value, deadline: Deadline) -> Result<Value, Failure> {
+        wish["feed"] = self.feed.to_string().into();
+        self.open(deadline).await?.post(&self.path(place), &wish).await
+    }
+
+    /// Prints that something was done: an object, or `said`.
+    fn done(&self, answer: &Value, said: &str) -> Result<(), Failure> {
+        if self.target.json { out::line(&answer.to_string()) } else { out::line(said) }
     }
 }
 
 /// Runs the command.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    let (what, waits) = match args.command {
-        Command::Reset { .. } => ("resetting the group, which may have happened", true),
-        Command::Delete { .. } => ("deleting the group, which may have happened", true),
-        Command::DeadLetters(DeadLetters::Delete { .. }) => {
+    let (what, waits) = match &args.command {
+        Command::Reset { of, to, confirm, .. } => {
+            // What is wrong is said before anybody is asked.
+            let _: Start = to.parse()?;
+            confirm.check(&format!("sets {} to {to}", of.name()))?;
+            ("resetting the group, which may have happened", true)
+        }
+        Command::Delete { of, confirm, .. } => {
+            confirm.check(&format!("deletes {}, with its checkpoints and dead letters", of.name()))?;
+            ("deleting the group, which may have happened", true)
+        }
+        Command::DeadLetters(DeadLetters::Delete { of, seq, confirm, .. }) => {
+            let which =
+                seq.map_or_else(|| "all dead letters".to_owned(), |seq| format!("the dead letter {seq}"));
+            confirm.check(&format!("deletes {which} of {}", of.name()))?;
             ("deleting dead letters, some may be gone", false)
         }
+        Command::Parked(Parked::Delete { of, id, confirm }) => {
+            confirm.check(&format!("drops what waits of {id:?} of {}", of.name()))?;
+            ("dropping what is parked, which may have happened", false)
+        }
         Command::Replay { .. } => ("replaying; only a few hundred rows can wait for consumers", false),
-        _ => ("reading groups", false),
+        _ => ("looking at groups", false),
     };
     // To find out whether members live takes time.
     let deadline = if waits { deadline.and(NodeOptions::default().expiry) } else { deadline };
@@ -232,28 +211,37 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     deadline.of_moving(what, &moves, work(args, &moves, deadline)).await
 }
 
-/// Runs the command without a deadline.
-#[cfg_attr(not(feature = "http"), expect(unused_variables, reason = "only a node is waited for"))]
+/// Does what is asked for.
 async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
     match args.command {
-        Command::List(at) => at.print(&at.read().await?.groups().await?, readable),
-        #[cfg(feature = "http")]
-        Command::Create { group, feed, start, expiry, target, prefix } => {
-            let mut posted = serde_json::json!({ "name": group, "feed": feed, "start": start });
+        Command::List(target) => {
+            let opened = target.open(Intent::Reads, deadline).await?;
+            let groups = opened.get("/_notibus/groups").await?["groups"].take();
+            list(&target, items(&groups))
+        }
+        Command::Create { of, start, expiry } => {
+            let mut wish = json!({ "name": of.group, "feed": of.feed.to_string(), "start": start });
             if let Some(expiry) = expiry {
-                posted["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
+                wish["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
             }
-            let opened = target.open(&prefix, true, deadline).await?;
-            let answer = opened.ask("/_notibus/groups", Some(posted.to_string().into_bytes())).await?;
-            let is_new = answer["created"] == true;
-            crate::out::line(&format!("{group} {}", if is_new { "is created" } else { "exists already" }))
+            let answer = of.open(deadline).await?.post("/_notibus/groups", &wish).await?;
+            let is = if answer["created"] == true { "is created" } else { "exists already" };
+            of.done(&answer, &format!("{} {is}", of.group))
         }
-        Command::Lag(of) => of.at.print(&of.read().await?.lag().await?, lag),
-        Command::Reset { of, to, force } => {
-            let to = start(&to)?;
-            Ok(of.open().await?.reset(to, force).await?)
+        Command::Lag(of) => {
+            let opened = of.target.open(Intent::Reads, deadline).await?;
+            let lag = opened.get(&of.look("lag")).await?["lag"].take();
+            let header = ["SHARD", "OWNER", "CHECKPOINT", "BEHIND", "OLDEST"];
+            table::print(of.target.json, items(&lag), &header, lag_cells, "no shard")
         }
-        Command::Delete { of, force } => Ok(of.open().await?.delete(force).await?),
+        Command::Reset { of, to, force, .. } => {
+            let answer = of.post("reset", json!({ "to": to, "force": force }), deadline).await?;
+            of.done(&answer, &format!("{} is set to {to}", of.group))
+        }
+        Command::Delete { of, force, .. } => {
+            let answer = of.post("delete", json!({ "force": force }), deadline).await?;
+            of.done(&answer, &format!("{} is deleted", of.group))
+        }
         Command::Replay { of, filter } => {
             let glob = globset::GlobBuilder::new(&filter).literal_separator(false).build();
             let glob = glob.map_err(|error| Failure::BadInput(error.to_string()))?.compile_matcher();
@@ -261,150 +249,100 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
                 moves.step();
                 glob.is_match(id)
             };
-            let count = of.open().await?.replay_ids(wants).await?;
-            crate::out::line(&format!("{count} rows wait for another delivery"))
+            let group = of.target.open_store().await?.any_group(of.feed.instance(), &of.group)?;
+            let count = group.replay_ids(wants).await?;
+            out::line(&format!("{count} rows wait for another delivery"))
         }
-        Command::Parked(command) => parked(command, moves).await,
+        Command::Parked(command) => parked(command, moves, deadline).await,
         Command::DeadLetters(DeadLetters::List(of)) => {
-            let group = of.read().await?;
-            group.status().await?;
-            let mut after = Sequence::MIN;
-            loop {
-                let letters = group.dead_letters(after, 1_000).await?;
-                moves.step();
-                of.at.print(&letters, |letter| {
-                    let (when, shard) = (time(letter.at_ms), letter.shard);
-                    let (sequence, attempts, error) = (letter.sequence, letter.attempts, &letter.error);
-                    format!("{sequence}  shard {shard}; {attempts} attempts, last {when}: {error}")
-                })?;
-                match letters.last() {
-                    Some(last) => after = last.sequence,
-                    None => return Ok(()),
-                }
-            }
+            let opened = of.target.open(Intent::Reads, deadline).await?;
+            let letters = opened.list(&of.look("dead_letters"), "dead_letters", moves).await?;
+            let header = ["SEQ", "SHARD", "ATTEMPTS", "LAST", "ERROR"];
+            let cells = |it: &Value| {
+                let [seq, shard, attempts, error] =
+                    ["seq", "shard", "attempts", "error"].map(|name| text(&it[name]));
+                vec![seq, shard, attempts, time(&it["at_ms"]), error]
+            };
+            table::print(of.target.json, &letters, &header, cells, "no dead letter")
         }
-        Command::DeadLetters(DeadLetters::Delete { of, seq, .. }) => {
-            let group = of.open().await?;
-            group.status().await?;
-            match seq {
-                None => Ok(group.delete_dead_letters().await?),
-                Some(sequence) if group.delete_dead_letter(sequence).await? => Ok(()),
-                Some(sequence) => Err(Failure::BadInput(format!("there is no dead letter of {sequence}"))),
-            }
+        Command::DeadLetters(DeadLetters::Delete { of, seq, all, .. }) => {
+            let wish = json!({ "seq": seq, "all": all });
+            let answer = of.post("dead_letters/delete", wish, deadline).await?;
+            of.done(&answer, if all { "all are deleted" } else { "it is deleted" })
         }
     }
 }
 
-/// Runs a command on parked ids.
-async fn parked(command: Parked, moves: &Moves) -> Result<(), Failure> {
+/// Does what is asked for with parked ids.
+async fn parked(command: Parked, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
     match command {
         Parked::List(of) => {
-            let group = of.read().await?;
-            group.status().await?;
-            let mut after = String::new();
-            loop {
-                let ids = group.parked(&after, 1_000).await?;
-                moves.step();
-                of.at.print(&ids, |parked| {
-                    let ParkedId { id, sequence, shard, attempts, at_ms, error, .. } = parked;
-                    let when = time(*at_ms);
-                    format!("{id:?}  {sequence}, shard {shard}; {attempts} attempts, last {when}: {error}")
-                })?;
-                match ids.last() {
-                    Some(last) => after.clone_from(&last.id),
-                    None => return Ok(()),
-                }
-            }
+            let opened = of.target.open(Intent::Reads, deadline).await?;
+            let ids = opened.list(&of.look("parked"), "parked", moves).await?;
+            let header = ["ID", "SEQ", "SHARD", "ATTEMPTS", "LAST", "ERROR"];
+            let cells = |it: &Value| {
+                let [id, seq, shard, attempts, error] =
+                    ["id", "seq", "shard", "attempts", "error"].map(|name| text(&it[name]));
+                vec![id, seq, shard, attempts, time(&it["at_ms"]), error]
+            };
+            table::print(of.target.json, &ids, &header, cells, "nothing is parked")
         }
         Parked::Retry(of) => {
-            let group = of.open().await?;
-            group.status().await?;
-            let count = group.retry_parked().await?;
-            println!("{count} are tried again");
-            Ok(())
+            let answer = of.post("parked/retry", json!({}), deadline).await?;
+            of.done(&answer, &format!("{} are tried again", text(&answer["ids"])))
         }
-        Parked::Delete { of, id } => {
-            let group = of.open().await?;
-            group.status().await?;
-            if group.delete_parked(&id).await? {
-                return Ok(());
-            }
-            Err(Failure::BadInput(format!("{id:?} is not parked")))
+        Parked::Delete { of, id, .. } => {
+            let answer = of.post("parked/delete", json!({ "id": id }), deadline).await?;
+            of.done(&answer, "it is dropped")
         }
     }
 }
 
-/// A wall-clock time for people.
-fn time(ms: u64) -> String {
-    UNIX_EPOCH.checked_add(Duration::from_millis(ms)).map_or_else(
-        || "?".to_owned(),
-        |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string(),
-    )
-}
-
-/// Formats a group for people: a line of its own, and one per shard.
-fn readable(group: &GroupStatus) -> String {
-    let feed = group.instance.map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"));
-    let members = match group.members.len() {
-        0 => "no member: its rows wait".to_owned(),
-        1 => "1 member".to_owned(),
-        count => format!("{count} members"),
+/// Prints groups; for people with what has gone wrong, a line for each shard.
+fn list(target: &Target, groups: &[Value]) -> Result<(), Failure> {
+    let header = ["GROUP", "FEED", "MEMBERS", "GENERATION", "START", "EXPIRES AFTER", "IDLE FOR", "TROUBLE"];
+    let cells = |group: &Value| {
+        vec![
+            text(&group["name"]),
+            feed_of(group),
+            items(&group["members"]).len().to_string(),
+            text(&group["generation"]),
+            text(&group["start"]),
+            group["idle_expiry_ms"].as_u64().map_or_else(|| "never".to_owned(), |ms| duration(&ms.into())),
+            duration(&group["idle_ms"]),
+            trouble(group),
+        ]
     };
-    let expiry = group.idle_expiry_ms.map_or_else(String::new, |ms| {
-        let [expiry, idle] =
-            [ms, group.idle_ms].map(|ms| humantime::format_duration(Duration::from_millis(ms)));
-        format!("; expires after {expiry}, idle for {idle}")
-    });
-    let letters = if group.has_dead_letters { "; has dead letters" } else { "" };
-    let parked = if group.has_parked { "; has parked ids" } else { "" };
-    let (name, start, generation) = (&group.name, group.start, group.generation);
-    let mut text =
-        format!("{name}  {feed}; {members}; generation {generation}, from {start}{expiry}{letters}{parked}");
-    for shard in &group.shards {
-        text.push_str("\n  ");
-        text.push_str(&shard_line(shard));
+    table::print(target.json, groups, &header, cells, "no group")?;
+    let mut troubles = table::Table::new(&["GROUP", "SHARD", "STATE", "ATTEMPTS", "LAST", "ERROR"]);
+    let mut are_some = false;
+    for group in groups {
+        for shard in items(&group["shards"]).iter().filter(|shard| !shard["trouble"].is_null()) {
+            let trouble = &shard["trouble"];
+            let state = match (trouble["is_current"] == true, trouble["is_stuck"] == true) {
+                (true, true) => "STUCK",
+                (true, false) => "failing",
+                (false, _) => "over",
+            };
+            let [name, shard] = [text(&group["name"]), text(&shard["shard"])];
+            let [attempts, error] = [text(&trouble["attempts"]), text(&trouble["error"])];
+            troubles.row([name, shard, state.to_owned(), attempts, time(&trouble["at_ms"]), error]);
+            are_some = true;
+        }
     }
-    text
+    if are_some && !target.json { out::line(&format!("\n{}", troubles.text("").trim_end())) } else { Ok(()) }
 }
 
-/// Formats a shard for people.
-fn shard_line(status: &ShardStatus) -> String {
-    let ShardStatus { shard, owner, checkpoint, progress_ms, trouble, .. } = status;
-    let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));
-    let progress = progress_ms.map_or_else(String::new, |ms| format!(", saved {}", time(ms)));
-    let trouble = trouble.as_ref().map_or_else(String::new, |trouble| {
-        let state = match (trouble.is_current, trouble.is_stuck) {
-            (true, true) => "STUCK",
-            (true, false) => "failing",
-            (false, _) => "last trouble, over",
-        };
-        format!("; {state}: {} attempts, {}: {}", trouble.attempts, time(trouble.at_ms), trouble.error)
-    });
-    format!("shard {shard}: {owner}; at {checkpoint}{progress}{trouble}")
-}
-
-/// Formats the lag of a shard for people.
-fn lag(lag: &ShardLag) -> String {
-    let ShardLag { shard, owner, rows, is_exact, age_ms, checkpoint, .. } = lag;
-    let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));
-    let more = if *is_exact { "" } else { " or more" };
-    let age = age_ms.map_or_else(String::new, |ms| {
-        format!(", the oldest {} ago", humantime::format_duration(Duration::from_millis(ms)))
-    });
-    let waits = if checkpoint.is_none() { "; waits for the shards that it replaces" } else { "" };
-    format!("shard {shard}: {rows}{more} rows behind{age}; {owner}{waits}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn starts_are_parsed() {
-        assert_eq!(start("now").unwrap(), Start::Now);
-        assert_eq!(start("0").unwrap(), notibus::Cursor::NOTHING.into());
-        let sequence = "01000000000000000700020003";
-        assert_eq!(start(sequence).unwrap(), Start::At(sequence.parse().unwrap()));
-        assert!(start("then").is_err());
-    }
+/// How far a group is behind in a shard, for people.
+fn lag_cells(lag: &Value) -> Vec<String> {
+    let more = if lag["is_exact"] == true { "" } else { "+" };
+    // A shard waits for those that it replaces.
+    let at = if lag["checkpoint"].is_null() { "waits".to_owned() } else { text(&lag["checkpoint"]) };
+    vec![
+        text(&lag["shard"]),
+        text(&lag["owner"]),
+        at,
+        format!("{}{more}", text(&lag["rows"])),
+        duration(&lag["age_ms"]),
+    ]
 }

@@ -1,35 +1,33 @@
 //! The `notibus` command. It parses the arguments and calls the module of the subcommand.
 
-#[cfg(feature = "http")]
+mod confirm;
 mod credential;
 mod deadline;
+mod environment;
 mod folder;
 mod groups;
 mod incarnation;
 mod nodes;
 mod out;
 mod pages;
-#[cfg(feature = "http")]
 mod record;
 mod relocate;
 mod replay;
-#[cfg(feature = "http")]
 mod serve;
 mod signals;
 #[cfg(feature = "simulation")]
 mod simulate;
-#[cfg(feature = "http")]
 mod status;
 mod store;
+mod table;
 mod tail;
-#[cfg(feature = "http")]
 mod target;
 mod topology;
 mod triggers;
 
 use std::{io::IsTerminal, process::ExitCode, time::Duration};
 
-use clap::{Parser, Subcommand};
+use clap::{ArgAction, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use self::deadline::Deadline;
@@ -47,7 +45,9 @@ Exit codes:
   2  an argument or the input is bad: to try again does not help
   3  the store takes no more writes
 
-RUST_LOG says what is logged on standard error, as \"info\" or \"notibus=debug\"; by default warnings are.";
+Every option can also be given by the environment: --some-option as NOTIBUS_SOME_OPTION, as each --help shows. The command line wins.
+NOTIBUS_AUTH says who asks a node (--url): \"name:password\", or a token. RUST_LOG says what is logged on standard error, as \"info\" or
+\"notibus=debug\"; without it, warnings are, and more with -v.";
 
 /// A transactional notification bus for database-level events.
 #[derive(Debug, Parser)]
@@ -57,6 +57,9 @@ struct Cli {
     /// says what it gave up.
     #[arg(long, global = true, default_value = "10s", value_parser = humantime::parse_duration)]
     deadline: Duration,
+    /// Log more on standard error: -v what happens, -vv what is done for it, -vvv everything. `RUST_LOG` wins over it.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
     /// The subcommand.
     #[command(subcommand)]
     command: Command,
@@ -66,7 +69,6 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Make a line for the credentials file or variable of `serve`.
-    #[cfg(feature = "http")]
     #[command(subcommand)]
     Credential(credential::Command),
     /// List and manage groups of durable consumers.
@@ -91,18 +93,15 @@ enum Command {
     /// Print the nodes of a bus, and which of them live.
     Nodes(nodes::Args),
     /// Record events of databases, for layers that do not record in their own transactions, and for trials.
-    #[cfg(feature = "http")]
     Record(record::Args),
     /// Replay a history of database events through the whole bus, and check the result.
     Replay(replay::Args),
     /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
-    #[cfg(feature = "http")]
     Serve(serve::Args),
     /// Run simulated worlds in which everything goes wrong, and check the guarantees of the bus.
     #[cfg(feature = "simulation")]
     Simulate(simulate::Args),
     /// Print the status of a bus on one screen: its feed, backlog, nodes and groups.
-    #[cfg(feature = "http")]
     Status(status::Args),
     /// Print the rows of a feed, one JSON object per line.
     Tail(tail::Args),
@@ -172,9 +171,11 @@ impl Failure {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = environment::command(std::env::args_os()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let level = ["warn", "info", "debug", "trace"][usize::from(cli.verbose.min(3))];
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")))
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
         .with_writer(std::io::stderr)
         // Programs that read the log, such as fail2ban, expect no colours.
         .with_ansi(std::io::stderr().is_terminal())
@@ -200,7 +201,6 @@ fn main() -> ExitCode {
 
 async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     match command {
-        #[cfg(feature = "http")]
         Command::Credential(command) => credential::run(&command),
         Command::Backup(args) => folder::backup(&args),
         Command::Check(args) => folder::check(&args),
@@ -211,14 +211,11 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Man(args) => pages::man(&args),
         Command::Incarnation(command) => incarnation::run(command, deadline).await,
         Command::Nodes(args) => nodes::run(args, deadline).await,
-        #[cfg(feature = "http")]
         Command::Record(args) => record::run(args, deadline).await,
         Command::Replay(args) => replay::run(args).await,
-        #[cfg(feature = "http")]
         Command::Serve(args) => serve::run(args, deadline).await,
         #[cfg(feature = "simulation")]
         Command::Simulate(args) => simulate::run(&args),
-        #[cfg(feature = "http")]
         Command::Status(args) => status::run(args, deadline).await,
         Command::Tail(args) => tail::run(args, deadline).await,
         Command::Topology(command) => topology::run(command, deadline).await,

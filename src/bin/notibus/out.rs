@@ -1,14 +1,11 @@
 //! Standard output. A reader that has gone is no failure.
 
-use std::io;
+use std::io::{self, Write};
 
 use crate::Failure;
 
 /// Prints a line.
-#[cfg(feature = "http")]
 pub fn line(text: &str) -> Result<(), Failure> {
-    use io::Write;
-
     writeln!(io::stdout(), "{text}").map_err(failed)
 }
 

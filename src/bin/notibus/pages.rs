@@ -2,10 +2,9 @@
 
 use std::{io, path::PathBuf};
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::{Cli, Failure, out};
+use crate::{Failure, environment, out};
 
 /// Which script to print.
 #[derive(Debug, clap::Args)]
@@ -25,15 +24,17 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     // The script is made in memory first, because a failure to print it would panic.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "notibus", &mut script);
+    clap_complete::generate(args.shell, &mut environment::command([]), "notibus", &mut script);
     io::Write::write_all(&mut io::stdout(), &script).map_err(out::failed)
 }
 
 /// Writes manual pages.
 pub fn man(args: &ManArgs) -> Result<(), Failure> {
     match &args.folder {
-        None => clap_mangen::Man::new(Cli::command()).render(&mut io::stdout()).map_err(out::failed),
-        Some(folder) => clap_mangen::generate_to(Cli::command(), folder)
+        None => {
+            clap_mangen::Man::new(environment::command([])).render(&mut io::stdout()).map_err(out::failed)
+        }
+        Some(folder) => clap_mangen::generate_to(environment::command([]), folder)
             .map_err(|error| Failure::BadInput(format!("{}: {error}", folder.display()))),
     }
 }

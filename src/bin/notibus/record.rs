@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     Failure,
     deadline::Deadline,
-    target::{Opened, Target},
+    target::{Intent, Opened, Target},
 };
 
 /// How many events are recorded in one transaction.
@@ -28,16 +28,10 @@ pub struct Args {
     /// Where to record.
     #[command(flatten)]
     target: Target,
-    /// The prefix of the bus's keys.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    let opened = args.target.open(&args.prefix, true, deadline).await?;
+    let opened = args.target.open(Intent::Writes, deadline).await?;
     let recorded = if args.db == "-" {
         record_lines(&opened).await?
     } else {
@@ -47,7 +41,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         }
         record(&opened, &[event]).await?
     };
-    let text = if args.json {
+    let text = if args.target.json {
         json!({ "recorded": recorded }).to_string()
     } else {
         format!("recorded {recorded} event{}", if recorded == 1 { "" } else { "s" })
@@ -79,7 +73,6 @@ async fn record_lines(opened: &Opened) -> Result<u64, Failure> {
 
 /// Records `events` in one transaction; returns how many.
 async fn record(opened: &Opened, events: &[Value]) -> Result<u64, Failure> {
-    let body = serde_json::to_vec(events).expect("events can be written as JSON");
-    let answer = opened.ask("/_notibus/events", Some(body)).await?;
+    let answer = opened.post("/_notibus/events", &Value::from(events)).await?;
     Ok(answer["recorded"].as_u64().unwrap_or_default())
 }

@@ -41,7 +41,7 @@ pub struct Args {
     listen: SocketAddr,
     /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it, the
     /// environment variable `NOTIBUS_CREDENTIALS` has them.
-    #[arg(long)]
+    #[arg(long, env = "NOTIBUS_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
     /// The prefix of the bus's keys. The bus is created if there is none.
     #[arg(long, default_value = "notibus")]

@@ -1,10 +1,6 @@
 //! `notibus status`: prints the status of a bus on one screen.
 
-use std::{
-    fmt::Write as _,
-    io::IsTerminal,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{io::IsTerminal, time::Duration};
 
 use serde_json::Value;
 
@@ -13,7 +9,8 @@ use crate::{
     deadline::Deadline,
     out,
     signals::stopped,
-    target::{Opened, Target},
+    table::{Table, duration, items, text, time},
+    target::{Intent, Opened, Target},
 };
 
 /// How to print the status.
@@ -22,26 +19,20 @@ pub struct Args {
     /// The bus.
     #[command(flatten)]
     target: Target,
-    /// The prefix of the bus's keys.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
     /// Print it again after each such time, until interrupted.
     #[arg(long, num_args = 0..=1, default_missing_value = "2s", value_parser = humantime::parse_duration)]
     watch: Option<Duration>,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    json: bool,
 }
 
 /// Prints the status.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let mut stopped = stopped()?;
-    let mut opened = args.target.open(&args.prefix, false, deadline).await?;
+    let mut opened = args.target.open(Intent::Reads, deadline).await?;
     loop {
         let status = deadline.of("reading the status", read(&opened, args.target.is_node())).await?;
-        let is_screen = args.watch.is_some() && !args.json && std::io::stdout().is_terminal();
+        let is_screen = args.watch.is_some() && !args.target.json && std::io::stdout().is_terminal();
         let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
-        let text = if args.json { status.to_string() } else { screen(&status) };
+        let text = if args.target.json { status.to_string() } else { screen(&status) };
         out::line(&format!("{clear}{}", text.trim_end()))?;
         let Some(pause) = args.watch else { return Ok(()) };
         tokio::select! {
@@ -51,16 +42,16 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         if !args.target.is_node() {
             // A folder that another process has open is read as a copy, so it has to be opened again.
             drop(opened);
-            opened = args.target.open(&args.prefix, false, deadline).await?;
+            opened = args.target.open(Intent::Reads, deadline).await?;
         }
     }
 }
 
 /// Reads the status; of a running node also whether it is ready, and why not.
 async fn read(opened: &Opened, is_node: bool) -> Result<Value, Failure> {
-    let mut status = opened.ask("/_notibus/status", None).await?;
+    let mut status = opened.get("/_notibus/status").await?;
     if is_node {
-        status["ready"] = match opened.ask("/_notibus/health/ready", None).await {
+        status["ready"] = match opened.get("/_notibus/health/ready").await {
             Ok(_) => true.into(),
             Err(Failure::Failed(reason)) => reason.into(),
             Err(failure) => return Err(failure),
@@ -71,7 +62,6 @@ async fn read(opened: &Opened, is_node: bool) -> Result<Value, Failure> {
 
 /// Formats the status for people.
 fn screen(status: &Value) -> String {
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
     let mut out = String::new();
     let ready = match &status["ready"] {
         Value::Null => String::new(),
@@ -87,54 +77,53 @@ fn screen(status: &Value) -> String {
     ];
     out.push_str(&lines.join("\n"));
     out.push_str("\n\n");
-    let nodes = items(&status["nodes"]).iter().map(|node| {
+    let mut nodes = Table::new(&["NODE", "ROLES", "LEASES", "JOINED"]);
+    for node in items(&status["nodes"]) {
         let roles: Vec<_> = items(&node["roles"]).iter().map(text).collect();
-        let leases = node["leases"].as_object().into_iter().flatten();
-        let leases: Vec<_> = leases.map(|(pool, held)| format!("{pool} {held}")).collect();
-        let joined = node["started_ms"].as_u64().map_or_else(String::new, time);
-        vec![text(&node["id"]), roles.join(","), leases.join(", "), joined]
-    });
-    table(
-        &mut out,
-        &["NODE", "ROLES", "LEASES", "JOINED"],
-        nodes.collect(),
-        "no node has joined: nothing is delivered",
-    );
+        nodes.row([text(&node["id"]), roles.join(","), leases(node), time(&node["started_ms"])]);
+    }
+    out.push_str(&nodes.text("no node has joined: nothing is delivered"));
     out.push('\n');
-    let groups = items(&status["groups"]).iter().map(|group| {
-        let feed = group["instance"]
-            .as_str()
-            .map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"));
+    let mut groups = Table::new(&["GROUP", "FEED", "MEMBERS", "BEHIND", "OLDEST", "TROUBLE"]);
+    for group in items(&status["groups"]) {
         let lag = items(&group["lag"]);
         let rows: u64 = lag.iter().filter_map(|shard| shard["rows"].as_u64()).sum();
         let more = if lag.iter().any(|shard| shard["is_exact"] == false) { "+" } else { "" };
         let oldest = lag.iter().filter_map(|shard| shard["age_ms"].as_u64()).max();
-        let is_stuck = items(&group["shards"]).iter().any(|shard| shard["trouble"]["is_stuck"] == true);
-        let trouble = match (is_stuck, &group["has_dead_letters"]) {
-            (true, _) => "STUCK",
-            (false, Value::Bool(true)) => "dead letters",
-            _ => "",
-        };
-        let oldest = oldest.map_or_else(
-            || "-".to_owned(),
-            |ms| format!("{}", humantime::format_duration(Duration::from_secs(ms / 1_000))),
-        );
-        vec![
+        groups.row([
             text(&group["name"]),
-            feed,
+            feed_of(group),
             count(&group["members"]).to_string(),
             format!("{rows}{more}"),
-            oldest,
-            trouble.to_owned(),
-        ]
-    });
-    table(&mut out, &["GROUP", "FEED", "MEMBERS", "BEHIND", "OLDEST", ""], groups.collect(), "no group");
+            // To the second: it is read by people.
+            duration(&oldest.map(|ms| ms / 1_000 * 1_000).into()),
+            trouble(group),
+        ]);
+    }
+    out.push_str(&groups.text("no group"));
     out
 }
 
-/// The elements of an array; none of any other value.
-fn items(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
+/// The leases of a node, in a cell.
+pub fn leases(node: &Value) -> String {
+    let leases = node["leases"].as_object().into_iter().flatten();
+    leases.map(|(pool, held)| format!("{pool} {held}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Which feed a group follows.
+pub fn feed_of(group: &Value) -> String {
+    group["instance"].as_str().map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"))
+}
+
+/// What is wrong with a group, in a word; nothing if all is well.
+pub fn trouble(group: &Value) -> String {
+    let is_stuck = items(&group["shards"]).iter().any(|shard| shard["trouble"]["is_stuck"] == true);
+    let words = [
+        (is_stuck, "STUCK"),
+        (group["has_dead_letters"] == true, "dead letters"),
+        (group["has_parked"] == true, "parked"),
+    ];
+    words.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word).collect::<Vec<_>>().join(", ")
 }
 
 /// Number of elements of an array.
@@ -162,31 +151,6 @@ fn backlog(backlog: &Value) -> String {
     }
     let more = if backlog["is_exact"] == false { " or more" } else { "" };
     format!("{rows}{more} rows wait to be folded, in {} partitions", count(&backlog["partitions"]))
-}
-
-/// A wall-clock time.
-fn time(ms: u64) -> String {
-    UNIX_EPOCH.checked_add(Duration::from_millis(ms)).map_or_else(
-        || "?".to_owned(),
-        |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string(),
-    )
-}
-
-/// Appends a table, or `empty` if it has no rows.
-fn table(out: &mut String, headers: &[&str], rows: Vec<Vec<String>>, empty: &str) {
-    if rows.is_empty() {
-        let _ = writeln!(out, "{empty}");
-        return;
-    }
-    let headers = headers.iter().map(|&header| header.to_owned()).collect();
-    let lines: Vec<Vec<String>> = std::iter::once(headers).chain(rows).collect();
-    let widths: Vec<_> = (0..lines[0].len())
-        .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    for line in lines {
-        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
 }
 
 #[cfg(test)]
@@ -218,7 +182,7 @@ mod tests {
             "backlog  10000 or more rows wait to be folded, in 1 partitions",
             "NODE  ROLES     LEASES        JOINED",
             "00ff  notifier  partition 64  1970-01-01T00:00:00Z",
-            "GROUP   FEED           MEMBERS  BEHIND  OLDEST",
+            "GROUP   FEED           MEMBERS  BEHIND  OLDEST  TROUBLE",
             "mailer  notifications  1        3       1m 1s   dead letters",
         ] {
             assert!(full.lines().any(|it| it == line), "{line}\n{full}");

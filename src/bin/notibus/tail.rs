@@ -1,24 +1,31 @@
-//! `notibus tail`: prints the rows of a feed.
+//! `notibus tail`: prints the rows of the feed of notifications.
 
-use std::io::Write;
+use std::time::Duration;
 
-use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, cursor::Start, dispatcher::Interruption};
-use tokio_stream::StreamExt;
+use notibus::cursor::Start;
+use serde_json::Value;
 
-use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
+use crate::{
+    Failure,
+    deadline::Deadline,
+    out,
+    signals::stopped,
+    table::{items, text, time},
+    target::{Intent, Opened, Target, encoded},
+};
+
+/// How long a request waits for a row at most: less than a command waits for an answer.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How to print a feed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The store: "memory", "dir:PATH" or "fdb:FILE".
-    #[arg(long)]
-    store: Store,
+    /// Where it is.
+    #[command(flatten)]
+    target: Target,
     /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
     #[arg(long, default_value = "0")]
     since: String,
-    /// The prefix of the bus's keys.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
     /// Go on with future rows, until interrupted. It only reads: events appear once a notifier has folded them.
     #[arg(long)]
     follow: bool,
@@ -26,60 +33,47 @@ pub struct Args {
 
 /// Prints the rows.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    let since: Start = args.since.parse()?;
-    let reading = args.store.open_to_read().await?;
-    // A copy of a folder would never show a new row.
-    let db = if args.follow { reading.at_rest()? } else { reading.now() };
-    let read = "reading the feed";
-    let bus = deadline.of(read, Bus::open_existing(&db, args.prefix.as_bytes())).await?;
-    if args.follow {
-        let mut stopped = stopped()?;
-        let dispatcher = deadline.of(read, bus.dispatcher(DispatcherOptions::default())).await?;
-        tokio::select! {
-            printed = follow(&dispatcher, since) => printed?,
-            () = stopped.wait() => {}
-        }
-        let ended = async {
-            dispatcher.shutdown().await;
-            Ok::<_, Failure>(())
-        };
-        return deadline.of("ending the dispatcher", ended).await;
+    // What is wrong is said before anything is opened.
+    let _: Start = args.since.parse()?;
+    let mut stopped = stopped()?;
+    let intent = if args.follow { Intent::Follows } else { Intent::Reads };
+    let opened = args.target.open(intent, deadline).await?;
+    tokio::select! {
+        printed = print(&args, &opened, deadline) => printed,
+        () = stopped.wait() => Ok(()),
     }
-    let feed = bus.feed();
-    let mut cursor = match since {
-        Start::At(cursor) => cursor,
-        Start::Now => deadline.of(read, feed.now()).await?.into(),
-    };
+}
+
+/// Prints rows page by page.
+async fn print(args: &Args, opened: &Opened, deadline: Deadline) -> Result<(), Failure> {
+    let (mut since, mut is_first) = (args.since.clone(), true);
+    let wait = WAIT_MAX.min(deadline.0 / 2).as_millis().max(1);
     loop {
-        let page = deadline.of(read, feed.page(cursor, 1_000)).await?;
-        for row in &page.rows {
-            print(row)?;
+        // The first page is answered at once, so that "now" is when the command began.
+        let timeout = if args.follow && !is_first { format!("&timeout={wait}") } else { String::new() };
+        let path = format!("/_notibus/feeds/notifications/rows?since={}{timeout}", encoded(&since));
+        let page = deadline.of("reading the feed", opened.get(&path)).await?;
+        let rows = items(&page["rows"]);
+        if is_first && !args.target.json {
+            match (rows.is_empty(), args.follow) {
+                (true, false) => return out::line("no row"),
+                _ => out::line(&format!("{:26}  {:20}  {:32}  DB", "SEQ", "WRITTEN", "KINDS"))?,
+            }
         }
-        if !page.more {
+        for row in rows {
+            out::line(&if args.target.json { row.to_string() } else { line(row) })?;
+        }
+        if page["more"] != true && !args.follow {
             return Ok(());
         }
-        cursor = page.next;
+        (since, is_first) = (text(&page["next"]), false);
     }
 }
 
-/// Prints future rows.
-async fn follow(dispatcher: &Dispatcher, since: Start) -> Result<(), Failure> {
-    let mut rows = dispatcher.subscribe(Filter::all()).since(since).stream();
-    while let Some(item) = rows.next().await {
-        match item {
-            Ok(delivery) => print(delivery.notification())?,
-            Err(Interruption::Synced { .. }) => {}
-            Err(interruption) => return Err(Failure::Failed(interruption.to_string())),
-        }
-    }
-    Ok(())
-}
-
-/// Prints a row as a line of JSON.
-fn print(row: &notibus::Notification) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, row)
-        .map_err(std::io::Error::from)
-        .and_then(|()| out.write_all(b"\n"))
-        .map_err(crate::out::failed)
+/// A row for people.
+fn line(row: &Value) -> String {
+    let kinds: Vec<_> = items(&row["kinds"]).iter().map(text).collect();
+    let name = text(&row["db"]).replace(char::is_control, "\u{fffd}");
+    let gone = if row["deleted_at"].is_null() { "" } else { "  (deleted)" };
+    format!("{:26}  {:20}  {:32}  {name}{gone}", text(&row["seq"]), time(&row["written_ms"]), kinds.join(","))
 }

@@ -4,7 +4,8 @@
 //! same for both.
 
 use std::{
-    io::{Read, Write},
+    fmt::Write as _,
+    io::{Read, Write as _},
     net::{TcpStream, ToSocketAddrs},
     str::FromStr,
     time::Duration,
@@ -20,14 +21,18 @@ use notibus::{
 use serde_json::Value;
 use tower_service::Service;
 
-use crate::{Failure, deadline::Deadline, store::Store};
+use crate::{
+    Failure,
+    deadline::{Deadline, Moves},
+    store::Store,
+};
 
 /// Holds a name with a password, or a token, for `--url`: every user of the machine can see a command line.
 const VARIABLE: &str = "NOTIBUS_AUTH";
 
 /// Where to read.
 #[derive(Debug, Clone, clap::Args)]
-#[group(required = true, multiple = false)]
+#[command(group(clap::ArgGroup::new("place").required(true).args(["store", "url"])))]
 pub struct Target {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
@@ -36,6 +41,23 @@ pub struct Target {
     /// token.
     #[arg(long)]
     url: Option<Url>,
+    /// What the keys of the bus start with, in a store.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
+    /// Print for programs: a JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a command does to what it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// It reads: another process may have the folder open.
+    Reads,
+    /// It waits for what comes, which nobody may write to a folder of another process.
+    Follows,
+    /// It changes something.
+    Writes,
 }
 
 /// The address of a node.
@@ -74,33 +96,74 @@ impl Target {
         self.url.is_some()
     }
 
-    /// Opens the target, for writing if `writes`.
-    pub async fn open(&self, prefix: &str, writes: bool, deadline: Deadline) -> Result<Opened, Failure> {
+    /// The bus of a store, to change something that a node has no route for.
+    pub async fn open_store(&self) -> Result<Bus, Failure> {
+        let Some(store) = &self.store else {
+            return Err(Failure::BadInput("this needs --store: a node has no route for it".to_owned()));
+        };
+        store.check_exists()?;
+        Ok(Bus::open_existing(&store.open().await?, self.prefix.as_bytes()).await?)
+    }
+
+    /// Opens it.
+    pub async fn open(&self, intent: Intent, deadline: Deadline) -> Result<Opened, Failure> {
         let store = match (&self.store, &self.url) {
             (_, Some(url)) => return Ok(Opened::Node(url.clone(), deadline.0)),
             (Some(store), None) => store,
             (None, None) => unreachable!("one of them is required"),
         };
         let open = async {
-            let db = if writes {
-                store.check_exists()?;
-                store.open().await?
-            } else {
-                store.open_to_read().await?.now()
+            let db = match intent {
+                Intent::Writes => {
+                    // Opening a folder would make one.
+                    store.check_exists()?;
+                    store.open().await?
+                }
+                Intent::Reads => store.open_to_read().await?.now(),
+                // Nothing new would ever be seen.
+                Intent::Follows => store.open_to_read().await?.at_rest()?,
             };
-            let bus = Bus::open_existing(&db, prefix.as_bytes()).await?;
+            let bus = Bus::open_existing(&db, self.prefix.as_bytes()).await?;
             let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
             let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
-            let router = api.events().merge(api.groups()).merge(api.status());
-            Ok::<_, Failure>(Opened::Bus { router, _dispatcher: dispatcher })
+            Ok::<_, Failure>(Opened::Bus { router: api.administration(), _dispatcher: dispatcher })
         };
         deadline.of("opening the bus", open).await
     }
 }
 
 impl Opened {
-    /// Sends a request, which must succeed, and returns the answer. A `body` is posted.
-    pub async fn ask(&self, path: &str, body: Option<Vec<u8>>) -> Result<Value, Failure> {
+    /// What is at `path`.
+    pub async fn get(&self, path: &str) -> Result<Value, Failure> {
+        self.ask(path, None).await
+    }
+
+    /// The answer to `body`, posted to `path`.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
+        self.ask(path, Some(body.to_string().into_bytes())).await
+    }
+
+    /// All elements of the list `name` at `path`, which has parameters already: page by page, each a move.
+    pub async fn list(&self, path: &str, name: &str, moves: &Moves) -> Result<Vec<Value>, Failure> {
+        let (mut all, mut after) = (Vec::new(), String::new());
+        loop {
+            let mut page = self.get(&format!("{path}{after}")).await?;
+            moves.step();
+            if let Value::Array(items) = page[name].take() {
+                all.extend(items);
+            }
+            after = match &page["next"] {
+                Value::String(next) => format!("&after={}", encoded(next)),
+                Value::Object(next) => next.iter().fold(String::new(), |after, (name, value)| {
+                    after + "&" + name + "=" + &encoded(value.as_str().unwrap_or_default())
+                }),
+                _ => return Ok(all),
+            };
+        }
+    }
+
+    /// The answer to a request, which must have succeeded. A `body` is posted.
+    async fn ask(&self, path: &str, body: Option<Vec<u8>>) -> Result<Value, Failure> {
         let (status, answer) = match self {
             Self::Node(url, limit) => {
                 let (url, path, limit) = (url.0.clone(), path.to_owned(), *limit);
@@ -118,13 +181,31 @@ impl Opened {
             value["reason"].as_str().map_or_else(|| format!("the answer was {status}"), ToOwned::to_owned);
         Err(match status {
             401 | 403 => Failure::BadInput(format!("{reason} ({VARIABLE} says who asks)")),
+            // What is in its way now may be gone later.
+            409 | 429 => Failure::Failed(reason),
             400..500 => Failure::BadInput(reason),
             _ => Failure::Failed(reason),
         })
     }
 }
 
-/// Sends a request to a router of this process.
+/// `text` as a part of a path, or the value of a parameter.
+pub fn encoded(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => encoded.push(byte.into()),
+            _ => write!(encoded, "%{byte:02X}").expect("a string takes everything"),
+        }
+        encoded
+    })
+}
+
+/// The name of something, which is part of a path.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("the name is empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+/// Asks a router of this process.
 async fn within(mut router: Router, path: &str, body: Option<Vec<u8>>) -> Result<(u16, Vec<u8>), Failure> {
     let method = if body.is_some() { "POST" } else { "GET" };
     let request = Request::builder().method(method).uri(path).body(Body::from(body.unwrap_or_default()));
@@ -194,6 +275,12 @@ mod tests {
         for bad in ["localhost:5985", "https://localhost", "http://", "http://a:b@c", "http://a/b"] {
             assert!(bad.parse::<Url>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn names_are_one_part_of_a_path() {
+        assert_eq!(encoded("a/b c.\u{e4}?"), "a%2Fb%20c%2E%C3%A4%3F");
+        assert!(parse_name("").is_err());
     }
 
     #[test]

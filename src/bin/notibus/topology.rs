@@ -1,21 +1,15 @@
 //! `notibus topology`: shows and changes the shards of a feed.
 
-use std::{
-    fmt::Write as _,
-    io::{self, Write as _},
-    str::FromStr,
-};
+use std::{fmt, str::FromStr};
 
-use notibus::{
-    Bus, DbInstance, Sequence,
-    feed::{Feed, FeedRow, SchemeId, ShardId, TopologyEntry},
-};
-use serde::Serialize;
+use notibus::{DbInstance, feed::SchemeId};
+use serde_json::{Value, json};
 
 use crate::{
     Failure,
-    deadline::{Deadline, Moves},
-    store::Store,
+    deadline::Deadline,
+    table::{self, items, text},
+    target::{Intent, Target},
 };
 
 /// What to do with a topology.
@@ -47,18 +41,12 @@ pub enum Command {
 /// The feed.
 #[derive(Debug, clap::Args)]
 pub struct FeedArgs {
-    /// The store: "memory", "dir:PATH" or "fdb:FILE".
-    #[arg(long)]
-    store: Store,
-    /// The prefix of the bus's keys.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
+    /// Where it is.
+    #[command(flatten)]
+    target: Target,
     /// The feed: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its documents.
     #[arg(long, default_value = "notifications")]
     feed: FeedName,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 /// The name of a feed.
@@ -83,6 +71,25 @@ impl FromStr for FeedName {
     }
 }
 
+impl FeedName {
+    /// Whose documents the feed has; `None` of the notifications.
+    pub fn instance(self) -> Option<DbInstance> {
+        match self {
+            Self::Notifications => None,
+            Self::Documents(instance) => Some(instance),
+        }
+    }
+}
+
+impl fmt::Display for FeedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Notifications => f.write_str("notifications"),
+            Self::Documents(instance) => instance.fmt(f),
+        }
+    }
+}
+
 /// Reads `--scheme`.
 fn parse_scheme(text: &str) -> Result<SchemeId, String> {
     match text {
@@ -95,135 +102,67 @@ fn parse_scheme(text: &str) -> Result<SchemeId, String> {
     }
 }
 
-/// An entry of a topology in the output.
-#[derive(Debug, Serialize)]
-struct Entry {
-    /// The first sequence for which it holds.
-    first: Sequence,
-    /// Whether new rows go to its shards.
-    open: bool,
-    /// The stored number of the hashing scheme; null for a legacy range, which is not sharded.
-    scheme: Option<SchemeId>,
-    shard_count: usize,
-    /// Their ids, as ranges of the first and the last.
-    shards: Vec<[ShardId; 2]>,
-    /// Number of rows of each shard, in the order of the ids, if counted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rows: Option<Vec<u64>>,
-}
-
-/// A topology in the output.
-#[derive(Debug, Serialize)]
-struct Topology {
-    /// Its entries, oldest first.
-    entries: Vec<Entry>,
-}
-
-/// Runs `command`.
+/// Does what `command` says.
 pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     let what = match command {
         Command::Show { .. } => "reading the topology",
         Command::Reshard { .. } => "changing the topology, which may have happened",
     };
-    let moves = Moves::default();
-    deadline.of_moving(what, &moves, work(command, &moves)).await
+    deadline.of(what, work(command, deadline)).await
 }
 
-/// Runs `command` without a deadline.
-async fn work(command: Command, moves: &Moves) -> Result<(), Failure> {
-    let (Command::Show { feed, .. } | Command::Reshard { feed, .. }) = &command;
-    let db = match &command {
-        Command::Show { .. } => feed.store.open_to_read().await?.now(),
-        Command::Reshard { .. } => {
-            // Opening a folder would create one.
-            feed.store.check_exists()?;
-            feed.store.open().await?
+/// Does what `command` says.
+async fn work(command: Command, deadline: Deadline) -> Result<(), Failure> {
+    let (target, entries) = match &command {
+        Command::Show { feed, rows } => {
+            let opened = feed.target.open(Intent::Reads, deadline).await?;
+            let path = format!("/_notibus/feeds/{}/topology?rows={rows}", feed.feed);
+            (&feed.target, opened.get(&path).await?["entries"].take())
+        }
+        Command::Reshard { feed, shards, scheme } => {
+            let opened = feed.target.open(Intent::Writes, deadline).await?;
+            let wish = json!({ "shards": shards, "scheme": scheme.map(|SchemeId(number)| number) });
+            let entry = opened.post(&format!("/_notibus/feeds/{}/reshard", feed.feed), &wish).await?;
+            (&feed.target, json!([entry]))
         }
     };
-    let bus = Bus::open_existing(&db, feed.prefix.as_bytes()).await?;
-    match feed.feed {
-        FeedName::Notifications => run_on(&bus.feed(), &command, moves).await,
-        FeedName::Documents(instance) => run_on(&bus.changes().feed_of(instance), &command, moves).await,
-    }
-}
-
-/// Runs `command` on `feed`.
-async fn run_on<R: FeedRow>(feed: &Feed<R>, command: &Command, moves: &Moves) -> Result<(), Failure> {
-    match command {
-        Command::Show { feed: args, rows } => {
-            let mut entries = Vec::new();
-            for entry in feed.topology().await? {
-                let rows = if *rows { Some(count(feed, &entry, moves).await?) } else { None };
-                entries.push(Entry::new(&entry, rows));
-            }
-            let text = entries.iter().map(Entry::readable).collect::<Vec<_>>().join("\n");
-            print(args.json, &Topology { entries }, &text)
-        }
-        Command::Reshard { feed: args, shards, scheme } => {
-            let entry = Entry::new(&feed.reshard(*shards, *scheme).await?, None);
-            print(args.json, &entry, &entry.readable())
-        }
-    }
-}
-
-/// Counts the rows of each shard of `entry`.
-async fn count<R: FeedRow>(
-    feed: &Feed<R>,
-    entry: &TopologyEntry,
-    moves: &Moves,
-) -> notibus::Result<Vec<u64>> {
-    let mut rows = Vec::with_capacity(entry.shards.len());
-    for &shard in &entry.shards {
-        rows.push(feed.shard_rows(shard).await?);
-        moves.step();
-    }
-    Ok(rows)
-}
-
-/// Prints `value` as JSON, or `text`.
-fn print(json: bool, value: &impl Serialize, text: &str) -> Result<(), Failure> {
-    let json = json.then(|| serde_json::to_string(value).expect("it has only plain fields"));
-    let text = json.as_deref().unwrap_or(text);
-    writeln!(io::stdout(), "{text}").map_err(crate::out::failed)
+    let header = ["FIRST", "STATE", "SCHEME", "COUNT", "SHARDS", "ROWS", "LEAST", "MOST"];
+    let counted = matches!(command, Command::Show { rows: true, .. });
+    let header = if counted { &header[..] } else { &header[..5] };
+    let cells = |entry: &Value| {
+        let mut cells = cells(entry);
+        cells.truncate(header.len());
+        cells
+    };
+    table::print(target.json, items(&entries), header, cells, "no entry")
 }
 
 /// Ids in order, as ranges of the first and the last.
-fn ranges(shards: &[ShardId]) -> Vec<[ShardId; 2]> {
-    shards.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| [run[0], run[run.len() - 1]]).collect()
+fn ranges(shards: &[u64]) -> String {
+    let runs = shards.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [only] => only.to_string(),
+        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    runs.collect::<Vec<_>>().join(",")
 }
 
-impl Entry {
-    /// Makes the entry, with the rows of its shards if they were counted.
-    fn new(entry: &TopologyEntry, rows: Option<Vec<u64>>) -> Self {
-        let TopologyEntry { first, scheme, is_closed, shards } = entry;
-        let (shard_count, ranges) = (shards.len(), ranges(shards));
-        Self { first: *first, open: !is_closed, scheme: *scheme, shard_count, shards: ranges, rows }
-    }
-
-    /// Formats the entry as a line for people.
-    fn readable(&self) -> String {
-        let scheme = match self.scheme {
-            None => "unsharded".to_owned(),
-            Some(SchemeId::ID) => "id".to_owned(),
-            Some(SchemeId::PARTITION_KEY) => "partition-key".to_owned(),
-            Some(SchemeId(number)) => number.to_string(),
-        };
-        let shards = self
-            .shards
-            .iter()
-            .map(|[first, last]| if first == last { first.to_string() } else { format!("{first}-{last}") });
-        let shards = shards.collect::<Vec<_>>().join(",");
-        let state = if self.open { "open" } else { "closed" };
-        let noun = if self.shard_count == 1 { "shard" } else { "shards" };
-        let mut line =
-            format!("{}  {state:6}  {scheme:13}  {} {noun}: {shards}", self.first, self.shard_count);
-        if let Some(rows) = &self.rows {
-            let (least, most) = (rows.iter().min().unwrap_or(&0), rows.iter().max().unwrap_or(&0));
-            let total: u64 = rows.iter().sum();
-            write!(line, "  {total} rows, {least} to {most} a shard").expect("a string takes everything");
-        }
-        line
-    }
+/// An entry for people.
+fn cells(entry: &Value) -> Vec<String> {
+    let scheme = match entry["scheme"].as_u64().map(|number| SchemeId(number as u16)) {
+        None => "unsharded".to_owned(),
+        Some(SchemeId::ID) => "id".to_owned(),
+        Some(SchemeId::PARTITION_KEY) => "partition-key".to_owned(),
+        Some(SchemeId(number)) => number.to_string(),
+    };
+    let numbers = |name: &str| items(&entry[name]).iter().filter_map(Value::as_u64).collect::<Vec<_>>();
+    let (shards, rows) = (numbers("shards"), numbers("rows"));
+    let state = if entry["open"] == true { "open" } else { "closed" };
+    let counts =
+        [rows.iter().sum(), rows.iter().min().copied().unwrap_or(0), rows.iter().max().copied().unwrap_or(0)];
+    let mut cells =
+        vec![text(&entry["first"]), state.to_owned(), scheme, shards.len().to_string(), ranges(&shards)];
+    cells.extend(counts.map(|count| count.to_string()));
+    cells
 }
 
 #[cfg(test)]
@@ -243,8 +182,7 @@ mod tests {
 
     #[test]
     fn shards_are_shown_as_ranges() {
-        let range = |first, last| [ShardId(first), ShardId(last)];
-        assert_eq!(ranges(&[1, 2, 3, 7, 9, 10].map(ShardId)), [range(1, 3), range(7, 7), range(9, 10)]);
-        assert!(ranges(&[]).is_empty());
+        assert_eq!(ranges(&[1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
+        assert_eq!(ranges(&[]), "");
     }
 }

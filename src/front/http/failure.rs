@@ -95,7 +95,8 @@ impl From<Error> for Failure {
             Error::NoFeed { .. } => {
                 Self::not_found("No changes of documents are kept here for this database.")
             }
-            Error::NoShard { .. } => Self::not_found(format!("{error}")),
+            Error::NoShard { .. } | Error::NoGroup { .. } => Self::not_found(error.to_string()),
+            Error::GroupInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
             Error::Store(_) | Error::RetriesExhausted { .. } | Error::GaveUp { .. } => {
                 // The roles have logged the failure already, and this line would repeat it for each request.

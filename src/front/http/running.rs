@@ -57,10 +57,13 @@ impl Api {
             .merge(self.changes(&bus.changes(), self.recorded_databases()))
             .merge(self.catalogue(self.recorded_databases()))
             .merge(self.sessions())
-            .merge(self.events())
-            .merge(self.groups())
-            .merge(self.status())
-            .merge(self.triggers())
+            .merge(self.administration())
             .merge(self.welcome())
+    }
+
+    /// What looks after the bus: how it is, its nodes, feeds, groups and triggers, and the recording of events.
+    pub fn administration(&self) -> Router {
+        let routers = [self.nodes(), self.feeds(), self.groups(), self.triggers(), self.events()];
+        routers.into_iter().fold(self.status(), Router::merge)
     }
 }

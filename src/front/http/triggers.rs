@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::{Path, Request, State},
-    http::{HeaderMap, Method, StatusCode, Uri},
+    http::{StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -17,6 +17,7 @@ use super::{
     Api, Failure, Inner,
     answer::{at, json as answer},
     caller::Right,
+    manage::{check_changes, check_reads, parameters, posted},
 };
 use crate::{
     base::event::{Db, DbInstance, DbName},
@@ -32,7 +33,7 @@ const PARKED_MAX: usize = 10_000;
 /// The databases to retry.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RenderKey {
+struct RetryRequest {
     /// The name of one database; `None` for all.
     db: Option<String>,
 }
@@ -78,40 +79,12 @@ async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failur
     }))
 }
 
-/// Fails unless the request only reads.
-fn check_reads(method: &Method) -> Result<(), Failure> {
-    match *method {
-        Method::GET | Method::HEAD => Ok(()),
-        _ => Err(Failure::method_not_allowed("GET,HEAD")),
-    }
-}
-
-/// Fails unless the request is a POST of a program, and not of a page.
-fn check_changes(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
-    if *method != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
-    }
-    if headers.contains_key("origin") {
-        let reason = "Pages may not manage triggers.";
-        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
-    }
-    Ok(())
-}
-
-/// Fails if the request has parameters, because these routes have none.
-fn check_no_query(uri: &Uri) -> Result<(), Failure> {
-    match uri.query() {
-        None | Some("") => Ok(()),
-        Some(_) => Err(Failure::bad_request("There are no parameters here.")),
-    }
-}
-
-/// Answers with all triggers.
+/// All triggers.
 async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let answers = async {
-        check_reads(&parts.method)?;
-        check_no_query(&parts.uri)?;
+        check_reads(&parts)?;
+        parameters(&parts, &[])?;
         let mut triggers = Vec::new();
         for name in inner.bus.triggers().await? {
             triggers.push(summary(&inner, &inner.bus.trigger(&name)?).await?);
@@ -125,8 +98,8 @@ async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
 async fn show(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let answers = async {
-        check_reads(&parts.method)?;
-        let last = after(parts.uri.query().unwrap_or_default())?;
+        check_reads(&parts)?;
+        let last = after(&parts)?;
         let trigger = find(&inner, &name).await?;
         let mut shown = summary(&inner, &trigger).await?;
         let page = trigger.parked(last.as_ref(), PAGE_ROWS).await?;
@@ -138,19 +111,14 @@ async fn show(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request
     answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
 }
 
-/// Reads after which database a page begins, from the parameters `after` and `instance`.
-fn after(query: &str) -> Result<Option<Db>, Failure> {
-    let (mut name, mut instance) = (None, None);
-    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
-        match &*key {
-            "after" => name = Some(DbName::new(&value)?),
-            "instance" => instance = Some(value.parse::<DbInstance>()?),
-            _ => return Err(Failure::bad_request(format!("The parameter {key} is unknown."))),
-        }
-    }
-    match (name, instance) {
+/// The database after which a page begins: the parameters `after` and `instance`.
+fn after(parts: &Parts) -> Result<Option<Db>, Failure> {
+    let mut given = parameters(parts, &["after", "instance"])?;
+    match (given.remove("after"), given.remove("instance")) {
         (None, None) => Ok(None),
-        (Some(name), Some(instance)) => Ok(Some(Db::new(name, instance))),
+        (Some(name), Some(instance)) => {
+            Ok(Some(Db::new(DbName::new(&name)?, instance.parse::<DbInstance>()?)))
+        }
         _ => Err(Failure::bad_request("`after` and `instance` go together, as `next` gives them.")),
     }
 }
@@ -159,16 +127,9 @@ fn after(query: &str) -> Result<Option<Db>, Failure> {
 async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let answers = async {
         let (parts, body) = request.into_parts();
-        check_changes(&parts.method, &parts.headers)?;
-        check_no_query(&parts.uri)?;
-        let body = inner.body(&parts.headers, body).await?;
-        let wish: RenderKey = if body.is_empty() {
-            RenderKey::default()
-        } else {
-            serde_json::from_slice(&body).map_err(|error| {
-                Failure::bad_request(format!("The body has to be empty, or as {{\"db\":\"name\"}}: {error}"))
-            })?
-        };
+        check_changes(&parts)?;
+        parameters(&parts, &[])?;
+        let wish: RetryRequest = posted(&inner, &parts, body, "{\"db\":\"name\"}").await?;
         let db = wish.db.map(|name| DbName::new(&name)).transpose()?;
         let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
         if db.is_some() && asked == 0 {
@@ -183,8 +144,8 @@ async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, reques
 async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let answers = async {
-        check_changes(&parts.method, &parts.headers)?;
-        check_no_query(&parts.uri)?;
+        check_changes(&parts)?;
+        parameters(&parts, &[])?;
         find(&inner, &name).await?.reset().await?;
         Ok(answer(StatusCode::OK, &json!({ "ok": true })))
     };

@@ -139,6 +139,7 @@ impl DocSummary {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// The position of the row in the feed.
+    #[serde(rename = "seq")]
     pub sequence: Sequence,
     /// The document.
     #[serde(flatten)]

@@ -1,6 +1,6 @@
 //! [`Topology`]: the history of a feed's shards.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::RawFeed;
 use crate::{
@@ -22,10 +22,17 @@ pub struct TopologyEntry {
     pub first: Sequence,
     /// How ids are routed to the shards; `None` for a legacy range, which is not sharded.
     pub scheme: Option<SchemeId>,
-    /// Whether a later entry has taken over: no row will ever be added to these shards.
+    /// Whether a later entry has taken over: no row will ever be added to these shards. As text it is the contrary, `open`.
+    #[serde(rename = "open", serialize_with = "contrary")]
     pub is_closed: bool,
     /// The shards, in the order that the scheme counts them. A legacy range is shard 0.
     pub shards: Vec<ShardId>,
+}
+
+/// Writes that an entry is open if it is not closed.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "it is what serde calls")]
+fn contrary<S: Serializer>(is_closed: &bool, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_bool(!is_closed)
 }
 
 impl From<&TopologyRow> for TopologyEntry {

@@ -21,6 +21,7 @@ const LIST_MAX: usize = 10_000;
 #[non_exhaustive]
 pub struct ParkedDb {
     /// Its name.
+    #[serde(rename = "db")]
     pub name: DbName,
     /// Which instance.
     pub instance: DbInstance,

@@ -1,0 +1,153 @@
+//! `/_notibus/groups`: which groups of durable consumers there are, how far they are behind, and to create, reset and delete them.
+
+mod dead_letters;
+mod found;
+mod parked;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{Path, Request, State},
+    http::{Method, StatusCode},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use serde::Deserialize;
+use serde_json::json;
+
+use self::found::find;
+use super::{
+    Api, Failure, Inner,
+    answer::{at, json as answer},
+    caller::Right,
+    manage::{check_changes, check_reads, parameters, posted},
+};
+use crate::{
+    base::cursor::Start,
+    roles::group::{Group, GroupOptions},
+};
+
+/// A group, as it is posted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Posted {
+    name: String,
+    /// The feed that it follows: `notifications`, or the instance of a database for the changes of its documents.
+    feed: Option<String>,
+    /// Where it starts: `now`, `0`, or behind a sequence.
+    start: Option<String>,
+    /// After how many milliseconds without a living member it is deleted.
+    idle_expiry_ms: Option<u64>,
+}
+
+/// Where to set a group, or whether to delete it also if members live.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wish {
+    /// The feed that it follows.
+    feed: Option<String>,
+    /// Where to: `now`, `0`, or behind a sequence.
+    to: Option<String>,
+    /// Also if members live.
+    #[serde(default)]
+    force: bool,
+}
+
+impl Api {
+    /// The groups of the bus: `/_notibus/groups` and `…/{group}/lag` for those who may see the status; to create, reset and delete
+    /// them, what they could not work on, and what they have parked, for admins.
+    pub fn groups(&self) -> Router {
+        let seen = [("", any(groups)), ("/{group}/lag", any(lag))];
+        let managed = [
+            ("/{group}/reset", any(reset)),
+            ("/{group}/delete", any(delete)),
+            ("/{group}/dead_letters", any(dead_letters::list)),
+            ("/{group}/dead_letters/delete", any(dead_letters::delete)),
+            ("/{group}/parked", any(parked::list)),
+            ("/{group}/parked/retry", any(parked::retry)),
+            ("/{group}/parked/delete", any(parked::delete)),
+        ];
+        let seen = seen
+            .into_iter()
+            .fold(Router::new(), |router, (path, it)| at(router, &format!("/_notibus/groups{path}"), it));
+        let managed = managed
+            .into_iter()
+            .fold(Router::new(), |router, (path, it)| at(router, &format!("/_notibus/groups{path}"), it));
+        let [seen, managed] = [seen, managed].map(|router| router.with_state(Arc::clone(&self.inner)));
+        self.guarded(seen, Right::Metrics).merge(self.guarded(managed, Right::Admin))
+    }
+}
+
+/// Lists groups, or creates one.
+async fn groups(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let done = async {
+        if request.method() == Method::POST {
+            return create(&inner, request).await;
+        }
+        let (parts, _) = request.into_parts();
+        check_reads(&parts).map_err(|_| Failure::method_not_allowed("GET,HEAD,POST"))?;
+        parameters(&parts, &[])?;
+        Ok(answer(StatusCode::OK, &json!({ "groups": inner.bus.groups().await? })))
+    };
+    done.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// Creates a group: 201, or 200 if it is there already.
+async fn create(inner: &Inner, request: Request) -> Result<Response, Failure> {
+    let (parts, body) = request.into_parts();
+    check_changes(&parts)?;
+    parameters(&parts, &[])?;
+    let wish: Posted = posted(inner, &parts, body, "{\"name\":\"mailer\"}").await?;
+    let group = find(inner, &wish.name, wish.feed.as_deref())?;
+    let start = wish.start.map_or(Ok(Start::Now), |start| start.parse())?;
+    let idle_expiry = wish.idle_expiry_ms.map(Duration::from_millis);
+    let is_new = group.create(&GroupOptions { start, idle_expiry }).await?;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(answer(status, &json!({ "ok": true, "created": is_new })))
+}
+
+/// How far a group is behind in each shard.
+async fn lag(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let seen = async {
+        check_reads(&parts)?;
+        let given = parameters(&parts, &["feed"])?;
+        let group = find(&inner, &name, given.get("feed").map(String::as_str))?;
+        Ok(answer(StatusCode::OK, &json!({ "lag": group.lag().await? })))
+    };
+    seen.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// What is wished of the group `name`.
+async fn wished(inner: &Inner, name: &str, request: Request) -> Result<(Group<()>, Wish), Failure> {
+    let (parts, body) = request.into_parts();
+    check_changes(&parts)?;
+    parameters(&parts, &[])?;
+    let wish: Wish = posted(inner, &parts, body, "{\"to\":\"now\",\"force\":false}").await?;
+    Ok((find(inner, name, wish.feed.as_deref())?, wish))
+}
+
+/// Sets a group to another position.
+async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+    let done = async {
+        let (group, wish) = wished(&inner, &name, request).await?;
+        let to = wish.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
+        group.reset(to.parse::<Start>()?, wish.force).await?;
+        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
+    };
+    done.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// Deletes a group.
+async fn delete(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+    let done = async {
+        let (group, wish) = wished(&inner, &name, request).await?;
+        if wish.to.is_some() {
+            return Err(Failure::bad_request("A group that is deleted goes nowhere."));
+        }
+        group.delete(wish.force).await?;
+        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
+    };
+    done.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}

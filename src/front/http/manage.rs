@@ -1,0 +1,75 @@
+//! What the routes of the administration share: methods, parameters and bodies are checked alike.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    body::Body,
+    http::{Method, StatusCode, header, request::Parts},
+};
+use serde::de::DeserializeOwned;
+
+use super::{Caller, Failure, Inner, caller::Right};
+use crate::base::event::DbInstance;
+
+/// Fails unless the request only reads.
+pub(super) fn check_reads(parts: &Parts) -> Result<(), Failure> {
+    match parts.method {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => Err(Failure::method_not_allowed("GET,HEAD")),
+    }
+}
+
+/// Fails unless the request is a POST of a program that is an admin's, not of a page from elsewhere: a browser sends what a page
+/// of anyone tells it to, also to a server that only this machine can reach.
+pub(super) fn check_changes(parts: &Parts) -> Result<(), Failure> {
+    if parts.method != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    if parts.headers.contains_key(header::ORIGIN) {
+        let reason = "Web pages may look, and change nothing.";
+        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
+    }
+    parts.extensions.get::<Caller>().map_or(Ok(()), |caller| caller.check(Right::Admin))
+}
+
+/// The parameters of a request, each of which has to be among `known`.
+pub(super) fn parameters(
+    parts: &Parts,
+    known: &[&'static str],
+) -> Result<BTreeMap<&'static str, String>, Failure> {
+    let mut given = BTreeMap::new();
+    for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
+        let Some(key) = known.iter().find(|known| **known == key) else {
+            let reason = match known {
+                [] => "There are no parameters here.".to_owned(),
+                _ => format!("The parameter {key} is none of {}.", known.join(", ")),
+            };
+            return Err(Failure::bad_request(reason));
+        };
+        given.insert(*key, value.into_owned());
+    }
+    Ok(given)
+}
+
+/// What was posted, as `example` shows it; the default if nothing was.
+pub(super) async fn posted<T: DeserializeOwned + Default>(
+    inner: &Inner,
+    parts: &Parts,
+    body: Body,
+    example: &str,
+) -> Result<T, Failure> {
+    let body = inner.body(&parts.headers, body).await?;
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(&body)
+        .map_err(|error| Failure::bad_request(format!("The body has to be as {example}: {error}")))
+}
+
+/// Whose documents the feed of this name has: `notifications`, which is the default, or the instance of a database.
+pub(super) fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
+    match feed {
+        None | Some("notifications") => Ok(None),
+        Some(instance) => Ok(Some(instance.parse()?)),
+    }
+}

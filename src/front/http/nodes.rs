@@ -1,0 +1,38 @@
+//! `/_notibus/nodes`: which nodes have joined, and what they hold. Whoever asks twice sees by their beats which of them live.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use serde_json::json;
+
+use super::{
+    Api, Failure, Inner,
+    answer::{at, json as answer},
+    caller::Right,
+    manage::{check_reads, parameters},
+};
+
+impl Api {
+    /// `/_notibus/nodes`, for those who may see the status.
+    pub fn nodes(&self) -> Router {
+        let router = at(Router::new(), "/_notibus/nodes", any(list)).with_state(Arc::clone(&self.inner));
+        self.guarded(router, Right::Metrics)
+    }
+}
+
+/// All nodes.
+async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let listed = async {
+        check_reads(&parts)?;
+        parameters(&parts, &[])?;
+        Ok(answer(StatusCode::OK, &json!({ "nodes": inner.bus.nodes().await? })))
+    };
+    listed.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}

@@ -1,0 +1,144 @@
+//! Looking after a bus over HTTP: nodes, feeds and groups, what is refused, and who may do what.
+
+use notibus::{
+    EventKind,
+    http::{Access, ApiOptions, Credentials, ServerOptions},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    client::{ask, get},
+    common::db,
+    fixture::HttpFixture,
+};
+
+/// A server with the administration.
+async fn world(access: Access) -> HttpFixture {
+    let options = ApiOptions { access, ..ApiOptions::default() };
+    HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
+}
+
+/// The status and the object that is answered to a POST.
+async fn post(world: &HttpFixture, path: &str, body: &Value) -> (u16, Value) {
+    let answer = ask(world.at(), "POST", path, "", &body.to_string()).await;
+    (answer.head.status, answer.json())
+}
+
+#[tokio::test]
+async fn rows_are_read_page_by_page_and_waited_for() {
+    let world = world(Access::Open).await;
+    let rows = "/_notibus/feeds/notifications/rows";
+    let empty = get(world.at(), rows).await.json();
+    assert_eq!((&empty["rows"], &empty["more"]), (&json!([]), &false.into()));
+    for name in ["a", "b", "c"] {
+        world.event(&db(name, 1), EventKind::Created).await;
+    }
+    let first = get(world.at(), &format!("{rows}?limit=2")).await.json();
+    let names = |page: &Value| {
+        page["rows"].as_array().unwrap().iter().map(|row| row["db"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&first), &first["more"]), (vec!["a".into(), "b".into()], &true.into()));
+    assert!(first["rows"][0]["seq"].is_string());
+    let next = first["next"].as_str().unwrap();
+    let second = get(world.at(), &format!("{rows}?since={next}")).await.json();
+    assert_eq!((names(&second), &second["more"]), (vec!["c".into()], &false.into()));
+
+    // It answers as soon as there is one, and when the time has passed.
+    let next = second["next"].as_str().unwrap();
+    let none = get(world.at(), &format!("{rows}?since={next}&timeout=1")).await.json();
+    assert_eq!(none["rows"], json!([]));
+    let (target, d) = (format!("{rows}?since={next}&timeout=60000"), db("d", 1));
+    let (waited, _) = tokio::join!(get(world.at(), &target), world.event(&d, EventKind::Created));
+    assert_eq!(names(&waited.json()), ["d"]);
+    for bad in ["limit=0", "limit=1001", "timeout=x", "since=then", "feed=continuous"] {
+        assert_eq!(get(world.at(), &format!("{rows}?{bad}")).await.head.status, 400, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn feeds_and_groups_are_managed() {
+    let world = world(Access::Open).await;
+    world.event(&db("a", 1), EventKind::Created).await;
+    let feed = "/_notibus/feeds/notifications";
+    let (status, entry) = post(&world, &format!("{feed}/reshard"), &json!({ "shards": 2 })).await;
+    assert_eq!((status, &entry["open"], entry["shards"].as_array().unwrap().len()), (200, &true.into(), 2));
+    let shown = get(world.at(), &format!("{feed}/topology?rows=true")).await.json();
+    let open: Vec<_> = shown["entries"].as_array().unwrap().iter().map(|entry| &entry["open"]).collect();
+    assert_eq!(open, [&Value::from(false), &Value::from(true)]);
+    let rows = shown["entries"][0]["rows"].as_array().unwrap().iter().map(|rows| rows.as_u64().unwrap());
+    assert_eq!(rows.sum::<u64>(), 1);
+
+    let groups = "/_notibus/groups";
+    let create = json!({ "name": "a/b c", "start": "0" });
+    assert_eq!(post(&world, groups, &create).await.0, 201);
+    assert_eq!(post(&world, groups, &create).await.0, 200);
+    assert_eq!(get(world.at(), groups).await.json()["groups"][0]["name"], "a/b c");
+    let group = format!("{groups}/a%2Fb%20c");
+    let behind = async || {
+        let lag = get(world.at(), &format!("{group}/lag")).await.json();
+        lag["lag"].as_array().unwrap().iter().map(|shard| shard["rows"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(behind().await, 1);
+    assert_eq!(post(&world, &format!("{group}/reset"), &json!({ "to": "now" })).await.0, 200);
+    assert_eq!(behind().await, 0);
+    for list in ["dead_letters", "parked"] {
+        assert_eq!(
+            get(world.at(), &format!("{group}/{list}")).await.json(),
+            json!({ list: [], "next": null })
+        );
+    }
+    for (path, body, status) in [
+        ("reset", json!({}), 400),
+        ("reset", json!({ "to": "then" }), 400),
+        ("delete", json!({ "to": "now" }), 400),
+        ("delete", json!({ "feed": "x" }), 400),
+        ("dead_letters/delete", json!({}), 400),
+        ("dead_letters/delete", json!({ "seq": "f".repeat(26) }), 404),
+        ("parked/delete", json!({}), 400),
+        ("parked/delete", json!({ "id": "a" }), 404),
+        ("parked/retry", json!({ "id": "a" }), 400),
+        ("dead_letters/delete", json!({ "all": true }), 200),
+        ("parked/retry", json!({}), 202),
+        ("delete", json!({}), 200),
+        ("delete", json!({}), 404),
+    ] {
+        assert_eq!(post(&world, &format!("{group}/{path}"), &body).await.0, status, "{path} {body}");
+    }
+    assert_eq!(get(world.at(), &format!("{group}/lag")).await.head.status, 404);
+    let unknown = get(world.at(), "/_notibus/feeds/0123456789abcdef0123456789abcdef/topology").await;
+    assert!(unknown.head.status == 404 && unknown.body.contains("0123456789abcdef"), "{}", unknown.body);
+    let nodes = get(world.at(), "/_notibus/nodes").await.json();
+    assert_eq!(nodes["nodes"][0]["roles"][0], "notifier");
+}
+
+#[tokio::test]
+async fn who_may_look_may_change_nothing() {
+    let token = "a-token-of-some-length";
+    let line = Credentials::token(Some("prometheus"), token).unwrap() + " roles=_metrics";
+    let world = world(Access::Credentials(line.parse().unwrap())).await;
+    let bearer = format!("Authorization: Bearer {token}\r\n");
+    for (method, path, status) in [
+        ("GET", "/_notibus/nodes", 200),
+        ("GET", "/_notibus/groups", 200),
+        ("GET", "/_notibus/feeds/notifications/topology", 200),
+        ("GET", "/_notibus/feeds/notifications/rows", 401),
+        ("GET", "/_notibus/groups/mailer/dead_letters", 401),
+        ("POST", "/_notibus/feeds/notifications/reshard", 401),
+        ("POST", "/_notibus/groups", 401),
+        ("POST", "/_notibus/groups/mailer/delete", 401),
+    ] {
+        let answer = ask(world.at(), method, path, &bearer, "{}").await;
+        assert_eq!(answer.head.status, status, "{method} {path}: {}", answer.body);
+        assert_eq!(ask(world.at(), method, path, "", "{}").await.head.status, 401, "{method} {path}");
+    }
+}
+
+/// A page of anyone can have a browser send what it wants to a server that only this machine reaches.
+#[tokio::test]
+async fn a_page_changes_nothing() {
+    let world = world(Access::Open).await;
+    let at = format!("Origin: http://{}\r\n", world.at());
+    for path in ["/_notibus/groups", "/_notibus/groups/a/delete", "/_notibus/feeds/notifications/reshard"] {
+        assert_eq!(ask(world.at(), "POST", path, &at, "{}").await.head.status, 403, "{path}");
+    }
+}
