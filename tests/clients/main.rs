@@ -21,6 +21,7 @@ use std::{
 use libtest_mimic::{Arguments, Trial};
 use notibus::http::Credentials;
 
+mod live_page;
 #[path = "../../examples/mini_couch/main.rs"]
 mod mini_couch;
 
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         node.trial("follow.js"),
         node.trial("changes_stream.js"),
         node.trial_in_browser("browser.js"),
+        live_page::trial(),
         python.trial("cloudant_updates.py"),
         python.trial("pycouchdb_updates.py"),
         python.trial("session_updates.py"),
