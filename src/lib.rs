@@ -28,6 +28,11 @@
 //!
 //! `ARCHITECTURE.md` describes the design, layer by layer.
 
+/// The programs of README are run as tests of the documentation, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod base;
 mod bus;
 mod front;

@@ -36,7 +36,7 @@ fn what_is_promised_holds_in_every_world() {
             let outcome = simulate(seed, &Options::default());
             met.lock().unwrap().extend(outcome.witnesses.into_keys());
             let replay = format!(
-                "NOTIBUS_TRACE=1 cargo run --release --bin notibus -- simulate --seeds 1 --from {seed}"
+                "NOTIBUS_TRACE=1 cargo run --release --features simulation -- simulate --seeds 1 --from {seed}"
             );
             assert!(outcome.failure.is_none(), "seed {seed}: {}\nreplay: {replay}", outcome.failure.unwrap());
         };

@@ -180,3 +180,19 @@ fn tests_that_pages_name_are_there() {
     }
     assert!(missing.is_empty(), "there are no such tests: {missing:?}");
 }
+
+/// A program that users build, or get as an image, has neither the simulation nor deliberate mistakes in it.
+#[test]
+fn users_get_no_simulation() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let features = manifest.split("\n[features]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    let default = features.lines().find(|line| line.starts_with("default = ")).unwrap();
+    let image = fs::read_to_string(root().join("ops/Dockerfile")).unwrap();
+    let image = image.lines().find(|line| line.starts_with("ARG FEATURES=")).unwrap();
+    for feature in ["simulation", "mutations"] {
+        assert!(!default.contains(feature) && !image.contains(feature), "{feature}");
+        let brings =
+            |line: &&str| line.contains(&format!("\"{feature}\"")) && !line.starts_with("mutations = ");
+        assert_eq!(features.lines().find(brings), None, "another feature brings {feature}");
+    }
+}

@@ -129,8 +129,8 @@ async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, reques
         let (parts, body) = request.into_parts();
         check_changes(&parts)?;
         parameters(&parts, &[])?;
-        let wish: RetryRequest = posted(&inner, &parts, body, "{\"db\":\"name\"}").await?;
-        let db = wish.db.map(|name| DbName::new(&name)).transpose()?;
+        let request: RetryRequest = posted(&inner, &parts, body, "{\"db\":\"name\"}").await?;
+        let db = request.db.map(|name| DbName::new(&name)).transpose()?;
         let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
         if db.is_some() && asked == 0 {
             return Err(Failure::not_found("This trigger has not parked such a database."));

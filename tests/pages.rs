@@ -1,0 +1,193 @@
+//! What README and the pages tell to type works: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
+//!
+//! `cargo run --release -- …` is the command as it was built for the tests, `serve` goes to the background and listens on a port of
+//! its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`) is only looked at. A block that cannot be run in a test, as it
+//! takes a cluster, hours or the network, is marked `sh no-run`. The Rust of README and of the guide are doc tests.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+/// How many blocks may not be run, in all pages.
+const NOT_RUN_MAX: usize = 14;
+
+/// What the blocks find. Its last lines are theirs.
+const PRELUDE: &str = r#"
+set -euo pipefail
+umask 022
+served=""
+AT=""
+end() {
+    [ -z "$served" ] || { kill -TERM "$served"; wait "$served" || true; }
+    served=""
+}
+trap end EXIT
+notibus() {
+    if [ "${1:-}" = serve ]; then
+        end
+        # One that is reached from elsewhere says so by its address, which nobody in a test has to know.
+        command "$NOTIBUS" "${@//0.0.0.0:5985/0.0.0.0:0}" >serve.log 2>serve.err </dev/null &
+        served=$!
+        while ! grep -q 'listening on' serve.log; do
+            kill -0 "$served" 2>/dev/null || { cat serve.err >&2; return 1; }
+            sleep 0.05
+        done
+        AT=$(sed -n 's,.*http://,,p' serve.log)
+        AT=${AT/0.0.0.0/127.0.0.1}
+    else
+        command "$NOTIBUS" "$@"
+    fi
+}
+cargo() {
+    case "$1" in
+    run)
+        while [ "$1" != -- ]; do shift; done
+        shift
+        notibus "$@"
+        ;;
+    test | check | bench | build) ;;
+    *)
+        echo "a page says: cargo $*" >&2
+        return 1
+        ;;
+    esac
+}
+curl() {
+    # One that goes on for ever is given some time to have something to show; if not, it is not as the page says.
+    case "$*" in
+    *feed=continuous*)
+        command curl -sS --no-buffer -m 3 "${@//localhost:5985/$AT}" >>followed || [ $? = 28 ]
+        ;;
+    *)
+        command curl -sS --fail-with-body "${@//localhost:5985/$AT}"
+        ;;
+    esac
+}
+"#;
+
+/// A fenced block.
+struct Block<'a> {
+    /// What stands behind the fence.
+    mark: &'a str,
+    /// Its line.
+    line: usize,
+    /// What is in it.
+    text: String,
+}
+
+/// The blocks of a page.
+fn blocks(page: &str) -> Vec<Block<'_>> {
+    let (mut blocks, mut open) = (Vec::new(), None::<Block<'_>>);
+    for (number, line) in page.lines().enumerate() {
+        match (line.trim_start().strip_prefix("```"), &mut open) {
+            (Some(mark), None) => {
+                open = Some(Block { mark: mark.trim(), line: number + 1, text: String::new() });
+            }
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (None, Some(block)) => block.text.extend([line, "\n"]),
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "the last block ends");
+    blocks
+}
+
+/// The page at `path`.
+fn page(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// Runs the blocks of a page, and then `check`, in a fresh folder.
+fn run(path: &str, check: &str) {
+    if Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED, not passed: {path} needs curl");
+        return;
+    }
+    let page = page(path);
+    let mut script = PRELUDE.to_owned();
+    for block in blocks(&page).iter().filter(|block| block.mark == "sh") {
+        let named = format!("echo '== {path}, line {}' >&2\n", block.line);
+        script.extend([named, block.text.clone()]);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples"), folder.path().join("examples")).unwrap();
+    let output = Command::new("bash")
+        .args(["-c", &format!("{script}\nfor job in $(jobs -p); do [ \"$job\" = \"$served\" ] || wait \"$job\"; done\n{check}\n")])
+        .current_dir(&folder)
+        .env("NOTIBUS", env!("CARGO_BIN_EXE_notibus"))
+        .env("NOTIBUS_LISTEN", "127.0.0.1:0")
+        .env("PASSWORD", "a password")
+        .env("TOKEN", "0123456789abcdef0123456789abcdef")
+        .env_remove("NOTIBUS_CREDENTIALS")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{path}: {:?}\n{}{}", output.status, said[0], said[1]);
+}
+
+#[test]
+fn the_readme_works_as_it_is_typed() {
+    run("README.md", "grep -q '\"db_name\":\"shop/orders\".*\"type\":\"created\"' followed");
+}
+
+#[test]
+fn the_page_of_http_works_as_it_is_typed() {
+    // The last server of the page knows those who have credentials, and nobody else.
+    run(
+        "docs/http.md",
+        "curl -H \"Authorization: Bearer $TOKEN\" localhost:5985/_db_updates | grep -q shop/orders",
+    );
+}
+
+#[test]
+fn the_page_of_operations_works_as_it_is_typed() {
+    run("docs/operations.md", "notibus check copy && notibus tail --store dir:elsewhere | grep -q src/couch");
+}
+
+/// Few blocks are not run, and nothing escapes for want of a mark.
+#[test]
+fn blocks_say_what_they_are() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut pages = vec![root.join("README.md"), root.join("CONTRIBUTING.md"), root.join("ops/README.md")];
+    for folder in ["docs", "docs/guide"] {
+        let found = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        pages.extend(found.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    }
+    let (manifest, run) = (page("Cargo.toml"), ["README.md", "docs/http.md", "docs/operations.md"]);
+    let mut not_run = 0;
+    for path in pages {
+        let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        for block in blocks(&page(&name)) {
+            assert!(!block.mark.is_empty(), "{name}, line {}: of what kind is it?", block.line);
+            assert!(
+                block.mark != "sh" || run.contains(&&*name),
+                "{name}, line {}: no test runs it",
+                block.line
+            );
+            not_run += usize::from(block.mark == "sh no-run");
+            // What is only looked at names targets and features that there are.
+            let words: Vec<_> = block.text.split_whitespace().collect();
+            for pair in words.windows(2).filter(|_| block.mark.starts_with("sh")) {
+                let is_there = match pair[0] {
+                    "--test" => ["tests/NAME.rs", "tests/NAME/main.rs"]
+                        .iter()
+                        .any(|place| root.join(place.replace("NAME", pair[1])).exists()),
+                    "--bench" => root.join(format!("benches/{}.rs", pair[1])).exists(),
+                    "--features" => {
+                        pair[1].split(',').all(|feature| manifest.contains(&format!("\n{feature} = [")))
+                    }
+                    _ => true,
+                };
+                assert!(is_there, "{name}, line {}: {} {}", block.line, pair[0], pair[1]);
+            }
+        }
+    }
+    assert!(not_run <= NOT_RUN_MAX, "{not_run} blocks are not run");
+}
