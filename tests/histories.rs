@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The lines of the history of a world without faults, with nobody who panics, restarts or has another filter.
 fn history() -> Vec<String> {
     let options = Options { history: true, intensity: 0.0, nodes: Some(2), ..Options::default() };
-    let outcome = simulate(7, &options);
+    let outcome = simulate(4, &options);
     assert_eq!(outcome.failure, None);
     outcome.history.unwrap().lines().map(str::to_owned).collect()
 }

@@ -45,7 +45,7 @@ async fn watch(browser: &Path) {
     let address = running.serve(listener, router, ServerOptions::default()).await.unwrap();
     bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
     let folds = async || {
-        // Whoever dies is to be missed soon.
+        // A node that dies is to be missed soon.
         let expiry = Duration::from_secs(2);
         let options = NodeOptions { expiry, heartbeat: expiry / 8, ..NodeOptions::default() };
         let node = bus.node(options).await.unwrap();

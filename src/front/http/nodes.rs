@@ -1,4 +1,4 @@
-//! `/_notibus/nodes`: which nodes have joined, and what they hold. Whoever asks twice sees by their beats which of them live.
+//! `/_notibus/nodes`: which nodes have joined, and what they hold. Two requests show by the beats which of them live.
 
 use std::sync::Arc;
 
