@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::Pass;
+use super::pass::Pass;
 use crate::{
     base::{env::Env, error::Result},
     state::{

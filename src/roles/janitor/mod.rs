@@ -8,15 +8,18 @@
 //! It works in bounded transactions of batch priority, which a busy cluster defers.
 
 mod groups;
+mod options;
+mod pass;
 mod tombstones;
 mod topologies;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
-use self::{groups::WorkClock, tombstones::JanitorClock};
+pub use self::options::JanitorOptions;
+use self::{groups::WorkClock, pass::Pass, tombstones::JanitorClock};
 use crate::{
     base::{
         encoding::Sequence,
@@ -25,50 +28,11 @@ use crate::{
     state::{
         context::Context,
         keys::Role,
-        membership::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+        membership::{Held, Member, Pool, Stop, Work, Worker},
         skipped::Place,
     },
-    store::{Database, Priority, Transaction, TransactionIdSweeper, TransactionOption},
+    store::{Transaction, TransactionIdSweeper},
 };
-
-/// How a janitor works.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JanitorOptions {
-    /// How often it searches for things to delete. Default: 10 min.
-    pub interval: Duration,
-    /// For how long the row of a deleted database stays, at least. A subscriber that was away for longer may get
-    /// [`Error::Expired`]. Only time during which a janitor works counts. Default: 7 days.
-    pub tombstone_retention: Duration,
-    /// For how long the transaction ids of a crashed process stay, at least; longer than
-    /// [`UNKNOWN_RESULT_AGE_MAX`](crate::store::UNKNOWN_RESULT_AGE_MAX). Default: 1 h.
-    pub transaction_id_retention: Duration,
-    /// How the nodes agree on which of them is the janitor.
-    pub balance: BalanceOptions,
-}
-
-impl Default for JanitorOptions {
-    fn default() -> Self {
-        Self {
-            interval: Duration::from_mins(10),
-            tombstone_retention: Duration::from_hours(7 * 24),
-            transaction_id_retention: Duration::from_hours(1),
-            balance: BalanceOptions::default(),
-        }
-    }
-}
-
-impl JanitorOptions {
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.interval.is_zero() {
-            return Err(Error::invalid("janitor interval", "it is zero"));
-        }
-        self.balance.check()
-    }
-
-    fn sweeper(&self, db: &Database) -> Result<TransactionIdSweeper> {
-        TransactionIdSweeper::new(db, self.transaction_id_retention)
-    }
-}
 
 /// A node that can be the janitor. One such node works at a time; another takes over when it goes. Dropping it
 /// stops it at once; [`Janitor::shutdown`] also releases its lease.
@@ -162,13 +126,6 @@ impl Work for Cleaning {
     }
 }
 
-/// One pass of the janitor that holds the lease.
-struct Pass<'a> {
-    context: &'a Context,
-    lease: &'a Held,
-    options: &'a JanitorOptions,
-}
-
 impl Pass<'_> {
     /// Deletes what can be deleted. `clean_to` is the sequence up to which the last pass left no tombstone.
     async fn run(
@@ -198,34 +155,5 @@ impl Pass<'_> {
         *clean_to = to;
         self.context.stats.tombstones_dropped.add(dropped);
         Ok(())
-    }
-
-    /// Runs a read-only transaction at batch priority.
-    async fn read<T, F, R>(&self, body: F) -> Result<T>
-    where
-        F: Fn(Transaction) -> R,
-        R: Future<Output = Result<T>>,
-    {
-        let body = |tx: Transaction| {
-            tx.set_option(TransactionOption::Priority(Priority::Batch));
-            body(tx)
-        };
-        self.context.db.run(body).await
-    }
-
-    /// Runs a transaction at batch priority that fails if the lease is lost.
-    async fn write<T, F, R>(&self, body: F) -> Result<T>
-    where
-        F: Fn(Transaction) -> R,
-        R: Future<Output = Result<T>>,
-    {
-        let checked = |tx: Transaction| {
-            let work = body(tx.clone());
-            async move {
-                self.lease.check(&tx).await?;
-                work.await
-            }
-        };
-        self.read(checked).await
     }
 }

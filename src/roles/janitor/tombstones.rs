@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::try_join_all;
 
-use super::Pass;
+use super::pass::Pass;
 use crate::{
     base::{
         bugs::{Bug, is_on},

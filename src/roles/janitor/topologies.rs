@@ -6,7 +6,7 @@
 
 use futures_util::future::try_join_all;
 
-use super::Pass;
+use super::pass::Pass;
 use crate::{
     base::{encoding::Sequence, error::Result},
     state::{

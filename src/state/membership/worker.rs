@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    BalanceOptions, Held, Stop, Work,
+    BalanceOptions, Held, Pool, Stop, Work,
     changes::{Version, Versions, changed},
     heartbeat::{Standing, draw},
     leases::release,
@@ -30,7 +30,7 @@ use crate::{
         env::Env,
         error::{Error, Result, panic_text},
     },
-    state::keys::{Lease, NodeRow, Role},
+    state::keys::{Lease, NodeRow},
     store::{Isolation, KeyRange},
 };
 
@@ -49,15 +49,6 @@ const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
-
-/// A pool: the resources to divide, and the role of the nodes that divide them.
-#[derive(Debug, Clone)]
-pub(crate) struct Pool {
-    /// The name of the pool in the keys of its leases.
-    pub name: Arc<str>,
-    /// The role of the nodes that divide it.
-    pub role: Role,
-}
 
 /// The worker of a pool on a node. Dropping it stops it and its work at once.
 #[derive(Debug)]

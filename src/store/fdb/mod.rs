@@ -4,6 +4,7 @@
 //! client's own back-off paces retries, and watches are the client's. Calls on which the C API aborts the process,
 //! such as an inverted range, are refused here with the code of the embedded engine.
 
+mod errors;
 mod network;
 mod transaction;
 mod wakeful;
@@ -15,7 +16,7 @@ use ::foundationdb::{Database as Client, FdbError, options::TransactionOption};
 pub use self::network::stop as stop_network;
 use self::{transaction::FdbTransaction, wakeful::Wakeful};
 use super::backend::{Backend, TransactionBackend};
-use crate::base::error::{Error, Result, StoreError};
+use crate::base::error::{Error, Result};
 
 /// Options of the connection to a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,11 +84,6 @@ impl Backend for Fdb {
     }
 }
 
-/// The client's error as an error of the crate.
-fn store_error(error: FdbError) -> StoreError {
-    StoreError::from_code(error.code())
-}
-
 /// What an error of the client means to a user who opens a cluster.
 fn explain(error: FdbError) -> String {
     format!("{} ({})", error.message(), error.code())
@@ -96,6 +92,7 @@ fn explain(error: FdbError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::error::StoreError;
 
     #[test]
     fn what_can_be_tried_again_is_what_the_client_says() {

@@ -13,7 +13,7 @@ use ::foundationdb::{
 use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 
-use super::{Wakeful, store_error};
+use super::{errors::store_error, wakeful::Wakeful};
 use crate::{
     base::{
         encoding::Versionstamp,

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::*;
+use crate::state::keys::Role;
 use crate::{
     base::error::StoreError,
     state::{keys::Keys, membership::NodeOptions, stats::Stats},

@@ -3,10 +3,12 @@
 use std::{io, path::Path};
 
 use super::{
-    FORMAT, FORMAT_UNFINISHED, Files, History, LOCK, MARKER, Marker, check_marker, explain,
+    files::Files,
+    history::History,
     journal::Journal,
+    marker::{FORMAT, FORMAT_UNFINISHED, LOCK, MARKER, Marker, check_marker, explain, write_text},
     recover::{self, Contents, Damage},
-    snapshot, write_text,
+    snapshot,
 };
 use crate::{
     base::error::{Error, Result},

@@ -20,6 +20,7 @@ mod files;
 mod history;
 mod inspect;
 mod journal;
+mod marker;
 mod record;
 mod recover;
 mod snapshot;
@@ -37,37 +38,22 @@ use bytes::Bytes;
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
 pub(in crate::store) use self::inspect::{Inspection, copy_to, look};
+pub use self::{inspect::FolderReport, recover::Damage};
 use self::{
-    files::{read_text, replace, write_all},
     journal::Journal,
+    marker::{CLOSED, FORMAT, LOCK, MARKER, Marker, check_marker, explain, write_text},
     record::Kind,
     recover::{Contents, Names},
 };
-pub use self::{inspect::FolderReport, recover::Damage};
 use super::core::{Root, Staged};
 use crate::base::{
     bugs::{Bug, is_on},
     error::{Error, Result},
 };
 
-/// The file by which a store's folder is recognised.
-const MARKER: &str = "NOTIBUS_STORE";
-
-/// The file that is locked by the process that has the folder open.
-const LOCK: &str = "NOTIBUS_LOCK";
-
 /// How often to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-
-/// The file with the version of a store that was closed in order. It does not exist while the store is open.
-const CLOSED: &str = "NOTIBUS_CLOSED";
-
-/// The content of the marker: the format of the folder.
-const FORMAT: &str = "2\n";
-
-/// The content of the marker until the folder has its first files. An empty marker, left by a crash, means the same.
-const FORMAT_UNFINISHED: &str = "2 unfinished\n";
 
 /// The options of a folder.
 #[derive(Debug, Clone, Copy)]
@@ -378,44 +364,6 @@ fn lock(files: &dyn Files, path: &Path) -> Result<Lock, String> {
     Err("it is open in another process, or by another handle of this one".to_owned())
 }
 
-/// The state of a folder's marker.
-#[derive(Debug, PartialEq, Eq)]
-enum Marker {
-    /// The folder is empty.
-    Missing,
-    /// The folder is being created.
-    Unfinished,
-    /// It holds a store.
-    Finished,
-}
-
-/// Reads the marker of a folder.
-fn check_marker(files: &dyn Files, path: &Path) -> Result<Marker, String> {
-    let io = |error: io::Error| explain(&error);
-    match read_text(files, &path.join(MARKER)).map_err(io)?.as_deref() {
-        Some(FORMAT) => Ok(Marker::Finished),
-        Some("" | FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
-        Some(format) => {
-            let (found, known) = (format.trim(), FORMAT.trim());
-            Err(format!(
-                "its format is {found:?}, this program knows {known:?}; export it with the program that has written it"
-            ))
-        }
-        None => {
-            let unfinished = format!("{MARKER}{}", files::UNFINISHED);
-            if files.list(path).map_err(io)?.iter().any(|name| *name != LOCK && *name != unfinished) {
-                return Err("it holds files but no store; name an empty folder".to_owned());
-            }
-            Ok(Marker::Missing)
-        }
-    }
-}
-
-/// Writes a small file of the folder so that it is there as a whole, or as it was before.
-fn write_text(files: &dyn Files, path: &Path, name: &str, text: &str) -> io::Result<()> {
-    replace(files, path, name, |file| write_all(file, 0, text.as_bytes())).map(drop)
-}
-
 fn refuse_damage(contents: &Contents) -> Result<(), String> {
     match &contents.damages[..] {
         [] => Ok(()),
@@ -424,18 +372,5 @@ fn refuse_damage(contents: &Contents) -> Result<(), String> {
                 if rest.is_empty() { String::new() } else { format!(", and at {} other places", rest.len()) };
             Err(format!("damaged: {first}{more}; restore it from a copy"))
         }
-    }
-}
-
-/// What an error of the disk means to a user who opens a folder.
-fn explain(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => format!(
-            "this user may not read and write its files; give it the right to, or be their owner ({error})"
-        ),
-        io::ErrorKind::ReadOnlyFilesystem => format!("it is on a read-only file system ({error})"),
-        io::ErrorKind::StorageFull => format!("its disk is full; make room ({error})"),
-        // Errors of the operating system are no damage: too many open files, a failing disk.
-        _ => format!("it cannot be read or written ({error})"),
     }
 }

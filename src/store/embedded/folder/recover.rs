@@ -7,10 +7,10 @@
 use std::{fmt, io, path::Path};
 
 use super::{
-    CLOSED,
     files::{Access, File, Files, UNFINISHED, read_text},
     history::History,
     journal,
+    marker::CLOSED,
     record::{self, Kind, Record, Records},
     snapshot,
 };

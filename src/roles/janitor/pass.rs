@@ -1,0 +1,46 @@
+//! [`Pass`]: one pass of the janitor that holds the lease, and its transactions.
+
+use super::options::JanitorOptions;
+use crate::{
+    base::error::Result,
+    state::{context::Context, membership::Held},
+    store::{Priority, Transaction, TransactionOption},
+};
+
+/// One pass of the janitor that holds the lease.
+pub(super) struct Pass<'a> {
+    pub context: &'a Context,
+    pub lease: &'a Held,
+    pub options: &'a JanitorOptions,
+}
+
+impl Pass<'_> {
+    /// Runs a read-only transaction at batch priority.
+    pub async fn read<T, F, R>(&self, body: F) -> Result<T>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        let body = |tx: Transaction| {
+            tx.set_option(TransactionOption::Priority(Priority::Batch));
+            body(tx)
+        };
+        self.context.db.run(body).await
+    }
+
+    /// Runs a transaction at batch priority that fails if the lease is lost.
+    pub async fn write<T, F, R>(&self, body: F) -> Result<T>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        let checked = |tx: Transaction| {
+            let work = body(tx.clone());
+            async move {
+                self.lease.check(&tx).await?;
+                work.await
+            }
+        };
+        self.read(checked).await
+    }
+}
