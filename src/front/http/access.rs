@@ -127,7 +127,7 @@ impl Credentials {
         Ok(sha(token.as_bytes()).iter().fold(start, |line, byte| format!("{line}{byte:02x}")))
     }
 
-    /// Returns the caller to whom the credentials in `headers` belong; the request came from `peer`. Fails with 401 if there are no
+    /// Returns the caller that the credentials in `headers` name; the request came from `peer`. Fails with 401 if there are no
     /// credentials or wrong ones, and with 403 if the name is locked out for this address.
     pub(super) async fn check(
         &self,
