@@ -74,7 +74,7 @@ impl Api {
     /// ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far a feed may be behind
     /// without reading the store.
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits.
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
     pub fn start(bus: &Bus, dispatcher: &Dispatcher, options: ApiOptions) -> Result<Self> {
         options.check()?;
         let inner = Inner {

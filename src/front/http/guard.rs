@@ -17,7 +17,7 @@ use super::{
 use crate::base::env::Env;
 
 impl Api {
-    /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::access`]).
+    /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::access`](super::ApiOptions::access)).
     pub fn protected(&self, router: Router) -> Router {
         self.guarded(router, Right::Admin)
     }
