@@ -31,6 +31,8 @@ trap end EXIT
 notibus() {
     if [ "${1:-}" = serve ]; then
         end
+        # The server before may have left its address there.
+        : >serve.log
         # One that is reached from elsewhere says so by its address, which nobody in a test has to know.
         command "$NOTIBUS" "${@//0.0.0.0:5985/0.0.0.0:0}" >serve.log 2>serve.err </dev/null &
         served=$!
