@@ -156,7 +156,13 @@ where
             if !self.load().await? {
                 break;
             }
-            let end = if self.is_at_end().await? { End::Drained } else { self.session().await? };
+            let end = if self.is_at_end().await? {
+                // Rows that were given up are saved, or newer rows have replaced them.
+                self.parking.forget_letters();
+                End::Drained
+            } else {
+                self.session().await?
+            };
             match end {
                 End::Stopped => return Ok(()),
                 End::ObserverError => {}

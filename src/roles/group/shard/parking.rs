@@ -125,6 +125,13 @@ impl Parking {
         self.is_stale = true;
     }
 
+    /// Forgets the rows that wait to become dead letters.
+    pub fn forget_letters(&mut self) {
+        if !self.parks.letters.is_empty() {
+            Arc::make_mut(&mut self.parks).letters.clear();
+        }
+    }
+
     /// Notes a checkpoint: earlier transactions conflict with it, so nothing is in doubt any more.
     pub fn was_written(&mut self) {
         self.doubted.clear();
