@@ -1,0 +1,200 @@
+"""Runs the benchmarks, `replay` and the large tests, and returns what they printed as plain data."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+NOTIBUS = TARGET / "release/notibus"
+
+# Databases of the histories in `databases`, and events per second of those in `load`.
+SIZES = [1_000, 10_000, 100_000, 500_000, 1_000_000]
+RATES = [100, 500, 2_000, 5_000, 10_000, 20_000]
+SECONDS = 8
+
+
+def run(*command, stdin=None, env=None):
+    """The standard output of a command that has to succeed."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, **(env or {})},
+    )
+    return done.stdout
+
+
+def has_cluster():
+    return shutil.which("fdbserver") is not None and shutil.which("fdbcli") is not None
+
+
+def features():
+    return "cli,http,foundationdb" if has_cluster() else "cli,http"
+
+
+def build(sections):
+    """Builds all that is needed, so that no compiler runs beside a measurement."""
+    if sections:
+        run("cargo", "build", "--release", "--locked", "--features", features())
+    benches = [name for name in ("dispatch", "producer", "engine", "fold", "group", "feed") if name in sections]
+    for name in benches + ["foundationdb"] * ("foundationdb" in sections and has_cluster()):
+        run("cargo", "bench", "--locked", "--no-run", "--features", features(), "--bench", name)
+    tests = {"stress": ["stress", "from_nothing"], "http": ["http_load"], "kills": ["serve_killed"]}
+    for name in (test for section in tests if section in sections for test in tests[section]):
+        run("cargo", "test", "--release", "--locked", "--no-run", "--features", features(), "--test", name)
+
+
+def circumstances():
+    """When, of what and where something is measured, once the machine has come to rest."""
+    for _ in range(20):
+        if os.getloadavg()[0] < 1:
+            break
+        time.sleep(6)
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    return {
+        "at": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "commit": run("git", "rev-parse", "--short", "HEAD").strip(),
+        "load": round(os.getloadavg()[0], 1),
+        "machine": f"{os.cpu_count()} cores, {model or platform.machine()}",
+    }
+
+
+def criterion(bench):
+    """Each case of a benchmark: nanoseconds of one iteration, and elements per second where it counts some."""
+    shutil.rmtree(TARGET / "criterion", ignore_errors=True)
+    printed = run("cargo", "bench", "--locked", "--features", features(), "--bench", bench, "--", "--noplot")
+    cases = {}
+    for file in (TARGET / "criterion").rglob("new/estimates.json"):
+        about = json.loads((file.parent / "benchmark.json").read_text())
+        nanoseconds = json.loads(file.read_text())["mean"]["point_estimate"]
+        case = {"ns": nanoseconds}
+        if about.get("throughput"):
+            case["per_s"] = about["throughput"]["Elements"] / nanoseconds * 1e9
+        cases[about["full_id"].split("/", 1)[1]] = case
+    noise = ("Benchmarking", "test result", "Found ", "Warning")
+    lines = [line for line in printed.splitlines() if ": " in line and not line.startswith((" ", *noise))]
+    return {"cases": cases, "lines": [line for line in lines if "time:" not in line]}
+
+
+def history(databases, events):
+    """A history that creates databases and then records updates that go round them, as a file for `replay`."""
+    file = tempfile.TemporaryFile("w+")
+    for n in range(databases):
+        file.write(f"1\t{n}\tcreate\tdb-{n}\t\n")
+    for n in range(events):
+        file.write(f"2\t{databases + n}\tupdate\tdb-{n % databases}\td\n")
+    file.seek(0)
+    return file
+
+
+def replay(store, file, *options):
+    """The report of `replay`."""
+    return json.loads(run(NOTIBUS, "replay", "-", "--json", "--store", store, *options, stdin=file))
+
+
+@contextmanager
+def cluster():
+    """The store of a FoundationDB cluster of one process, with its data in memory and its log on disk."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        file = Path(folder, "fdb.cluster")
+        file.write_text(f"figures:figures@127.0.0.1:{port}\n")
+        server = subprocess.Popen(
+            ["fdbserver", "-p", f"127.0.0.1:{port}", "-C", file, "-d", folder, "-L", folder],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        try:
+            run("fdbcli", "-C", file, "--timeout", "30", "--exec", "configure new single memory")
+            yield f"fdb:{file}"
+        finally:
+            server.kill()
+            server.wait()
+
+
+@contextmanager
+def folder():
+    with tempfile.TemporaryDirectory(dir=TARGET) as path:
+        yield f"dir:{path}/store"
+
+
+def stores():
+    """Each kind of store that there is, with what opens an empty one."""
+
+    @contextmanager
+    def memory():
+        yield "memory"
+
+    kinds = {"memory": memory, "folder": folder}
+    return {**kinds, "cluster": cluster} if has_cluster() else kinds
+
+
+def load():
+    """Latency from commit to delivery at steady rates, on each kind of store."""
+    found = {}
+    for kind, opened in stores().items():
+        found[kind] = {}
+        for rate in RATES:
+            with opened() as store, history(min(1_000, rate), rate * SECONDS) as file:
+                report = replay(store, file, "--rate", rate, "--writers", 64)
+            found[kind][str(rate)] = {**report["latency_us"], "per_s": report["events_per_second"]}
+            print(kind, rate, found[kind][str(rate)], flush=True)
+            if report["events_per_second"] < 0.9 * rate:
+                break
+    return found
+
+
+def databases():
+    """How fast the whole bus is over more and more databases, each created and then updated."""
+    found = {}
+    for kind, opened in stores().items():
+        found[kind] = {}
+        for size in SIZES if kind == "memory" else SIZES[:3]:
+            with opened() as store, history(size, size) as file:
+                report = replay(store, file, "--writers", 64)
+            found[kind][str(size)] = {**report["latency_us"], "per_s": report["events_per_second"]}
+            print(kind, size, found[kind][str(size)], flush=True)
+    return found
+
+
+def tests(*names, **env):
+    """What large tests print, without the lines of the test runner."""
+    lines = []
+    for name in names:
+        options = ["--nocapture", "--test-threads", "1"]
+        printed = run(
+            "cargo", "test", "--release", "--locked", "--features", features(), "--test", name, "--", *options, env=env,
+        )
+        runner = re.compile(r"^(running \d|test result|test .* \.\.\. |\s*$)")
+        lines += [re.sub(r"^test \S+ \.\.\. ", "", line) for line in printed.splitlines()]
+        lines = [line for line in lines if line not in ("ok", "") and not runner.match(line)]
+    return {"lines": lines}
+
+
+def foundationdb():
+    return criterion("foundationdb") if has_cluster() else None
+
+
+SECTIONS = {
+    "dispatch": lambda: criterion("dispatch"),
+    "producer": lambda: criterion("producer"),
+    "engine": lambda: criterion("engine"),
+    "fold": lambda: criterion("fold"),
+    "group": lambda: criterion("group"),
+    "feed": lambda: criterion("feed"),
+    "load": load,
+    "databases": databases,
+    "stress": lambda: tests("stress", "from_nothing", NOTIBUS_STRESS="full", NOTIBUS_FROM_NOTHING="full"),
+    "http": lambda: tests("http_load", NOTIBUS_LOAD="full"),
+    "kills": lambda: tests("serve_killed", NOTIBUS_KILLS="20"),
+    "foundationdb": foundationdb,
+}

@@ -1,0 +1,118 @@
+"""docs/figures.md and the line of a run in benches/HISTORY.md."""
+
+HEAD = """# Figures
+
+`benches/figures/run` has written this page and its plots from what it measured, and [performance.md](performance.md) explains them.
+Figures of one section are of one run; compare only those, since machines differ from hour to hour.
+
+"""
+
+ABOUT = {
+    "dispatch": ("Dispatch", "From rows that the tail has read to what subscribers have received (`benches/dispatch.rs`)."),
+    "producer": ("Recording", "What an event costs its transaction, in memory (`benches/producer.rs`)."),
+    "engine": ("The embedded store", "Commits and reads (`benches/engine.rs`)."),
+    "fold": ("Folds", "Databases with one event each, in memory (`benches/fold.rs`)."),
+    "group": ("Groups", "Rows that a group works through, and what groups cost at rest (`benches/group.rs`)."),
+    "feed": ("Feeds of documents", "Edits and reads of one feed in memory (`benches/feed.rs`)."),
+    "load": ("Latency at a steady rate", "`notibus replay - --rate N --writers 64`, from commit to delivery."),
+    "databases": ("The whole bus over databases", "`notibus replay - --writers 64`, each database created and updated."),
+    "stress": ("The whole bus under stress", "`tests/stress.rs` and `tests/from_nothing.rs` at full size."),
+    "http": ("HTTP under load and attack", "`tests/http_load` at full size, against `notibus serve`."),
+    "kills": ("kill -9 under load", "`tests/serve_killed.rs`, 20 times."),
+    "foundationdb": ("On FoundationDB", "A cluster of one process on the same machine (`benches/foundationdb.rs`)."),
+}
+
+PLOTS = {
+    "dispatch": ["dispatch-all", "dispatch-some"],
+    "load": ["latency"],
+    "databases": ["databases"],
+}
+
+
+def number(value):
+    """Three digits, with a unit."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 999.5 * size else f"{value / size:.0f} {unit}"
+    return f"{value:.3g}"
+
+
+def duration(nanoseconds):
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds:.3g} ns"
+
+
+def natural(name):
+    """Sorts numbers in names as numbers."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.replace("/", " / ").split()]
+
+
+def table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
+
+
+def cases(data):
+    rows = [
+        [name, duration(case["ns"]), f"{number(case['per_s'])}/s" if "per_s" in case else ""]
+        for name, case in sorted(data["cases"].items(), key=lambda item: natural(item[0]))
+    ]
+    return table(["case", "one iteration", "elements"], rows) + printed(data)
+
+
+def printed(data):
+    return "```text\n" + "\n".join(data["lines"]) + "\n```\n\n" if data.get("lines") else ""
+
+
+def by_size(data, what):
+    rows = [
+        [kind, f"{int(size):,}", f"{figures['per_s']:,.0f}", *(duration(figures[q] * 1e3) for q in ("p50", "p99", "max"))]
+        for kind, sizes in data.items()
+        for size, figures in sorted(sizes.items(), key=lambda item: int(item[0]))
+    ]
+    return table(["store", what, "events/s", "p50", "p99", "slowest"], rows)
+
+
+def section(name, figures):
+    title, about = ABOUT[name]
+    data = figures["data"]
+    if name == "load":
+        body = by_size(data, "rate asked for")
+    elif name == "databases":
+        body = by_size(data, "databases")
+    else:
+        body = cases(data) if "cases" in data else printed(data)
+    when = f"{figures['at']} UTC, commit {figures['commit']}, {figures['machine']}, load {figures['load']} before."
+    plots = "".join(f"![{plot}](figures/{plot}.svg)\n\n" for plot in PLOTS.get(name, []))
+    return f"## {title}\n\n{about} {when}\n\n{plots}{body}"
+
+
+def write(figures, file):
+    file.write_text(HEAD + "".join(section(name, figures[name]) for name in ABOUT if name in figures).rstrip() + "\n")
+
+
+# The columns of HISTORY.md: a section and a case of it.
+FOLLOWED = [
+    ("dispatch", "batches/1000"),
+    ("dispatch", "all/1000"),
+    ("dispatch", "all/1000/broadcast"),
+    ("dispatch", "exact/1000"),
+    ("dispatch", "suffix/10000"),
+    ("fold", "first/1 nodes"),
+    ("foundationdb", "fold"),
+]
+
+
+def remember(figures, file):
+    """Adds the line of a whole run."""
+    first = figures["dispatch"]
+    line = [first["at"], first["commit"], first["machine"]]
+    for name, case in FOLLOWED:
+        found = figures.get(name, {}).get("data", {}).get("cases", {}).get(case)
+        line.append(number(found["per_s"]) if found else "")
+    at_500 = figures.get("load", {}).get("data", {}).get("memory", {}).get("500")
+    line.append(f"{duration(at_500['p50'] * 1e3)}, {duration(at_500['p99'] * 1e3)}" if at_500 else "")
+    with open(file, "a") as history:
+        history.write("| " + " | ".join(line) + " |\n")

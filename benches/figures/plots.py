@@ -1,0 +1,67 @@
+"""The plots of docs/figures.md, as SVG."""
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+from matplotlib.ticker import EngFormatter, NullFormatter
+
+pyplot.rcParams.update({
+    "svg.fonttype": "none", "svg.hashsalt": "notibus", "font.family": "sans-serif", "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd",
+    "lines.marker": "o", "lines.markersize": 4,
+})
+
+
+def chart(file, title, across, up, lines):
+    """One chart with logarithmic axes, of lines of points by name."""
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
+        return
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), layout="constrained")
+    for name, points in lines.items():
+        axes.plot(*zip(*sorted(points)), "--" if name.endswith("p99") else "-", label=name)
+    axes.set(title=title, xlabel=across, ylabel=up, xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(EngFormatter(sep=""))
+        axis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False)
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def dispatched(cases, kind, end=""):
+    """Elements per second by subscribers."""
+    found = {}
+    for name, case in cases.items():
+        first, _, rest = name.partition("/")
+        count, _, last = rest.partition("/")
+        if first == kind and last == end and count.isdigit():
+            found[int(count)] = case["per_s"]
+    return list(found.items())
+
+
+def over(section, kind, value, scale=1):
+    return [(int(size), figures[value] / scale) for size, figures in section.get(kind, {}).items()]
+
+
+def draw(figures, folder):
+    cases = figures.get("dispatch", {}).get("data", {}).get("cases", {})
+    chart(folder / "dispatch-all.svg", "Subscribers of everything", "subscribers", "deliveries/s", {
+        "by batch": dispatched(cases, "batches"),
+        "one at a time": dispatched(cases, "all"),
+        "tokio broadcast": dispatched(cases, "all", "broadcast"),
+    })
+    kinds = ["exact", "prefix", "suffix", "glob"]
+    chart(folder / "dispatch-some.svg", "Subscribers of one name or pattern each", "subscribers", "rows/s", {
+        **{kind: dispatched(cases, kind) for kind in kinds},
+        "tokio broadcast, exact": dispatched(cases, "exact", "broadcast"),
+    })
+    load = figures.get("load", {}).get("data", {})
+    chart(folder / "latency.svg", "From commit to delivery", "events/s", "ms", {
+        f"{kind}, {quantile}": over(load, kind, quantile, 1_000) for kind in load for quantile in ("p50", "p99")
+    })
+    sizes = figures.get("databases", {}).get("data", {})
+    chart(folder / "databases.svg", "The whole bus, each database created and updated", "databases", "events/s", {
+        kind: over(sizes, kind, "per_s") for kind in sizes
+    })
