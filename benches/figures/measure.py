@@ -20,7 +20,7 @@ NOTIBUS = TARGET / "release/notibus"
 # Databases of the histories in `databases`, and events per second of those in `load`.
 SIZES = [1_000, 10_000, 100_000, 500_000, 1_000_000]
 RATES = [100, 500, 2_000, 5_000, 10_000, 20_000]
-SECONDS = 8
+SECONDS = 5
 
 
 def run(*command, stdin=None, env=None):
@@ -54,8 +54,8 @@ def build(sections):
 
 def circumstances():
     """When, of what and where something is measured, once the machine has come to rest."""
-    for _ in range(20):
-        if os.getloadavg()[0] < 1:
+    for _ in range(10):
+        if os.getloadavg()[0] < 1.5:
             break
         time.sleep(6)
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")

@@ -18,14 +18,14 @@ def chart(file, title, across, up, lines):
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 3.4), layout="constrained")
     for name, points in lines.items():
         axes.plot(*zip(*sorted(points)), "--" if name.endswith("p99") else "-", label=name)
     axes.set(title=title, xlabel=across, ylabel=up, xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(EngFormatter(sep=""))
         axis.set_minor_formatter(NullFormatter())
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 
