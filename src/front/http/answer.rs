@@ -20,7 +20,7 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
 
 /// Makes an answer with this object.
 pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
-    let mut body = serde_json::to_vec(object).expect("what is told can be written as JSON");
+    let mut body = serde_json::to_vec(object).expect("an answer can be written as JSON");
     body.push(b'\n');
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;

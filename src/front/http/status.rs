@@ -62,8 +62,8 @@ async fn method_not_allowed() -> Failure {
 
 /// Makes a 503 with a cause for programs and a reason for people.
 fn unavailable(cause: &str, reason: &str) -> Response {
-    let told = json!({ "status": "unavailable", "cause": cause, "reason": reason });
-    answer::json(StatusCode::SERVICE_UNAVAILABLE, &told)
+    let answer_body = json!({ "status": "unavailable", "cause": cause, "reason": reason });
+    answer::json(StatusCode::SERVICE_UNAVAILABLE, &answer_body)
 }
 
 /// Answers 200 if the store takes writes. If it takes none, only a restart of the process can help.
@@ -99,10 +99,11 @@ async fn read(inner: &Inner) -> Result<Value> {
     let tailed = dispatcher.position();
     let (status, is_drained, untold) =
         tokio::try_join!(bus.status(), bus.is_drained(), feed.pending(tailed))?;
-    let mut told = serde_json::to_value(&status).expect("a status can be written as JSON");
-    told["lag"] = json!({ "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold });
-    told["http"] = json!({ "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() });
-    Ok(told)
+    let mut answer_body = serde_json::to_value(&status).expect("a status can be written as JSON");
+    answer_body["lag"] = json!({ "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold });
+    answer_body["http"] =
+        json!({ "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() });
+    Ok(answer_body)
 }
 
 /// Answers with the page that shows the state live.

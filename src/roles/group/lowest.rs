@@ -87,14 +87,14 @@ impl Lowest {
     pub fn start<R: Send + Sync + 'static>(self: Arc<Self>, group: &Group<R>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if group.instance().is_none() {
-            let told = group.context.wakeups.listen(&group.id.feed);
-            tasks.spawn(self.run(group.clone(), told));
+            let hints = group.context.wakeups.listen(&group.id.feed);
+            tasks.spawn(self.run(group.clone(), hints));
         }
         tasks
     }
 
     /// Rewrites the row whenever that is due, until it is dropped.
-    async fn run<R>(self: Arc<Self>, group: Group<R>, told: watch::Receiver<FeedHeads>) {
+    async fn run<R>(self: Arc<Self>, group: Group<R>, hints: watch::Receiver<FeedHeads>) {
         let env = group.context.env();
         let (mut seen, mut known) = (None, Sequence::MIN);
         let (mut pauses, mut waited) = (0, 0);
@@ -105,8 +105,8 @@ impl Lowest {
                 continue;
             };
             let (now, is_behind) = {
-                let told = told.borrow();
-                (Some((told.count, shards)), told.any_may_have_rows(known))
+                let hints = hints.borrow();
+                (Some((hints.count, shards)), hints.any_may_have_rows(known))
             };
             waited += 1;
             if seen == now && (!is_behind || waited <= pauses) {
