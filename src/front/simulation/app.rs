@@ -30,6 +30,19 @@ pub(super) mod family {
     pub const EFFECT: u16 = 3;
     pub const DOCUMENT: u16 = 4;
     pub const TALLY: u16 = 5;
+    pub const DERIVED: u16 = 6;
+    pub const DERIVED_TO: u16 = 7;
+    pub const CLEANED: u16 = 8;
+}
+
+/// The triggers, by the names of their cursors. The jobs of both derive rows from the documents of a database.
+pub(super) mod trigger {
+    /// An index trigger, whose jobs are parallel jobs.
+    pub const INDEX: &str = "index";
+    /// A replication trigger, whose jobs read the documents in pages.
+    pub const COPY: &str = "copy";
+    /// Both.
+    pub const ALL: [&str; 2] = [INDEX, COPY];
 }
 
 fn pack(elements: &impl TuplePack) -> Vec<u8> {
@@ -65,6 +78,30 @@ pub(super) fn documents(instance: DbInstance) -> KeyRange {
     begin.push(0);
     end.push(0xff);
     KeyRange::new(begin, end)
+}
+
+/// The key of the row that the jobs of `trigger` derive from a document. Its value is the sequence of the document's last edit.
+pub(super) fn derived(trigger: &str, instance: DbInstance, id: &DocId) -> Vec<u8> {
+    pack(&(family::DERIVED, trigger, &instance.0[..], id.as_str()))
+}
+
+/// All rows that the jobs of `trigger` derive from the documents of a database.
+pub(super) fn all_derived(trigger: &str, instance: DbInstance) -> KeyRange {
+    let mut begin = pack(&(family::DERIVED, trigger, &instance.0[..]));
+    let mut end = begin.clone();
+    begin.push(0);
+    end.push(0xff);
+    KeyRange::new(begin, end)
+}
+
+/// The key of the cursor up to which the jobs of `trigger` have derived rows from the documents of a database.
+pub(super) fn derived_to(trigger: &str, instance: DbInstance) -> Vec<u8> {
+    pack(&(family::DERIVED_TO, trigger, &instance.0[..]))
+}
+
+/// The key that says that the job of `trigger` has cleaned up after a deleted database.
+pub(super) fn cleaned(trigger: &str, instance: DbInstance) -> Vec<u8> {
+    pack(&(family::CLEANED, trigger, &instance.0[..]))
 }
 
 /// The key that counts the recorded events of a database in the other bus of the store.
@@ -174,6 +211,12 @@ pub(super) enum AppKey {
     Document(DbInstance, String),
     /// How many events were recorded in the other bus.
     Tally,
+    /// A row that the jobs of a trigger derive from a document of a database.
+    Derived(String, DbInstance, String),
+    /// The position up to which the jobs of a trigger have derived rows of a database.
+    DerivedTo(String, DbInstance),
+    /// The job of a trigger has cleaned up after a deleted database.
+    Cleaned(String, DbInstance),
 }
 
 impl AppKey {
@@ -196,9 +239,18 @@ impl AppKey {
         if let Ok((family::DOCUMENT, instance, id)) = unpack::<(u16, TupleBytes<'_>, String)>(rest) {
             return Some(Self::Document(DbInstance(instance[..].try_into().ok()?), id));
         }
-        let (number, group, sequence): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
-        let (group, sequence) = (GroupName::new(&group).ok()?, Sequence::from_bytes(&sequence).ok()?);
-        (number == family::EFFECT).then_some(Self::Effect(group, sequence))
+        if let Ok((family::DERIVED, trigger, instance, id)) =
+            unpack::<(u16, String, TupleBytes<'_>, String)>(rest)
+        {
+            return Some(Self::Derived(trigger, DbInstance(instance[..].try_into().ok()?), id));
+        }
+        let (number, name, bytes): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
+        Some(match number {
+            family::EFFECT => Self::Effect(GroupName::new(&name).ok()?, Sequence::from_bytes(&bytes).ok()?),
+            family::DERIVED_TO => Self::DerivedTo(name, DbInstance(bytes[..].try_into().ok()?)),
+            family::CLEANED => Self::Cleaned(name, DbInstance(bytes[..].try_into().ok()?)),
+            _ => return None,
+        })
     }
 }
 
@@ -225,6 +277,12 @@ mod tests {
                 AppKey::Document(DbInstance([7; 16]), "x".to_owned()),
             ),
             (tally(&name), AppKey::Tally),
+            (
+                derived("t", DbInstance([7; 16]), &DocId::new("x").unwrap()),
+                AppKey::Derived("t".to_owned(), DbInstance([7; 16]), "x".to_owned()),
+            ),
+            (derived_to("t", DbInstance([7; 16])), AppKey::DerivedTo("t".to_owned(), DbInstance([7; 16]))),
+            (cleaned("t", DbInstance([7; 16])), AppKey::Cleaned("t".to_owned(), DbInstance([7; 16]))),
         ] {
             assert_eq!(AppKey::decode(&key), Some(expected));
         }

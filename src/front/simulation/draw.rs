@@ -2,10 +2,13 @@
 //!
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
+mod jobs;
+
 use std::time::Duration;
 
 use fastrand::Rng;
 
+pub(super) use self::jobs::JobPlan;
 use super::{Options, witness::Fault};
 use crate::{
     base::{
@@ -73,6 +76,8 @@ pub(super) struct Plan {
     pub subscribers: SubscriberPlan,
     /// The documents of databases, if they have any.
     pub documents: Option<DocumentPlan>,
+    /// The triggers, if there are any.
+    pub jobs: Option<JobPlan>,
     /// The clients over HTTP, if there are any.
     #[cfg(feature = "http")]
     pub web: Option<WebPlan>,
@@ -191,7 +196,7 @@ impl Plan {
             processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
             is_durable: random.u32(0..12) == 0,
             chaos: options.chaos.unwrap_or_else(|| ms(random, 4_000, 15_000)),
-            rates: rates(random, options.intensity.max(0.0)),
+            rates: rates(random, |fault| !fault.is_of_jobs(), options.intensity.max(0.0)),
             latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
             slow_ms: [50, 500, 4_000][random.usize(0..3)],
             pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],
@@ -212,6 +217,7 @@ impl Plan {
             fold_size_max: None,
             subscribers: SubscriberPlan::default(),
             documents: None,
+            jobs: None,
             #[cfg(feature = "http")]
             web: None,
             has_other_bus: false,
@@ -238,13 +244,14 @@ impl Plan {
             },
         };
         let plan = if churns_groups { plan.with_churn(random) } else { plan };
-        plan.with_subscribers(random).with_guests(seed)
+        plan.with_subscribers(random).with_guests(seed, options.intensity.max(0.0))
     }
 
-    /// Adds documents, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the
+    /// Adds documents, triggers, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the
     /// other worlds of a seed stay the same.
-    fn with_guests(self, seed: u64) -> Self {
+    fn with_guests(self, seed: u64, intensity: f64) -> Self {
         let plan = self.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
+        let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), intensity);
         #[cfg(feature = "http")]
         let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
         plan
@@ -282,6 +289,17 @@ impl Plan {
         }
         self.documents =
             Some(DocumentPlan { ids: random.u64(1..=6), options, misuses: random.u32(0..4) == 0, group });
+        self
+    }
+
+    /// Adds triggers, in some of the worlds with documents.
+    fn with_jobs(mut self, random: &mut Rng, intensity: f64) -> Self {
+        if self.documents.is_none() || random.u32(0..3) == 0 {
+            return self;
+        }
+        self.processes[0].dispatcher = true;
+        self.jobs = Some(JobPlan::draw(random, &self.names));
+        self.rates.extend(rates(random, Fault::is_of_jobs, intensity));
         self
     }
 
@@ -410,10 +428,10 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
     }
 }
 
-/// How often each kind of fault strikes: most never, the others between rarely and often.
-fn rates(random: &mut Rng, intensity: f64) -> Vec<(Fault, f64)> {
+/// How often each fault that `is_meant` strikes: most never, the others between rarely and often.
+fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool, intensity: f64) -> Vec<(Fault, f64)> {
     let mut rates = Vec::new();
-    for &fault in Fault::ALL {
+    for fault in Fault::ALL.iter().copied().filter(|fault| is_meant(*fault)) {
         // (least, most) if it is drawn at all.
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
@@ -422,7 +440,8 @@ fn rates(random: &mut Rng, intensity: f64) -> Vec<(Fault, f64)> {
             Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
-            Fault::ObserverError | Fault::ObserverPanic => (0.005, 0.2),
+            Fault::ObserverError | Fault::ObserverPanic | Fault::JobError | Fault::JobPanic => (0.005, 0.2),
+            Fault::JobHangs => (0.005, 0.05),
             _ => (0.001, 0.1),
         };
         let rate = least * (most / least).powf(random.f64());

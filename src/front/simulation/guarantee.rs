@@ -39,6 +39,10 @@ named! {
         ExactlyOnce,
         /// Rows that a reader still has to read are not dropped.
         Kept,
+        /// The jobs of a trigger work on every change of every database, and clean up after every deleted one, whatever other jobs do.
+        Worked,
+        /// Work that was cancelled, or whose database was deleted, writes nothing any more.
+        Ended,
         /// Answered commits stay on disk.
         Durable,
         /// Bytes on the wire have the form of the protocol.

@@ -10,6 +10,8 @@ named! {
     Actor {
         /// The documents of databases, and all their readers.
         Documents,
+        /// Triggers and their jobs.
+        Jobs,
         /// Clients over HTTP.
         Web,
         /// The other bus in the store.
@@ -83,7 +85,9 @@ impl Plan {
     fn leave_out(&mut self, actor: Actor) {
         let mut each = |change: fn(&mut ProcessPlan)| self.processes.iter_mut().for_each(change);
         match actor {
-            Actor::Documents => self.documents = None,
+            // Jobs work on documents.
+            Actor::Documents => (self.documents, self.jobs) = (None, None),
+            Actor::Jobs => self.jobs = None,
             #[cfg(feature = "http")]
             Actor::Web => self.web = None,
             #[cfg(not(feature = "http"))]
@@ -93,7 +97,11 @@ impl Plan {
                 self.groups.clear();
                 self.churns_groups = false;
             }
-            Actor::Subscribers => each(|process| process.dispatcher = false),
+            Actor::Subscribers => {
+                each(|process| process.dispatcher = false);
+                // Triggers are subscribers.
+                self.jobs = None;
+            }
             Actor::Followers => each(|process| process.follower = false),
             Actor::Janitor => each(|process| process.janitor = false),
             Actor::Operator => each(|process| process.operator = false),

@@ -103,7 +103,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// A world of `plan`, whose faults are drawn from `random`.
     pub fn new(plan: Plan, random: fastrand::Rng, trace: Trace) -> Arc<Self> {
-        let oracle = Oracle::new(plan.partitions, plan.names.clone(), plan.documents.is_some());
+        let failing = plan.jobs.as_ref().map(|jobs| jobs.failing.clone());
+        let oracle = Oracle::new(plan.partitions, plan.names.clone(), plan.documents.is_some(), failing);
         Arc::new(Self {
             time: Time::default(),
             plan,

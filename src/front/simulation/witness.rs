@@ -86,6 +86,12 @@ named! {
         ObserverError,
         /// An observer panics.
         ObserverPanic,
+        /// The job of a trigger returns an error.
+        JobError,
+        /// The job of a trigger panics.
+        JobPanic,
+        /// The job of a trigger never ends.
+        JobHangs,
     }
 }
 
@@ -194,6 +200,20 @@ named! {
         DocumentTailEnded,
         /// A group of documents was consumed when its database was deleted.
         DocumentGroupEnded,
+        /// A process went on with a trigger's work on a database that another process had begun.
+        TriggerTakenOver,
+        /// A trigger has parked a database.
+        JobParked,
+        /// The job of a parked database has succeeded.
+        ParkedJobDone,
+        /// A parked database was deleted, and the trigger has forgotten it.
+        ParkedDatabaseForgotten,
+        /// A trigger has listed work as owed.
+        WorkOwed,
+        /// A job has cleaned up rows that were derived from the documents of a deleted database.
+        DerivedRowsRemoved,
+        /// A transaction of a job was refused because its work was cancelled.
+        CancelledWorkRefused,
         /// A client over HTTP learned that its position is too old.
         WebClientExpired,
         /// A client over HTTP was refused because it asked from a position that no store has given out.
@@ -218,6 +238,13 @@ named! {
         PowerFailedWithinSnapshot,
         /// The disk has failed a commit, and the store has ended because of it.
         StoreFailedWithDisk,
+    }
+}
+
+impl Fault {
+    /// Whether it strikes jobs of triggers only.
+    pub(super) fn is_of_jobs(self) -> bool {
+        matches!(self, Self::JobError | Self::JobPanic | Self::JobHangs)
     }
 }
 

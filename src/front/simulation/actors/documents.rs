@@ -57,10 +57,21 @@ impl Documents {
         self.changes.create(tx, db, &self.plan.options).await
     }
 
-    /// Removes the feed of `db`, which is deleted in `tx`.
-    pub fn remove(&self, tx: &Transaction, db: &Db) {
+    /// Removes the feed of `db`, which is deleted in `tx`. Sometimes a writer of it is kept, and used afterwards, which must fail.
+    pub async fn remove(&self, tx: &Transaction, db: &Db) -> Result<()> {
+        // It cannot be read in the transaction that has created it.
+        let kept = match self.place.random(8) {
+            0 => self.changes.writer(tx, db).await.ok(),
+            _ => None,
+        };
         tx.clear_range(&app::documents(db.instance));
         self.changes.remove(tx, db);
+        if let Some(writer) = kept {
+            let (_, doc) = self.next(tx, db, self.draw_id()).await?;
+            let recorded = writer.record(&doc, None);
+            self.place.note(|| format!("has kept a writer of {db:?}: {recorded:?}"));
+        }
+        Ok(())
     }
 
     /// Edits some documents of `db`, and returns the events of these edits.

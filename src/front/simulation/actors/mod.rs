@@ -3,6 +3,7 @@
 mod consumer;
 mod documents;
 mod follower;
+mod jobs;
 mod operator;
 mod other_bus;
 mod producer;
@@ -153,6 +154,7 @@ async fn serve(
         (Some(dispatcher), Some(plan)) => Some(web::Web::start(place, dispatcher, plan)?),
         _ => None,
     };
+    let triggers = dispatcher.as_ref().map(|dispatcher| jobs::start(place, dispatcher)).unwrap_or_default();
     let mut consumers = Vec::new();
     if plan.consumer {
         for group in &options.groups {
@@ -182,6 +184,7 @@ async fn serve(
     if let Some(web) = web {
         web.end().await;
     }
+    triggers.join_all().await;
     if let Some(dispatcher) = dispatcher {
         // Tasks of feeds that were cut off release it when they end.
         while Arc::strong_count(&dispatcher) > 1 {

@@ -164,11 +164,11 @@ impl Layer<'_> {
                 let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
                 vec![Line { db, counters, ddocs: id.into_iter().collect() }]
             }
-            Deed::Delete => vec![self.delete(tx, db)],
+            Deed::Delete => vec![self.delete(tx, db).await?],
             Deed::Recreate(times) => {
                 let (mut lines, mut present) = (Vec::new(), db);
                 for _ in 0..times {
-                    lines.push(self.delete(tx, present));
+                    lines.push(self.delete(tx, present).await?);
                     let created = self.create(tx, name).await?;
                     present = created.db.clone();
                     lines.push(created);
@@ -195,13 +195,13 @@ impl Layer<'_> {
     }
 
     /// Deletes `db`.
-    fn delete(&self, tx: &Transaction, db: Db) -> Line {
+    async fn delete(&self, tx: &Transaction, db: Db) -> Result<Line> {
         tx.clear(&app::database(&db.name));
         if let Some(documents) = self.documents {
-            documents.remove(tx, &db);
+            documents.remove(tx, &db).await?;
         }
         self.producer.deleted(tx, &db);
-        Line { db, counters: Counters { deleted: 1, ..Counters::ZERO }, ddocs: Vec::new() }
+        Ok(Line { db, counters: Counters { deleted: 1, ..Counters::ZERO }, ddocs: Vec::new() })
     }
 }
 

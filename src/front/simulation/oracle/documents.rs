@@ -83,6 +83,11 @@ impl DocFeed {
         self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
     }
 
+    /// The last edit of each of its documents, and whether that was the deletion of the document.
+    pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
+        self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
+    }
+
     /// All topology entries so far.
     pub fn entries(&self) -> &[TopologyRow] {
         &self.entries

@@ -35,6 +35,8 @@ impl Oracle {
             Guarantee::Complete
         } else if self.groups_owe().is_some() {
             Guarantee::AtLeastOnce
+        } else if self.jobs_owe().is_some() {
+            Guarantee::Worked
         } else {
             Guarantee::Live
         }
@@ -52,12 +54,18 @@ impl Oracle {
             .or_else(|| self.groups_owe())
             .or_else(|| self.followers_owe())
             .or_else(|| self.doc_tails_owe())
+            .or_else(|| self.jobs_owe())
             .or_else(|| {
                 #[cfg(feature = "http")]
                 return self.web_clients_owe();
                 #[cfg(not(feature = "http"))]
                 None
             })
+    }
+
+    /// Work that the jobs of triggers have still to do.
+    fn jobs_owe(&self) -> Option<String> {
+        self.jobs.as_ref()?.owe(&self.databases, &self.documents)
     }
 
     /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose
@@ -197,6 +205,17 @@ impl Oracle {
         Err(format!("{value:?} rows are counted in shard {shard}, of {rows}").into())
     }
 
+    /// Whether triggers and their jobs may leave `item`.
+    fn is_of_jobs(&self, item: &StoredItem) -> bool {
+        let instance = match item {
+            StoredItem::App(AppKey::Derived(_, instance, _) | AppKey::DerivedTo(_, instance)) => instance,
+            StoredItem::Mark(_, db) | StoredItem::Parked(_, db) => &db.instance,
+            StoredItem::App(AppKey::Cleaned(..)) | StoredItem::Owed(..) => return self.jobs.is_some(),
+            _ => return false,
+        };
+        self.documents.contains_key(instance)
+    }
+
     /// Judges whether a key other than a row may exist.
     fn judge_key(&self, item: &StoredItem, value: &Bytes) -> Verdict {
         let leaked = |why: &str| Guarantee::Consistent.fails(format!("{item:?} was left behind: {why}"));
@@ -211,6 +230,7 @@ impl Oracle {
             }
             StoredItem::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
             StoredItem::App(AppKey::Document(instance, _)) if self.documents.contains_key(instance) => Ok(()),
+            item if self.is_of_jobs(item) => Ok(()),
             // Those of documents go with their database.
             StoredItem::PoolVersion(Some(pool)) if !self.is_pool_of_gone(pool) => Ok(()),
             StoredItem::Row(feed, ..) | StoredItem::Topology(feed, _) | StoredItem::RowCount(feed, _)

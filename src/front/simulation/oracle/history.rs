@@ -47,13 +47,23 @@ pub(super) struct Head {
     pub names: Vec<Text<DbName>>,
     /// Whether databases have documents.
     pub documents: bool,
+    /// The names of the databases whose jobs fail for ever; `None` if there are no triggers.
+    #[serde(default)]
+    pub failing: Option<Vec<Text<DbName>>>,
 }
 
 impl Head {
-    /// That of the world of `seed`, in which databases have these names.
-    pub fn new(seed: u64, partitions: u32, names: &[DbName], documents: bool) -> Self {
-        let names = names.iter().cloned().map(Text).collect();
-        Self { notibus_history: VERSION, seed, partitions, names, documents }
+    /// That of the world of `seed`, in which databases have these names, and the jobs of the `failing` ones fail.
+    pub fn new(
+        seed: u64,
+        partitions: u32,
+        names: &[DbName],
+        documents: bool,
+        failing: Option<&[DbName]>,
+    ) -> Self {
+        let text = |names: &[DbName]| names.iter().cloned().map(Text).collect();
+        let (names, failing) = (text(names), failing.map(text));
+        Self { notibus_history: VERSION, seed, partitions, names, documents, failing }
     }
 }
 
@@ -643,7 +653,8 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
         return Err(wrong(format!("its version is {version}; this program knows version {VERSION}")));
     }
     let names = head.names.into_iter().map(|name| name.0).collect();
-    let mut oracle = Oracle::new(head.partitions, names, head.documents);
+    let failing = head.failing.map(|names| names.into_iter().map(|name| name.0).collect());
+    let mut oracle = Oracle::new(head.partitions, names, head.documents, failing);
     let world = Shared::of_nothing(head.seed);
     let (mut values, mut has_ended) = (Values::new(), false);
     for (number, line) in lines {

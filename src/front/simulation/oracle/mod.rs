@@ -11,6 +11,7 @@
 //! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
 //!   [`account`], [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
+//! - the jobs of triggers work on every change, and cancelled work writes nothing ([`jobs`]);
 //! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]).
 //!
 //! After the faults all of it has to come to rest, and at the end the store must agree with the model, key by key
@@ -25,6 +26,7 @@ mod given;
 mod groups;
 mod history;
 mod interest;
+mod jobs;
 mod leases;
 mod ledger;
 mod readers;
@@ -53,6 +55,7 @@ use self::{
     documents::{DocFeed, DocTail},
     groups::GroupModel,
     history::{Head, Hex, Seen, Text},
+    jobs::Jobs,
     ledger::Ledger,
     readers::{Follower, Subscriber},
     stored_item::StoredItem,
@@ -172,6 +175,8 @@ pub(super) struct Oracle {
     has_documents: bool,
     /// The feeds of the documents of the databases that exist.
     documents: BTreeMap<DbInstance, DocFeed>,
+    /// The work of triggers, if there are any.
+    jobs: Option<Jobs>,
     /// The tails of documents.
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
@@ -192,8 +197,14 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// The model of a bus of `partitions` that does not exist yet, with databases of these names, which may have documents.
-    pub fn new(partitions: u32, names: Vec<DbName>, has_documents: bool) -> Self {
+    /// The model of a bus of `partitions` that does not exist yet, with databases of these names, which may have documents. If there
+    /// are triggers, their jobs fail for the databases with `failing` names.
+    pub fn new(
+        partitions: u32,
+        names: Vec<DbName>,
+        has_documents: bool,
+        failing: Option<Vec<DbName>>,
+    ) -> Self {
         Self {
             keys: Keys::new(BUS_PREFIX).expect("the prefix is short"),
             partitions,
@@ -219,6 +230,7 @@ impl Oracle {
             subscribers: BTreeMap::new(),
             has_documents,
             documents: BTreeMap::new(),
+            jobs: failing.map(Jobs::new),
             doc_tails: BTreeMap::new(),
             #[cfg(feature = "http")]
             web_clients: BTreeMap::new(),
@@ -233,7 +245,8 @@ impl Oracle {
 
     /// Keeps from now on what it is informed of: it is the oracle of the world of `seed`.
     pub fn keep_history(&mut self, seed: u64) {
-        let head = Head::new(seed, self.partitions, &self.names, self.has_documents);
+        let failing = self.jobs.as_ref().map(Jobs::failing);
+        let head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
         let head = serde_json::to_string(&head).expect("a head is plain data");
         self.history = Some(head + "\n");
     }
@@ -336,6 +349,9 @@ impl Oracle {
         }
         let recorded = self.judge_app(seen, items)?;
         self.judge_documents(shared, seen, items)?;
+        if let Some(jobs) = &mut self.jobs {
+            jobs.judge(shared, seen, items, &self.documents)?;
+        }
         self.judge_topology(shared, items)?;
         self.judge_leases(shared, seen, items)?;
         self.judge_feed(shared, seen, items, &recorded)?;
@@ -412,6 +428,11 @@ impl Oracle {
         }
         if writes(|item| matches!(item, StoredItem::Checkpoint(..))) && meets(&self.keys.all_leases()) {
             shared.witness(Witness::ZombieConsumerRefused);
+        }
+        if writes(|item| matches!(item, StoredItem::App(AppKey::Derived(..))))
+            && meets(&self.keys.shared_cursors())
+        {
+            shared.witness(Witness::CancelledWorkRefused);
         }
         if writes(|item| matches!(item, StoredItem::Horizon(_))) && meets(&self.keys.groups(&feed)) {
             shared.witness(Witness::JanitorRacedNewGroup);

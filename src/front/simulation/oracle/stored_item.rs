@@ -78,6 +78,12 @@ pub(super) enum StoredItem {
     RowCount(Vec<u8>, ShardId),
     /// A named cursor of the bus.
     Cursor(String),
+    /// The mark of a trigger's work on a database.
+    Mark(String, Db),
+    /// A database that a trigger has parked.
+    Parked(String, Db),
+    /// Work that a trigger has listed as owed.
+    Owed(String, DbName),
     /// The id of a transaction.
     TransactionId,
     /// An undecodable row among the counters.
@@ -150,10 +156,24 @@ impl StoredItem {
             (14, [_, part, pool]) if int(part)? == 2 => Self::PoolVersion(Some(text(pool)?.to_owned())),
             (15, [feed]) => Self::Pulse(bytes(feed)?.into()),
             (18, [feed, shard]) => Self::RowCount(bytes(feed)?.into(), ShardId(int(shard)?)),
-            // The owner is empty, and the part is that of the cursor itself.
-            (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {
-                Self::Cursor(text(name)?.to_owned())
+            // The owner is empty: cursors of nodes are not used.
+            (16, [owner, name, part, rest @ ..]) if bytes(owner)?.is_empty() => {
+                Self::of_cursor(int(part)?, text(name)?.to_owned(), rest)?
             }
+            _ => return None,
+        })
+    }
+
+    /// The meaning of a key of the family of cursors.
+    fn of_cursor(part: u64, cursor: String, rest: &[Element<'_>]) -> Option<Self> {
+        let db = |name, instance| {
+            Some(Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?)))
+        };
+        Some(match (part, rest) {
+            (0, []) => Self::Cursor(cursor),
+            (1, [name, instance]) => Self::Mark(cursor, db(name, instance)?),
+            (2, [name, instance]) => Self::Parked(cursor, db(name, instance)?),
+            (4, [name]) => Self::Owed(cursor, DbName::new(text(name)?).ok()?),
             _ => return None,
         })
     }
