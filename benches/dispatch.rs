@@ -28,8 +28,8 @@ use criterion::{
 };
 use futures_util::FutureExt;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Filter, Notification, NotifierOptions,
-    Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, Notification,
+    NotifierOptions, Sequence,
     dispatcher::{BatchSubscription, Fanout, Subscription},
     event::Versionstamp,
     store::Database,
@@ -147,7 +147,8 @@ impl Want {
 
 /// A row of the bus, to be copied.
 async fn template(bus: &Bus, store: &Database) -> Notification {
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier =
+        bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut rows = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let db = Db::new("template".parse().unwrap(), DbInstance::random(store.env()));

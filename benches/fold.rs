@@ -17,7 +17,9 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use notibus::{Bus, BusOptions, Db, DbInstance, NotifierOptions, node::BalanceOptions, store::Database};
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions, node::BalanceOptions, store::Database,
+};
 use tokio::runtime::Runtime;
 
 /// The allocator of the command.
@@ -55,7 +57,13 @@ fn fold(store: &Database, nodes: u32, databases: u64) -> Duration {
         ready.wait();
         let started = Instant::now();
         let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
-        let notifier = bus.notifier(NotifierOptions { balance, ..NotifierOptions::default() }).await.unwrap();
+        let notifier = bus
+            .node(NodeOptions::default())
+            .await
+            .unwrap()
+            .notifier(NotifierOptions { balance, ..NotifierOptions::default() })
+            .await
+            .unwrap();
         let mut mine = 0;
         while folded.load(Ordering::Relaxed) < databases {
             tokio::time::sleep(Duration::from_micros(200)).await;

@@ -17,7 +17,7 @@ use std::{
 
 use criterion::{Criterion, Throughput};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions, Producer,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, NotifierOptions, Producer,
     store::{Database, stop_network},
 };
 use tokio::{runtime::Runtime, task::JoinSet};
@@ -79,7 +79,8 @@ async fn fold(store: &Database) -> Duration {
             .unwrap();
     }
     let started = Instant::now();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier =
+        bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     while bus.stats().folded.total() < DATABASES {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -92,7 +93,7 @@ async fn fold(store: &Database) -> Duration {
 async fn latency(store: &Database, count: u64) -> Duration {
     let bus = open(store, "latency").await;
     let options = NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() };
-    let notifier = bus.notifier(options).await.unwrap();
+    let notifier = bus.node(NodeOptions::default()).await.unwrap().notifier(options).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut deliveries = dispatcher.subscribe(Filter::all()).stream();
     let producer = bus.producer();

@@ -31,7 +31,8 @@ async fn filled(store: &Database, shards: u32) -> Bus {
         };
         store.run(body).await.unwrap();
     }
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier =
+        bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     while !bus.is_drained().await.unwrap() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -65,7 +66,13 @@ async fn consume(store: &Database, bus: &Bus, exactly_once: bool) -> Duration {
         }
     };
     let started = Instant::now();
-    let consumer = bus.consumer(&group, move |_| observe.clone(), ConsumerOptions::default()).await.unwrap();
+    let consumer = bus
+        .node(NodeOptions::default())
+        .await
+        .unwrap()
+        .consumer(&group, move |_| observe.clone(), ConsumerOptions::default())
+        .await
+        .unwrap();
     while bus.stats().group_rows < before + ROWS {
         tokio::time::sleep(Duration::from_micros(200)).await;
     }

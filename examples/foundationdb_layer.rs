@@ -10,10 +10,7 @@
 use std::{error::Error, fmt::Write as _, sync::Arc};
 
 use foundationdb::{Database as Client, FdbError, Transaction, api::NetworkAutoStop};
-use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions, Producer, producer::Receipt,
-    store::Database,
-};
+use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Producer, Roles, producer::Receipt, store::Database};
 use tokio_stream::StreamExt;
 
 /// Writes a document of the database `name` in one raw transaction, creates the database if it does not exist, and rings after the
@@ -76,9 +73,8 @@ pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let store = Database::from_foundationdb(Arc::clone(&client));
     let bus =
         Bus::open(&store, BusOptions { prefix: b"layer-example/".to_vec(), ..BusOptions::default() }).await?;
-    let notifier = bus.notifier(NotifierOptions::default()).await?;
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
-    let mut orders = dispatcher.subscribe(Filter::name("orders")?).stream();
+    let running = bus.start(Roles::default()).await?;
+    let mut orders = running.dispatcher().subscribe(Filter::name("orders")?).stream();
 
     let new = Db::new("orders".parse()?, DbInstance::random(store.env()));
     write(&client, &bus.producer(), &new, "1", "{\"total\": 42}").await?;
@@ -89,8 +85,7 @@ pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
         let (name, at) = (&delivery.notification().name, delivery.sequence());
         writeln!(delivered, "{name} {} ({instance}) at {at}", kind.as_str())?;
     }
-    dispatcher.shutdown().await;
-    notifier.shutdown().await?;
+    running.shutdown().await?;
     Ok(delivered)
 }
 

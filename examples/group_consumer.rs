@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, NodeOptions, Notification, NotifierOptions, Observer, Sequence,
+    Bus, BusOptions, Db, DbInstance, NodeOptions, Notification, Observer, Roles, Sequence,
     feed::ShardId,
     group::{CloseReason, ConsumerOptions, GroupBatch, GroupOptions, ObserverResult},
     store::{
@@ -61,7 +61,7 @@ async fn count(store: &Database) -> notibus::Result<u64> {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let notifier = bus.notifier(NotifierOptions::default()).await?;
+    let running = bus.start(Roles::default()).await?;
 
     // The group starts here: everything from now on is counted, whenever a consumer runs.
     let group = bus.group("counter")?;
@@ -82,11 +82,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     faults.script_commits([CommitFault::After(unknown.clone()), CommitFault::Before(unknown)]);
     let shaky = faults.database();
     let observe = move |_shard| Counter { store: shaky.clone(), pause: Duration::from_millis(20) };
-    let first = bus.consumer(&group, observe, ConsumerOptions { rows_max: 7, ..Default::default() }).await?;
+    let node = bus.node(NodeOptions::default()).await?;
+    let first = node.consumer(&group, observe, ConsumerOptions { rows_max: 7, ..Default::default() }).await?;
     while count(&store).await? == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    drop(first);
+    drop((first, node));
     println!("the first consumer has died after counting {}", count(&store).await?);
 
     // Another one continues, once it is certain that the first is dead. The times are short for the example.
@@ -102,6 +103,5 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("counted {} of 100", count(&store).await?);
     assert_eq!(count(&store).await?, 100);
     node.shutdown().await?;
-    notifier.shutdown().await?;
-    Ok(())
+    Ok(running.shutdown().await?)
 }

@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, error::Error, time::Duration};
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DispatcherOptions, NotifierOptions, Result, Trigger,
+    Bus, BusOptions, Cursor, Db, Result, Roles, Trigger,
     changes::Change,
     jobs::{Batch, IndexBuild, ParallelJob, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{Database, Isolation, KeyRange, Transaction},
@@ -134,8 +134,8 @@ async fn rest(bus: &Bus, trigger: &Trigger) -> Result<(), Box<dyn Error>> {
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let notifier = bus.notifier(NotifierOptions::default()).await?;
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+    let running = bus.start(Roles::default()).await?;
+    let dispatcher = running.dispatcher();
     let layer = Layer::new(&store, &bus);
     let start = async || {
         let options = TriggerOptions {
@@ -143,7 +143,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
             checkpoint_interval: Duration::from_millis(50),
             ..TriggerOptions::index("by field")
         };
-        index_trigger(&dispatcher, options, Indexer(layer.clone())).await
+        index_trigger(dispatcher, options, Indexer(layer.clone())).await
     };
 
     let mut trigger = start().await?;
@@ -184,7 +184,6 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
             return Err(format!("the index of the deleted {} is left", db.name).into());
         }
     }
-    dispatcher.shutdown().await;
-    notifier.shutdown().await?;
+    running.shutdown().await?;
     Ok(())
 }

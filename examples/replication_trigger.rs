@@ -24,7 +24,7 @@ use std::{
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DispatcherOptions, Filter, NotifierOptions, Result, Trigger,
+    Bus, BusOptions, Cursor, Db, Filter, Result, Roles, Trigger,
     jobs::{Fence, Scan, TaskResult, TriggerJob, TriggerOptions, replication_trigger},
     store::{Database, Isolation, KeyRange, Transaction},
 };
@@ -251,8 +251,8 @@ async fn check(layer: &Layer, dbs: &BTreeMap<String, Db>, mut model: Model) -> R
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let notifier = bus.notifier(NotifierOptions::default()).await?;
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+    let running = bus.start(Roles::default()).await?;
+    let dispatcher = running.dispatcher();
     let layer = Layer::new(&store, &bus);
     let mut dbs = BTreeMap::new();
     for n in 0..DBS {
@@ -266,7 +266,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // Documents change from before the first replication is described until after the last.
     let mut random = fastrand::Rng::new();
     let edits = tokio::spawn(edit_on(layer.clone(), Arc::clone(&dbs), random.fork()));
-    let mut triggers = start(&dispatcher, (&layer, &replications, &dbs)).await?;
+    let mut triggers = start(dispatcher, (&layer, &replications, &dbs)).await?;
     describe(&replicator, "r1", "db0 db1").await?;
     describe(&shop, "r2", "db4 db5").await?;
     for round in 0..ROUNDS {
@@ -278,7 +278,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         drop(triggers);
         replications.lock().unwrap_or_else(PoisonError::into_inner).clear();
         bus.trigger("replicator")?.reset().await?;
-        triggers = start(&dispatcher, (&layer, &replications, &dbs)).await?;
+        triggers = start(dispatcher, (&layer, &replications, &dbs)).await?;
     }
     let model = edits.await??;
     rest(&bus, &triggers).await?;
@@ -289,7 +289,6 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     for trigger in triggers {
         trigger.shutdown().await?;
     }
-    dispatcher.shutdown().await;
-    notifier.shutdown().await?;
+    running.shutdown().await?;
     Ok(())
 }

@@ -7,14 +7,13 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-//! use notibus::{Bus, BusOptions, Db, DbInstance, Filter, store::Database};
+//! use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Roles, store::Database};
 //! use tokio_stream::StreamExt;
 //!
 //! let store = Database::memory();
 //! let bus = Bus::open(&store, BusOptions::default()).await?;
-//! let notifier = bus.notifier(Default::default()).await?;
-//! let dispatcher = bus.dispatcher(Default::default()).await?;
-//! let mut updates = dispatcher.subscribe(Filter::suffix("orders")).stream();
+//! let running = bus.start(Roles::default()).await?;
+//! let mut updates = running.dispatcher().subscribe(Filter::suffix("orders")).stream();
 //!
 //! let producer = bus.producer();
 //! let db = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
@@ -22,7 +21,7 @@
 //!
 //! let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
 //! assert_eq!(delivery.notification().name.as_str(), "shop/orders");
-//! notifier.shutdown().await
+//! running.shutdown().await
 //! # }
 //! ```
 //!

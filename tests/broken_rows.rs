@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{
-    counts, db, eager, narrow_bus, next_news, record, row, row_with, rows, until, wide_bus, within,
+    counts, db, eager, joined, narrow_bus, next_news, record, row, row_with, rows, until, wide_bus, within,
 };
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, NotifierOptions, Sequence,
@@ -59,7 +59,7 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     let (key, value) = broken_counters(&store, &producing, "broken").await;
     // Every ring is lost.
     faults.plan_watches(|_| Some(WatchFault::Drop));
-    let _notifier = folding.notifier(eager()).await.unwrap();
+    let _notifier = joined(&folding).await.notifier(eager()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     for n in 0..200 {
         record(&store, &producing, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
@@ -83,7 +83,7 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
 async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     let [(key, good)] = &stored(&store, FOLD_MARKS).await[..] else { panic!("one partition has one mark") };
@@ -108,7 +108,7 @@ async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
     assert_eq!((skipped.len(), skipped[0].times), (1, 5), "{skipped:?}");
     assert!(skipped[0].place.contains("notibus") && skipped[0].reason.contains("fold mark"), "{skipped:?}");
     // The new mark is valid for this notifier and for the next.
-    let _other = bus.notifier(eager()).await.unwrap();
+    let _other = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 6..10 {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus, &db("a", 1), [1, 0, n, 0]).await;
@@ -123,7 +123,7 @@ async fn a_broken_row_does_not_keep_the_poll_in_haste() {
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
     broken_counters(&store, &bus, "broken").await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let before = bus.stats().rows_skipped;
     tokio::time::sleep(Duration::from_mins(1)).await;
@@ -142,7 +142,8 @@ async fn a_page_of_broken_counters_is_passed() {
     for (key, _) in &stored(&store, COUNTERS).await[50..150] {
         set(&store, key, &[0xff; 40]).await;
     }
-    let _notifier = bus.notifier(NotifierOptions { fold_rows_max: 10, ..eager() }).await.unwrap();
+    let _notifier =
+        joined(&bus).await.notifier(NotifierOptions { fold_rows_max: 10, ..eager() }).await.unwrap();
     until("the others are folded", async || bus.stats().folded.created == 100).await;
     assert_eq!(bus.skipped_rows().await.unwrap().len(), 100);
     assert_eq!(rows(&bus).await.len(), 100);
@@ -154,7 +155,7 @@ async fn a_page_of_broken_counters_is_passed() {
 async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let names = ["a", "b", "c"];
     for name in names {
         record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
@@ -226,7 +227,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
 async fn a_pointer_to_nothing_stops_no_other_database() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     let gone = &stored(&store, ROWS).await[0];
@@ -264,7 +265,7 @@ async fn a_fold_commits_before_it_gets_too_large() {
             };
             store.run(record).await.unwrap();
         }
-        let notifier = bus.notifier(options.clone()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(options.clone()).await.unwrap();
         until("all are folded", async || bus.is_drained().await.unwrap()).await;
         notifier.shutdown().await.unwrap();
     }

@@ -129,7 +129,7 @@ impl Node {
             roles.push(Box::new(node.notifier(options).await.unwrap()));
         }
         let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
-        let dispatcher = node.dispatcher(options).await.unwrap();
+        let dispatcher = bus.dispatcher(options).await.unwrap();
         let subscription = dispatcher.subscribe(Filter::all()).stream();
         roles.push(Box::new(dispatcher));
         roles.push(Box::new(node));

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use common::{NEVER, db, eager, narrow_bus, record, row_with, until, within};
+use common::{NEVER, db, eager, joined, narrow_bus, record, row_with, until, within};
 use futures_util::FutureExt;
 use notibus::{
     Bus, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Kinds,
@@ -43,7 +43,7 @@ impl Node {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
         Self {
-            _notifier: bus.notifier(eager()).await.unwrap(),
+            _notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
             dispatcher: bus.dispatcher(options).await.unwrap(),
             store,
             bus,
@@ -512,7 +512,7 @@ async fn a_failed_read_is_reported_and_tried_again() {
         let store = Database::memory();
         let faults = Faults::new(&store);
         let bus = narrow_bus(&faults.database()).await;
-        let _notifier = bus.notifier(eager()).await.unwrap();
+        let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
         row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -536,7 +536,7 @@ async fn a_callback_pauses_while_reads_fail() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -612,7 +612,7 @@ async fn apart(options: DispatcherOptions) -> (Faults, Bus, Notifier, Bus, Dispa
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (folding, dispatching) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
-    let notifier = folding.notifier(eager()).await.unwrap();
+    let notifier = joined(&folding).await.notifier(eager()).await.unwrap();
     let dispatcher = dispatching.dispatcher(options).await.unwrap();
     (faults, folding, notifier, dispatching, dispatcher)
 }
@@ -683,7 +683,7 @@ async fn the_tail_goes_on_after_reads_have_failed() {
 async fn no_wake_up_is_lost_within_a_process() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(common::unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(common::unpolled()).await.unwrap();
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
     receive_all(&store, &bus, &dispatcher).await;
@@ -695,7 +695,7 @@ async fn no_wake_up_is_lost_between_processes() {
     let store = Database::memory();
     let producing = narrow_bus(&store).await;
     let folding = narrow_bus(&store).await;
-    let _notifier = folding.notifier(common::unpolled()).await.unwrap();
+    let _notifier = joined(&folding).await.notifier(common::unpolled()).await.unwrap();
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
     let dispatching = narrow_bus(&store).await;
     let dispatcher = dispatching.dispatcher(options).await.unwrap();

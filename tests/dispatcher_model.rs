@@ -7,7 +7,7 @@ mod common;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{db, eager, record, until};
+use common::{db, eager, joined, record, until};
 use futures_util::FutureExt;
 use notibus::{
     Bus, BusOptions, Cursor, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds,
@@ -309,7 +309,7 @@ async fn run(mut random: fastrand::Rng) {
     let options =
         BusOptions { partitions: random.u32(1..4), shards: random.u32(1..6), ..BusOptions::default() };
     let bus = Bus::open(&store, options).await.unwrap();
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let small_pages = random.bool();
     let options = DispatcherOptions {
         ring_rows_max: *random.choice(&[1, 3, 1_000]).unwrap(),

@@ -6,7 +6,9 @@ mod common;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{counts, db, eager, narrow_bus, record, row_with, rows, rows_in_pages, until, wide_bus, within};
+use common::{
+    counts, db, eager, joined, narrow_bus, record, row_with, rows, rows_in_pages, until, wide_bus, within,
+};
 use notibus::{
     Bus, BusOptions, Cursor, Db, Error, EventKind, Sequence,
     event::{Incarnation, Versionstamp},
@@ -20,7 +22,7 @@ async fn history(shards: u32, names: &[u8]) -> (Database, Bus) {
     let store = Database::memory();
     let options = BusOptions { partitions: 4, shards, ..BusOptions::default() };
     let bus = Bus::open(&store, options).await.unwrap();
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for (step, name) in names.iter().enumerate() {
         record(&store, &bus, &db(&format!("db{}", name % 30), 1), [0, 0, 1, 0]).await;
         if step % 3 == 0 {
@@ -106,7 +108,7 @@ proptest! {
 async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
     let names: Vec<u8> = (0..30).collect();
     let (store, bus) = history(5, &names).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let mut random = common::dice();
     let mut seen = BTreeMap::new();
     let mut from = Sequence::MIN;
@@ -138,7 +140,7 @@ async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
 async fn a_tombstone_stays_in_the_feed_until_the_name_is_used_again() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 1, 0, 0]).await;
     let tombstone = row_with(&bus, &db("a", 1), [1, 1, 0, 0]).await;
     assert!(tombstone.is_deleted());
@@ -152,7 +154,7 @@ async fn a_tombstone_stays_in_the_feed_until_the_name_is_used_again() {
 #[tokio::test(start_paused = true)]
 async fn a_start_at_now_gets_what_comes_and_nothing_before() {
     let (store, bus) = history(4, &[1, 2, 3]).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let now = bus.feed().now().await.unwrap();
     let page = bus.feed().page(now, 10).await.unwrap();
     assert_eq!((page.rows.len(), page.to, page.more), (0, now, false));
@@ -229,7 +231,7 @@ async fn an_existing_feed_keeps_its_shards() {
     let before = rows(&bus).await;
     let options = BusOptions { partitions: 4, shards: 9, ..BusOptions::default() };
     let again = Bus::open(&store, options).await.unwrap();
-    let _notifier = again.notifier(eager()).await.unwrap();
+    let _notifier = joined(&again).await.notifier(eager()).await.unwrap();
     assert_eq!(rows(&again).await, before);
     record(&store, &again, &db("db1", 1), [0, 0, 1, 0]).await;
     row_with(&bus, &db("db1", 1), [0, 0, 2, 0]).await;
@@ -244,7 +246,7 @@ async fn buses_under_different_prefixes_do_not_meet() {
     for prefix in ["a", "ab"] {
         let options = BusOptions { prefix: prefix.into(), ..BusOptions::default() };
         let bus = Bus::open(&store, options).await.unwrap();
-        notifiers.push(bus.notifier(eager()).await.unwrap());
+        notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
         buses.push(bus);
     }
     record(&store, &buses[0], &db("x", 1), [1, 0, 0, 0]).await;
@@ -277,7 +279,7 @@ async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
         let bus = narrow_bus(&store).await;
         assert_eq!(rows_in_pages(&bus, 1).await, kept, "round {round}");
         // The event that the last round recorded after its notifier had ended is there too.
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         let row = row_with(&bus, &db("a", 1), [0, 0, 2 * round - 1, 0]).await;
         assert!(row.sequence > last);
@@ -297,7 +299,7 @@ async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
 async fn news_is_derived_from_where_the_first_page_began() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let names: Vec<_> = (0..10).map(|n| format!("db{n}")).collect();
     for (lanes, totals) in [([1, 0, 0, 0], [1, 0, 0, 0]), ([0, 0, 1, 0], [1, 0, 1, 0])] {
         for name in &names {
@@ -315,7 +317,7 @@ async fn news_is_derived_from_where_the_first_page_began() {
 async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions { shards: 5, ..BusOptions::default() }).await.unwrap();
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..60 {
         row_with(&bus, &recorded(&store, &bus, n).await, [0, 0, 1, 0]).await;
     }
@@ -355,7 +357,7 @@ async fn recorded(store: &Database, bus: &Bus, n: u8) -> Db {
 async fn a_tail_returns_what_comes_and_nothing_twice() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let first = recorded(&store, &bus, 1).await;
     row_with(&bus, &first, [0, 0, 1, 0]).await;
 
@@ -380,7 +382,7 @@ async fn an_existing_bus_is_opened_with_what_it_was_created_with() {
     let missing = Bus::open_existing(&store, b"notibus").await.unwrap_err();
     assert!(matches!(missing, Error::Invalid { what: "prefix", .. }), "{missing}");
     let created = Bus::open(&store, BusOptions { partitions: 7, ..BusOptions::default() }).await.unwrap();
-    let notifier = created.notifier(eager()).await.unwrap();
+    let notifier = joined(&created).await.notifier(eager()).await.unwrap();
     let db = recorded(&store, &created, 1).await;
     let found = Bus::open_existing(&store, b"notibus").await.unwrap();
     row_with(&found, &db, [0, 0, 1, 0]).await;

@@ -6,7 +6,7 @@ mod common;
 
 use std::{fs, path::Path, time::Duration};
 
-use common::{db, eager, record, row_with, wide_bus, within};
+use common::{db, eager, joined, record, row_with, wide_bus, within};
 use notibus::{
     Bus, Cursor, DispatcherOptions, Error, Filter, Sequence,
     cursor::Start,
@@ -41,7 +41,7 @@ async fn is_expired(bus: &Bus, since: impl Into<Cursor>) -> bool {
 async fn live_and_copy(folder: &Path, copy: &Path) -> (Sequence, Sequence) {
     let store = Database::open_dir(folder).unwrap();
     let bus = wide_bus(&store).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     update(&store, &bus, 1).await;
     let kept = now(&bus).await;
@@ -70,7 +70,7 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     for round in 0..3 {
         let store = Database::open_dir(&folder).unwrap();
         let bus = wide_bus(&store).await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         for count in [2 * round + 2, 2 * round + 3] {
             assert!(is_expired(&bus, lost).await, "{round}");
             assert!(is_expired(&bus, ahead).await, "{round}");
@@ -105,7 +105,7 @@ async fn a_reader_of_a_store_in_memory_that_is_gone_has_expired() {
     for _ in 0..2 {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
         update(&store, &bus, 1).await;
         if let Some(before) = before {
@@ -127,7 +127,7 @@ async fn a_reader_of_what_was_kept_goes_on() {
     for round in 0..6 {
         let store = disk.open_small(2_000).unwrap();
         let bus = wide_bus(&store).await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         if round == 0 {
             record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
         }

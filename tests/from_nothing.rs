@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use common::{db, eager};
+use common::{db, eager, joined};
 use notibus::{
     Bus, BusOptions, Cursor, DispatcherOptions, Filter,
     dispatcher::{BatchSubscription, Interruption},
@@ -79,7 +79,7 @@ fn size() -> Size {
 async fn filled(databases: usize) -> Bus {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let producer = bus.producer();
     let all: Vec<usize> = (0..databases).collect();
     for some in all.chunks(CREATED_AT_ONCE) {

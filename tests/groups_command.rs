@@ -8,7 +8,7 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Notification, NotifierOptions,
+    Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
     changes::ChangesOptions,
     group::{ConsumerOptions, FailurePolicy, GroupBatch, GroupOptions},
     store::Database,
@@ -53,7 +53,8 @@ const INSTANCE: DbInstance = DbInstance([9; 16]);
 async fn fill(folder: &Path) {
     let store = Database::open_dir(folder).unwrap();
     let bus = Bus::open(&store, BusOptions { shards: 2, ..BusOptions::default() }).await.unwrap();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier =
+        bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let (mailer, idle) = (bus.group("mailer").unwrap(), bus.group("idle").unwrap());
     let zero = GroupOptions::default().start_from(Cursor::NOTHING);
     mailer.create(&zero).await.unwrap();
@@ -80,7 +81,13 @@ async fn fill(folder: &Path) {
             Ok(())
         }
     };
-    let consumer = bus.consumer(&mailer, move |_| send, options).await.unwrap();
+    let consumer = bus
+        .node(NodeOptions::default())
+        .await
+        .unwrap()
+        .consumer(&mailer, move |_| send, options)
+        .await
+        .unwrap();
     while bus.stats().group_rows < 2 || bus.stats().group_dead_letters < 1 {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use common::{db, record, row, row_with, rows, rows_in_pages, unpolled, until, wide_bus, within};
+use common::{db, joined, record, row, row_with, rows, rows_in_pages, unpolled, until, wide_bus, within};
 use notibus::{
     Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Janitor, JanitorOptions, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
@@ -38,7 +38,7 @@ async fn frequent(bus: &Bus) -> Janitor {
         tombstone_retention: RETENTION,
         ..JanitorOptions::default()
     };
-    bus.janitor(options).await.unwrap()
+    joined(&bus).await.janitor(options).await.unwrap()
 }
 
 /// Creates and deletes `name`; returns the sequence of its tombstone.
@@ -58,7 +58,7 @@ async fn pass(time: Duration) {
 async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let janitor = frequent(&bus).await;
     record(&store, &bus, &db("lives", 1), [1, 0, 0, 0]).await;
     let tombstone = deleted(&store, &bus, "gone").await;
@@ -81,7 +81,7 @@ async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
 async fn a_database_that_is_created_again_keeps_its_row() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
     deleted(&store, &bus, "again").await;
     pass(RETENTION / 2).await;
@@ -95,7 +95,7 @@ async fn a_database_that_is_created_again_keeps_its_row() {
 async fn only_time_in_which_a_janitor_works_makes_old() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let janitor = frequent(&bus).await;
     pass(RETENTION / 6).await;
     deleted(&store, &bus, "gone").await;
@@ -114,7 +114,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
 async fn of_two_janitors_one_works_and_the_other_takes_over() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let (first, _second) = (frequent(&bus).await, frequent(&bus).await);
     deleted(&store, &bus, "one").await;
     pass(RETENTION * 9 / 8).await;
@@ -129,7 +129,7 @@ async fn of_two_janitors_one_works_and_the_other_takes_over() {
 async fn a_reader_below_the_horizon_expires() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
     record(&store, &bus, &db("lives", 1), [1, 0, 0, 0]).await;
     let before = row_with(&bus, &db("lives", 1), [1, 0, 0, 0]).await.sequence;
@@ -154,7 +154,7 @@ async fn a_reader_below_the_horizon_expires() {
 async fn a_subscriber_that_was_away_for_too_long_expires_and_starts_again() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
     let lives = db("lives", 1);
     record(&store, &bus, &lives, [1, 0, 0, 0]).await;
@@ -230,7 +230,7 @@ async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
 async fn nothing_is_left_of_what_was_dropped() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let keys = async || {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
@@ -252,7 +252,7 @@ async fn nothing_is_left_of_what_was_dropped() {
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    let janitor = bus.janitor(options).await.unwrap();
+    let janitor = joined(&bus).await.janitor(options).await.unwrap();
     until("all are dropped", async || rows(&bus).await.is_empty()).await;
     until("one entry is left", async || keys().await <= at_least).await;
     assert_eq!(bus.stats().tombstones_dropped, 600);
@@ -263,7 +263,7 @@ async fn nothing_is_left_of_what_was_dropped() {
 /// A bus whose horizon is above the rows of three living databases.
 async fn with_old_rows(store: &Database) -> Bus {
     let bus = wide_bus(store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let _janitor = frequent(&bus).await;
     for n in 0..3 {
         let db = db(&format!("lives{n}"), 1);
@@ -309,7 +309,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
 async fn a_reader_that_began_before_the_deletion_expires() {
     let store = Database::memory();
     let bus = with_old_rows(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let page = bus.feed().page(Cursor::NOTHING, 1).await.unwrap();
     assert!(bus.feed().page(page.next, 1).await.is_ok());
     record(&store, &bus, &db("lives0", 1), [0, 1, 0, 0]).await;
@@ -324,7 +324,7 @@ async fn a_reader_that_began_before_the_deletion_expires() {
 async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let faults = Faults::new(&store);
     let slow = wide_bus(&faults.database()).await;
     let (opened, mut reads) = (tokio::time::Instant::now(), 0);
@@ -349,7 +349,7 @@ async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
 async fn what_cannot_be_read_keeps_nothing_else() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     record(&store, &bus, &db("x", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("x", 1), [1, 0, 0, 0]).await;
     let entries = RangeRead::new(KeyRange::prefix(&b"notibus\x15\x04\x01n"[..]));
@@ -379,7 +379,7 @@ async fn what_cannot_be_read_keeps_nothing_else() {
 async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let faults = Faults::new(&store);
     let away = wide_bus(&faults.database()).await;
     let dispatcher = away.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -408,7 +408,7 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
 async fn a_tombstone_stays_until_every_group_has_passed_it() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let tombstone = deleted(&store, &bus, "gone").await;
     let later = deleted(&store, &bus, "later").await;
     let group = bus.group("g").unwrap();
@@ -463,6 +463,6 @@ async fn an_entry_of_many_shards_is_kept_for_one_row() {
 async fn an_interval_of_zero_is_refused() {
     let bus = wide_bus(&Database::memory()).await;
     let options = JanitorOptions { interval: Duration::ZERO, ..JanitorOptions::default() };
-    assert!(matches!(bus.janitor(options).await, Err(Error::Invalid { .. })));
-    assert!(bus.nodes().await.unwrap().is_empty(), "it has not joined");
+    assert!(matches!(joined(&bus).await.janitor(options).await, Err(Error::Invalid { .. })));
+    assert!(bus.nodes().await.unwrap()[0].roles.is_empty(), "its node is none");
 }

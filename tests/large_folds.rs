@@ -7,7 +7,7 @@ mod common;
 use std::{sync::Arc, time::Duration};
 
 use common::{
-    counts, db, forgetful, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, within,
+    counts, db, forgetful, joined, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, within,
 };
 use notibus::{
     Bus, BusOptions, Db, DbInstance, EventKind, NotifierOptions,
@@ -33,7 +33,7 @@ async fn a_fold_is_bounded_however_many_databases_wait() {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, n % 3, 0]).await;
     }
     let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
-    let _notifier = bus.notifier(options).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
     let folds: Vec<_> = trace.take().into_iter().filter(is_fold).collect();
     assert!(folds.len() >= 100, "{}", folds.len());
@@ -72,7 +72,7 @@ async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
         record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
     }
     let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
-    let _notifier = bus.notifier(options).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("nothing waits", async || waiting(&store).await == 0).await;
     row_with(&bus, &db("m", 1), [1, 0, 0, 120]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -88,7 +88,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
     let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
-    let notifier = bus.notifier(options.clone()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(options.clone()).await.unwrap();
     let gate = Gate::default();
     let mut held = Some(CommitFault::Hold(gate.clone()));
     faults.plan_commits(move |attempt| is_fold(attempt).then(|| held.take()).flatten());
@@ -111,10 +111,10 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     assert!(row(&bus, &gone).await.unwrap().is_deleted());
     assert!(waiting(&store).await > 0, "some are left to the next fold");
 
-    let janitor = bus.janitor(forgetful()).await.unwrap();
+    let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone is dropped", async || row(&bus, &gone).await.is_none()).await;
     janitor.shutdown().await.unwrap();
-    let _notifier = bus.notifier(options).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("nothing waits", async || waiting(&store).await == 0).await;
     assert_eq!(rows(&bus).await, []);
     assert_eq!(bus.stats().stale_events, 0);
@@ -140,7 +140,8 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
         }
         most
     });
-    let _notifier = bus.notifier(NotifierOptions { fold_rows_max: 10_000, ..unpolled() }).await.unwrap();
+    let _notifier =
+        joined(&bus).await.notifier(NotifierOptions { fold_rows_max: 10_000, ..unpolled() }).await.unwrap();
     let most = within("the writes of a fold", neighbour).await.unwrap();
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
     assert_eq!(bus.stats().folds, 1);
@@ -167,7 +168,7 @@ async fn a_backlog_of_the_longest_names_fits_into_folds() {
             .unwrap();
     }
     let options = NotifierOptions { fold_rows_max: 10_000, ..unpolled() };
-    let _notifier = bus.notifier(options).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
 }
 
@@ -205,7 +206,7 @@ async fn a_name_with_many_slots_and_lives_is_folded_whole() {
         }
         let (life, updates, is_deleted) = last.unwrap();
         let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
-        let notifier = bus.notifier(options).await.unwrap();
+        let notifier = joined(&bus).await.notifier(options).await.unwrap();
         until("all is folded", async || bus.is_drained().await.unwrap()).await;
         let row = bus.feed().newest(&life.name).await.unwrap().unwrap();
         assert_eq!(row.is_deleted(), is_deleted, "seed {seed}");

@@ -46,7 +46,7 @@ impl CouchFixture {
     /// An empty one on `store`.
     async fn on(store: &Database) -> Self {
         let bus = common::narrow_bus(store).await;
-        let notifier = bus.notifier(common::eager()).await.unwrap();
+        let notifier = common::joined(&bus).await.notifier(common::eager()).await.unwrap();
         let couch = Arc::new(Couch::new(store.clone(), &bus));
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let options = ApiOptions { body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{
-    counts, db, eager, narrow_bus, record, row_with, rows, unpolled, until, waiting, wide_bus, within,
+    counts, db, eager, joined, narrow_bus, record, row_with, rows, unpolled, until, waiting, wide_bus, within,
 };
 use notibus::{
     Bus, BusOptions, Error, NodeOptions, Notifier, NotifierOptions,
@@ -74,7 +74,7 @@ async fn a_node_alone_has_all_partitions_at_once() {
     let store = Database::memory();
     let options = BusOptions { partitions: 2_500, ..BusOptions::default() };
     let bus = Bus::open(&store, options).await.unwrap();
-    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     assert!(is_even(&[&notifier], 2_500));
     assert_eq!(bus.stats().leases_acquired, 2_500);
 }
@@ -83,13 +83,13 @@ async fn a_node_alone_has_all_partitions_at_once() {
 async fn a_new_node_has_its_share_after_the_balance_interval() {
     let store = Database::memory();
     let buses = [wide_bus(&store).await, wide_bus(&store).await, wide_bus(&store).await];
-    let a = buses[0].notifier(unpolled()).await.unwrap();
+    let a = joined(&buses[0]).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let b = buses[1].notifier(unpolled()).await.unwrap();
+    let b = joined(&buses[1]).await.notifier(unpolled()).await.unwrap();
     // The owner polls within the interval, the new node an eighth of it later.
     tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
     assert!(is_even(&[&a, &b], 64), "{:?}", shares(&[&a, &b]));
-    let c = buses[2].notifier(unpolled()).await.unwrap();
+    let c = joined(&buses[2]).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
     assert!(is_even(&[&a, &b, &c], 64), "{:?}", shares(&[&a, &b, &c]));
     let moved = |bus: &Bus| bus.stats().leases_acquired;
@@ -103,7 +103,7 @@ async fn a_new_node_has_its_share_after_the_balance_interval() {
 async fn nodes_that_start_together_share_evenly() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let start = (0..10).map(|_| bus.notifier(unpolled()));
+    let start = (0..10).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
     let notifiers: Vec<_> =
         futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
     tokio::time::sleep(INTERVAL * 3).await;
@@ -116,8 +116,8 @@ async fn nodes_that_start_together_share_evenly() {
 async fn a_shutdown_frees_everything_at_once() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let a = bus.notifier(unpolled()).await.unwrap();
-    let b = bus.notifier(unpolled()).await.unwrap();
+    let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(shares(&[&a, &b]), [1, 0]);
     a.shutdown().await.unwrap();
@@ -126,7 +126,7 @@ async fn a_shutdown_frees_everything_at_once() {
     assert_eq!(shares(&[&b]), [1]);
     b.shutdown().await.unwrap();
     assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
-    let c = bus.notifier(unpolled()).await.unwrap();
+    let c = joined(&bus).await.notifier(unpolled()).await.unwrap();
     assert_eq!(shares(&[&c]), [1], "nobody has to be waited for");
 }
 
@@ -134,8 +134,8 @@ async fn a_shutdown_frees_everything_at_once() {
 async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let a = bus.notifier(unpolled()).await.unwrap();
-    let b = bus.notifier(unpolled()).await.unwrap();
+    let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
     drop(a);
     tokio::time::sleep(Duration::from_millis(6_999)).await;
@@ -152,7 +152,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     for is_wiped in [true, false] {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let notifier = bus.notifier(unpolled()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
         if is_wiped {
             let wipe = store.run(async |tx| {
                 tx.clear_range(&KeyRange::prefix(""));
@@ -175,7 +175,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
         tokio::time::sleep(EXPIRY * 10).await;
         assert_eq!(stored(&store, b"").await, left, "and writes nothing any more");
         notifier.shutdown().await.unwrap();
-        let error = bus.notifier(unpolled()).await.unwrap_err();
+        let error = bus.node(NodeOptions::default()).await.unwrap_err();
         assert!(matches!(error, Error::BusGone { .. }), "{error}");
     }
 }
@@ -185,9 +185,9 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
 async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    drop(bus.notifier(unpolled()).await.unwrap());
+    drop(joined(&bus).await.notifier(unpolled()).await.unwrap());
     tokio::time::sleep(Duration::from_mins(1)).await;
-    let b = bus.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(9_900)).await;
     assert_eq!(shares(&[&b]), [0], "it may be alive");
     tokio::time::sleep(INTERVAL).await;
@@ -202,7 +202,7 @@ async fn a_zombie_cannot_commit_and_joins_again() {
     let faults = Faults::new(&store);
     let bus_a = wide_bus(&faults.database()).await;
     let bus_b = wide_bus(&store).await;
-    let a = bus_a.notifier(unpolled()).await.unwrap();
+    let a = joined(&bus_a).await.notifier(unpolled()).await.unwrap();
     let gate = Gate::default();
     let held = gate.clone();
     faults.plan_commits(move |attempt| {
@@ -211,7 +211,7 @@ async fn a_zombie_cannot_commit_and_joins_again() {
     record(&store, &bus_b, &db("a", 1), [1, 0, 0, 0]).await;
     within("A to fold", gate.reached()).await;
 
-    let b = bus_b.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus_b).await.notifier(unpolled()).await.unwrap();
     row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
     until("B has everything", async || b.partitions().len() == 64).await;
     faults.heal();
@@ -262,7 +262,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
             })
             .await
             .unwrap();
-        let b = bus.notifier(unpolled()).await.unwrap();
+        let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
         row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
         b.shutdown().await.unwrap();
     });
@@ -281,7 +281,7 @@ async fn a_node_that_cannot_beat_gives_everything_up() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let fails = |attempt: &Attempt| {
         writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
@@ -306,8 +306,8 @@ async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (bus_a, bus_b) = (narrow_bus(&faults.database()).await, narrow_bus(&store).await);
-    let a = bus_a.notifier(unpolled()).await.unwrap();
-    let b = bus_b.notifier(unpolled()).await.unwrap();
+    let a = joined(&bus_a).await.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus_b).await.notifier(unpolled()).await.unwrap();
     let fails = |attempt: &Attempt| {
         writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
     };
@@ -329,7 +329,7 @@ async fn churn(mut random: fastrand::Rng) {
     for step in 0..120 {
         if step % 8 == 0 && notifiers.len() < 4 {
             let bus = wide_bus(&store).await;
-            notifiers.push(bus.notifier(eager()).await.unwrap());
+            notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
             buses.push(bus);
         }
         match random.u8(..20) {
@@ -351,7 +351,7 @@ async fn churn(mut random: fastrand::Rng) {
         tokio::time::sleep(Duration::from_millis(random.u64(..2_000))).await;
     }
     if notifiers.is_empty() {
-        notifiers.push(producing.notifier(eager()).await.unwrap());
+        notifiers.push(joined(&producing).await.notifier(eager()).await.unwrap());
     }
     for (place, counters) in expected.iter().enumerate() {
         row_with(&producing, &db(&format!("db{place}"), 1), counters.lanes()).await;
@@ -412,8 +412,8 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     let node = bus.node(NodeOptions::default()).await.unwrap();
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
-    let dispatcher = node.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
-    let http = node.announce(Role::HTTP).await.unwrap();
+    let (dispatcher, http) = (Role::DISPATCHER, Role::HTTP);
+    let listed = (node.announce(dispatcher).await.unwrap(), node.announce(http).await.unwrap());
     let twice = node.notifier(NotifierOptions::default()).await.unwrap_err();
     assert!(matches!(twice, Error::Invalid { what: "role", .. }), "{twice}");
     let [status] = &bus.nodes().await.unwrap()[..] else { panic!("there is one") };
@@ -424,8 +424,7 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     tokio::time::sleep(INTERVAL * 100).await;
     let written = faults.counts().write_commits - before.0;
     assert!((99..=101).contains(&written), "{written}");
-    drop(http);
-    dispatcher.shutdown().await;
+    drop(listed);
     tokio::time::sleep(INTERVAL * 2).await;
     let [status] = &bus.nodes().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!(status.roles, [Role::NOTIFIER]);
@@ -444,7 +443,7 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     assert!(matches!(late, Error::Invalid { what: "node", .. }), "{late}");
 }
 
-/// A start that fails leaves no lease, no node and no request behind, whether its transaction was committed or not.
+/// A start that fails leaves no lease and no role behind, whether its transaction was committed or not.
 #[tokio::test(start_paused = true)]
 async fn a_start_that_fails_leaves_nothing_behind() {
     for fault in [CommitFault::Before, CommitFault::After] {
@@ -453,10 +452,11 @@ async fn a_start_that_fails_leaves_nothing_behind() {
         let bus = wide_bus(&faults.database()).await;
         let mut fault = Some(fault(StoreError::TRANSACTION_TIMED_OUT));
         faults.plan_commits(move |attempt| writes(attempt, LEASES).then(|| fault.take()).flatten());
-        let error = bus.notifier(unpolled()).await.unwrap_err();
+        let node = joined(&bus).await;
+        let error = node.notifier(unpolled()).await.unwrap_err();
         assert_eq!(error.code(), Some(1031));
-        assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
-        let notifier = bus.notifier(unpolled()).await.unwrap();
+        assert_eq!((owned(&store).await, bus.nodes().await.unwrap()[0].roles.len()), (0, 0));
+        let notifier = node.notifier(unpolled()).await.unwrap();
         assert_eq!(shares(&[&notifier]), [64]);
     }
 }
@@ -467,8 +467,8 @@ async fn a_lease_that_is_owned_without_knowledge_is_found() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let a = wide_bus(&store).await.notifier(unpolled()).await.unwrap();
-    let b = bus.notifier(unpolled()).await.unwrap();
+    let a = joined(&wide_bus(&store).await).await.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
     let mut fault = Some(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT));
     faults.plan_commits(move |attempt| writes(attempt, LEASES).then(|| fault.take()).flatten());
@@ -486,7 +486,7 @@ async fn idle_nodes_cost_little_whatever_has_moved() {
     let bus = wide_bus(&faults.database()).await;
     let mut notifiers = Vec::new();
     for _ in 0..4 {
-        notifiers.push(bus.notifier(NotifierOptions::default()).await.unwrap());
+        notifiers.push(joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap());
         tokio::time::sleep(INTERVAL * 3).await;
     }
     let runs: usize = notifiers
@@ -512,14 +512,14 @@ async fn what_a_node_may_not_take_the_others_do() {
         let balance = BalanceOptions { leases_max: Some(leases_max), ..BalanceOptions::default() };
         NotifierOptions { balance, ..unpolled() }
     };
-    let a = bus.notifier(with(10)).await.unwrap();
+    let a = joined(&bus).await.notifier(with(10)).await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     assert_eq!(shares(&[&a]), [10], "the rest is left to others");
-    let b = bus.notifier(with(1)).await.unwrap();
-    let c = bus.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(with(1)).await.unwrap();
+    let c = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     assert_eq!(shares(&[&a, &b, &c]), [10, 1, 53]);
-    let d = bus.notifier(unpolled()).await.unwrap();
+    let d = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     let mut rest = shares(&[&c, &d]);
     rest.sort_unstable();
@@ -561,7 +561,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
 async fn a_third_of_many_nodes_dies_at_once() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let start = (0..60).map(|_| bus.notifier(unpolled()));
+    let start = (0..60).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
     let mut notifiers: Vec<_> =
         futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
     tokio::time::sleep(INTERVAL * 4).await;
@@ -582,7 +582,7 @@ async fn a_third_of_many_nodes_dies_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     let bus = wide_bus(&Database::memory()).await;
-    let start = (0..40).map(|_| bus.notifier(unpolled()));
+    let start = (0..40).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
     let mut notifiers: Vec<_> =
         futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
     tokio::time::sleep(INTERVAL * 4).await;
@@ -613,7 +613,7 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
         let notifier = runtime.block_on(async {
             let store = Database::open_dir(&path).unwrap();
             let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-            let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+            let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
             until("a lease", async || bus.nodes().await.unwrap().iter().any(|node| !node.leases.is_empty()))
                 .await;
             notifier
@@ -639,7 +639,7 @@ async fn a_node_knows_its_own_claim_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let fails = |attempt: &Attempt| {
         writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
     };

@@ -7,10 +7,11 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    counts, db, eager, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, wide_bus, within,
+    counts, db, eager, joined, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, wide_bus,
+    within,
 };
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, Error, EventKind, NotifierOptions, Sequence,
+    Bus, BusOptions, Db, DbInstance, Error, EventKind, NodeOptions, NotifierOptions, Sequence,
     event::{Counters, DdocId},
     node::BalanceOptions,
     store::{
@@ -35,7 +36,7 @@ async fn bears(fault: CommitFault) -> Bus {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     disturb_fold(&faults, fault);
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -87,7 +88,7 @@ async fn a_fold_that_is_committed_late_is_not_done_twice() {
         let store = Database::memory();
         let faults = Faults::new(&store);
         let bus = narrow_bus(&faults.database()).await;
-        let _notifier = bus.notifier(eager()).await.unwrap();
+        let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let gate = Gate::default();
         let mut folds = 0;
         let next = gate.clone();
@@ -174,7 +175,8 @@ async fn soak(mut random: fastrand::Rng) {
     let start = async |bus: &Bus| loop {
         // A start that times out has to be repeated by the caller.
         let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
-        match bus.notifier(options).await {
+        let started = async { bus.node(NodeOptions::default()).await?.notifier(options).await };
+        match started.await {
             Ok(notifier) => return notifier,
             Err(error) => assert!(error.is_maybe_committed(), "{error}"),
         }
@@ -227,8 +229,8 @@ async fn totals_are_exact_under_random_faults() {
 async fn a_notifier_replaces_another_in_the_same_process() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let a = bus.notifier(unpolled()).await.unwrap();
-    let b = bus.notifier(unpolled()).await.unwrap();
+    let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
     for n in 1..=5 {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus, &db("a", 1), [0, 0, n, 0]).await;
@@ -247,7 +249,7 @@ async fn events_between_the_read_and_the_commit_of_a_fold_survive() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let gate = Gate::default();
     disturb_fold(&faults, CommitFault::Hold(gate.clone()));
     let (seen, unseen) = (db("seen", 1), db("unseen", 1));
@@ -268,7 +270,7 @@ async fn a_design_document_that_changes_during_its_fold_is_delivered_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let producer = bus.producer();
     let change = async || {
         let id = DdocId::new("views").unwrap();
@@ -296,7 +298,7 @@ async fn a_recreated_name_delivers_both_instances_whether_folded_together_or_not
     for together in [true, false] {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
-        let mut notifier = Some(bus.notifier(unpolled()).await.unwrap());
+        let mut notifier = Some(joined(&bus).await.notifier(unpolled()).await.unwrap());
         let (old, new) = (db("a", 9), db("a", 1));
         record(&store, &bus, &old, [1, 0, 1, 0]).await;
         let known = row_with(&bus, &old, [1, 0, 1, 0]).await.sequence;
@@ -309,7 +311,7 @@ async fn a_recreated_name_delivers_both_instances_whether_folded_together_or_not
         }
         record(&store, &bus, &new, [1, 0, 2, 0]).await;
         if together {
-            notifier = Some(bus.notifier(unpolled()).await.unwrap());
+            notifier = Some(joined(&bus).await.notifier(unpolled()).await.unwrap());
         }
         let row = row_with(&bus, &new, [1, 0, 2, 0]).await;
         let changes: Vec<_> = row.news_since(known).iter().collect();
@@ -331,7 +333,7 @@ async fn of_several_instances_in_one_fold_the_living_one_is_last() {
     for (instance, lanes) in [(5, [1, 1, 1, 0]), (9, [1, 1, 0, 0]), (1, [1, 0, 0, 0])] {
         record(&store, &bus, &db("a", instance), lanes).await;
     }
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let row = row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     assert!(!row.is_deleted());
     assert!(row.news_since(row.sequence).kinds().is_empty());
@@ -345,7 +347,7 @@ async fn a_deleted_database_leaves_a_tombstone() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
     record(&store, &bus, &db("a", 1), [1, 0, 3, 0]).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     row_with(&bus, &db("a", 1), [1, 0, 3, 0]).await;
     record(&store, &bus, &db("a", 1), [0, 1, 0, 0]).await;
     let row = row_with(&bus, &db("a", 1), [1, 1, 3, 0]).await;
@@ -357,7 +359,7 @@ async fn a_deleted_database_leaves_a_tombstone() {
 async fn events_of_a_replaced_instance_are_counted_and_change_nothing() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let (old, new) = (db("a", 1), db("a", 2));
     record(&store, &bus, &old, [1, 1, 0, 0]).await;
     row_with(&bus, &old, [1, 1, 0, 0]).await;
@@ -373,7 +375,7 @@ async fn events_of_a_replaced_instance_are_counted_and_change_nothing() {
 async fn a_database_older_than_the_bus_is_adopted_at_its_first_event_of_any_kind() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     for (name, lanes) in [("u", [0, 0, 1, 0]), ("d", [0, 0, 0, 1]), ("x", [0, 1, 0, 0])] {
         record(&store, &bus, &db(name, 1), lanes).await;
         let row = row_with(&bus, &db(name, 1), lanes).await;
@@ -390,7 +392,7 @@ async fn notifiers_share_the_partitions() {
     let mut notifiers = Vec::new();
     for _ in 0..3 {
         let bus = wide_bus(&store).await;
-        notifiers.push(bus.notifier(unpolled()).await.unwrap());
+        notifiers.push(joined(&bus).await.notifier(unpolled()).await.unwrap());
         buses.push(bus);
     }
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -420,7 +422,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
         NotifierOptions { fold_rows_max: 9, ..good() },
         NotifierOptions { fold_rows_max: 10_001, ..good() },
     ] {
-        let refused = bus.notifier(bad.clone()).await;
+        let refused = joined(&bus).await.notifier(bad.clone()).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
     }
 }
@@ -429,7 +431,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
 async fn a_doorbell_wakes_the_notifier_of_another_process() {
     let store = Database::memory();
     let (producing, folding) = (wide_bus(&store).await, wide_bus(&store).await);
-    let _notifier = folding.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&folding).await.notifier(unpolled()).await.unwrap();
     for n in 0..20 {
         tokio::time::sleep(Duration::from_millis(n)).await;
         record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
@@ -443,7 +445,7 @@ async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (producing, folding) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
-    let _notifier = folding.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&folding).await.notifier(unpolled()).await.unwrap();
     let mut random = common::dice();
     for n in 1..=100 {
         record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
@@ -467,7 +469,7 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
         let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
         let planned = fault.clone();
         faults.plan_watches(move |_| Some(planned.clone()));
-        let _notifier = folding.notifier(eager()).await.unwrap();
+        let _notifier = joined(&folding).await.notifier(eager()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(3)).await;
         for n in 1..=3 {
             record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
@@ -496,7 +498,7 @@ async fn folds_on_a_slow_store(percent: u8, interval_max: Duration) -> u64 {
         fold_interval_max: interval_max,
         ..NotifierOptions::default()
     };
-    let _notifier = folding.notifier(options).await.unwrap();
+    let _notifier = joined(&folding).await.notifier(options).await.unwrap();
     for _ in 0..2_000 {
         record(&store, &producing, &db("hot", 1), [0, 0, 1, 0]).await;
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -524,7 +526,7 @@ async fn after_a_shutdown_another_continues() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
     for n in 0..5 {
-        let notifier = bus.notifier(unpolled()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus, &db("a", 1), [0, 0, 2 * n + 1, 0]).await;
         notifier.shutdown().await.unwrap();
@@ -532,7 +534,7 @@ async fn after_a_shutdown_another_continues() {
         tokio::time::sleep(Duration::from_secs(10)).await;
         row_with(&bus, &db("a", 1), [0, 0, 2 * n + 1, 0]).await;
     }
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
 }
 
@@ -542,7 +544,7 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     let gate = Gate::default();
     disturb_fold(&faults, CommitFault::Hold(gate.clone()));
     record(&faults.database(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -562,7 +564,7 @@ async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     let faults = Faults::new(&store);
     let bus =
         Bus::open(&faults.database(), BusOptions { partitions, ..BusOptions::default() }).await.unwrap();
-    let _notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     for n in 0..databases {
         record(&faults.database(), &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
@@ -589,7 +591,7 @@ async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partiti
 async fn ids_of_design_documents_are_kept_as_long_as_their_database_lives() {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let producer = bus.producer();
     let life = Db::new("x".parse().unwrap(), DbInstance([1; 16]));
     let write = async |id: &str| {

@@ -6,7 +6,7 @@ mod common;
 
 use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 
-use common::{NEVER, counts, db, eager, narrow_bus, record, row, row_with, unpolled, until, waiting};
+use common::{NEVER, counts, db, eager, joined, narrow_bus, record, row, row_with, unpolled, until, waiting};
 use notibus::{
     Bus, BusOptions, Db, DbInstance, DbName, Error, EventKind, NotifierOptions,
     event::{Counters, DdocId, NAME_LEN_MAX, Tally},
@@ -97,7 +97,7 @@ async fn the_newest_recorded_versionstamp_is_in_the_row() {
         producer.updated(&tx, &db("a", 1));
         newest = tx.commit().await.unwrap().map(|done| done.versionstamp);
     }
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let row = row_with(&bus, &db("a", 1), [0, 0, 20, 0]).await;
     assert_eq!(row.versionstamp, newest);
     assert_eq!(waiting(&store).await, 0);
@@ -107,7 +107,7 @@ async fn the_newest_recorded_versionstamp_is_in_the_row() {
 async fn producers_conflict_with_nothing_and_every_event_counts() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..40 {
         let (store, producer) = (store.clone(), bus.producer());
@@ -178,7 +178,7 @@ async fn an_aborted_transaction_records_nothing() {
 
     assert_eq!(waiting(&store).await, 0);
     record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     row_with(&bus, &db("b", 1), [1, 0, 0, 0]).await;
     assert_eq!(row(&bus, &db("a", 1)).await, None);
     assert_eq!(bus.stats().folded, counts([1, 0, 0, 0]));
@@ -189,7 +189,7 @@ async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
     let mut random = common::dice();
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let producer = bus.producer();
     let mut expected = [0; 20];
     for _ in 0..400 {
@@ -269,7 +269,7 @@ impl Foreign {
 async fn a_receipt_that_is_rung_wakes_the_notifier() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let foreign = Foreign::default();
     let id = DdocId::new("views").unwrap();
@@ -283,7 +283,7 @@ async fn a_receipt_that_is_rung_wakes_the_notifier() {
 async fn a_receipt_that_is_never_rung_is_made_good_by_the_poll() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let foreign = Foreign::default();
     drop(bus.producer().created(&foreign, &db("a", 1)));
@@ -298,7 +298,7 @@ async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let producer = bus.producer();
@@ -324,7 +324,7 @@ async fn a_backlog_of_billions_is_folded() {
     let bus = narrow_bus(&store).await;
     record(&store, &bus, &db("a", 1), [0, 0, 3_000_000_000, 7]).await;
     record(&store, &bus, &db("a", 1), [0, 0, 3_000_000_000, 0]).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     row_with(&bus, &db("a", 1), [0, 0, 6_000_000_000, 7]).await;
     assert_eq!(waiting(&store).await, 0);
 }
@@ -345,7 +345,7 @@ async fn slots_spread_a_hot_database_over_keys() {
             .unwrap();
     }
     assert_eq!(waiting(&store).await, 8, "200 random picks of 8 slots miss none");
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     row_with(&bus, &db("hot", 1), [0, 0, 200, 0]).await;
     assert_eq!(waiting(&store).await, 0);
 }
@@ -369,7 +369,7 @@ async fn the_longest_names_and_ids_fit() {
     let store = Database::memory();
     let options = BusOptions { prefix: vec![b'p'; 256], ..BusOptions::default() };
     let bus = Bus::open(&store, options).await.unwrap();
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     // A zero byte takes two in a key.
     let longest = "\0".repeat(NAME_LEN_MAX);
     let (database, id) = (db(&longest, 0), DdocId::new(&longest).unwrap());
@@ -407,7 +407,7 @@ async fn rings_of_many_commits_are_few_transactions() {
 async fn nothing_is_rung_in_the_store_while_the_notifier_is_in_the_process() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     for _ in 0..10 {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
@@ -433,7 +433,7 @@ async fn one_transaction_records_thousands_of_databases() {
         .await
         .unwrap();
     let options = NotifierOptions { poll_interval: NEVER, ..NotifierOptions::default() };
-    let _notifier = bus.notifier(options).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("all folded", async || bus.stats().folded.created == 2_000).await;
     let names: BTreeSet<_> = common::rows(&bus).await.iter().map(|row| row.name.clone()).collect();
     assert_eq!(names.len(), 2_000);

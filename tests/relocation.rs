@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{counts, db, eager, record, row_with, rows, wide_bus};
+use common::{counts, db, eager, joined, record, row_with, rows, wide_bus};
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
     Bus, BusOptions, Cursor, Db, Error, NodeOptions, Sequence,
@@ -46,7 +46,7 @@ async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: 
 /// A bus with a history: databases, one of them deleted, documents over several topologies, and unfolded events.
 async fn history(store: &Database) -> Bus {
     let bus = wide_bus(store).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..20 {
         let db = db(&format!("db{n}"), 1);
         record(store, &bus, &db, [1, 0, 2, 0]).await;
@@ -112,7 +112,7 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     assert_eq!(bus.feed().page(cursor, 100).await.unwrap().rows, rows_before[11..]);
 
     // Waiting events are folded, and old rows are still replaced.
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let row = row_with(&bus, &db("db5", 1), [1, 0, 39, 1]).await;
     assert!(
         row.sequence > rows_before.last().unwrap().sequence && row.sequence.incarnation() == Incarnation(1)
@@ -167,7 +167,7 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     for n in 0..50 {
         record(&old, &bus, &db("other", n), [0, 0, 1, 0]).await;
     }
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let stamp = recorded(&old, &bus).await;
     assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 1, 0]).await.versionstamp, Some(stamp));
     notifier.shutdown().await.unwrap();
@@ -178,7 +178,7 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     let bus = wide_bus(&new).await;
     let later = recorded(&new, &bus).await;
     assert!(later < stamp, "the new store is younger");
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 2, 0]).await.versionstamp, Some(later));
 }
 
@@ -529,7 +529,7 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
 async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let forgotten = bus.notifier(eager()).await.unwrap();
+    let forgotten = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     let raise = async |force| Bus::raise_incarnation(&store, PREFIX, Incarnation(0), force).await;
@@ -542,7 +542,7 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     tokio::time::sleep(Duration::from_millis(500)).await;
     let raised = wide_bus(&store).await;
     assert!(!raised.is_drained().await.unwrap(), "nobody folds");
-    let notifier = raised.notifier(eager()).await.unwrap();
+    let notifier = joined(&raised).await.notifier(eager()).await.unwrap();
     let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
     assert_eq!(row.sequence.incarnation(), Incarnation(1));
     notifier.shutdown().await.unwrap();

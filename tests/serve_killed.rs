@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::{Bus, BusOptions, NotifierOptions, store::Database};
+use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, store::Database};
 use served::{LIMIT, Served};
 
 /// The default number of kills.
@@ -89,7 +89,13 @@ fn stored(folder: &Path) -> Vec<u64> {
     runtime.block_on(async {
         let store = Database::open_dir(folder).unwrap();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-        let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+        let notifier = bus
+            .node(NodeOptions::default())
+            .await
+            .unwrap()
+            .notifier(NotifierOptions::default())
+            .await
+            .unwrap();
         while !bus.is_drained().await.unwrap() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

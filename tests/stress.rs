@@ -296,7 +296,7 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let fold_interval_max = Duration::from_secs(if size.events > 100_000 { 5 } else { 0 });
     let options = NotifierOptions { fold_interval_max, fold_percent: 1, ..Default::default() };
-    let notifier = bus.notifier(options).await.unwrap();
+    let notifier = common::joined(&bus).await.notifier(options).await.unwrap();
     let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let (events, finals) = events(&mut random, size);
@@ -346,7 +346,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let size = size();
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier = common::joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
     update_all(&bus, &store, &dispatcher, size).await;
@@ -395,7 +395,7 @@ async fn a_stalled_subscriber_does_not_slow_the_others() {
     let size = size();
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier = common::joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     produce(&bus, &store, &[0]).await;
     common::until("the fold", async || bus.stats().folded.updated == 1).await;
     let template = bus.feed().newest(&db(0).name).await.unwrap().unwrap();

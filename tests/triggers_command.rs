@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, NotifierOptions,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, NodeOptions, NotifierOptions,
     jobs::{IndexBuild, TaskResult, TriggerOptions, index_trigger},
     store::Database,
 };
@@ -34,7 +34,8 @@ fn objects(folder: &Path, args: &[&str]) -> Vec<Value> {
 async fn fill(folder: &Path) {
     let store = Database::open_dir(folder).unwrap();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier =
+        bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let build = |build: IndexBuild| async move {
         let is_bad = build.db.name.as_str() == "bad";

@@ -10,8 +10,7 @@ use std::error::Error;
 
 use cache::{DdocCache, key};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, NotifierOptions, Producer, Result, event::DdocId,
-    store::Database,
+    Bus, BusOptions, Db, DbInstance, NotifierOptions, Producer, Result, Roles, event::DdocId, store::Database,
 };
 
 /// Databases.
@@ -45,9 +44,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let options = NotifierOptions { fold_interval_max: std::time::Duration::ZERO, ..Default::default() };
-    let notifier = bus.notifier(options).await?;
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
-    let cache = DdocCache::start(&store, &dispatcher).await?;
+    let running = bus.start(Roles { notifier: Some(options), ..Roles::default() }).await?;
+    let dispatcher = running.dispatcher();
+    let cache = DdocCache::start(&store, dispatcher).await?;
 
     let names = (0..DBS).map(|n| format!("db{n}").parse());
     let dbs: Vec<_> =
@@ -69,7 +68,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let (hits, misses) = cache.hits();
     println!("{hits} reads from memory, {misses} from the store, {stale} stale");
-    dispatcher.shutdown().await;
-    notifier.shutdown().await?;
+    running.shutdown().await?;
     if stale > 0 { Err("stale reads".into()) } else { Ok(()) }
 }

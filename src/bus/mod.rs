@@ -33,16 +33,14 @@ use crate::{
     roles::{
         changes::{Change, Changes},
         dispatcher::{Dispatcher, DispatcherOptions, Fanout},
-        group::{self, Consumer, ConsumerOptions, Group, GroupStatus, Observer},
-        janitor::{Janitor, JanitorOptions},
+        group::{self, Group, GroupStatus},
         jobs::StoredTrigger,
-        notifier::{Notifier, NotifierOptions},
         producer::{Producer, ProducerOptions, ringer},
     },
     state::{
         context::{Background, Context},
         feed::{FeedRow, NewTopology, RawFeed},
-        keys::{Config, Keys, Partition, ShardId},
+        keys::{Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
         named_cursor::NamedCursor,
         notification_feed::NotificationFeed,
@@ -220,29 +218,9 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
     /// process may be dead, it waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
-        Ok(Node::new(Arc::clone(&self.context), self.join(options).await?))
-    }
-
-    /// Starts a notifier as a node of its own, with the default [`NodeOptions`]. It takes its share of the partitions.
-    ///
-    /// A process with several roles starts them from one node: see [`Bus::node`].
-    pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
-        options.check()?;
-        let member = self.join(NodeOptions::default()).await?;
-        Notifier::start_alone(&self.context, member, options).await
-    }
-
-    /// Starts a janitor as a node of its own, with the default [`NodeOptions`]. One of all janitors works at a
-    /// time.
-    pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
-        options.check()?;
-        let member = self.join(NodeOptions::default()).await?;
-        Janitor::start_alone(&self.context, member, options).await
-    }
-
-    async fn join(&self, options: NodeOptions) -> Result<Arc<Member>> {
         let Context { db, keys, config, stats, .. } = &*self.context;
-        Member::join(db, keys, Some(*config), stats, options).await
+        let member = Member::join(db, keys, Some(*config), stats, options).await?;
+        Ok(Node::new(Arc::clone(&self.context), member))
     }
 
     /// The nodes that have joined and not left, in the order of their ids. Some may have died: a node lives only if its heartbeat
@@ -251,9 +229,9 @@ impl Bus {
         statuses(&self.context.db, &self.context.keys).await
     }
 
-    /// Starts a dispatcher in this process.
+    /// Starts a dispatcher in this process. It shares no work, and so needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        Dispatcher::start(Arc::clone(&self.context), options, None).await
+        Dispatcher::start(Arc::clone(&self.context), options).await
     }
 
     /// Makes a dispatcher without a tail, at the end of the feed; the caller pushes the rows.
@@ -293,25 +271,6 @@ impl Bus {
     /// The stored state of the groups of all feeds. Read-only.
     pub async fn groups(&self) -> Result<Vec<GroupStatus>> {
         group::statuses(&self.context).await
-    }
-
-    /// Starts a consumer of `group` as a node of its own, with the default [`NodeOptions`]. `factory` makes an observer for each
-    /// shard of its share.
-    ///
-    /// A process with several roles starts them from one node: see [`Node::consumer`].
-    pub async fn consumer<R, F, O>(
-        &self,
-        group: &Group<R>,
-        factory: F,
-        options: ConsumerOptions,
-    ) -> Result<Consumer>
-    where
-        R: FeedRow,
-        F: Fn(ShardId) -> O + Send + Sync + 'static,
-        O: Observer<R>,
-    {
-        let member = self.join(NodeOptions::default()).await?;
-        Consumer::start_alone(group, member, factory, options).await
     }
 
     /// The cursor `name` of the bus as a whole, for a durable subscriber or a trigger that runs once at a time, on any

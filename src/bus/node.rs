@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::{
     base::error::Result,
     roles::{
-        dispatcher::{Dispatcher, DispatcherOptions},
         group::{Consumer, ConsumerOptions, Group, Observer},
         janitor::{Janitor, JanitorOptions},
         notifier::{Notifier, NotifierOptions},
@@ -25,8 +24,8 @@ use crate::{
 /// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others take it for dead and take over its
 /// leases. If it was only paused, it notices that, gives everything up and joins again.
 ///
-/// Clones are handles on the same node. The heartbeat goes on while one of them, or a role that shares work,
-/// exists; [`Node::shutdown`] leaves at once.
+/// Its clones and its roles are handles on the same node. The heartbeat goes on while one of them exists. [`Node::shutdown`] leaves
+/// at once, and so does the shutdown of a role if nothing else is left of the node.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -70,12 +69,6 @@ impl Node {
         Notifier::start(&self.context, &self.member, options).await
     }
 
-    /// Starts the dispatcher of the node; there can be one. It shares no work; the node lists it.
-    pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        let role = self.member.enter(Role::DISPATCHER).await?;
-        Dispatcher::start(Arc::clone(&self.context), options, Some(role)).await
-    }
-
     /// Starts the janitor of the node; there can be one. One of all janitors of the bus works at a time.
     pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
         Janitor::start(&self.context, &self.member, options).await
@@ -108,7 +101,7 @@ impl Node {
         NamedCursor::new(&self.context, Some(&self.id()), name)
     }
 
-    /// Lists a role that shares no work, such as [`Role::HTTP`], in
+    /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in
     /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already.
     pub async fn announce(&self, role: Role) -> Result<Announced> {
         Ok(Announced { _role: self.member.enter(role).await? })

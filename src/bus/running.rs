@@ -9,7 +9,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
-use super::{Bus, Node, canary, status::BusStatus};
+use super::{Bus, Node, canary, node::Announced, status::BusStatus};
 use crate::{
     base::error::{Error, Result},
     roles::{
@@ -18,7 +18,7 @@ use crate::{
         janitor::{Janitor, JanitorOptions},
         notifier::{Notifier, NotifierOptions},
     },
-    state::membership::NodeOptions,
+    state::{keys::Role, membership::NodeOptions},
 };
 
 /// The roles of a process, and their options. By default a node has all roles, each with its defaults.
@@ -85,6 +85,7 @@ pub struct Running {
     /// Ends what serves clients, in this order.
     endings: Mutex<Vec<Ending>>,
     dispatcher: Dispatcher,
+    listed: Announced,
     notifier: Option<Notifier>,
     janitor: Option<Janitor>,
     node: Node,
@@ -94,7 +95,7 @@ pub struct Running {
 
 impl Bus {
     /// Starts the roles of a process, as a node of its own. One handle ends them in order. To have handles on single roles,
-    /// start them from [`Bus::node`].
+    /// start them from [`Bus::node`] and [`Bus::dispatcher`].
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits, and as [`Bus::node`] does.
     pub async fn start(&self, roles: Roles) -> Result<Running> {
@@ -124,16 +125,27 @@ impl Running {
                 Some(options) => Some(node.janitor(options).await?),
                 None => None,
             };
-            Ok((notifier, janitor, node.dispatcher(dispatcher).await?))
+            let listed = node.announce(Role::DISPATCHER).await?;
+            Ok((notifier, janitor, listed, bus.dispatcher(dispatcher).await?))
         };
         match begun.await {
-            Ok((notifier, janitor, dispatcher)) => {
+            Ok((notifier, janitor, listed, dispatcher)) => {
                 let mut canary = JoinSet::new();
                 if let Some(interval) = canary_interval {
                     canary.spawn(canary::run(bus.clone(), dispatcher.subscriptions(), interval));
                 }
                 let (endings, bus) = (Mutex::default(), bus.clone());
-                Ok(Self { canary, endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout })
+                Ok(Self {
+                    canary,
+                    endings,
+                    dispatcher,
+                    listed,
+                    notifier,
+                    janitor,
+                    node,
+                    bus,
+                    shutdown_timeout,
+                })
             }
             Err(error) => {
                 // The first failure is returned; a node that cannot leave expires.
@@ -185,7 +197,8 @@ impl Running {
     /// Fails with [`Error::GaveUp`] if a part takes longer than [`Roles::shutdown_timeout`] allows, and with the failure of the
     /// store. After a failure the rest is ended as well.
     pub async fn shutdown(self) -> Result<()> {
-        let Self { mut canary, endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout } = self;
+        let Self { mut canary, endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } =
+            self;
         let half = shutdown_timeout / 2;
         let within = async |what, work: BoxFuture<'_, Result<()>>| {
             tokio::select! {
@@ -210,7 +223,7 @@ impl Running {
             bus.store().clear_finished_ids().await
         };
         let left = within("leaving the nodes of the bus", Box::pin(leave)).await;
-        drop((notifier, janitor));
+        drop((listed, notifier, janitor));
         closed.and(left)
     }
 

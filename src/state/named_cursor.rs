@@ -30,23 +30,22 @@ use crate::{
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Filter, store::Database};
+/// use notibus::{Bus, BusOptions, Filter, Roles, store::Database};
 /// use tokio_stream::StreamExt;
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
 /// let cursor = bus.cursor("mirror")?;
 /// assert_eq!(cursor.read().await?, None);
 /// // From now on, and after a restart from where it was.
-/// let mut updates = dispatcher.subscribe(Filter::all()).durable(&cursor).await?.stream();
-/// # let notifier = bus.notifier(Default::default()).await?;
+/// let mut updates = running.dispatcher().subscribe(Filter::all()).durable(&cursor).await?.stream();
 /// # let db = notibus::Db::new("orders".parse()?, notibus::DbInstance::random(store.env()));
 /// # store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
 /// println!("{}", delivery.notification().name);
 /// updates.checkpoint().await?;
-/// # notifier.shutdown().await?;
+/// # running.shutdown().await?;
 /// cursor.delete().await
 /// # }
 /// ```

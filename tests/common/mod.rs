@@ -6,7 +6,8 @@
 use std::{sync::Arc, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Delivery, JanitorOptions, Notification, NotifierOptions,
+    Bus, BusOptions, Cursor, Db, DbInstance, Delivery, JanitorOptions, Node, NodeOptions, Notification,
+    NotifierOptions,
     dispatcher::{Interruption, Subscription},
     event::Counters,
     store::{Database, Isolation, KeyRange, RangeRead},
@@ -45,6 +46,11 @@ pub async fn narrow_bus(store: &Database) -> Bus {
 /// A bus with the default options.
 pub async fn wide_bus(store: &Database) -> Bus {
     Bus::open(store, BusOptions::default()).await.unwrap()
+}
+
+/// A node for a role. It leaves with its last role.
+pub async fn joined(bus: &Bus) -> Node {
+    bus.node(NodeOptions::default()).await.unwrap()
 }
 
 /// A notifier that folds at once.

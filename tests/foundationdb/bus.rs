@@ -15,7 +15,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, eager, record, row, row_with, rows, unpolled, until, within},
+    common::{db, eager, joined, record, row, row_with, rows, unpolled, until, within},
     fixture::{self, PARTITIONS},
     load::Observer,
 };
@@ -24,7 +24,7 @@ use crate::{
 pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("totals")).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let observer = Observer::start(&dispatcher);
     let producers = (0..8_u64).map(|number| {
@@ -65,7 +65,7 @@ pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
 pub(crate) async fn a_row_has_the_life_of_its_database() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("life")).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 2, 1]).await;
     let first = row_with(&bus, &db("a", 1), [1, 0, 2, 1]).await;
     assert_eq!(first.created_at, Some(first.sequence));
@@ -90,7 +90,7 @@ pub(crate) async fn a_row_has_the_life_of_its_database() {
 pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("stamps")).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let options = ProducerOptions { record_versionstamps: true, slots: 8 };
     let producer = bus.producer_with(options).unwrap();
     let mut last = None;
@@ -119,7 +119,7 @@ pub(crate) async fn ids_of_design_documents_are_kept() {
     let store = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix("ddocs");
     let bus = fixture::bus(&store, &prefix).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let producer = bus.producer();
     for n in 1..=2 {
         store
@@ -152,7 +152,7 @@ pub(crate) async fn notifiers_share_the_partitions() {
         let bus = fixture::bus(&store, &prefix).await;
         let balance = BalanceOptions { leases_max: Some(1), ..BalanceOptions::default() };
         let options = NotifierOptions { balance, ..eager() };
-        notifiers.push((bus.notifier(options).await.unwrap(), bus));
+        notifiers.push((joined(&bus).await.notifier(options).await.unwrap(), bus));
     }
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &prefix).await;
@@ -176,7 +176,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     let store_a = fixture::open(fixture::shared()).await;
     let faults = Faults::new(&store_a);
     let bus_a = fixture::bus(&faults.database(), &prefix).await;
-    let a = bus_a.notifier(eager()).await.unwrap();
+    let a = joined(&bus_a).await.notifier(eager()).await.unwrap();
     let gate = Gate::default();
     let held = gate.clone();
     // The tuple element of the family's number, after the prefix.
@@ -193,7 +193,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     record(&store_b, &bus_b, &db("a", 1), [1, 0, 0, 0]).await;
     within("A to fold", gate.reached()).await;
 
-    let b = bus_b.notifier(eager()).await.unwrap();
+    let b = joined(&bus_b).await.notifier(eager()).await.unwrap();
     row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
     until("B has everything", async || b.partitions().len() == PARTITIONS as usize).await;
     assert_eq!((bus_a.stats().folds, bus_b.stats().folded.lanes()), (0, [1, 0, 0, 0]));
@@ -223,7 +223,7 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
         clients.push((fixture::bus(&store, &prefix).await, store));
     }
     let [(recorder, store), (folder, _), (teller, _)] = &clients[..] else { unreachable!("there are three") };
-    let notifier = folder.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&folder).await.notifier(unpolled()).await.unwrap();
     let options = DispatcherOptions { poll_interval: crate::common::NEVER, ..Default::default() };
     let dispatcher = teller.dispatcher(options).await.unwrap();
     let observer = Observer::start(&dispatcher);

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{eager, within},
+    common::{eager, joined, within},
     fixture, fleet,
 };
 
@@ -146,7 +146,7 @@ async fn bus(file: &str) -> notibus::Bus {
 
 /// Folds.
 async fn notifier(file: &str, end: oneshot::Receiver<()>) {
-    let notifier = bus(file).await.notifier(eager()).await.expect("the notifier starts");
+    let notifier = joined(&bus(file).await).await.notifier(eager()).await.expect("the notifier starts");
     report("ready");
     let _ = end.await;
     notifier.shutdown().await.expect("the leases can be released");

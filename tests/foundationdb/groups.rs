@@ -13,7 +13,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, db, record, until, within},
+    common::{NEVER, db, joined, record, until, within},
     fixture,
 };
 
@@ -75,7 +75,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
     let (file, prefix) = (fixture::shared(), fixture::prefix("groups"));
     let store = fixture::open(&file).await;
     let bus = fixture::bus(&store, &prefix).await;
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let group = bus.group("counter").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();
     let mut nodes = vec![start(&file, &prefix).await, start(&file, &prefix).await];
@@ -119,7 +119,7 @@ pub async fn a_zombie_cannot_commit_its_effect() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("groups"));
     let store = fixture::open(&file).await;
     let bus = fixture::bus(&store, &prefix).await;
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let group = bus.group("g").unwrap();
     group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
@@ -147,7 +147,11 @@ pub async fn a_zombie_cannot_commit_its_effect() {
             }
         }
     };
-    let consumer = bus.consumer(&group, move |_| zombie.clone(), ConsumerOptions::default()).await.unwrap();
+    let consumer = joined(&bus)
+        .await
+        .consumer(&group, move |_| zombie.clone(), ConsumerOptions::default())
+        .await
+        .unwrap();
     until("it has tried", async || !outcomes.lock().unwrap().is_empty()).await;
     let (committed, late) = outcomes.lock().unwrap().remove(0);
     assert_eq!(committed.unwrap_err().code(), Some(1020));

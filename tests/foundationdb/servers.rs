@@ -7,7 +7,7 @@ use tokio::task::block_in_place;
 
 use crate::{
     cluster::Cluster,
-    common::{eager, until},
+    common::{eager, joined, until},
     fixture,
     load::{Load, Observer, until_folded},
 };
@@ -34,7 +34,7 @@ impl Stage {
     async fn start(cluster: &Cluster) -> Self {
         let store = fixture::open(cluster.file()).await;
         let bus = fixture::bus(&store, b"notibus").await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let observer = Observer::start(&dispatcher);
         let load = Load::start(&store, &bus, MARKERS);

@@ -14,7 +14,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, eager, record, row, row_with, rows, until},
+    common::{db, eager, joined, record, row, row_with, rows, until},
     fixture,
     scenario::{self, Size},
 };
@@ -93,7 +93,7 @@ pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
     let mut last = Sequence::MIN;
     for (step, next) in [cluster, Database::memory()].into_iter().enumerate() {
         let bus = fixture::bus(&store, &prefix).await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         for n in 0..50 {
             record(&store, &bus, &db(&format!("db{n}"), 1), [0, 0, 1, 0]).await;
         }
@@ -115,7 +115,7 @@ pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
 pub(crate) async fn the_janitor_drops_what_is_old() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("janitor")).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("gone", 1), [1, 1, 0, 0]).await;
     row_with(&bus, &db("gone", 1), [1, 1, 0, 0]).await;
     bus.feed().reshard(7, None).await.unwrap();
@@ -124,7 +124,7 @@ pub(crate) async fn the_janitor_drops_what_is_old() {
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    let janitor = bus.janitor(options).await.unwrap();
+    let janitor = joined(&bus).await.janitor(options).await.unwrap();
     until("the tombstone is dropped", async || row(&bus, &db("gone", 1)).await.is_none()).await;
     until("its shards are forgotten", async || bus.feed().topology().await.unwrap().len() == 1).await;
     janitor.shutdown().await.unwrap();

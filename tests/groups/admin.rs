@@ -23,7 +23,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, counts, db, record, until},
+    common::{NEVER, counts, db, joined, record, until},
     fixture::{GroupFixture, Log, behind, names, pass, until_done},
 };
 
@@ -64,7 +64,8 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(group.reset(Start::Now, false).await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.delete(true).await, Err(Error::NoGroup { .. })));
     let observer = || |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-    let missing = world.bus.consumer(&group, move |_| observer(), unpolled()).await;
+    let node = joined(&world.bus).await;
+    let missing = node.consumer(&group, move |_| observer(), unpolled()).await;
     assert!(matches!(missing, Err(Error::NoGroup { .. })));
     assert_eq!(kept(&world).await, (0, 0));
     assert!(group.create(&GroupOptions::default()).await.unwrap());
@@ -84,9 +85,10 @@ async fn bad_input_is_refused_and_changes_nothing() {
         },
     ];
     for options in bad {
-        let refused = world.bus.consumer(&group, move |_| observer(), options).await;
+        let refused = node.consumer(&group, move |_| observer(), options).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }
+    node.shutdown().await.unwrap();
     assert_eq!(world.bus.nodes().await.unwrap().len(), 1, "the notifier's alone");
     assert!(matches!(group.dead_letters(Sequence::MIN, 0).await, Err(Error::Invalid { .. })));
     let other = notibus::BusOptions { prefix: b"other".to_vec(), ..notibus::BusOptions::default() };
@@ -107,7 +109,7 @@ async fn a_start_below_the_horizon_is_refused() {
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    let _janitor = world.other.janitor(options).await.unwrap();
+    let _janitor = joined(&world.other).await.janitor(options).await.unwrap();
     until("the tombstone is dropped", async || world.other.stats().tombstones_dropped == 1).await;
     let horizon = world.other.feed().horizon().await.unwrap();
     let group = world.bus.group("g").unwrap();
@@ -280,7 +282,7 @@ async fn a_group_goes_along_to_another_store() {
     let moved = notibus::store::Database::memory();
     notibus::Bus::import(&moved, b"notibus", &mut &export[..]).await.unwrap();
     let bus = notibus::Bus::open_existing(&moved, b"notibus").await.unwrap();
-    let notifier = bus.notifier(notibus::NotifierOptions::default()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(notibus::NotifierOptions::default()).await.unwrap();
     record(&moved, &bus, &db("new", 1), [1, 0, 0, 0]).await;
     let (group, log) = (bus.group("g").unwrap(), Log::new());
     let consumer = log.consume(&bus, &group, unpolled()).await;

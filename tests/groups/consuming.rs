@@ -14,7 +14,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, db, until},
+    common::{NEVER, db, joined, until},
     fixture::{GroupFixture, Happened, Log, behind, names, pass, until_done},
 };
 
@@ -169,7 +169,7 @@ async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_th
     feed.reshard(5, None).await.unwrap();
     feed.reshard(2, None).await.unwrap();
     let options = notibus::JanitorOptions { interval: Duration::from_secs(1), ..Default::default() };
-    let janitor = world.other.janitor(options).await.unwrap();
+    let janitor = joined(&world.other).await.janitor(options).await.unwrap();
     // The first entry, where the group is, is kept.
     until("the second entry is dropped", async || feed.topology().await.unwrap().len() == 2).await;
     world.create(["a"]).await;

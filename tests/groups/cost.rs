@@ -47,7 +47,7 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
         .unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
-    let dispatcher = node.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let _subscription = dispatcher.subscribe(Filter::all()).stream();
     let (changes, docs) = (bus.changes(), db("docs", 1));
     let (producer, layout) = (bus.producer(), ChangesOptions { shards, ..ChangesOptions::default() });

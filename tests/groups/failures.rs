@@ -19,7 +19,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, until},
+    common::{NEVER, joined, until},
     fixture::{GroupFixture, Happened, Log, behind, names, pass, until_done},
 };
 
@@ -210,7 +210,8 @@ async fn an_observer_that_does_not_close_is_reported() {
     let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
-    let consumer = world.bus.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
+    let consumer =
+        joined(&world.bus).await.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
     until_done(&group).await;
     world.other.feed().reshard(2, None).await.unwrap();
     until("it is reported", async || world.bus.stats().group_stuck > 0).await;

@@ -17,7 +17,7 @@ use notibus::{
     store::{Database, testing::Faults},
 };
 
-use crate::common::{db, record, row_with, unpolled, until};
+use crate::common::{db, joined, record, row_with, unpolled, until};
 
 /// A bus in a store that fails as planned, with a notifier on another handle that does not fail.
 pub struct GroupFixture {
@@ -41,7 +41,7 @@ impl GroupFixture {
         let options = || BusOptions { partitions: 1, shards, ..BusOptions::default() };
         let other = Bus::open(&store, options()).await.unwrap();
         let bus = Bus::open(&faults.database(), options()).await.unwrap();
-        let notifier = other.notifier(unpolled()).await.unwrap();
+        let notifier = joined(&other).await.notifier(unpolled()).await.unwrap();
         Self { store, faults, bus, other, notifier }
     }
 
@@ -148,7 +148,7 @@ impl Log {
         let log = self.clone();
         // The group as the process of the bus opens it.
         let group = bus.group(group.name().as_str()).unwrap();
-        bus.consumer(&group, move |_| log.observer(), options).await.unwrap()
+        joined(&bus).await.consumer(&group, move |_| log.observer(), options).await.unwrap()
     }
 
     /// All logged calls.

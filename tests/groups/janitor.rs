@@ -13,7 +13,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, db, record, row, until, within},
+    common::{NEVER, db, joined, record, row, until, within},
     fixture::{GroupFixture, Log, pass, until_done},
 };
 
@@ -24,7 +24,7 @@ async fn eager(world: &GroupFixture) -> Janitor {
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    world.other.janitor(options).await.unwrap()
+    joined(&world.other).await.janitor(options).await.unwrap()
 }
 
 /// Deletes the database `name`.
@@ -92,7 +92,7 @@ async fn no_group_begins_under_the_janitors_hand() {
         is_drop.then(|| CommitFault::Hold(held.clone()))
     });
     let options = JanitorOptions { tombstone_retention: Duration::ZERO, ..JanitorOptions::default() };
-    let _janitor = janitors.janitor(options).await.unwrap();
+    let _janitor = joined(&janitors).await.janitor(options).await.unwrap();
     within("the janitor is about to drop", gate.reached()).await;
     let group = world.other.group("g").unwrap();
     group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     expiring.create(&options).await.unwrap();
     let durable = world.group(Start::Now).await;
     let slow = || JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
-    let janitor = world.other.janitor(slow()).await.unwrap();
+    let janitor = joined(&world.other).await.janitor(slow()).await.unwrap();
     let log = Log::new();
     let consumer = log.consume(&world.bus, &expiring, unpolled()).await;
     pass(Duration::from_hours(3)).await;
@@ -127,7 +127,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     // Time in which no janitor works does not count; another janitor continues the count.
     janitor.shutdown().await.unwrap();
     pass(Duration::from_hours(5)).await;
-    let janitor = world.other.janitor(slow()).await.unwrap();
+    let janitor = joined(&world.other).await.janitor(slow()).await.unwrap();
     pass(Duration::from_mins(10)).await;
     assert!(expiring.status().await.is_ok());
     // A consumer joins, and the count starts over.
@@ -151,7 +151,7 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     let group = world.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_mins(10))).await.unwrap();
     let slow = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
-    let janitor = world.other.janitor(slow).await.unwrap();
+    let janitor = joined(&world.other).await.janitor(slow).await.unwrap();
     let log = Log::new();
     // The group has no consumer during the first pass.
     pass(Duration::from_mins(1)).await;
@@ -174,7 +174,7 @@ async fn a_pass_that_fails_counts_no_time_twice() {
     let other = world.bus.group("other").unwrap();
     other.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
     let often = JanitorOptions { interval: Duration::from_mins(5), ..JanitorOptions::default() };
-    let janitor = world.bus.janitor(often).await.unwrap();
+    let janitor = joined(&world.bus).await.janitor(often).await.unwrap();
     pass(Duration::from_mins(11)).await;
     // The second of the two groups cannot be saved.
     world.faults.plan_commits(|attempt: &Attempt| {

@@ -21,7 +21,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, until},
+    common::{NEVER, joined, until},
     fixture::{GroupFixture, Log, names, pass, until_done},
 };
 
@@ -365,8 +365,11 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_put_down_up_to_the_
     let group_of = world.bus.group("g").unwrap();
     let retry = RetryPolicy { attempts_max: Some(1_000), ..parking().retry };
     let options = ConsumerOptions { retry, failure: FailurePolicy::KeepRetrying, ..parking() };
-    let consumer =
-        world.bus.consumer(&group_of, move |_| each_concurrent(4, work.clone()), options).await.unwrap();
+    let consumer = joined(&world.bus)
+        .await
+        .consumer(&group_of, move |_| each_concurrent(4, work.clone()), options)
+        .await
+        .unwrap();
     until("up to the failure all is saved", async || crate::fixture::behind(&group).await == 4).await;
     pass(Duration::from_secs(5)).await;
     is_mended.store(true, Ordering::SeqCst);

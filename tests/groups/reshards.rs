@@ -16,7 +16,7 @@ use notibus::{
 use tokio::sync::Notify;
 
 use crate::{
-    common::until,
+    common::{joined, until},
     fixture::{GroupFixture, Log, names, pass, until_done},
 };
 
@@ -67,7 +67,7 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
     let is_drained = async || checkpoint(&group).await > before;
     until("one shard is drained", is_drained).await;
     feed.reshard(1, None).await.unwrap();
-    let janitor = world.other.janitor(eager()).await.unwrap();
+    let janitor = joined(&world.other).await.janitor(eager()).await.unwrap();
     until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
 
     is_closed.store(false, Ordering::Relaxed);
@@ -108,7 +108,7 @@ async fn an_entry_is_kept_until_all_groups_have_left_it() {
         world.update(name, 0).await;
     }
     // Newer rows have replaced all rows of the first entry.
-    let janitor = world.other.janitor(eager()).await.unwrap();
+    let janitor = joined(&world.other).await.janitor(eager()).await.unwrap();
     pass(Duration::from_secs(30)).await;
     assert_eq!((begun(&group).await, feed.topology().await.unwrap().len()), (vec![1, 2], 2));
     assert_eq!(log.closed(), [CloseReason::Resharded], "of the other shard; the batch goes on");

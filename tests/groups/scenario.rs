@@ -17,7 +17,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, record, until},
+    common::{db, joined, record, until},
     fixture::{Log, until_done},
 };
 
@@ -192,7 +192,7 @@ async fn run(store: Database, seed: u64, steps: u32, faults_percent: u8) {
     let mut random = fastrand::Rng::with_seed(seed);
     let shards = random.u32(1..5);
     let bus = Bus::open(&store, BusOptions { partitions: 2, shards, ..BusOptions::default() }).await.unwrap();
-    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let start = if random.bool() { Cursor::NOTHING.into() } else { Start::Now };
     let group = bus.group("g").unwrap();
     group.create(&GroupOptions::default().start_from(start)).await.unwrap();

@@ -13,7 +13,7 @@ use notibus::{
 
 use crate::{
     client::{Answer, ask, get},
-    common::{self, narrow_bus, until},
+    common::{self, joined, narrow_bus, until},
     fixture::{HttpFixture, quick},
 };
 
@@ -166,7 +166,7 @@ async fn an_unknown_result_counts_once() {
     faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let body = r#"[{"db":"a","type":"updated"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
-    let _notifier = bus.notifier(quick()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     until("the fold", async || bus.stats().folded.total() > 0).await;
     let row = bus.feed().newest(&"a".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((row.totals.total(), row.kinds.contains(EventKind::Updated)), (1, true));

@@ -8,7 +8,7 @@ use notibus::{
     store::Database,
 };
 
-use crate::common::{self, narrow_bus, record, until};
+use crate::common::{self, joined, narrow_bus, record, until};
 
 /// A node that serves on loopback.
 pub struct HttpFixture {
@@ -60,7 +60,7 @@ impl HttpFixture {
         router: impl FnOnce(&Api, &Database, &Bus) -> Router,
     ) -> Self {
         let bus = narrow_bus(&store).await;
-        let notifier = bus.notifier(quick()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
         let dispatcher = Arc::new(bus.dispatcher(dispatcher).await.unwrap());
         let api = Api::start(&bus, &dispatcher, options).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use crate::{
-    common::{db, narrow_bus},
+    common::{db, joined, narrow_bus},
     fixture::quick,
     layer::Layer,
 };
@@ -36,7 +36,7 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     let trace = Trace::new(&Database::memory());
     let store = trace.database();
     let bus = narrow_bus(&store).await;
-    let _notifier = bus.notifier(quick()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     let dispatcher = Arc::new(bus.dispatcher(DispatcherOptions::default()).await.unwrap());
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
     let (layer, d) = (Layer::new(&store, &bus), db("d", 1));
@@ -84,7 +84,7 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
 async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let notifier = bus.notifier(quick()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
     let layer = Layer::new(&store, &bus);

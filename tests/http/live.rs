@@ -27,7 +27,7 @@ use notibus::{
 use tower::ServiceExt;
 
 use crate::{
-    common::{db, narrow_bus, record, until, within},
+    common::{db, joined, narrow_bus, record, until, within},
     fixture::quick,
     layer::Layer,
 };
@@ -50,7 +50,7 @@ impl Node {
     /// Starts a node on `store` whose ring holds `ring_rows_max` rows.
     async fn new(store: &Database, ring_rows_max: usize) -> Self {
         let bus = narrow_bus(store).await;
-        let notifier = bus.notifier(quick()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
         let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
         let dispatcher = Arc::new(bus.dispatcher(options).await.unwrap());
         let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
@@ -207,7 +207,7 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
         interval: Duration::from_millis(1),
         ..JanitorOptions::default()
     };
-    let janitor = node.bus.janitor(options).await.unwrap();
+    let janitor = joined(&node.bus).await.janitor(options).await.unwrap();
     until("the tombstone's end", async || node.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
     let cut = loop {

@@ -17,7 +17,7 @@ use notibus::{
 
 use crate::{
     client::{Connection, get},
-    common::{db, dice, until},
+    common::{db, dice, joined, until},
     fixture::HttpFixture,
     layer::Layer,
 };
@@ -285,7 +285,7 @@ async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
         interval: Duration::from_millis(1),
         ..JanitorOptions::default()
     };
-    let janitor = world.bus.janitor(options).await.unwrap();
+    let janitor = joined(&world.bus).await.janitor(options).await.unwrap();
     until("the tombstone to be dropped", async || world.bus.feed().horizon().await.unwrap() > Sequence::MIN)
         .await;
     janitor.shutdown().await.unwrap();
@@ -333,7 +333,7 @@ async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
         interval: Duration::from_millis(1),
         ..JanitorOptions::default()
     };
-    let janitor = world.bus.janitor(options).await.unwrap();
+    let janitor = joined(&world.bus).await.janitor(options).await.unwrap();
     until("the tombstone to be dropped", async || world.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
     let all = get(world.at(), "/_db_updates").await;

@@ -22,7 +22,7 @@ use tracing::{
 
 use crate::{
     client::get,
-    common::{db, until},
+    common::{db, joined, until},
     fixture::HttpFixture,
 };
 
@@ -75,7 +75,8 @@ async fn folds_pages_batches_and_requests_are_spans() {
     group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
     let send = |_: GroupBatch<Notification>| async { Ok(()) };
-    let consumer = world.bus.consumer(&group, move |_| send, ConsumerOptions::default()).await.unwrap();
+    let consumer =
+        joined(&world.bus).await.consumer(&group, move |_| send, ConsumerOptions::default()).await.unwrap();
     until("the group", async || world.bus.stats().group_rows == 1).await;
     assert_eq!(get(world.at(), "/_db_updates").await.rows().len(), 1);
     consumer.shutdown().await.unwrap();

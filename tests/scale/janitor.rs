@@ -6,7 +6,7 @@ use notibus::{JanitorOptions, group::GroupOptions, store::testing::OperationCoun
 
 use crate::{
     World,
-    common::{db, record, row_with, unpolled},
+    common::{db, joined, record, row_with, unpolled},
 };
 
 /// What ten passes read beside a tombstone that `groups` groups have still to read, in `shards` shards.
@@ -17,7 +17,7 @@ async fn passes(groups: usize, shards: u32) -> OperationCounts {
         let group = world.others.group(&format!("group{number:04}")).unwrap();
         group.create(&GroupOptions::default()).await.unwrap();
     }
-    let notifier = world.others.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&world.others).await.notifier(unpolled()).await.unwrap();
     let gone = db("gone", 1);
     record(&world.store, &world.others, &gone, [1, 1, 0, 0]).await;
     row_with(&world.others, &gone, [1, 1, 0, 0]).await;
@@ -27,7 +27,7 @@ async fn passes(groups: usize, shards: u32) -> OperationCounts {
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    let janitor = world.counted.janitor(options).await.unwrap();
+    let janitor = joined(&world.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_secs(15)).await;
     let spent = world.during(tokio::time::sleep(Duration::from_secs(100))).await;
     assert_eq!(world.counted.stats().tombstones_dropped, 0, "the groups have to read it");

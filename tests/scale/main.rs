@@ -8,7 +8,7 @@ mod janitor;
 
 use std::time::Duration;
 
-use common::{db, record, row_with, unpolled, until};
+use common::{db, joined, record, row_with, unpolled, until};
 use notibus::{
     Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
     group::{ConsumerOptions, GroupBatch, GroupOptions},
@@ -80,7 +80,7 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
 /// The operations of folding 50 updates of one database, one after the other, among `databases` databases.
 async fn folds_among(databases: usize) -> OperationCounts {
     let world = World::new(1, 1).await;
-    let notifier = world.counted.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&world.counted).await.notifier(unpolled()).await.unwrap();
     for n in 0..databases {
         record(&world.store, &world.others, &db(&format!("db{n:06}"), 1), [1, 0, 0, 0]).await;
     }
@@ -110,7 +110,7 @@ async fn a_fold_costs_the_same_among_many_databases_as_among_some() {
 /// The reads of a dispatcher for `events` events that its only subscriber does not want.
 async fn tail_of(events: u64) -> OperationCounts {
     let world = World::new(1, 1).await;
-    let notifier = world.others.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&world.others).await.notifier(unpolled()).await.unwrap();
     let dispatcher: Dispatcher = world.counted.dispatcher(DispatcherOptions::default()).await.unwrap();
     let _subscription = dispatcher.subscribe(Filter::name("none").unwrap()).stream();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -142,11 +142,11 @@ async fn join_of(partitions: u32) -> OperationCounts {
     let world = World::new(partitions, 1).await;
     let options =
         || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
-    let first = world.others.notifier(options()).await.unwrap();
+    let first = joined(&world.others).await.notifier(options()).await.unwrap();
     let mut second = None;
     let spent = world
         .during(async {
-            let notifier = world.counted.notifier(options()).await.unwrap();
+            let notifier = joined(&world.counted).await.notifier(options()).await.unwrap();
             let half = partitions as usize / 2;
             until("both have a half", async || notifier.partitions().len() == half).await;
             second = Some(notifier);
@@ -172,8 +172,11 @@ async fn drain_of(shards: u32) -> OperationCounts {
     let group = world.counted.group("group").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();
     let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-    let consumer =
-        world.counted.consumer(&group, move |_| observe, ConsumerOptions::default()).await.unwrap();
+    let consumer = joined(&world.counted)
+        .await
+        .consumer(&group, move |_| observe, ConsumerOptions::default())
+        .await
+        .unwrap();
     until("it has all", async || consumer.shards().len() == shards as usize).await;
     tokio::time::sleep(Duration::from_mins(5)).await;
     let last = consumer.shards().last().copied();

@@ -23,7 +23,7 @@ use notibus::{
 };
 use tokio::task::JoinSet;
 
-use crate::common::{self, NEVER, db, eager, record, until, wide_bus, within};
+use crate::common::{self, NEVER, db, eager, joined, record, until, wide_bus, within};
 
 /// The time by which a tail has polled the store without a hint.
 const RARELY: Duration = Duration::from_mins(10);
@@ -442,7 +442,7 @@ async fn leaves_and_documents_come_from_the_layer() {
 async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
     let store = Database::memory();
     let (bus, db) = begun(&store, 2).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
     for step in 0..20 {
@@ -467,7 +467,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
     let trace = Trace::new(&Database::memory());
     let store = trace.database();
     let (bus, db) = begun(&store, 2).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let cost = async || {
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -507,7 +507,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
 async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let store = Database::memory();
     let (bus, db) = begun(&store, 2).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
     let remove = async {
@@ -532,7 +532,7 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
 async fn a_tail_finds_edits_without_a_notification() {
     let store = Database::memory();
     let (bus, db) = begun(&store, 2).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let invented = Db::new(db.name.clone(), DbInstance([99; 16]));
     record(&store, &bus, &invented, [1, 0, 0, 0]).await;
@@ -551,7 +551,7 @@ async fn a_tail_finds_edits_without_a_notification() {
 async fn subscribers_and_the_tail_go_on_through_reshards() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
@@ -575,8 +575,11 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
 async fn notifications_fold_right_while_their_feed_is_resharded() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier =
-        bus.notifier(NotifierOptions { fold_interval_max: Duration::ZERO, ..eager() }).await.unwrap();
+    let _notifier = joined(&bus)
+        .await
+        .notifier(NotifierOptions { fold_interval_max: Duration::ZERO, ..eager() })
+        .await
+        .unwrap();
     let feed = bus.feed();
     let reshards = async {
         for step in 0..40_u32 {
@@ -667,7 +670,7 @@ async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped(
     until("it is written", async || feed.topology().await.unwrap().len() == 2).await;
     feed.reshard(8, None).await.unwrap();
     let options = JanitorOptions { interval: Duration::from_millis(10), ..JanitorOptions::default() };
-    let _janitor = bus.janitor(options).await.unwrap();
+    let _janitor = joined(&bus).await.janitor(options).await.unwrap();
     until("it is dropped", async || feed.topology().await.unwrap().len() == 1).await;
     goes_on.store(true, Ordering::Relaxed);
     assert_eq!(resharding.await.unwrap().unwrap().shards.len(), 4);
@@ -706,7 +709,7 @@ async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
         is_held |= holds;
         holds.then(|| CommitFault::Hold(held.clone()))
     });
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     record(&store, &bus, &db("db", 1), [0, 0, 1, 0]).await;
     within("the fold", gate.reached()).await;
     let feed = wide_bus(&store).await.feed();

@@ -10,7 +10,7 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, Roles, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
     feed::{Feed, SchemeId, ShardEvent, ShardId, ShardReader},
     store::{
@@ -314,7 +314,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let newest_first = feed.page_before(Sequence::MAX, 10_000).await.unwrap().rows;
     assert!(newest_first.iter().eq(rows.iter().rev()));
 
-    let _notifier = bus.notifier(notibus::NotifierOptions::default()).await.unwrap();
+    let _running = bus.start(Roles::default()).await.unwrap();
     let folded = async || {
         let row = bus.feed().newest(&world.db.name).await.unwrap();
         row.is_some_and(|row| row.totals.updated == edits)

@@ -18,7 +18,7 @@ use notibus::{
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, eager, forgetful, narrow_bus, until, within},
+    common::{db, eager, forgetful, joined, narrow_bus, until, within},
     fixture::{SubscriberFixture, name, next},
 };
 
@@ -29,7 +29,7 @@ async fn world() -> (SubscriberFixture, notibus::store::testing::Faults) {
     let bus = narrow_bus(&faults.database()).await;
     let options =
         DispatcherOptions { catch_up_rows_max: 2, ring_rows_max: 1, ..DispatcherOptions::default() };
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let world = SubscriberFixture { store, bus, notifier, dispatcher };
     world.events(&["a", "b", "c", "d", "e", "f", "g", "h", "x"], EventKind::Created).await;
@@ -39,7 +39,7 @@ async fn world() -> (SubscriberFixture, notibus::store::testing::Faults) {
 
 /// Removes the tombstone, which moves the horizon past the first pages.
 async fn move_the_horizon(world: &SubscriberFixture) {
-    let janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
 }

@@ -14,7 +14,7 @@ use notibus::{
 
 use crate::{
     cache::{DdocCache, key},
-    common::{self, db, eager, forgetful, until, wide_bus},
+    common::{self, db, eager, forgetful, joined, until, wide_bus},
 };
 
 /// A layer with a cache.
@@ -32,7 +32,7 @@ impl Layer {
     async fn new() -> Self {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let cache = Arc::new(DdocCache::start(&store, &dispatcher).await.unwrap());
         Self { store, bus, notifier, dispatcher, cache }
@@ -158,7 +158,7 @@ async fn the_cache_recovers_from_having_expired() {
         })
         .await
         .unwrap();
-    let _janitor = bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let read = async |db: &Db| version(cache.get(&db.name, &x).await.unwrap());
     assert_eq!(read(&gone).await, Some(1), "no row has informed it");

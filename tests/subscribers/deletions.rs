@@ -11,7 +11,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{self, db, eager, forgetful, narrow_bus, next_news, until, within},
+    common::{self, db, eager, forgetful, joined, narrow_bus, next_news, until, within},
     fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
@@ -58,7 +58,7 @@ async fn recreate(world: &SubscriberFixture, old: u8) {
 /// Removes all tombstones.
 async fn forget(world: &SubscriberFixture) {
     let dropped = world.bus.stats().tombstones_dropped;
-    let janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped > dropped).await;
     janitor.shutdown().await.unwrap();
 }
@@ -242,7 +242,7 @@ async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
     let bus = narrow_bus(&store).await;
     let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
     let world = SubscriberFixture {
-        notifier: bus.notifier(eager()).await.unwrap(),
+        notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
         dispatcher: bus.dispatcher(options).await.unwrap(),
         store,
         bus,

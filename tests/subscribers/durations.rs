@@ -49,7 +49,7 @@ async fn roles_bear_the_longest_durations() {
     };
     let _janitor = node.janitor(janitor).await.unwrap();
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
-    let dispatcher = node.dispatcher(options).await.unwrap();
+    let dispatcher = bus.dispatcher(options).await.unwrap();
     let mut updates = dispatcher.subscribe(Filter::all()).stream();
     for count in 1..=20 {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;

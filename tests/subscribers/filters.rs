@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{Cursor, Error, EventKind, Filter, Kinds, cursor::Start, event::DdocId};
 
 use crate::{
-    common::{db, narrow_bus, record, row_with, until},
+    common::{db, joined, narrow_bus, record, row_with, until},
     fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
@@ -198,7 +198,7 @@ async fn design_documents_cost_nothing_unless_they_are_asked_for() {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
-    let notifier = folding.notifier(crate::common::eager()).await.unwrap();
+    let notifier = joined(&folding).await.notifier(crate::common::eager()).await.unwrap();
     let a = db("a", 1);
     record(&store, &folding, &a, [1, 0, 0, 1]).await;
     row_with(&folding, &a, [1, 0, 0, 1]).await;
@@ -276,7 +276,7 @@ async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let notifier = bus.notifier(crate::common::eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(crate::common::eager()).await.unwrap();
     let a = db("a", 1);
     record(&store, &bus, &a, [1, 0, 0, 1]).await;
     row_with(&bus, &a, [1, 0, 0, 1]).await;

@@ -9,7 +9,7 @@ use notibus::{
     store::Database,
 };
 
-use crate::common::{self, eager, narrow_bus, record, until, within};
+use crate::common::{self, eager, joined, narrow_bus, record, until, within};
 
 /// A bus with all its roles in one process.
 pub struct SubscriberFixture {
@@ -31,7 +31,7 @@ impl SubscriberFixture {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
         Self {
-            notifier: bus.notifier(eager()).await.unwrap(),
+            notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
             dispatcher: bus.dispatcher(options).await.unwrap(),
             store,
             bus,

@@ -6,7 +6,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{eager, wide_bus},
+    common::{eager, joined, wide_bus},
     fixture::{SubscriberFixture, next},
 };
 
@@ -22,7 +22,7 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let world = SubscriberFixture { store, bus, notifier, dispatcher };
     world.events(&["x", "y"], EventKind::Created).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{Bus, DispatcherOptions, Error, EventKind, Filter, NotifierOptions, store::Database};
 
 use crate::{
-    common::{db, forgetful, narrow_bus, until, within},
+    common::{db, forgetful, joined, narrow_bus, until, within},
     fixture::SubscriberFixture,
 };
 
@@ -62,7 +62,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let version = commit((&store, &bus), "a", 1, EventKind::Created).await;
     let waits = tokio::time::timeout(Duration::from_mins(5), mirror.reached(version)).await;
     assert!(waits.is_err(), "nobody folds");
-    let _notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     within("the barrier", mirror.reached(version)).await.unwrap();
     assert_eq!(names(&mirror), ["a"]);
     // A database that always changes does not block it.
@@ -110,7 +110,7 @@ async fn a_mirror_that_expires_is_filled_again() {
     assert!(first >= sequence);
     let version = commit((&store, &bus), "a", 1, EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
-    let janitor = bus.janitor(forgetful()).await.unwrap();
+    let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
     assert_eq!(names(&mirror), ["a", "b"]);

@@ -8,7 +8,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{self, db, eager, record, until},
+    common::{self, db, eager, joined, record, until},
     fixture::{changes, drain, ready},
 };
 
@@ -61,7 +61,7 @@ async fn step(random: &mut fastrand::Rng, store: &Database, bus: &Bus, lives: &m
 async fn run(mut random: fastrand::Rng) {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions { partitions: 2, ..BusOptions::default() }).await.unwrap();
-    let mut notifier = bus.notifier(eager()).await.unwrap();
+    let mut notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let options = DispatcherOptions {
         ring_rows_max: *random.choice(&[2, 1_000]).unwrap(),
         ..DispatcherOptions::default()
@@ -93,7 +93,7 @@ async fn run(mut random: fastrand::Rng) {
                 notifier.shutdown().await.unwrap();
                 let options =
                     NotifierOptions { poll_interval: std::time::Duration::from_millis(50), ..eager() };
-                notifier = bus.notifier(options).await.unwrap();
+                notifier = joined(&bus).await.notifier(options).await.unwrap();
             }
             2 => dispatcher = dispatcher.suspend().await.resume(),
             3..8 => {
@@ -135,7 +135,7 @@ async fn deliveries_of_a_database_come_in_order() {
 async fn a_named_cursor_moves_with_its_bus() {
     let store = Database::memory();
     let bus = common::narrow_bus(&store).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let cursor = bus.cursor("moves").unwrap();
     let since = Cursor::NOTHING;
@@ -153,7 +153,7 @@ async fn a_named_cursor_moves_with_its_bus() {
     let elsewhere = Database::memory();
     Bus::import(&elsewhere, b"notibus", &mut &moved[..]).await.unwrap();
     let bus = common::narrow_bus(&elsewhere).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let cursor = bus.cursor("moves").unwrap();
     let mut after = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();

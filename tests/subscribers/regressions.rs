@@ -11,7 +11,7 @@ use notibus::{
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, forgetful, until, within},
+    common::{db, forgetful, joined, until, within},
     fixture::{SubscriberFixture, drain, fold, kinds, name, next, ready},
     listeners::Quiet,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// Removes all tombstones.
 async fn forget(bus: &Bus) {
     let dropped = bus.stats().tombstones_dropped;
-    let janitor = bus.janitor(forgetful()).await.unwrap();
+    let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
     janitor.shutdown().await.unwrap();
 }

@@ -9,15 +9,14 @@ use std::{
 };
 
 use notibus::{
-    DispatcherOptions, EventKind, Filter, NodeOptions,
+    DispatcherOptions, EventKind, Filter,
     dispatcher::Interruption,
-    node::Role,
     store::{Database, testing::Faults},
 };
 use tokio_stream::{Stream, StreamExt};
 
 use crate::{
-    common::{db, eager, forgetful, narrow_bus, until, wide_bus, within},
+    common::{db, eager, forgetful, joined, narrow_bus, until, wide_bus, within},
     fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
     listeners::Recorder,
 };
@@ -69,26 +68,13 @@ async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
     within("its end", handle.finished()).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_node_lists_its_dispatcher_while_that_is_suspended() {
-    let world = SubscriberFixture::new().await;
-    let node = world.bus.node(NodeOptions::default()).await.unwrap();
-    let suspended = node.dispatcher(DispatcherOptions::default()).await.unwrap().suspend().await;
-    let roles =
-        async || world.bus.nodes().await.unwrap().into_iter().flat_map(|n| n.roles).collect::<Vec<_>>();
-    assert!(roles().await.contains(&Role::DISPATCHER));
-    let dispatcher = suspended.resume();
-    dispatcher.shutdown().await;
-    until("the role's end", async || !roles().await.contains(&Role::DISPATCHER)).await;
-}
-
 /// All subscribers depend on the one tail: after a panic it starts again at once.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_panics_is_begun_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
-    let _notifier = folding.notifier(eager()).await.unwrap();
+    let _notifier = joined(&folding).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut streams = [Filter::all(), Filter::name("a").unwrap()].map(|f| dispatcher.subscribe(f).stream());
     let has_panicked = AtomicBool::new(false);
@@ -108,7 +94,7 @@ async fn a_tail_that_panics_is_begun_again() {
 async fn a_subscriber_suspended_for_too_long_expires() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let world_event = async |db: &notibus::Db, kind| crate::fixture::fold(&store, &bus, db, kind).await;
     world_event(&db("stays", 1), EventKind::Created).await;
     world_event(&db("goes", 1), EventKind::Created).await;
@@ -118,7 +104,7 @@ async fn a_subscriber_suspended_for_too_long_expires() {
     let mut streams = filters.map(|filter| dispatcher.subscribe(filter).stream());
     let suspended = dispatcher.suspend().await;
     world_event(&db("goes", 1), EventKind::Deleted).await;
-    let _janitor = bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let _dispatcher = suspended.resume();
     for stream in &mut streams {
@@ -134,7 +120,7 @@ async fn a_subscriber_suspended_for_too_long_expires() {
 async fn a_replaced_filter_does_not_hide_expired() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     crate::fixture::fold(&store, &bus, &db("stays", 1), EventKind::Created).await;
     crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -144,7 +130,7 @@ async fn a_replaced_filter_does_not_hide_expired() {
         [both.clone(), Filter::all()].map(|next| (dispatcher.subscribe(goes.clone()).stream(), next));
     let suspended = dispatcher.suspend().await;
     crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
-    let _janitor = bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let dispatcher = suspended.resume();
     let horizon = bus.feed().horizon().await.unwrap();
@@ -164,7 +150,7 @@ async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
     for replaces in [false, true] {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let _notifier = bus.notifier(eager()).await.unwrap();
+        let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let cursor = bus.cursor("mirror").unwrap();
@@ -172,7 +158,7 @@ async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
         let mut stream = dispatcher.subscribe(goes.clone()).durable(&cursor).await.unwrap().stream();
         let suspended = dispatcher.suspend().await;
         crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
-        let _janitor = bus.janitor(forgetful()).await.unwrap();
+        let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
         until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
         let dispatcher = suspended.resume();
         let horizon = bus.feed().horizon().await.unwrap();

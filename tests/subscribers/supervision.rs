@@ -22,7 +22,7 @@ use tokio::{
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, eager, narrow_bus, until, within},
+    common::{db, eager, joined, narrow_bus, until, within},
     fixture::{SubscriberFixture, drain, fold, name, names},
     listeners::{call_reporters, next_call},
 };
@@ -223,7 +223,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     fold(&store, &bus, &db("a", 1), EventKind::Created).await;
     let options = DispatcherOptions { catch_ups_max: 1, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();

@@ -12,7 +12,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, eager, forgetful, until, wide_bus, within},
+    common::{db, eager, forgetful, joined, until, wide_bus, within},
     fixture::{JobReports, TriggerFixture, at_rest, job, quick},
 };
 
@@ -61,7 +61,7 @@ async fn databases_that_went_unseen_are_reported_as_gone() {
     for db in [&gone, &again, &unknown] {
         world.event(db, EventKind::Deleted).await;
     }
-    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 3).await;
     let back = db("again", 5);
     world.event(&back, EventKind::Created).await;
@@ -92,7 +92,7 @@ async fn an_index_trigger_that_crashes_after_it_has_expired_still_reports_gone_d
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
     world.event(&gone, EventKind::Deleted).await;
-    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (trigger, JobReports { mut works, gone: deaf }) = start(&world).await;
@@ -141,7 +141,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (gone, stays) = (db("gone", 1), db("stays", 2));
@@ -153,7 +153,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
     world.event(&gone, EventKind::Deleted).await;
-    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (trigger, reports) = start(&world).await;

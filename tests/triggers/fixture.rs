@@ -11,7 +11,7 @@ use notibus::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::common::{eager, record, until, wide_bus, within};
+use crate::common::{eager, joined, record, until, wide_bus, within};
 
 /// A bus with all its roles in one process.
 pub struct TriggerFixture {
@@ -27,7 +27,7 @@ impl TriggerFixture {
     pub async fn new() -> Self {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         Self { store, bus, _notifier: notifier, dispatcher }
     }

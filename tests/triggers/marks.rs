@@ -12,7 +12,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, eager, forgetful, until, wide_bus},
+    common::{db, eager, forgetful, joined, until, wide_bus},
     fixture::{ReportingJob, TriggerFixture, at_rest, job, quick},
 };
 
@@ -38,7 +38,7 @@ pub async fn faulty() -> (TriggerFixture, Faults) {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     (TriggerFixture { store, bus, _notifier: notifier, dispatcher }, faults)
 }
@@ -152,7 +152,7 @@ async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
     }
     let stays = db("stays", 1);
     world.event(&stays, EventKind::Created).await;
-    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 20).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (reporting, mut reports) = job::<IndexBuild>();

@@ -19,7 +19,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, until},
+    common::{db, joined, until},
     fixture::{TriggerFixture, at_rest, job, quick},
 };
 
@@ -307,7 +307,7 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
-    let notifier = bus.notifier(crate::common::eager()).await.unwrap();
+    let notifier = joined(&bus).await.notifier(crate::common::eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (reporting, mut reports) = job::<IndexBuild>();

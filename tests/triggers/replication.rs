@@ -15,7 +15,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{self, db, forgetful, until, within},
+    common::{self, db, forgetful, joined, until, within},
     fixture::{JobReports, TriggerFixture, at_rest, job},
 };
 
@@ -186,7 +186,7 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     trigger.shutdown().await.unwrap();
     world.delete(&gone).await;
     world.delete(&again).await;
-    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 2).await;
     let back = db("b/_replicator", 4);
     world.create(&back).await;
@@ -232,7 +232,7 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
         at_rest(&world, &trigger).await;
         trigger.shutdown().await.unwrap();
         world.delete(&gone).await;
-        let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+        let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
         until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
         world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         // It learns of the expiry, cannot act on it, and saves its cursor.

@@ -36,20 +36,19 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, Roles, store::Database};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let notifier = bus.notifier(Default::default()).await?;
-/// let dispatcher = bus.dispatcher(Default::default()).await?;
-/// let mirror = dispatcher.mirror(Filter::all())?;
+/// let running = bus.start(Roles::default()).await?;
+/// let mirror = running.dispatcher().mirror(Filter::all())?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
 /// let producer = bus.producer();
 /// let created = store.run_once(async |tx| Ok(producer.created(&tx, &db))).await?;
 /// mirror.reached(created.committed.versionstamp.version()).await?;
 /// assert!(mirror.get(&db.name).is_some(), "it reads what was written before");
-/// notifier.shutdown().await
+/// running.shutdown().await
 /// # }
 /// ```
 #[must_use = "dropping it ends it"]

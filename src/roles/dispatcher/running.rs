@@ -17,7 +17,7 @@ use super::{
 use crate::base::error::Error;
 use crate::{
     base::{encoding::Sequence, error::Result, event::DbName, filter::Filter},
-    state::{context::Context, membership::RoleGuard, notification_feed::NotificationFeed},
+    state::{context::Context, notification_feed::NotificationFeed},
 };
 
 /// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that wait for them.
@@ -28,7 +28,6 @@ pub struct Dispatcher {
     tail: Tail,
     fanout: Fanout,
     options: DispatcherOptions,
-    role: Option<RoleGuard>,
 }
 
 /// The task of the tail. Dropping it aborts the task.
@@ -59,15 +58,13 @@ impl Tail {
 pub struct SuspendedDispatcher {
     fanout: Fanout,
     options: DispatcherOptions,
-    role: Option<RoleGuard>,
 }
 
 impl SuspendedDispatcher {
     /// Continues where it was: nothing that has happened meanwhile is missed. Subscribers for which it was suspended too long get
     /// [`Interruption::Expired`](super::Interruption).
     pub fn resume(self) -> Dispatcher {
-        let Self { fanout, options, role } = self;
-        Dispatcher::run(fanout, options, role)
+        Dispatcher::run(self.fanout, self.options)
     }
 
     /// Number of subscriptions.
@@ -77,21 +74,17 @@ impl SuspendedDispatcher {
 }
 
 impl Dispatcher {
-    /// Starts the tail at the end of the feed. Its node lists it under `role` while it runs.
-    pub(crate) async fn start(
-        context: Arc<Context>,
-        options: DispatcherOptions,
-        role: Option<RoleGuard>,
-    ) -> Result<Self> {
+    /// Starts the tail at the end of the feed.
+    pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
         options.check()?;
         let start = NotificationFeed::new(Arc::clone(&context), context.feed.clone()).now().await?;
-        Ok(Self::run(Fanout::new(context, &options, start)?, options, role))
+        Ok(Self::run(Fanout::new(context, &options, start)?, options))
     }
 
     /// Starts a tail at the position of `fanout`.
-    fn run(fanout: Fanout, options: DispatcherOptions, role: Option<RoleGuard>) -> Self {
+    fn run(fanout: Fanout, options: DispatcherOptions) -> Self {
         let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), options.clone()));
-        Self { tail: Tail(tail), fanout, options, role }
+        Self { tail: Tail(tail), fanout, options }
     }
 
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
@@ -167,9 +160,9 @@ impl Dispatcher {
 
     /// Stops reading the feed, and keeps the subscribers; [`SuspendedDispatcher::resume`] continues for them.
     pub async fn suspend(self) -> SuspendedDispatcher {
-        let Self { tail, fanout, options, role } = self;
+        let Self { tail, fanout, options } = self;
         tail.end().await;
-        SuspendedDispatcher { fanout, options, role }
+        SuspendedDispatcher { fanout, options }
     }
 
     /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer

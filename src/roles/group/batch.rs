@@ -295,11 +295,11 @@ impl fmt::Debug for Checkpointer {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, group::{ConsumerOptions, GroupBatch, GroupOptions}, Db, DbInstance, Notification, NotifierOptions, store::{AtomicOp, Database, Isolation}};
+/// use notibus::{Bus, BusOptions, group::{ConsumerOptions, GroupBatch, GroupOptions}, Db, DbInstance, Notification, Roles, store::{AtomicOp, Database, Isolation}};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let notifier = bus.notifier(NotifierOptions::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
 /// let group = bus.group("counter")?;
 /// group.create(&GroupOptions::default()).await?;
 /// let count = {
@@ -322,7 +322,7 @@ impl fmt::Debug for Checkpointer {
 ///         }
 ///     }
 /// };
-/// let consumer = bus.consumer(&group, move |_| count.clone(), ConsumerOptions::default()).await?;
+/// let consumer = running.node().consumer(&group, move |_| count.clone(), ConsumerOptions::default()).await?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
@@ -330,7 +330,7 @@ impl fmt::Debug for Checkpointer {
 ///     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
 /// }
 /// consumer.shutdown().await?;
-/// notifier.shutdown().await
+/// running.shutdown().await
 /// # }
 /// ```
 pub struct GroupBatch<R> {

@@ -18,7 +18,7 @@ use crate::state::feed::FeedRow;
 /// use std::sync::Arc;
 ///
 /// use notibus::{
-///     Bus, BusOptions, Notification,
+///     Bus, BusOptions, NodeOptions, Notification,
 ///     group::{ConsumerOptions, GroupOptions, each_concurrent},
 ///     store::Database,
 /// };
@@ -30,8 +30,10 @@ use crate::state::feed::FeedRow;
 ///     println!("{}", row.name);
 ///     Ok(())
 /// };
-/// let consumer = bus.consumer(&group, move |_| each_concurrent(8, index), ConsumerOptions::default()).await?;
-/// consumer.shutdown().await
+/// let node = bus.node(NodeOptions::default()).await?;
+/// let consumer = node.consumer(&group, move |_| each_concurrent(8, index), ConsumerOptions::default()).await?;
+/// consumer.shutdown().await?;
+/// node.shutdown().await
 /// # }
 /// ```
 pub fn each_concurrent<R, F, W>(most: usize, work: F) -> impl Observer<R>

@@ -48,8 +48,6 @@ pub struct Consumer {
     _rewriter: JoinSet<()>,
     /// Polls for new rows, together with all other consumers of the process.
     _watcher: Arc<JoinSet<()>>,
-    /// The node, if the consumer is its only role.
-    node: Option<Arc<Member>>,
 }
 
 impl Consumer {
@@ -103,33 +101,7 @@ impl Consumer {
         let alive = closings.alive();
         let rewriter = Arc::clone(&lowest).start(group);
         let group = group.without_type();
-        Ok(Self {
-            alive,
-            worker,
-            shards,
-            closings,
-            group,
-            lowest,
-            _rewriter: rewriter,
-            _watcher: watcher,
-            node: None,
-        })
-    }
-
-    /// Starts it on `member`, a node that has no other role.
-    pub(crate) async fn start_alone<R, F, O>(
-        group: &Group<R>,
-        member: Arc<Member>,
-        factory: F,
-        options: ConsumerOptions,
-    ) -> Result<Self>
-    where
-        R: FeedRow,
-        F: Fn(ShardId) -> O + Send + Sync + 'static,
-        O: Observer<R>,
-    {
-        let consumer = member.or_leave(Self::start(group, &member, factory, options).await).await?;
-        Ok(Self { node: Some(member), ..consumer })
+        Ok(Self { alive, worker, shards, closings, group, lowest, _rewriter: rewriter, _watcher: watcher })
     }
 
     /// The shards on which it works at the moment, in order. They include shards that are drained, but wait for others before
@@ -141,8 +113,8 @@ impl Consumer {
         shards
     }
 
-    /// Lets each observer finish its batch, saves the positions, closes the observers, and releases the leases; the node leaves
-    /// the bus if it has no other role. An observer that takes longer than the handover time is aborted.
+    /// Lets each observer finish its batch, saves the positions, closes the observers, and releases the leases. An observer that takes
+    /// longer than the handover time is aborted. If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(self) -> Result<()> {
         let is_mine = self.lowest.is_mine();
         let ended = self.worker.shutdown().await;
@@ -157,11 +129,7 @@ impl Consumer {
                 )
                 .ok();
         }
-        let left = match self.node {
-            Some(node) => node.leave().await,
-            None => Ok(()),
-        };
-        ended.and(left)
+        ended
     }
 }
 

@@ -40,8 +40,6 @@ use crate::{
 #[must_use = "dropping it stops it"]
 pub struct Janitor {
     worker: Worker,
-    /// The node, if the janitor is its only role.
-    node: Option<Arc<Member>>,
 }
 
 impl Janitor {
@@ -55,27 +53,12 @@ impl Janitor {
         let pool = Pool { name: "janitor".into(), role: Role::JANITOR };
         let balance = options.balance.clone();
         let cleaning = Arc::new(Cleaning { context: Arc::clone(context), options });
-        Ok(Self { worker: Worker::start(member, pool, cleaning, balance).await?, node: None })
+        Ok(Self { worker: Worker::start(member, pool, cleaning, balance).await? })
     }
 
-    /// Starts it on `member`, a node that has no other role.
-    pub(crate) async fn start_alone(
-        context: &Arc<Context>,
-        member: Arc<Member>,
-        options: JanitorOptions,
-    ) -> Result<Self> {
-        let janitor = member.or_leave(Self::start(context, &member, options).await).await?;
-        Ok(Self { node: Some(member), ..janitor })
-    }
-
-    /// Stops the work and releases the lease; the node leaves the bus if it has no other role.
+    /// Stops the work and releases the lease. If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(self) -> Result<()> {
-        let ended = self.worker.shutdown().await;
-        let left = match self.node {
-            Some(node) => node.leave().await,
-            None => Ok(()),
-        };
-        ended.and(left)
+        self.worker.shutdown().await
     }
 }
 

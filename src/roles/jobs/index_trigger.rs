@@ -129,24 +129,23 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, jobs::{IndexBuild, TriggerOptions, index_trigger}, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Roles, jobs::{IndexBuild, TriggerOptions, index_trigger}, store::Database};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let notifier = bus.notifier(Default::default()).await?;
-/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
 /// let build = |build: IndexBuild| async move {
 ///     println!("building {:?} of {}", build.ddocs, build.db.name);
 ///     Ok(())
 /// };
 /// let options = TriggerOptions { debounce: std::time::Duration::ZERO, ..TriggerOptions::index("views") };
-/// let trigger = index_trigger(&dispatcher, options, build).await?;
+/// let trigger = index_trigger(running.dispatcher(), options, build).await?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// assert!(trigger.wait_for(|status| status.done == 1).await);
 /// trigger.shutdown().await?;
-/// notifier.shutdown().await
+/// running.shutdown().await
 /// # }
 /// ```
 pub async fn index_trigger(

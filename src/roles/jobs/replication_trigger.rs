@@ -165,12 +165,11 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, changes::ChangesOptions, Db, DbInstance, jobs::{Scan, TriggerOptions, replication_trigger}, store::Database};
+/// use notibus::{Bus, BusOptions, changes::ChangesOptions, Db, DbInstance, Roles, jobs::{Scan, TriggerOptions, replication_trigger}, store::Database};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let notifier = bus.notifier(Default::default()).await?;
-/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
 /// let scan = |mut scan: Scan| async move {
 ///     loop {
 ///         let page = scan.page(1_000).await?;
@@ -180,7 +179,8 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 ///         }
 ///     }
 /// };
-/// let trigger = replication_trigger(&dispatcher, TriggerOptions::replication("replicator"), scan).await?;
+/// let options = TriggerOptions::replication("replicator");
+/// let trigger = replication_trigger(running.dispatcher(), options, scan).await?;
 ///
 /// let (changes, producer) = (bus.changes(), bus.producer());
 /// let db = Db::new("shop/_replicator".parse()?, DbInstance::random(store.env()));
@@ -193,7 +193,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 ///     .await?;
 /// assert!(trigger.wait_for(|status| status.done == 1).await);
 /// trigger.shutdown().await?;
-/// notifier.shutdown().await
+/// running.shutdown().await
 /// # }
 /// ```
 pub async fn replication_trigger(

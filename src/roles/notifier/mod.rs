@@ -75,8 +75,6 @@ pub struct Notifier {
     partitions: HeldPartitions,
     worker: Worker,
     poll: JoinSet<()>,
-    /// The node, if the notifier is its only role.
-    node: Option<Arc<Member>>,
 }
 
 impl Notifier {
@@ -95,17 +93,7 @@ impl Notifier {
         let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
         let mut poll = JoinSet::new();
         poll.spawn(polling);
-        Ok(Self { partitions, worker, poll, node: None })
-    }
-
-    /// Starts it on `member`, a node that has no other role.
-    pub(crate) async fn start_alone(
-        context: &Arc<Context>,
-        member: Arc<Member>,
-        options: NotifierOptions,
-    ) -> Result<Self> {
-        let notifier = member.or_leave(Self::start(context, &member, options).await).await?;
-        Ok(Self { node: Some(member), ..notifier })
+        Ok(Self { partitions, worker, poll })
     }
 
     /// The numbers of the partitions on which it works at the moment, in order.
@@ -113,7 +101,7 @@ impl Notifier {
         self.partitions.numbers()
     }
 
-    /// Ends each task after its present fold, and releases the leases; the node leaves the bus if it has no other role.
+    /// Ends each task after its present fold, and releases the leases. If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(mut self) -> Result<()> {
         let ended = self.worker.shutdown().await;
         self.poll.abort_all();
@@ -124,10 +112,6 @@ impl Notifier {
                 tracing::error!(%error, "the poll of the notifier has panicked");
             }
         }
-        let left = match self.node {
-            Some(node) => node.leave().await,
-            None => Ok(()),
-        };
-        ended.and(left)
+        ended
     }
 }

@@ -195,15 +195,9 @@ impl Member {
         left
     }
 
-    /// Returns `started`, the result of starting a role for which the node has joined. If it is an error, the node
-    /// leaves.
-    pub async fn or_leave<T>(&self, started: Result<T>) -> Result<T> {
-        if started.is_err()
-            && let Err(error) = self.leave().await
-        {
-            tracing::warn!(%error, "the node could not leave; others remove it after its expiry");
-        }
-        started
+    /// Whether it was asked to leave.
+    pub fn has_left(&self) -> bool {
+        *self.stop.borrow()
     }
 
     /// Sends a command to the heartbeat and waits for its result. A heartbeat that has ended does nothing.

@@ -55,6 +55,7 @@ const TOGETHER: Duration = Duration::from_millis(100);
 pub(crate) struct Worker {
     stop: watch::Sender<bool>,
     task: JoinSet<Result<()>>,
+    member: Arc<Member>,
 }
 
 impl Worker {
@@ -99,20 +100,25 @@ impl Worker {
         let (stop, stopped) = watch::channel(false);
         let mut task = JoinSet::new();
         task.spawn(keeper.run(stopped, role));
-        Ok(Self { stop, task })
+        Ok(Self { stop, task, member: Arc::clone(member) })
     }
 
-    /// Ends the work, and releases all leases.
+    /// Ends the work, and releases all leases. If this was the last handle on the node, the node leaves.
     pub async fn shutdown(mut self) -> Result<()> {
         self.stop.send_replace(true);
-        match self.task.join_next().await {
+        let ended = match self.task.join_next().await {
             Some(Ok(result)) => result,
             Some(Err(error)) => {
                 tracing::error!(%error, "a worker has panicked");
                 Ok(())
             }
             None => Ok(()),
-        }
+        };
+        let left = match Arc::into_inner(self.member) {
+            Some(member) if !member.has_left() => member.leave().await,
+            _ => Ok(()),
+        };
+        ended.and(left)
     }
 }
 

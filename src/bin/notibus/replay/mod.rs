@@ -13,8 +13,8 @@ use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use notibus::{
-    Bus, BusOptions, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, Notifier, NotifierOptions,
-    Producer,
+    Bus, BusOptions, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, NodeOptions, Notifier,
+    NotifierOptions, Producer,
     event::Counters,
     node::BalanceOptions,
     producer::ProducerOptions,
@@ -165,7 +165,7 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
             fold_interval_max: args.fold_interval_max,
             ..NotifierOptions::default()
         };
-        notifiers.push(bus.notifier(options).await?);
+        notifiers.push(bus.node(NodeOptions::default()).await?.notifier(options).await?);
     }
     let all = args.partitions as usize;
     let held = || notifiers.iter().map(|notifier| notifier.partitions().len()).sum::<usize>();

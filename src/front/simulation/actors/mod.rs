@@ -24,6 +24,7 @@ use super::{
 use crate::{
     base::error::Result,
     bus::{Bus, BusOptions, Node},
+    state::keys::Role,
     store::Database,
 };
 
@@ -138,10 +139,10 @@ async fn serve(
     let options = &place.shared.plan;
     let notifier = if plan.notifier { Some(node.notifier(options.notifier.clone()).await?) } else { None };
     let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
-    let dispatcher = if plan.dispatcher {
-        Some(Arc::new(node.dispatcher(options.dispatcher.clone()).await?))
-    } else {
-        None
+    let listed = if plan.dispatcher { Some(node.announce(Role::DISPATCHER).await?) } else { None };
+    let dispatcher = match &listed {
+        Some(_) => Some(Arc::new(place.bus.dispatcher(options.dispatcher.clone()).await?)),
+        None => None,
     };
     if let Some(dispatcher) = &dispatcher {
         subscriber::start(place, dispatcher, tasks).await?;
@@ -193,6 +194,7 @@ async fn serve(
         let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
         dispatcher.shutdown().await;
     }
+    drop(listed);
     ends.push(("node", node.shutdown().await));
     for (what, end) in ends {
         if let Err(error) = end {

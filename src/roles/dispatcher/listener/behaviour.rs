@@ -104,9 +104,9 @@ impl<M> fmt::Debug for Message<M> {
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let notifier = bus.notifier(Default::default()).await?;
-/// let dispatcher = bus.dispatcher(Default::default()).await?;
-/// let counter = dispatcher
+/// let running = bus.start(Roles::default()).await?;
+/// let counter = running
+///     .dispatcher()
 ///     .subscribe(Filter::all())
 ///     .listener(|| Counter(0))
 ///     .named("counter")?
@@ -123,7 +123,7 @@ impl<M> fmt::Debug for Message<M> {
 ///     }
 /// }
 /// assert_eq!(counter.stop().await, StopReason::Shutdown);
-/// notifier.shutdown().await
+/// running.shutdown().await
 /// # }
 /// ```
 pub trait Listener: Send + 'static {

@@ -464,7 +464,7 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     let member = join(&db).await;
     let stopping = Arc::new(Mutex::new(None));
     let work: Arc<dyn Work> = Arc::new(StopsWhenAborted(Arc::clone(&stopping)));
-    let Worker { stop, mut task } =
+    let Worker { stop, mut task, .. } =
         Worker::start(&member, pool(), Arc::clone(&work), BalanceOptions::default()).await.unwrap();
     seconds(1).await;
     *stopping.lock().unwrap() = Some(stop);
