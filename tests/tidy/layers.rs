@@ -11,8 +11,8 @@ use crate::{root, source};
 /// Layers whose folders are rooms of their own.
 const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
 
-/// Folders in which files still use each other in circles. No other may join them.
-const WITH_CIRCLES: [&str; 2] = ["front/simulation", "roles/group"];
+/// The folder in which files still use each other in circles. No other may join it.
+const WITH_CIRCLES: [&str; 1] = ["roles/group"];
 
 /// A folder of a layer and the room in it: `src/roles/group/shard.rs` is in the room `group` of the layer `roles`.
 fn place(file: &Path) -> (String, String) {

@@ -155,6 +155,10 @@ impl<'ast> Visit<'ast> for Paths {
         }
     }
 
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
+        // Who may see an item is no use of anything.
+    }
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.segments.len() > 1 {
             self.found.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());

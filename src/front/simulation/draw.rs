@@ -9,7 +9,11 @@ use std::time::Duration;
 use fastrand::Rng;
 
 pub(super) use self::jobs::JobPlan;
-use super::{Options, witness::Fault};
+use super::{
+    options::Options,
+    part::{Actor, Part},
+    witness::Fault,
+};
 use crate::{
     base::{
         cursor::{Cursor, Start},
@@ -244,7 +248,7 @@ impl Plan {
             },
         };
         let plan = if churns_groups { plan.with_churn(random) } else { plan };
-        plan.with_subscribers(random).with_guests(seed, options.intensity.max(0.0))
+        plan.with_subscribers(random).with_guests(seed, options.intensity.max(0.0)).without(&options.without)
     }
 
     /// Adds documents, triggers, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the
@@ -341,8 +345,48 @@ impl Plan {
         self
     }
 
+    /// The plan without `parts`.
+    fn without(mut self, parts: &[Part]) -> Self {
+        for part in parts {
+            match part {
+                Part::Fault(fault) => self.forget(*fault),
+                Part::Actor(actor) => self.leave_out(*actor),
+            }
+        }
+        self
+    }
+
+    fn leave_out(&mut self, actor: Actor) {
+        let mut each = |change: fn(&mut ProcessPlan)| self.processes.iter_mut().for_each(change);
+        match actor {
+            // Jobs work on documents.
+            Actor::Documents => (self.documents, self.jobs) = (None, None),
+            Actor::Jobs => self.jobs = None,
+            #[cfg(feature = "http")]
+            Actor::Web => self.web = None,
+            #[cfg(not(feature = "http"))]
+            Actor::Web => {}
+            Actor::OtherBus => self.has_other_bus = false,
+            Actor::Groups => {
+                self.groups.clear();
+                self.churns_groups = false;
+            }
+            Actor::Subscribers => {
+                each(|process| process.dispatcher = false);
+                // Triggers are subscribers.
+                self.jobs = None;
+            }
+            Actor::Followers => each(|process| process.follower = false),
+            Actor::Janitor => each(|process| process.janitor = false),
+            Actor::Operator => each(|process| process.operator = false),
+            Actor::BrokenRows => self.breaks_rows = false,
+            Actor::SmallFolds => self.fold_size_max = None,
+            Actor::Disk => self.is_durable = false,
+        }
+    }
+
     /// Makes `fault` never strike.
-    pub fn forget(&mut self, fault: Fault) {
+    fn forget(&mut self, fault: Fault) {
         self.rates.retain(|(of, _)| *of != fault);
     }
 

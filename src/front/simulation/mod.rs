@@ -23,10 +23,18 @@
 
 mod actors;
 mod app;
+mod commits;
 mod decoders;
 mod draw;
+mod event;
+mod findings;
+mod flight;
 mod guarantee;
+mod issuer;
+mod keyspace;
+mod link;
 mod machine;
+mod options;
 mod oracle;
 mod part;
 mod process;
@@ -41,54 +49,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 pub use decoders::Decoder;
 pub use guarantee::{Broken, Guarantee};
+pub use options::Options;
 pub use part::{Actor, Part};
 pub use witness::{Fault, Witness};
 
-use self::{
-    draw::Plan,
-    shared::Shared,
-    trace::{Listener, Trace},
-    world::World,
-};
+use self::{draw::Plan, findings::Findings, shared::Shared, trace::Listener, world::World};
 use crate::base::error::Result;
-
-/// The options of a simulation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Options {
-    /// How many nodes there are, besides a producer and, in most worlds, an operator. Default: 2 to 4, as the seed draws.
-    pub nodes: Option<usize>,
-    /// How long faults strike, in the time of the world. Default: 4 to 15 s, as the seed draws.
-    pub chaos: Option<Duration>,
-    /// A factor on the rates of faults that the seed draws; 0 for none. Default: 1.
-    pub intensity: f64,
-    /// Whether to keep the trace. Default: false.
-    pub trace: bool,
-    /// Parts of the seed's world to leave out, to find which ones a failure needs. Default: none.
-    pub without: Vec<Part>,
-    /// Whether to keep the rows of the store at the end of the faults. Default: false.
-    pub rows: bool,
-    /// Whether to keep the history of the world, to [`judge`] it again. Default: false.
-    pub history: bool,
-    /// A deliberate bug in the code that runs. Default: none.
-    #[cfg(feature = "mutations")]
-    pub bug: Option<crate::base::bugs::Bug>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            nodes: None,
-            chaos: None,
-            intensity: 1.0,
-            trace: false,
-            without: Vec::new(),
-            rows: false,
-            history: false,
-            #[cfg(feature = "mutations")]
-            bug: None,
-        }
-    }
-}
 
 /// The result of a world.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,8 +87,8 @@ pub fn is_replayable() -> bool {
 /// Makes the world of `seed`, and runs it to its end. It blocks the thread, and must not be called within a runtime.
 pub fn simulate(seed: u64, options: &Options) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
-    let plan = Plan::draw(seed, options).without(&options.without);
-    let shared = Shared::new(plan, random.fork(), Trace::new(options.trace));
+    let plan = Plan::draw(seed, options);
+    let shared = Shared::new(plan, random.fork(), Findings::new(options.trace));
     shared.keep_rows(options.rows);
     if options.history {
         shared.oracle().keep_history(seed);

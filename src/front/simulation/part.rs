@@ -1,9 +1,6 @@
 //! [`Part`]: the parts that a world can do without, so that a failing one can be made small.
 
-use super::{
-    draw::{Plan, ProcessPlan},
-    witness::{Fault, named},
-};
+use super::witness::{Fault, named};
 
 named! {
     /// An actor of a world that can be left out.
@@ -67,47 +64,5 @@ impl Part {
     pub fn all() -> impl Iterator<Item = Self> {
         let actors = Actor::ALL.iter().copied().map(Self::Actor);
         actors.chain(Fault::ALL.iter().copied().map(Self::Fault))
-    }
-}
-
-impl Plan {
-    /// The plan without `parts`.
-    pub fn without(mut self, parts: &[Part]) -> Self {
-        for part in parts {
-            match part {
-                Part::Fault(fault) => self.forget(*fault),
-                Part::Actor(actor) => self.leave_out(*actor),
-            }
-        }
-        self
-    }
-
-    fn leave_out(&mut self, actor: Actor) {
-        let mut each = |change: fn(&mut ProcessPlan)| self.processes.iter_mut().for_each(change);
-        match actor {
-            // Jobs work on documents.
-            Actor::Documents => (self.documents, self.jobs) = (None, None),
-            Actor::Jobs => self.jobs = None,
-            #[cfg(feature = "http")]
-            Actor::Web => self.web = None,
-            #[cfg(not(feature = "http"))]
-            Actor::Web => {}
-            Actor::OtherBus => self.has_other_bus = false,
-            Actor::Groups => {
-                self.groups.clear();
-                self.churns_groups = false;
-            }
-            Actor::Subscribers => {
-                each(|process| process.dispatcher = false);
-                // Triggers are subscribers.
-                self.jobs = None;
-            }
-            Actor::Followers => each(|process| process.follower = false),
-            Actor::Janitor => each(|process| process.janitor = false),
-            Actor::Operator => each(|process| process.operator = false),
-            Actor::BrokenRows => self.breaks_rows = false,
-            Actor::SmallFolds => self.fold_size_max = None,
-            Actor::Disk => self.is_durable = false,
-        }
     }
 }

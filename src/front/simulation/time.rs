@@ -16,11 +16,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-use super::world::Event;
+use super::{event::Event, issuer::ProcessId};
 use crate::base::env::Environment;
-
-/// The number of a process in its world.
-pub(super) type ProcessId = usize;
 
 /// The wall clock at the beginning of a world, in milliseconds since 1970: for figures that people read.
 const WALL_START_MS: u64 = 1_700_000_000_000;

@@ -16,13 +16,17 @@ use bytes::Bytes;
 
 use super::{
     actors,
+    commits::ready,
     draw::Plan,
+    event::Event,
+    flight::{Flight, Touched},
     guarantee::Guarantee,
+    issuer::{Issuer, ProcessId},
     machine::Machine,
     process::Process,
-    shared::{Issuer, Phase, Shared},
-    store::{Flight, SimulatedStore, Touched, ready},
-    time::{Clock, ProcessId, Time},
+    shared::{Phase, Shared},
+    store::SimulatedStore,
+    time::{Clock, Time},
     witness::{Fault, Witness},
 };
 use crate::{
@@ -34,7 +38,7 @@ use crate::{
 const MISHAP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often the world checks whether everything is at rest.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The longest time until everything is at rest.
 const REST_MAX: Duration = Duration::from_mins(2);
@@ -44,26 +48,6 @@ const REST_PER_ENTRY: Duration = Duration::from_secs(3);
 
 /// The longest time until all processes have shut down.
 const END_MAX: Duration = Duration::from_mins(1);
-
-/// An event of a world.
-pub(super) enum Event {
-    /// Sleepers wake.
-    Nothing,
-    /// A commit arrives at the store.
-    Arrival(Arc<Flight>),
-    /// A process crashes, if it still lives that life.
-    Crash(Issuer),
-    /// A process starts.
-    Start(ProcessId),
-    /// A paused process resumes, if it still lives that life.
-    Resume(Issuer),
-    /// Pauses and jumps are drawn.
-    Mishap,
-    /// The faults end.
-    Rest,
-    /// The world checks whether everything is at rest, or has ended.
-    Look,
-}
 
 /// A process, with its lives one after the other.
 struct Slot {
@@ -174,7 +158,7 @@ impl World {
             }
             Event::Mishap => self.mishap(),
             Event::Rest => self.rest(),
-            Event::Look => self.look(),
+            Event::Poll => self.poll(),
         }
     }
 
@@ -345,7 +329,7 @@ impl World {
             self.slots[process].is_paused = false;
             self.start(process);
         }
-        self.shared.time.after(LOOK_INTERVAL, Event::Look);
+        self.shared.time.after(POLL_INTERVAL, Event::Poll);
     }
 
     /// Enters `phase`.
@@ -355,7 +339,7 @@ impl World {
     }
 
     /// Enters the next phase, if this one is over.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let shared = Arc::clone(&self.shared);
         let passed = shared.time.now().saturating_sub(self.since);
         if shared.phase() == Phase::Rest {
@@ -396,7 +380,7 @@ impl World {
                     .broken(format!("after {passed:?} these processes have not shut down: {late:?}")),
             );
         }
-        shared.time.after(LOOK_INTERVAL, Event::Look);
+        shared.time.after(POLL_INTERVAL, Event::Poll);
     }
 
     /// Judges the store after all processes have shut down.

@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, sync::Arc};
 
-use super::Place;
+use super::place::Place;
 use crate::{
     base::{
         encoding::Sequence,

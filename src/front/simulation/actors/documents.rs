@@ -8,7 +8,7 @@ use std::{
 
 use tokio::task::JoinSet;
 
-use super::{Place, consumer};
+use super::{consumer, place::Place};
 use crate::{
     base::{
         cursor::Cursor,
@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How often tails and consumers poll for new and deleted databases.
-const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The most databases whose documents are consumed.
 const CONSUMED_MAX: usize = 2;
@@ -147,7 +147,7 @@ pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
                 tails.spawn(tail(place.clone(), changes.clone(), Weak::clone(&dispatcher), db));
             }
         }
-        place.db.env().sleep(LOOK_INTERVAL).await;
+        place.db.env().sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -201,7 +201,7 @@ pub(super) async fn consume(place: &Place, node: &Node, plan: GroupPlan) {
                 Err(error) => place.note(|| format!("cannot consume the documents of {db:?}: {error}")),
             }
         }
-        place.db.env().sleep(LOOK_INTERVAL).await;
+        place.db.env().sleep(POLL_INTERVAL).await;
     }
     for consumer in consumers.into_values() {
         shut_down(place, Some(consumer)).await;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::Place;
+use super::place::Place;
 use crate::{
     base::{
         encoding::Sequence,

@@ -5,11 +5,12 @@ use std::{
     future::pending,
     panic::resume_unwind,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use tokio::task::JoinSet;
 
-use super::{LOOK_INTERVAL, Place};
+use super::place::Place;
 use crate::{
     base::{
         cursor::Cursor,
@@ -32,6 +33,9 @@ use crate::{
     },
     store::{Isolation, Transaction},
 };
+
+/// How often a trigger polls whether the phase has changed.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The longest pause before a process starts a trigger, in milliseconds.
 const PAUSE_MAX_MS: u64 = 300;
@@ -105,12 +109,12 @@ impl Job {
     async fn keep(&self, trigger: Trigger, phase: Phase) {
         let Self { place, plan, .. } = self;
         let env = place.db.env();
-        let until = env.now() + std::time::Duration::from_millis(1 + place.random(plan.runs_max_ms));
+        let until = env.now() + Duration::from_millis(1 + place.random(plan.runs_max_ms));
         while !trigger.status().is_finished
             && place.shared.phase() == phase
             && (phase != Phase::Chaos || env.now() < until)
         {
-            env.sleep(LOOK_INTERVAL).await;
+            env.sleep(POLL_INTERVAL).await;
         }
         if phase == Phase::Chaos && place.random(2) == 0 {
             place.note(|| format!("drops trigger {}", self.name));

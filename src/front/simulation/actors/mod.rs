@@ -1,11 +1,13 @@
 //! The processes of a world: the roles of the bus, and their users.
 
+mod choice;
 mod consumer;
 mod documents;
 mod follower;
 mod jobs;
 mod operator;
 mod other_bus;
+mod place;
 mod producer;
 mod receiver;
 mod subscriber;
@@ -17,9 +19,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
+use self::place::Place;
 use super::{
     draw::ProcessPlan,
-    shared::{BUS_PREFIX, Busy, Issuer, Phase, Shared},
+    issuer::Issuer,
+    keyspace::BUS_PREFIX,
+    shared::{Busy, Phase, Shared},
 };
 use crate::{
     base::error::Result,
@@ -29,44 +34,10 @@ use crate::{
 };
 
 /// How often a process polls whether the phase has changed.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a process waits after a failed start, before it tries again.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
-
-/// A process, as its actors see it.
-#[derive(Clone)]
-pub(super) struct Place {
-    shared: Arc<Shared>,
-    issuer: Issuer,
-    /// Its handle on the store.
-    db: Database,
-    bus: Bus,
-}
-
-impl Place {
-    /// Whether faults still strike, and actors begin new work.
-    fn is_chaos(&self) -> bool {
-        self.shared.phase() == Phase::Chaos
-    }
-
-    /// Sleeps at most `most_ms` milliseconds.
-    async fn pause(&self, most_ms: u64) {
-        let pause = Duration::from_millis(1 + self.random(most_ms));
-        self.db.env().sleep(pause).await;
-    }
-
-    /// A random number below `end`, which is above 0.
-    fn random(&self, end: u64) -> u64 {
-        self.db.env().random() % end
-    }
-
-    /// Adds a line to the trace.
-    fn note(&self, line: impl FnOnce() -> String) {
-        let Issuer { process, generation } = self.issuer;
-        self.shared.note(|| format!("process {process}.{generation} {}", line()));
-    }
-}
 
 /// The life of a process, from its start until it has shut down.
 pub(super) async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
@@ -189,7 +160,7 @@ async fn serve(
     if let Some(dispatcher) = dispatcher {
         // Tasks of feeds that were cut off release it when they end.
         while Arc::strong_count(&dispatcher) > 1 {
-            place.db.env().sleep(LOOK_INTERVAL).await;
+            place.db.env().sleep(POLL_INTERVAL).await;
         }
         let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
         dispatcher.shutdown().await;
@@ -209,7 +180,7 @@ async fn serve(
 /// Waits until all processes should shut down.
 async fn until_the_end(place: &Place) {
     while place.shared.phase() != Phase::End {
-        place.db.env().sleep(LOOK_INTERVAL).await;
+        place.db.env().sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! An operator: changes the topology under load, and resets, deletes and creates groups.
 
-use super::{Place, documents};
+use super::{documents, place::Place};
 use crate::{
     base::{
         cursor::{Cursor, Start},

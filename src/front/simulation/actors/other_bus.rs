@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Place;
+use super::place::Place;
 use crate::{
     base::{
         cursor::Cursor,
@@ -12,10 +12,7 @@ use crate::{
     },
     bus::{Bus, BusOptions},
     front::simulation::{
-        app,
-        guarantee::Guarantee,
-        shared::{OTHER_BUS_PREFIX, Phase},
-        witness::Witness,
+        app, guarantee::Guarantee, keyspace::OTHER_BUS_PREFIX, shared::Phase, witness::Witness,
     },
     roles::notifier::NotifierOptions,
     state::membership::NodeOptions,
@@ -26,7 +23,7 @@ use crate::{
 const THINK_MAX_MS: u64 = 1_000;
 
 /// How often it polls at the end whether everything was folded.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs a notifier and a producer of the other bus until the end, and then checks that each event was counted once.
 pub(super) async fn run(place: Place) {
@@ -62,10 +59,10 @@ async fn live(place: &Place) -> Result<()> {
         }
     }
     while place.shared.phase() != Phase::End {
-        place.db.env().sleep(LOOK_INTERVAL).await;
+        place.db.env().sleep(POLL_INTERVAL).await;
     }
     while !bus.is_drained().await? {
-        place.db.env().sleep(LOOK_INTERVAL).await;
+        place.db.env().sleep(POLL_INTERVAL).await;
     }
     audit(place, &bus, &name).await?;
     notifier.shutdown().await?;

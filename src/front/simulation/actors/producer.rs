@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Place, documents::Documents};
+use super::{documents::Documents, place::Place};
 use crate::{
     base::{
         encoding::Counters,
@@ -11,7 +11,7 @@ use crate::{
     },
     front::simulation::{
         app::{self, Line},
-        shared::BROKEN,
+        keyspace::BROKEN,
         witness::Witness,
     },
     roles::producer::Producer,

@@ -9,7 +9,7 @@ use std::{
 
 use tokio_stream::StreamExt;
 
-use super::Place;
+use super::place::Place;
 use crate::{
     base::{cursor::Cursor, error::Result},
     front::simulation::oracle::{Given, GivenDdocs, GivenRow, Interest, Start},

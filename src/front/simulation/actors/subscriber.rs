@@ -1,12 +1,13 @@
 //! Subscribers of a dispatcher: quick and slow ones, durable ones, with filters of all sorts, that stop, resume and
 //! replace their filters.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
 use super::{
-    Place,
+    choice,
+    place::Place,
     receiver::{self, ReceiverOptions, Source, Stream},
     supervised,
 };
@@ -14,11 +15,10 @@ use crate::{
     base::{
         cursor::Cursor,
         error::{Error, Result},
-        event::{DdocId, EventKind, Kinds},
     },
     front::simulation::{
         guarantee::Guarantee,
-        oracle::{GLOBS, Given, Interest, Manner, PREDICATES, SubscriberId, Which},
+        oracle::{Given, Interest, Manner, SubscriberId},
     },
     roles::dispatcher::Dispatcher,
 };
@@ -33,7 +33,7 @@ pub(super) async fn start(
     let source = Source::new(dispatcher);
     let is_supervised = |place: &Place| place.shared.plan.subscribers.supervised && place.random(2) == 0;
     for _ in 0..=place.random(3) {
-        let interest = draw(place);
+        let interest = choice::interest(place);
         let terms = terms(place, &source);
         if is_supervised(place) {
             supervised::start(place, &source, (interest, terms), None, tasks).await?;
@@ -53,7 +53,9 @@ pub(super) async fn start(
     let mut durables = place.shared.oracle().durables_of(process);
     if durables.is_empty() {
         let cursors = if place.shared.plan.subscribers.restarts { 2 } else { place.random(2) };
-        durables.extend((0..cursors).map(|number| (format!("cursor-{process}-{number}"), draw(place))));
+        durables.extend(
+            (0..cursors).map(|number| (format!("cursor-{process}-{number}"), choice::interest(place))),
+        );
     }
     for (name, interest) in durables {
         let terms = terms(place, &source);
@@ -112,65 +114,6 @@ fn terms(place: &Place, source: &Source) -> ReceiverOptions {
     ReceiverOptions { start, skips: place.random(3) == 0, every }
 }
 
-/// Draws the interest of a subscriber.
-pub(super) fn draw(place: &Place) -> Interest {
-    if place.shared.plan.subscribers.wants_deletions && place.random(4) > 0 {
-        return Interest { kinds: EventKind::Deleted.into(), ..Interest::of(draw_which(place)) };
-    }
-    let which = if place.random(4) == 0 {
-        let members = (0..=place.random(3))
-            .map(|_| Interest { kinds: draw_kinds(place), ..Interest::of(draw_which(place)) });
-        Which::Any(members.collect())
-    } else {
-        draw_which(place)
-    };
-    let mut interest = Interest { kinds: draw_kinds(place), ..Interest::of(which) };
-    // After a replacement of the filter the oracle does not know which design documents were delivered.
-    if place.shared.plan.subscribers.replaces {
-        return interest;
-    }
-    match place.random(4) {
-        0 => interest.asks = true,
-        1 => {
-            let id = |number| DdocId::new(&format!("_design/{number}")).expect("it is short");
-            let ids: BTreeSet<_> = (0..=place.random(2)).map(|_| id(place.random(3))).collect();
-            interest.kinds |= EventKind::DdocUpdated.into();
-            interest.ddocs = Some(ids);
-        }
-        _ => {}
-    }
-    interest
-}
-
-/// Draws the wanted databases.
-fn draw_which(place: &Place) -> Which {
-    let names = &place.shared.plan.names;
-    match place.random(8) {
-        0 | 1 => Which::All,
-        2 => Which::Prefix("shop/".into()),
-        3 => Which::Suffix("/_replicator".into()),
-        4 => Which::Glob(GLOBS[place.random(GLOBS.len() as u64) as usize]),
-        5 => Which::Predicate(PREDICATES[place.random(PREDICATES.len() as u64) as usize]),
-        _ => Which::Names(names.iter().take(1 + place.random(3) as usize).cloned().collect()),
-    }
-}
-
-/// Draws the wanted kinds of events: mostly all.
-fn draw_kinds(place: &Place) -> Kinds {
-    if place.random(2) == 0 {
-        return Kinds::ALL;
-    }
-    let some: Kinds = EventKind::ALL.into_iter().filter(|_| place.random(2) == 0).collect();
-    if some.is_empty() { EventKind::DdocUpdated.into() } else { some }
-}
-
-/// Draws the longest time that a receiver takes over a delivery, in milliseconds.
-pub(super) fn slowness_ms(place: &Place) -> u64 {
-    let choices =
-        if place.shared.plan.subscribers.is_slow { [50, 300, 700, 4_000] } else { [0, 50, 700, 4_000] };
-    choices[place.random(4) as usize]
-}
-
 /// A receiver that takes the deliveries of a stream.
 struct Taker {
     place: Place,
@@ -191,7 +134,7 @@ impl Taker {
         source: Source,
         (id, interest, cursor): (SubscriberId, Interest, Option<String>),
     ) -> Self {
-        let (slowness_ms, checkpoints) = (slowness_ms(place), 1 + place.random(4));
+        let (slowness_ms, checkpoints) = (choice::slowness_ms(place), 1 + place.random(4));
         Self { place: place.clone(), source, id, interest, cursor, slowness_ms, checkpoints }
     }
 
@@ -257,7 +200,7 @@ impl Taker {
 
     /// Replaces its filter.
     fn replace(&mut self, stream: &mut Stream) {
-        self.interest = draw(&self.place);
+        self.interest = choice::interest(&self.place);
         let position = stream.cursor();
         let Self { place, id, interest, .. } = self;
         place.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));

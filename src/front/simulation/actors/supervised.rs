@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::{
-    Place,
+    choice,
+    place::Place,
     receiver::{self, ReceiverOptions, Source},
-    subscriber,
 };
 use crate::{
     base::{cursor::Cursor, error::Result},
@@ -106,7 +106,7 @@ impl HandleOwner {
         place.note(|| {
             format!("has {form} as subscriber {id}, durable by {cursor:?}: {interest:?}, {terms:?}")
         });
-        let slowness_ms = subscriber::slowness_ms(place);
+        let slowness_ms = choice::slowness_ms(place);
         let taker = Taker { place: place.clone(), id, life, slowness_ms, panics };
         if *calls {
             let call = move |item: std::result::Result<Delivery, Interruption>| {
@@ -132,7 +132,7 @@ impl HandleOwner {
         while self.place.is_chaos() {
             self.place.pause(2_000).await;
             if plan.replaces && self.place.random(2) == 0 && self.place.is_chaos() {
-                self.interest = subscriber::draw(&self.place);
+                self.interest = choice::interest(&self.place);
                 let Self { place, interest, .. } = &self;
                 place.note(|| format!("subscriber {id} is to want {interest:?}"));
                 place.shared.oracle().replaced(&place.shared, id, interest, None);

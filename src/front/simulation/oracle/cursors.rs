@@ -4,11 +4,22 @@
 //! owed to it. Nothing before the cursor may be owed.
 
 use super::{
-    Change, Interest, Issuer, Items, Manner, Oracle, Shared, Start, StoredItem, SubscriberId, Verdict,
-    Witness, history::Seen,
+    Oracle,
+    commit::{Change, Items, Verdict},
+    given::Start,
+    history::Seen,
+    interest::Interest,
+    models::subscriber::{Manner, SubscriberId},
+    stored_item::StoredItem,
 };
 use crate::{
-    front::simulation::{app::trigger, guarantee::Guarantee, time::ProcessId},
+    front::simulation::{
+        app::trigger,
+        findings::Findings,
+        guarantee::Guarantee,
+        issuer::{Issuer, ProcessId},
+        witness::Witness,
+    },
     state::keys::CursorRow,
 };
 
@@ -23,7 +34,7 @@ impl Oracle {
     /// before a restart count.
     pub fn subscribed_durably(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         issuer: Issuer,
         (cursor, interest, manner): (String, Interest, Manner),
     ) -> SubscriberId {
@@ -40,13 +51,13 @@ impl Oracle {
         let stored = self.cursors.get(&cursor).copied();
         let start = stored.map_or(Start::Nothing, Start::from);
         if stored.is_none() {
-            shared.fail(Guarantee::Bookmarkable.broken(format!("{cursor} is used, and was never saved")));
+            findings.fail(Guarantee::Bookmarkable.broken(format!("{cursor} is used, and was never saved")));
         }
         if is_known {
             if self.rows.values().any(|placed| start.is_before(placed.row.sequence)) {
-                shared.witness(Witness::DurableWentOn);
+                findings.witness(Witness::DurableWentOn);
             }
-            self.go_on(shared, (issuer, id), manner, start);
+            self.go_on(findings, (issuer, id), manner, start);
             return id;
         }
         let id = self.add_subscriber(issuer, interest, manner, start);

@@ -10,8 +10,11 @@ use std::{
 };
 
 use super::{
-    Change, Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness,
+    Oracle,
+    commit::{Change, Items, ObservedCommit, Verdict},
     history::{Row, Seen, Text},
+    models::documents::{DocFeed, DocTail, DocTailId, Touched},
+    stored_item::StoredItem,
 };
 use crate::{
     base::{
@@ -20,188 +23,14 @@ use crate::{
     },
     front::simulation::{
         app::{AppKey, Document},
-        guarantee::{Broken, Guarantee},
+        findings::Findings,
+        guarantee::Guarantee,
+        issuer::Issuer,
+        witness::Witness,
     },
-    roles::changes::{Change as DocChange, DocSummary},
-    state::{
-        feed::FeedRow,
-        keys::{FeedId, Layout, ShardId, TopologyRow},
-        routing::{SchemeId, Schemes},
-    },
+    roles::changes::Change as DocChange,
+    state::keys::FeedId,
 };
-
-/// The number of a tail of documents.
-pub(in crate::front::simulation) type DocTailId = u64;
-
-/// The feed of the documents of a database.
-#[derive(Debug, Default)]
-pub(super) struct DocFeed {
-    /// The present topology entries.
-    topology: BTreeMap<Sequence, TopologyRow>,
-    /// All topology entries so far.
-    entries: Vec<TopologyRow>,
-    rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
-    /// All rows so far.
-    past: BTreeMap<Sequence, DocSummary>,
-}
-
-/// A tail of the documents of a database.
-#[derive(Debug)]
-pub(super) struct DocTail {
-    /// Its process.
-    pub issuer: Issuer,
-    /// Its database.
-    pub instance: DbInstance,
-    /// Everything after this is owed to it.
-    start: Sequence,
-    read: BTreeSet<Sequence>,
-    /// Its position.
-    pub at: Sequence,
-}
-
-#[cfg(feature = "http")]
-impl DocTail {
-    pub fn take(&mut self, at: Sequence) {
-        self.at = at;
-        self.read.insert(at);
-    }
-}
-
-/// The changes of a commit to the feed of a database.
-#[derive(Default)]
-struct Touched<'a> {
-    /// Changes of topology entries.
-    entries: Vec<(Sequence, &'a Change)>,
-    rows: Vec<(ShardId, Sequence, &'a Change)>,
-    /// The edits of the layer.
-    edits: Vec<Document>,
-}
-
-impl DocFeed {
-    /// The shards and positions of its rows.
-    pub fn places(&self) -> impl Iterator<Item = (ShardId, Sequence)> {
-        self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
-    }
-
-    /// The last edit of each of its documents, and whether that was the deletion of the document.
-    pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
-        self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
-    }
-
-    /// All topology entries so far.
-    pub fn entries(&self) -> &[TopologyRow] {
-        &self.entries
-    }
-
-    /// Whether there is or was a row at `at` of this document, revision and kind.
-    #[cfg(feature = "http")]
-    pub fn was(&self, at: Sequence, id: &str, revision: &str, is_deleted: bool) -> bool {
-        self.past.get(&at).is_some_and(|doc| {
-            let DocSummary { id: known, revision: last, is_deleted: ended, .. } = doc;
-            (known.as_str(), &*last.to_string(), *ended) == (id, revision, is_deleted)
-        })
-    }
-
-    /// The document of which there is or was a row at `at`.
-    pub fn id_at(&self, at: Sequence) -> Option<String> {
-        self.past.get(&at).map(|doc| doc.id.as_str().to_owned())
-    }
-
-    /// Judges and records changes of topology entries.
-    fn take_entries(&mut self, shared: &Shared, entries: &[(Sequence, &Change)]) -> Verdict {
-        for (first, change) in entries {
-            let Some(value) = &change.after else {
-                let entry = self.topology.remove(first);
-                let is_used = |entry: &TopologyRow| self.places().any(|(shard, _)| entry.has(shard));
-                if entry.is_none_or(|entry| !entry.closed || is_used(&entry)) {
-                    return Guarantee::Kept
-                        .fails(format!("the topology entry of {first} was dropped, and is needed"));
-                }
-                shared.witness(Witness::DocumentTopologyDropped);
-                continue;
-            };
-            let entry = TopologyRow::from_bytes(*first, value).map_err(|error| error.to_string())?;
-            if change.before.is_none() {
-                let next = self.entries.last().map_or(1, |last| last.next_shard().0);
-                if entry.shards().next().is_some_and(|shard| shard.0 < next) {
-                    return Guarantee::Consistent.fails(format!("a shard id was used again: {entry:?}"));
-                }
-                if !self.entries.is_empty() {
-                    shared.witness(Witness::DocumentsResharded);
-                }
-                self.entries.push(entry.clone());
-            }
-            self.topology.insert(*first, entry);
-        }
-        let open = self.topology.values().filter(|entry| !entry.closed).count();
-        if open != 1 || self.topology.values().next_back().is_none_or(|last| last.closed) {
-            return Guarantee::Consistent.fails(format!("{open} topology entries are open"));
-        }
-        Ok(())
-    }
-
-    /// The shard where a row of `id` belongs now.
-    fn shard_of(&self, id: &str) -> Result<ShardId, Broken> {
-        let open = self.topology.values().next_back().ok_or("there is no topology")?;
-        let Layout::Sharded { scheme, first, count } = open.layout else {
-            return Guarantee::Consistent.fails("the open entry is a legacy range".to_owned());
-        };
-        let place = Schemes::default().place(SchemeId(scheme), id.as_bytes(), count);
-        let place = place.map_err(|error| error.to_string())?;
-        Ok(ShardId(first.0 + u64::from(place)))
-    }
-
-    /// Judges and records edits, and the changes of rows.
-    fn take_edits(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, touched: &Touched<'_>) -> Verdict {
-        let mut added = BTreeMap::new();
-        let mut removed = BTreeSet::new();
-        for (shard, at, change) in &touched.rows {
-            match (&change.before, &change.after) {
-                (None, Some(value)) => {
-                    let row = DocChange::from_stored(*at, value).map_err(|error| error.to_string())?;
-                    added.insert(*at, (*shard, row.doc));
-                }
-                (Some(_), None) => drop(removed.insert(*at)),
-                (before, after) if before == after => {}
-                _ => return Guarantee::Consistent.fails(format!("the row at {at} was overwritten")),
-            }
-        }
-        for edit in &touched.edits {
-            let (id, at) = (&edit.doc.id, edit.edited);
-            if at.versionstamp() != seen.stamp {
-                return Guarantee::Consistent
-                    .fails(format!("{id} is said to have been edited at {at}, which is not its commit"));
-            }
-            let expected = (self.shard_of(id.as_str())?, edit.doc.clone());
-            match added.remove(&at) {
-                Some(row) if row == expected => {}
-                row => {
-                    return Guarantee::Consistent
-                        .fails(format!("{expected:?} was recorded at {at}, and {row:?} written"));
-                }
-            }
-            let before = edit.previous.filter(|before| self.id_at(*before).as_deref() == Some(id.as_str()));
-            if before.is_some_and(|before| self.rows.contains_key(&before)) {
-                let before = before.expect("it is there");
-                if !removed.remove(&before) {
-                    return Guarantee::Consistent
-                        .fails(format!("the row of {id} at {before} stays beside that at {at}"));
-                }
-                self.rows.remove(&before);
-            } else if edit.previous.is_some() || self.rows.values().any(|(_, doc)| doc.id == *id) {
-                shared.witness(Witness::WrongEditNamed);
-            }
-            self.past.insert(at, edit.doc.clone());
-            self.rows.insert(at, expected);
-        }
-        if !added.is_empty() || !removed.is_empty() {
-            return Guarantee::Consistent.fails(format!(
-                "rows of no edited document were written and removed: {added:?}, {removed:?}"
-            ));
-        }
-        Ok(())
-    }
-}
 
 impl Oracle {
     /// One of the present databases, as `random` decides.
@@ -226,7 +55,7 @@ impl Oracle {
     /// Judges the changes of a commit to documents.
     pub(super) fn judge_documents(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
     ) -> Verdict {
@@ -264,7 +93,7 @@ impl Oracle {
         for instance in gone {
             let feed = self.documents.remove(&instance).expect("it was just there");
             Self::judge_end(instance, &feed, &all.remove(&instance).unwrap_or_default())?;
-            shared.witness(Witness::DocumentsRemoved);
+            findings.witness(Witness::DocumentsRemoved);
         }
         for (instance, touched) in all {
             // A database that came and went within the commit leaves nothing.
@@ -280,8 +109,8 @@ impl Oracle {
             }
             let feed = self.documents.entry(instance).or_default();
             let judged = feed
-                .take_entries(shared, &touched.entries)
-                .and_then(|()| feed.take_edits(shared, seen, &touched));
+                .take_entries(findings, &touched.entries)
+                .and_then(|()| feed.take_edits(findings, seen, &touched));
             judged.map_err(|broken| broken.about(format!("documents of {instance}")))?;
         }
         match lives.iter().find(|instance| !self.documents.contains_key(instance)) {
@@ -350,7 +179,7 @@ impl Oracle {
     }
 
     /// Judges rows that a tail of documents has read.
-    pub fn doc_tail_read(&mut self, shared: &Shared, id: DocTailId, rows: &[Arc<DocChange>]) {
+    pub fn doc_tail_read(&mut self, findings: &Findings, id: DocTailId, rows: &[Arc<DocChange>]) {
         self.keep(|| Seen::DocTailRead { id, rows: Row::of_docs(rows) });
         let Some(tail) = self.doc_tails.get_mut(&id) else { return };
         let feed = self.documents.get(&tail.instance);
@@ -358,11 +187,11 @@ impl Oracle {
             let at = row.sequence;
             // The database and its feed may be gone by now.
             if feed.is_some_and(|feed| feed.past.get(&at) != Some(&row.doc)) {
-                shared
+                findings
                     .fail(Guarantee::Truthful.broken(format!("tail {id} has read {row:?}, which never was")));
             }
             if at <= tail.at {
-                shared.fail(
+                findings.fail(
                     Guarantee::Ordered
                         .broken(format!("tail {id} has read the row at {at} after that at {}", tail.at)),
                 );
@@ -373,13 +202,13 @@ impl Oracle {
     }
 
     /// Judges the end of a tail for `reason`, which is right only if the database is gone.
-    pub fn doc_tail_ended(&mut self, shared: &Shared, id: DocTailId, reason: &str) {
+    pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
         self.keep(|| Seen::DocTailEnded { id, reason: reason.to_owned() });
         let Some(tail) = self.doc_tails.remove(&id) else { return };
         if self.documents.contains_key(&tail.instance) {
             let reason =
                 format!("tail {id} of {} has ended, and the database is there: {reason}", tail.instance);
-            shared.fail(Guarantee::ExpiredForReason.broken(reason));
+            findings.fail(Guarantee::ExpiredForReason.broken(reason));
         }
     }
 

@@ -5,7 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use super::{Change, FEED, Items, ObservedCommit, Oracle, Placed, Shared, StoredItem, Verdict, Witness};
+use super::{
+    FEED, Oracle, Placed,
+    commit::{Change, Items, ObservedCommit, Verdict},
+    stored_item::StoredItem,
+};
 use crate::{
     base::{
         encoding::{Counters, Sequence, Tally},
@@ -13,8 +17,10 @@ use crate::{
         notification::Notification,
     },
     front::simulation::{
+        findings::Findings,
         guarantee::{Broken, Guarantee},
-        shared::BROKEN,
+        keyspace::BROKEN,
+        witness::Witness,
     },
     state::{
         keys::{FoldMark, Layout, Lease, Partition, ShardId, TopologyRow},
@@ -59,7 +65,7 @@ fn plus(mut a: Counters, b: Counters) -> Counters {
 
 impl Oracle {
     /// Judges and records topology entries: the last one is open, all others are closed, and ids only grow.
-    pub(super) fn judge_topology(&mut self, shared: &Shared, items: &Items<'_>) -> Verdict {
+    pub(super) fn judge_topology(&mut self, findings: &Findings, items: &Items<'_>) -> Verdict {
         let mut entries: BTreeMap<Sequence, TopologyRow> =
             self.topology.drain(..).map(|entry| (entry.first, entry)).collect();
         let mut is_changed = false;
@@ -70,7 +76,7 @@ impl Oracle {
             }
             is_changed = true;
             let Some(value) = &change.after else {
-                shared.witness(Witness::TopologyDropped);
+                findings.witness(Witness::TopologyDropped);
                 let in_it = entries.remove(first);
                 let has_row = |entry: &TopologyRow| self.rows.values().any(|placed| entry.has(placed.shard));
                 if in_it.is_some_and(|entry| !entry.closed || has_row(&entry)) {
@@ -92,7 +98,7 @@ impl Oracle {
         self.topology = entries.into_values().collect();
         if is_changed {
             if self.topology.len() >= 3 {
-                shared.witness(Witness::ManyTopologies);
+                findings.witness(Witness::ManyTopologies);
             }
             let open = self.topology.iter().filter(|entry| !entry.closed).count();
             if open != 1 || self.topology.last().is_none_or(|last| last.closed) {
@@ -105,7 +111,7 @@ impl Oracle {
     /// Judges the changes of a commit to counters, rows and the keys beside them.
     pub(super) fn judge_feed(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         recorded: &BTreeMap<Db, Counters>,
@@ -113,14 +119,14 @@ impl Oracle {
         let mut fold = self.gather(seen, items)?;
         let marks: Vec<_> =
             items.iter().filter(|(item, _)| matches!(item, StoredItem::FoldMark(_))).collect();
-        let is_fold = self.judge_marks(shared, seen, items, &marks)?;
+        let is_fold = self.judge_marks(findings, seen, items, &marks)?;
         if !is_fold {
             self.judge_recording(items, recorded)?;
             if !fold.added.is_empty() {
                 return Guarantee::Consistent
                     .fails("a row was written by something other than a fold".to_owned());
             }
-            return self.judge_drop(shared, items, fold);
+            return self.judge_drop(findings, items, fold);
         }
         if !recorded.is_empty() {
             return Guarantee::Consistent.fails("a fold records events".to_owned());
@@ -141,10 +147,10 @@ impl Oracle {
                 return Guarantee::Consistent
                     .fails(format!("{name:?} was folded as if it were of partition {partition}"));
             }
-            self.judge_name(shared, &name, &mut fold, items)?;
+            self.judge_name(findings, &name, &mut fold, items)?;
         }
         if seen.is_late {
-            shared.witness(Witness::LateFoldCommitted);
+            findings.witness(Witness::LateFoldCommitted);
         }
         Ok(())
     }
@@ -231,7 +237,7 @@ impl Oracle {
     /// Whether the commit is a fold. Its mark must be the next one, under the lease that holds.
     fn judge_marks(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         marks: &[&(StoredItem, &Change)],
@@ -272,7 +278,7 @@ impl Oracle {
             }
             let doorbell = self.keys.doorbell(Partition(*partition));
             if self.lost_watches.remove(&(seen.issuer, doorbell)) {
-                shared.witness(Witness::LostWatchSavedByPoll);
+                findings.witness(Witness::LostWatchSavedByPoll);
             }
         }
         match folds {
@@ -305,7 +311,7 @@ impl Oracle {
     }
 
     /// Rows that are removed without a successor must be tombstones that no reader needs.
-    fn judge_drop(&mut self, shared: &Shared, items: &Items<'_>, fold: Fold) -> Verdict {
+    fn judge_drop(&mut self, findings: &Findings, items: &Items<'_>, fold: Fold) -> Verdict {
         for (item, change) in items {
             if let (StoredItem::Horizon(feed), Some(value)) = (item, &change.after)
                 && feed == FEED
@@ -319,7 +325,7 @@ impl Oracle {
             }
         }
         for (name, row) in fold.removed {
-            shared.witness(Witness::TombstoneDropped);
+            findings.witness(Witness::TombstoneDropped);
             if !row.is_deleted() {
                 return Guarantee::Kept.fails(format!("the row of {name:?} was dropped, which lives"));
             }
@@ -339,13 +345,19 @@ impl Oracle {
             }
             *self.dropped.entry(row.db()).or_default() += row.totals;
             self.ledger.drop_tombstone(&name, row.sequence);
-            self.note_drop(shared, &name);
+            self.note_drop(findings, &name);
         }
         Ok(())
     }
 
     /// Judges the fold of one name.
-    fn judge_name(&mut self, shared: &Shared, name: &DbName, fold: &mut Fold, items: &Items<'_>) -> Verdict {
+    fn judge_name(
+        &mut self,
+        findings: &Findings,
+        name: &DbName,
+        fold: &mut Fold,
+        items: &Items<'_>,
+    ) -> Verdict {
         let mut taken: BTreeMap<Db, Counters> = BTreeMap::new();
         for (db, counters) in fold.taken.iter().filter(|(db, _)| db.name == *name) {
             let waiting = self.waiting.entry(db.clone()).or_default();
@@ -366,7 +378,7 @@ impl Oracle {
                 .fails(format!("a row of {name:?} was written or removed, and {before:?} stays"));
         }
         let Some(placed) = fold.added.remove(name) else {
-            return self.judge_stale(shared, name, before.as_ref(), taken);
+            return self.judge_stale(findings, name, before.as_ref(), taken);
         };
         let row = Arc::clone(&placed.row);
         self.judge_row(name, before.as_ref().map(|placed| &*placed.row), &row, &taken)?;
@@ -375,17 +387,17 @@ impl Oracle {
             let is_gone = db.instance != row.instance
                 && before.as_ref().is_none_or(|before| before.row.instance != db.instance);
             if is_gone && counters.created > 0 && counters.deleted > 0 {
-                shared.witness(Witness::CameAndWentUnseen);
+                findings.witness(Witness::CameAndWentUnseen);
             }
         }
         let replaces = before.as_ref().filter(|before| before.row.instance != row.instance);
         let is_deletion =
             |before: &&Placed| taken.get(&before.row.db()).is_some_and(|taken| taken.deleted > 0);
         if replaces.as_ref().is_some_and(is_deletion) {
-            shared.witness(Witness::DeletionAndCreationInOneFold);
+            findings.witness(Witness::DeletionAndCreationInOneFold);
         }
         if self.waiting.keys().any(|db| db.name == *name && !taken.contains_key(db)) {
-            shared.witness(Witness::NameTorn);
+            findings.witness(Witness::NameTorn);
         }
         let has_id = |(item, _): &(StoredItem, &Change)| matches!(item, StoredItem::PendingDdoc(db, _) if *db == row.db());
         let mut kinds = Kinds::counted(&taken.get(&row.db()).copied().unwrap_or(Counters::ZERO));
@@ -403,7 +415,7 @@ impl Oracle {
     /// A fold that writes no row of a name may take only events of instances that are gone.
     fn judge_stale(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         name: &DbName,
         before: Option<&Placed>,
         taken: BTreeMap<Db, Counters>,
@@ -420,7 +432,7 @@ impl Oracle {
                 return Guarantee::FoldedOnce
                     .fails(format!("{counters:?} of {db:?} were taken, and its row does not change"));
             }
-            shared.witness(Witness::StaleEvents);
+            findings.witness(Witness::StaleEvents);
             *self.stale.entry(db).or_default() += counters;
         }
         Ok(())

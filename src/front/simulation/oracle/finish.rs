@@ -5,8 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 
 use super::{
-    FEED, Oracle, StoredItem, Verdict,
+    FEED, Oracle,
+    commit::Verdict,
     history::{Row, Seen},
+    stored_item::StoredItem,
 };
 use crate::{
     base::{
@@ -17,7 +19,7 @@ use crate::{
     front::simulation::{
         app::AppKey,
         guarantee::Guarantee,
-        shared::{BROKEN, show_key},
+        keyspace::{BROKEN, show_key},
     },
     state::keys::{CursorRow, Lease, ShardId},
 };

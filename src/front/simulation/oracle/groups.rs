@@ -4,54 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    FEED, Items, ObservedCommit, Oracle, Placed, Shared, StoredItem, Verdict, Witness,
-    documents::DocFeed,
+    FEED, Oracle, Placed,
+    commit::{Items, ObservedCommit, Verdict},
     history::{Seen, Text},
+    models::{documents::DocFeed, group::GroupModel},
+    stored_item::StoredItem,
 };
 use crate::{
     base::{
         encoding::Sequence,
         event::{DbInstance, DbName},
     },
-    front::simulation::{app::AppKey, guarantee::Guarantee},
+    front::simulation::{app::AppKey, findings::Findings, guarantee::Guarantee, witness::Witness},
     state::keys::{FeedId, GroupId, GroupName, GroupRow, Lease, ShardId, checkpoint_position},
 };
-
-/// A group.
-#[derive(Debug)]
-pub(super) struct GroupModel {
-    pub id: GroupId,
-    /// The number of its resets, in this world.
-    pub generation: u64,
-    pub start: Sequence,
-    /// The rows that were worked on, or given up.
-    pub done: BTreeSet<Sequence>,
-    /// The rows that were worked on with their checkpoint.
-    effects: BTreeSet<Sequence>,
-    /// The last of these of each database, or document.
-    last: BTreeMap<String, Sequence>,
-    pub checkpoints: BTreeMap<ShardId, Sequence>,
-    /// A lower bound of them, as the store has it.
-    lowest: Option<Sequence>,
-    /// Whether it ever had a consumer.
-    is_used: bool,
-}
-
-impl GroupModel {
-    fn new(id: GroupId, generation: u64, start: Sequence) -> Self {
-        Self {
-            id,
-            generation,
-            start,
-            done: BTreeSet::new(),
-            effects: BTreeSet::new(),
-            last: BTreeMap::new(),
-            checkpoints: BTreeMap::new(),
-            lowest: None,
-            is_used: false,
-        }
-    }
-}
 
 /// The group with the key `name` among the groups of all feeds.
 fn group_id(name: &GroupName) -> Option<GroupId> {
@@ -104,7 +70,7 @@ impl Oracle {
     /// Judges the changes of a commit to groups.
     pub(super) fn judge_groups(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
     ) -> Verdict {
@@ -115,26 +81,26 @@ impl Oracle {
             let was_used = self.groups.get(name).is_some_and(|group| group.is_used);
             let Some(value) = &change.after else {
                 if was_used {
-                    shared.witness(Witness::GroupDeleted);
+                    findings.witness(Witness::GroupDeleted);
                 }
                 self.groups.remove(name);
                 continue;
             };
             if change.before.is_some() && was_used {
-                shared.witness(Witness::GroupReset);
+                findings.witness(Witness::GroupReset);
             }
             let row = GroupRow::from_bytes(value).map_err(|error| error.to_string())?;
             self.next_reader += 1;
             let id = group_id(name).ok_or_else(|| format!("{name} is a group of no feed"))?;
             self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start));
         }
-        self.judge_work(shared, seen, items)?;
-        self.judge_checkpoints(shared, seen, items, &set)?;
-        self.judge_lowest(shared, items)
+        self.judge_work(findings, seen, items)?;
+        self.judge_checkpoints(findings, seen, items, &set)?;
+        self.judge_lowest(findings, items)
     }
 
     /// The row of the lowest checkpoint of a group is above none of its checkpoints.
-    fn judge_lowest(&mut self, shared: &Shared, items: &Items<'_>) -> Verdict {
+    fn judge_lowest(&mut self, findings: &Findings, items: &Items<'_>) -> Verdict {
         for (item, change) in items {
             let StoredItem::LowestCheckpoint(name) = item else { continue };
             let lowest = change.after.as_ref().map(|value| checkpoint_position(value)).transpose();
@@ -146,7 +112,7 @@ impl Oracle {
             };
             group.lowest = lowest.map_err(|error| error.to_string())?;
             if group.lowest.is_some() {
-                shared.witness(Witness::LowestCheckpoint);
+                findings.witness(Witness::LowestCheckpoint);
             }
         }
         for (name, group) in &self.groups {
@@ -163,11 +129,11 @@ impl Oracle {
     }
 
     /// Judges and records the work in this transaction.
-    fn judge_work(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
+    fn judge_work(&mut self, findings: &Findings, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
         for (item, change) in items {
             match item {
                 StoredItem::DeadLetter(name, at) if change.after.is_some() => {
-                    shared.witness(Witness::DeadLetter);
+                    findings.witness(Witness::DeadLetter);
                     if change.before.is_none() {
                         self.judge_dead_letter(items, name, *at)?;
                     }
@@ -238,7 +204,7 @@ impl Oracle {
     /// Judges the changes of checkpoints.
     fn judge_checkpoints(
         &mut self,
-        world: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         set: &BTreeSet<GroupName>,
@@ -294,7 +260,7 @@ impl Oracle {
             return Guarantee::Fenced.fails(format!("a checkpoint of {name} was written without its lease"));
         }
         if !begun.is_empty() {
-            world.witness(Witness::GroupWentOver);
+            findings.witness(Witness::GroupWentOver);
         }
         for name in begun {
             // All shards that a group reads at one time are of one topology entry.

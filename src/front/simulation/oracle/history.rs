@@ -3,42 +3,41 @@
 //! It is text: a line that says what the world was, and one for each thing that the oracle was informed of, in their order, as JSON.
 //! Nothing of the verdicts is in it. Bytes are hexadecimal digits; keys and rows are in their stored form.
 
-use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
+use std::{fmt::Display, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::{
-    Change, GLOBS, Given, GivenDdocs, GivenRow, Interest, Manner, ObservedCommit, Oracle, PREDICATES, Start,
-    Which,
+    commit::ObservedCommit,
+    given::{Given, GivenDdocs, GivenRow, Start},
+    interest::{GLOBS, Interest, PREDICATES, Which},
+    models::subscriber::Manner,
 };
 use crate::{
     base::{
-        encoding::{Sequence, Versionstamp},
+        encoding::Sequence,
         error::{Error, Result},
         event::{DbInstance, DbName, DdocId, EventKind, Kinds},
         notification::Notification,
     },
-    front::simulation::{
-        guarantee::{Broken, Guarantee},
-        shared::{Issuer, Shared},
-    },
+    front::simulation::issuer::Issuer,
     roles::changes::Change as DocChange,
     state::{
         feed::FeedRow,
-        keys::{GroupName, NodeId, ShardId},
+        keys::{GroupName, NodeId},
     },
     store::KeyRange,
 };
 
 /// The version of histories that is written, and read.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// What a history is of.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Head {
     /// The version.
-    notibus_history: u32,
+    pub notibus_history: u32,
     /// The seed of the world.
     pub seed: u64,
     /// Partitions of the bus.
@@ -157,7 +156,7 @@ impl Row {
     }
 
     /// What all of them say.
-    fn all<R: FeedRow>(rows: &[Self]) -> Result<Vec<Arc<R>>> {
+    pub fn all<R: FeedRow>(rows: &[Self]) -> Result<Vec<Arc<R>>> {
         rows.iter().map(Self::read).collect()
     }
 }
@@ -171,7 +170,7 @@ pub(super) fn kind_names(kinds: Kinds) -> KindNames {
 }
 
 /// The kind that goes by `name`.
-fn kind(name: &str) -> Result<EventKind> {
+pub(super) fn kind(name: &str) -> Result<EventKind> {
     let found = EventKind::ALL.into_iter().find(|kind| kind.as_str() == name);
     found.ok_or_else(|| wrong(format!("{name:?} is no kind of event")))
 }
@@ -218,7 +217,7 @@ impl From<&Interest> for Wanted {
 
 impl Wanted {
     /// What it was made of.
-    fn read(self) -> Result<Interest> {
+    pub fn read(self) -> Result<Interest> {
         let which = match self.of {
             WantedOf::All => Which::All,
             WantedOf::Names(names) => Which::Names(names.into_iter().map(|name| name.0).collect()),
@@ -286,7 +285,7 @@ impl From<&Given> for Received {
 
 impl Received {
     /// What it was made of.
-    fn read(self) -> Result<Given> {
+    pub fn read(self) -> Result<Given> {
         Ok(match self {
             Self::Row { row, news, wanted_by, ddocs } => {
                 let read = |Ddocs { since, ids, may_be_any }| {
@@ -465,9 +464,6 @@ pub(super) enum Seen {
     Ended,
 }
 
-/// What stands in the store, as far as the history says.
-type Values = BTreeMap<Bytes, Bytes>;
-
 impl Seen {
     /// A commit.
     pub fn of_commit(seen: &ObservedCommit<'_>) -> Self {
@@ -499,171 +495,9 @@ impl Seen {
             conflicts: conflicts.iter().map(range).collect(),
         }
     }
-
-    /// Informs `oracle` of it.
-    fn apply(self, oracle: &mut Oracle, world: &Shared, values: &mut Values) -> Result<()> {
-        match self {
-            Self::Joined { by, node } => oracle.joined(by.into(), node.0),
-            Self::Crashed { by } => oracle.crashed(by.into()),
-            Self::Gone { by } => oracle.gone(by.into()),
-            Self::WatchLost { by, key } => oracle.watch_lost(by.into(), &key.0),
-            Self::Committed { by, at, is_late, touched } => {
-                commit(oracle, world, values, (by.into(), is_late), &at, touched)?;
-            }
-            Self::Refused { by, is_late, code, keys, conflicts } => {
-                let keys: Vec<_> = keys.into_iter().map(|key| key.0).collect();
-                let range = |(begin, end): (Hex, Hex)| KeyRange { begin: begin.0, end: end.0 };
-                let conflicts: Vec<_> = conflicts.into_iter().map(range).collect();
-                oracle.refused(world, (by.into(), is_late), code, &keys, &conflicts);
-            }
-            Self::Observed { group, generation, rows } => oracle.observed(&group.0, generation, &rows),
-            Self::Pages { rows } => fails(world, oracle.judge_pages(&Row::all(&rows)?)),
-            Self::DocPages { instance, rows } => {
-                fails(world, oracle.judge_doc_pages(instance.0, &Row::all(&rows)?));
-            }
-            Self::Rested => {
-                if let Some(unrest) = oracle.unrest() {
-                    world
-                        .fail(oracle.unrest_breaks().broken(format!("after all has come to rest: {unrest}")));
-                }
-            }
-            Self::Ended => fails(world, oracle.judge_history().and_then(|()| oracle.judge_store(values))),
-            of_readers => return of_readers.apply_to_readers(oracle, world),
-        }
-        Ok(())
-    }
-
-    /// Informs `oracle` of it, which is about those who read.
-    fn apply_to_readers(self, oracle: &mut Oracle, world: &Shared) -> Result<()> {
-        match self {
-            Self::Subscribed { id, by, interest, manner, start } => {
-                known_as(id, oracle.subscribed(by.into(), interest.read()?, manner, start))?;
-            }
-            Self::SubscribedDurably { id, by, cursor, interest, manner } => {
-                let durable = (cursor, interest.read()?, manner);
-                known_as(id, oracle.subscribed_durably(world, by.into(), durable))?;
-            }
-            Self::Resumed { id, by, manner, start } => oracle.resumed(world, (by.into(), id), manner, start),
-            Self::Replaced { id, interest, start } => oracle.replaced(world, id, &interest.read()?, start),
-            Self::Stands { id, at } => oracle.stands(world, id, at),
-            Self::Given { id, given } => oracle.received(world, id, &given.read()?),
-            Self::Followed { id, by } => known_as(id, oracle.followed(by.into()))?,
-            Self::Unfollowed { id } => oracle.unfollowed(id),
-            Self::FollowedRows { id, rows } => oracle.followed_rows(world, id, &Row::all(&rows)?),
-            Self::FollowedOver { id, shard } => oracle.followed_over(world, id, ShardId(shard)),
-            Self::DocTailed { id, by, instance, start } => {
-                known_as(id, oracle.doc_tailed(by.into(), instance.0, start))?;
-            }
-            Self::DocTailRead { id, rows } => oracle.doc_tail_read(world, id, &Row::all(&rows)?),
-            Self::DocTailEnded { id, reason } => oracle.doc_tail_ended(world, id, &reason),
-            #[cfg(feature = "http")]
-            of_web => return of_web.apply_to_web(oracle, world),
-            #[cfg(not(feature = "http"))]
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Informs `oracle` of it, which is about clients over HTTP.
-    #[cfg(feature = "http")]
-    fn apply_to_web(self, oracle: &mut Oracle, world: &Shared) -> Result<()> {
-        match self {
-            Self::DocTailGoesOn { id } => oracle.doc_tail_goes_on(id),
-            Self::WebClient { id, process, number, kinds, start } => {
-                let kinds = kinds.iter().map(|name| kind(name)).collect::<Result<_>>()?;
-                known_as(id, oracle.web_client(process, number, kinds, start))?;
-            }
-            Self::WebAsks { id } => drop(oracle.web_asks(id)),
-            Self::WebRow { id, name, kind, seq } => {
-                fails(world, oracle.web_row(world, id, (&name, &kind, &seq)));
-            }
-            Self::WebStands { id, seq } => fails(world, oracle.web_stands(id, &seq)),
-            Self::WebExpired { id, horizon } => fails(world, oracle.web_expired(id, horizon)),
-            Self::WebChange { id, seq, doc, rev, is_deleted } => {
-                fails(world, oracle.web_change(id, &seq, (&doc, &rev, is_deleted)));
-            }
-            other => return Err(wrong(format!("{other:?} is about nobody"))),
-        }
-        Ok(())
-    }
-}
-
-/// Informs `oracle` of a commit.
-fn commit(
-    oracle: &mut Oracle,
-    world: &Shared,
-    values: &mut Values,
-    (issuer, is_late): (Issuer, bool),
-    at: &Hex,
-    touched: Vec<(Hex, Option<Hex>, Option<Hex>)>,
-) -> Result<()> {
-    let stamp = at.0[..].try_into().map_err(|_| wrong("a versionstamp has 10 bytes".to_owned()))?;
-    let value = |value: Option<Hex>| value.map(|value| value.0);
-    let touched: BTreeMap<_, _> = touched
-        .into_iter()
-        .map(|(key, before, after)| (key.0, Change { before: value(before), after: value(after) }))
-        .collect();
-    let changes: Vec<_> = touched.iter().map(|(key, change)| (key.clone(), change.after.clone())).collect();
-    let before = |key: &[u8]| values.get(key).cloned();
-    let seen = ObservedCommit { issuer, stamp: Versionstamp(stamp), is_late, touched, before: &before };
-    oracle.committed(world, &seen);
-    for (key, after) in changes {
-        match after {
-            Some(after) => drop(values.insert(key, after)),
-            None => drop(values.remove(&key)),
-        }
-    }
-    Ok(())
-}
-
-/// Has `world` fail if `verdict` says so.
-fn fails(world: &Shared, verdict: Result<(), Broken>) {
-    if let Err(broken) = verdict {
-        world.fail(broken);
-    }
-}
-
-/// Fails unless the oracle knows a reader by the number that the history has for it.
-fn known_as(written: u64, now: u64) -> Result<()> {
-    if written == now {
-        return Ok(());
-    }
-    Err(wrong(format!(
-        "its reader {written} would be {now} now: lines are missing, or it is of another version"
-    )))
 }
 
 /// What is wrong with a history.
-fn wrong(reason: String) -> Error {
+pub(super) fn wrong(reason: String) -> Error {
     Error::invalid("history", reason)
-}
-
-/// What is wrong with line `number` of a history, counted from 0.
-fn wrong_line(number: usize, error: impl Display) -> Error {
-    wrong(format!("line {}: {error}", number + 1))
-}
-
-/// The first thing in `history` that is not as it should be, as far as an oracle can say that sees nothing else.
-pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken>> {
-    let mut lines = history.lines().enumerate();
-    let (_, head) = lines.next().ok_or_else(|| wrong("it is empty".to_owned()))?;
-    let head: Head = serde_json::from_str(head).map_err(|error| wrong_line(0, error))?;
-    if head.notibus_history != VERSION {
-        let version = head.notibus_history;
-        return Err(wrong(format!("its version is {version}; this program knows version {VERSION}")));
-    }
-    let names = head.names.into_iter().map(|name| name.0).collect();
-    let failing = head.failing.map(|names| names.into_iter().map(|name| name.0).collect());
-    let mut oracle = Oracle::new(head.partitions, names, head.documents, failing);
-    let world = Shared::of_nothing(head.seed);
-    let (mut values, mut has_ended) = (Values::new(), false);
-    for (number, line) in lines {
-        let seen: Seen = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
-        has_ended |= matches!(seen, Seen::Ended);
-        seen.apply(&mut oracle, &world, &mut values).map_err(|error| wrong_line(number, error))?;
-        if let Some(broken) = world.failure() {
-            return Ok(Some(Broken { reason: format!("line {}: {}", number + 1, broken.reason), ..broken }));
-        }
-    }
-    if has_ended { Ok(None) } else { Ok(Some(Guarantee::Live.broken("the history has no end"))) }
 }

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Change, Issuer, Items, ObservedCommit, Shared, StoredItem, Verdict, Witness, documents::DocFeed,
+    commit::{Change, Items, ObservedCommit, Verdict},
+    models::documents::DocFeed,
+    stored_item::StoredItem,
 };
 use crate::{
     base::{
@@ -16,7 +18,10 @@ use crate::{
     },
     front::simulation::{
         app::{AppKey, trigger},
+        findings::Findings,
         guarantee::{Broken, Guarantee},
+        issuer::Issuer,
+        witness::Witness,
     },
     state::keys::CursorRow,
 };
@@ -60,7 +65,7 @@ impl Jobs {
     /// Judges the changes of a commit by jobs and triggers.
     pub fn judge(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         feeds: &Feeds,
@@ -69,7 +74,7 @@ impl Jobs {
             match item {
                 StoredItem::App(AppKey::Derived(trigger, instance, id)) => {
                     let work = (trigger.clone(), *instance);
-                    self.judge_derived(shared, seen.issuer, (work, id), change)?;
+                    self.judge_derived(findings, seen.issuer, (work, id), change)?;
                 }
                 StoredItem::App(AppKey::DerivedTo(trigger, instance)) => {
                     let work = (trigger.clone(), *instance);
@@ -80,15 +85,15 @@ impl Jobs {
                 }
                 StoredItem::Mark(trigger, db) => {
                     let work = (trigger.clone(), db.instance);
-                    self.judge_mark(shared, seen.issuer, &work, change, feeds)?;
+                    self.judge_mark(findings, seen.issuer, &work, change, feeds)?;
                 }
-                StoredItem::Parked(trigger, db) => self.see_parked(shared, (trigger, db), change, feeds),
+                StoredItem::Parked(trigger, db) => self.see_parked(findings, (trigger, db), change, feeds),
                 StoredItem::Owed(trigger, name) => {
                     let owed = (trigger.clone(), name.clone());
                     if change.after.is_none() {
                         self.owed.remove(&owed);
                     } else if self.owed.insert(owed) {
-                        shared.witness(Witness::WorkOwed);
+                        findings.witness(Witness::WorkOwed);
                     }
                 }
                 _ => {}
@@ -117,7 +122,7 @@ impl Jobs {
     /// Judges the change of a derived row.
     fn judge_derived(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         issuer: Issuer,
         (work, id): (Work, &str),
         change: &Change,
@@ -125,7 +130,7 @@ impl Jobs {
         let Some(value) = &change.after else {
             let rows = self.derived.entry(work).or_default();
             if rows.remove(id).is_some() && rows.is_empty() {
-                shared.witness(Witness::DerivedRowsRemoved);
+                findings.witness(Witness::DerivedRowsRemoved);
             }
             return Ok(());
         };
@@ -150,7 +155,7 @@ impl Jobs {
     /// Judges the change of the mark of `work`. The position of a scan is kept in it.
     fn judge_mark(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         issuer: Issuer,
         work: &Work,
         change: &Change,
@@ -168,7 +173,7 @@ impl Jobs {
         if before.is_none_or(|before| before.token != after.token) {
             let begun_by = self.marks.insert(work.clone(), issuer);
             if begun_by.is_some_and(|begun_by| begun_by.process != issuer.process) {
-                shared.witness(Witness::TriggerTakenOver);
+                findings.witness(Witness::TriggerTakenOver);
             }
         }
         self.judge_position(work, after.cursor, feeds)
@@ -191,16 +196,22 @@ impl Jobs {
         Ok(())
     }
 
-    fn see_parked(&mut self, shared: &Shared, (trigger, db): (&str, &Db), change: &Change, feeds: &Feeds) {
+    fn see_parked(
+        &mut self,
+        findings: &Findings,
+        (trigger, db): (&str, &Db),
+        change: &Change,
+        feeds: &Feeds,
+    ) {
         let work = (trigger.to_owned(), db.instance);
         if change.after.is_some() {
             if self.parked.insert(work) {
-                shared.witness(Witness::JobParked);
+                findings.witness(Witness::JobParked);
             }
         } else if self.parked.remove(&work) {
             let is_living = feeds.contains_key(&db.instance);
             let is_done = is_living && !self.failing.contains(&db.name);
-            shared.witness(if is_done { Witness::ParkedJobDone } else { Witness::ParkedDatabaseForgotten });
+            findings.witness(if is_done { Witness::ParkedJobDone } else { Witness::ParkedDatabaseForgotten });
         }
     }
 

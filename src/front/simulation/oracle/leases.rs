@@ -1,8 +1,17 @@
 //! The oracle on nodes and leases: epochs only grow, and only the present or new owner of a lease writes it.
 
-use super::{Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness};
+use super::{
+    Oracle,
+    commit::{Items, ObservedCommit, Verdict},
+    stored_item::StoredItem,
+};
 use crate::{
-    front::simulation::guarantee::{Broken, Guarantee},
+    front::simulation::{
+        findings::Findings,
+        guarantee::{Broken, Guarantee},
+        issuer::Issuer,
+        witness::Witness,
+    },
     state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, Role},
 };
 
@@ -15,7 +24,7 @@ impl Oracle {
     /// Judges the changes of a commit to nodes and leases.
     pub(super) fn judge_leases(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
     ) -> Verdict {
@@ -27,7 +36,7 @@ impl Oracle {
                         && change.before.is_some()
                         && !self.is_node(seen.issuer, *node) =>
                 {
-                    shared.witness(Witness::NodeBuried);
+                    findings.witness(Witness::NodeBuried);
                 }
                 StoredItem::Lease(pool, resource) => {
                     let read = |value: &Option<bytes::Bytes>| {
@@ -37,7 +46,7 @@ impl Oracle {
                     let before = read(&change.before)?.unwrap_or_default();
                     match read(&change.after)? {
                         Some(after) if !sets_group => {
-                            self.judge_lease(shared, seen, items, (pool, *resource), (before, after))?;
+                            self.judge_lease(findings, seen, items, (pool, *resource), (before, after))?;
                         }
                         None if pool == "partition" || pool == "janitor" => {
                             return Guarantee::Fenced
@@ -62,7 +71,7 @@ impl Oracle {
     /// Judges the change of a lease.
     fn judge_lease(
         &self,
-        shared: &Shared,
+        findings: &Findings,
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         (pool, resource): (&str, u64),
@@ -77,7 +86,7 @@ impl Oracle {
                 // Its owner keeps the role, so it has released this lease for another one.
                 let [_, by_role] = self.keys.role(owner.node, &role_of(pool)?);
                 if (seen.before)(&by_role).is_some() {
-                    shared.witness(Witness::LeaseHandedOver);
+                    findings.witness(Witness::LeaseHandedOver);
                 }
             }
             (None, None) if after.epoch == before.epoch => {}
@@ -88,7 +97,7 @@ impl Oracle {
                     !is_buried && (seen.before)(&self.keys.node(victim.node)).is_some()
                 });
                 if lives {
-                    shared.witness(Witness::LeaseTakenFromLiving);
+                    findings.witness(Witness::LeaseTakenFromLiving);
                 }
             }
             _ => return Guarantee::Fenced.fails(format!("{}: no acquisition, and no release", describe())),

@@ -18,6 +18,7 @@
 //! ([`finish`]).
 
 mod account;
+mod commit;
 mod cursors;
 mod documents;
 mod feed;
@@ -29,7 +30,9 @@ mod interest;
 mod jobs;
 mod leases;
 mod ledger;
+mod models;
 mod readers;
+mod replay;
 mod stored_item;
 #[cfg(feature = "http")]
 mod web;
@@ -42,28 +45,38 @@ use std::{
 use bytes::Bytes;
 
 #[cfg(feature = "http")]
-pub(super) use self::web::WebClientId;
+pub(super) use self::models::web::WebClientId;
 pub(super) use self::{
-    documents::DocTailId,
+    commit::{Change, ObservedCommit, is_fold},
     given::{Given, GivenDdocs, GivenRow, Start},
-    history::judge,
     interest::{GLOBS, Interest, PREDICATES, Which},
-    readers::{FollowerId, Manner, SubscriberId},
+    models::{
+        documents::DocTailId,
+        follower::FollowerId,
+        subscriber::{Manner, SubscriberId},
+    },
+    replay::judge,
     stored_item::group_key,
 };
 use self::{
-    documents::{DocFeed, DocTail},
-    groups::GroupModel,
+    commit::{Items, Verdict},
     history::{Head, Hex, Seen, Text},
     jobs::Jobs,
     ledger::Ledger,
-    readers::{Follower, Subscriber},
+    models::{
+        documents::{DocFeed, DocTail},
+        follower::Follower,
+        group::GroupModel,
+        subscriber::Subscriber,
+    },
     stored_item::StoredItem,
 };
 use super::{
     app::{AppKey, Line, instance_of},
+    findings::Findings,
     guarantee::{Broken, Guarantee},
-    shared::{BUS_PREFIX, Issuer, Shared},
+    issuer::Issuer,
+    keyspace::BUS_PREFIX,
     witness::Witness,
 };
 use crate::{
@@ -75,53 +88,11 @@ use crate::{
         notification::Notification,
     },
     state::keys::{GroupName, Keys, NodeId, ShardId, TopologyRow},
-    store::{KeyRange, Mutation},
+    store::KeyRange,
 };
 
 /// The id of the feed of notifications in keys.
 const FEED: &[u8] = b"n";
-
-/// The result of a judgement.
-type Verdict = Result<(), Broken>;
-
-/// The change of a key by a commit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Change {
-    pub before: Option<Bytes>,
-    pub after: Option<Bytes>,
-}
-
-/// A commit, as the oracle sees it.
-pub(super) struct ObservedCommit<'a> {
-    pub issuer: Issuer,
-    pub stamp: Versionstamp,
-    /// Whether its process had already learned that it has failed.
-    pub is_late: bool,
-    pub touched: BTreeMap<Bytes, Change>,
-    /// Any value before it.
-    pub before: &'a dyn Fn(&[u8]) -> Option<Bytes>,
-}
-
-impl ObservedCommit<'_> {
-    /// Whether it records events.
-    pub fn records(&self) -> bool {
-        self.touched.keys().any(|key| StoredItem::of(key) == StoredItem::App(AppKey::History))
-    }
-}
-
-/// Whether a transaction with these writes is a fold.
-pub(super) fn is_fold(mutations: &[Mutation]) -> bool {
-    let keys = mutations.iter().filter_map(|mutation| match mutation {
-        Mutation::Set(key, _) => Some(StoredItem::of(key)),
-        _ => None,
-    });
-    let items: Vec<_> = keys.collect();
-    let is = |test: fn(&StoredItem) -> bool| items.iter().any(test);
-    is(|item| matches!(item, StoredItem::FoldMark(_))) && !is(|item| matches!(item, StoredItem::Lease(..)))
-}
-
-/// The keys that a commit touched, decoded.
-type Items<'a> = [(StoredItem, &'a Change)];
 
 /// The newest row of a database.
 #[derive(Debug, Clone)]
@@ -181,7 +152,7 @@ pub(super) struct Oracle {
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
     #[cfg(feature = "http")]
-    web_clients: BTreeMap<WebClientId, web::WebClient>,
+    web_clients: BTreeMap<WebClientId, models::web::WebClient>,
     /// The followers, which read the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
     /// The positions of the named cursors.
@@ -321,20 +292,20 @@ impl Oracle {
     }
 
     /// A commit has happened.
-    pub fn committed(&mut self, shared: &Shared, seen: &ObservedCommit<'_>) {
+    pub fn committed(&mut self, findings: &Findings, seen: &ObservedCommit<'_>) {
         self.keep(|| Seen::of_commit(seen));
         let items: Vec<(StoredItem, &Change)> =
             seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
-        if let Err(broken) = self.judge(shared, seen, &items) {
+        if let Err(broken) = self.judge(findings, seen, &items) {
             let Issuer { process, generation } = seen.issuer;
             let Broken { guarantee, reason } = broken;
             let place = format!("process {process}.{generation}, at {:?}", seen.stamp);
-            shared.fail(guarantee.broken(format!("{reason} ({place})")));
+            findings.fail(guarantee.broken(format!("{reason} ({place})")));
         }
     }
 
     /// Judges a commit.
-    fn judge(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
+    fn judge(&mut self, findings: &Findings, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
         if let Some((_, change)) = items.iter().find(|(item, _)| *item == StoredItem::Unknown) {
             return Guarantee::Consistent.fails(format!("a key was written that is none: {change:?}"));
         }
@@ -348,15 +319,15 @@ impl Oracle {
             return Guarantee::Consistent.fails("a transaction has touched the keys of two buses".to_owned());
         }
         let recorded = self.judge_app(seen, items)?;
-        self.judge_documents(shared, seen, items)?;
+        self.judge_documents(findings, seen, items)?;
         if let Some(jobs) = &mut self.jobs {
-            jobs.judge(shared, seen, items, &self.documents)?;
+            jobs.judge(findings, seen, items, &self.documents)?;
         }
-        self.judge_topology(shared, items)?;
-        self.judge_leases(shared, seen, items)?;
-        self.judge_feed(shared, seen, items, &recorded)?;
+        self.judge_topology(findings, items)?;
+        self.judge_leases(findings, seen, items)?;
+        self.judge_feed(findings, seen, items, &recorded)?;
         self.judge_cursors(items)?;
-        self.judge_groups(shared, seen, items)
+        self.judge_groups(findings, seen, items)
     }
 
     /// Judges and records the changes of the layer; returns the recorded events.
@@ -399,7 +370,7 @@ impl Oracle {
     /// A commit was refused by the store.
     pub fn refused(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         (issuer, is_late): (Issuer, bool),
         code: Option<i32>,
         keys: &[Bytes],
@@ -407,7 +378,7 @@ impl Oracle {
     ) {
         self.keep(|| Seen::of_refusal((issuer, is_late), code, keys, conflicts));
         if is_late {
-            shared.witness(Witness::LateCommitRefused);
+            findings.witness(Witness::LateCommitRefused);
         }
         if code != Some(StoreError::NOT_COMMITTED.code()) {
             return;
@@ -420,22 +391,22 @@ impl Oracle {
             && !writes(|item| matches!(item, StoredItem::Lease(..)))
         {
             if meets(&self.keys.all_leases()) {
-                shared.witness(Witness::ZombieFoldRefused);
+                findings.witness(Witness::ZombieFoldRefused);
             }
             if meets(&self.keys.topologies(&feed)) {
-                shared.witness(Witness::ReshardRacedFold);
+                findings.witness(Witness::ReshardRacedFold);
             }
         }
         if writes(|item| matches!(item, StoredItem::Checkpoint(..))) && meets(&self.keys.all_leases()) {
-            shared.witness(Witness::ZombieConsumerRefused);
+            findings.witness(Witness::ZombieConsumerRefused);
         }
         if writes(|item| matches!(item, StoredItem::App(AppKey::Derived(..))))
             && meets(&self.keys.shared_cursors())
         {
-            shared.witness(Witness::CancelledWorkRefused);
+            findings.witness(Witness::CancelledWorkRefused);
         }
         if writes(|item| matches!(item, StoredItem::Horizon(_))) && meets(&self.keys.groups(&feed)) {
-            shared.witness(Witness::JanitorRacedNewGroup);
+            findings.witness(Witness::JanitorRacedNewGroup);
         }
         let is_producer = writes(|item| matches!(item, StoredItem::Counters(_)))
             && !writes(|item| matches!(item, StoredItem::FoldMark(_)));
@@ -445,7 +416,7 @@ impl Oracle {
             && conflicts.iter().any(|range| range.intersects(&self.keys.all()) && !is_topology(range))
         {
             let Issuer { process, generation } = issuer;
-            shared.fail(Guarantee::Blind.broken(format!(
+            findings.fail(Guarantee::Blind.broken(format!(
                 "recording events made a transaction of process {process}.{generation} conflict"
             )));
         }

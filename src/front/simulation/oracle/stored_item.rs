@@ -10,7 +10,7 @@ use crate::{
     },
     front::simulation::{
         app::AppKey,
-        shared::{BROKEN, BUS_PREFIX, OTHER_BUS_PREFIX},
+        keyspace::{BROKEN, BUS_PREFIX, OTHER_BUS_PREFIX},
     },
     state::keys::{GroupName, NodeId, ShardId},
 };

@@ -7,9 +7,15 @@
 use std::collections::BTreeSet;
 
 use super::{
-    DocTailId, Oracle, Shared, Start, Verdict, Witness,
+    Oracle,
     account::{Account, Wants},
+    commit::Verdict,
+    given::Start,
     history::{Seen, kind_names},
+    models::{
+        documents::DocTailId,
+        web::{WebClient, WebClientId},
+    },
 };
 use crate::{
     base::{
@@ -17,26 +23,8 @@ use crate::{
         encoding::Sequence,
         event::{DbName, EventKind, Kinds},
     },
-    front::simulation::{guarantee::Guarantee, time::ProcessId},
+    front::simulation::{findings::Findings, guarantee::Guarantee, issuer::ProcessId, witness::Witness},
 };
-
-/// The id of a client: its process, and its number there.
-pub(in crate::front::simulation) type WebClientId = u64;
-
-/// A client of `_db_updates`.
-#[derive(Debug)]
-pub(super) struct WebClient {
-    /// Its process, and its number there.
-    place: (ProcessId, u32),
-    kinds: Kinds,
-    account: Account,
-    /// The position from which it resumes.
-    since: String,
-    /// Everything up to here was certainly sent to it.
-    surely: Start,
-    /// The rows that it was sent in answer to the present request.
-    sent: BTreeSet<(Sequence, DbName, EventKind)>,
-}
 
 impl Oracle {
     /// The client `number` of `process`, which may have begun in an earlier life of the process; otherwise it wants
@@ -91,7 +79,7 @@ impl Oracle {
     /// Judges a row that a client was sent: the name, the type and the position.
     pub fn web_row(
         &mut self,
-        shared: &Shared,
+        findings: &Findings,
         id: WebClientId,
         (name, kind, seq): (&str, &str, &str),
     ) -> Verdict {
@@ -121,7 +109,7 @@ impl Oracle {
             return Guarantee::Unique.fails(format!("{kind:?} of {name:?} at {at} comes twice"));
         }
         if is_within {
-            shared.witness(Witness::WebRowsOfOneDatabase);
+            findings.witness(Witness::WebRowsOfOneDatabase);
         }
         let paid = client.account.deliver(&self.ledger, &name, at, kind.into());
         paid.map_err(|reason| Guarantee::Atomic.broken(reason))?;

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 
 use self::reply::{Form, Piece, Reply};
-use super::Place;
+use super::place::Place;
 use crate::{
     base::{
         encoding::{Sequence, Versionstamp},

@@ -1,0 +1,46 @@
+//! [`Place`]: a process, as its actors see it.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    bus::Bus,
+    front::simulation::{
+        issuer::Issuer,
+        shared::{Phase, Shared},
+    },
+    store::Database,
+};
+
+/// A process, as its actors see it.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub shared: Arc<Shared>,
+    pub issuer: Issuer,
+    /// Its handle on the store.
+    pub db: Database,
+    pub bus: Bus,
+}
+
+impl Place {
+    /// Whether faults still strike, and actors begin new work.
+    pub fn is_chaos(&self) -> bool {
+        self.shared.phase() == Phase::Chaos
+    }
+
+    /// Sleeps at most `most_ms` milliseconds.
+    pub async fn pause(&self, most_ms: u64) {
+        let pause = Duration::from_millis(1 + self.random(most_ms));
+        self.db.env().sleep(pause).await;
+    }
+
+    /// A random number below `end`, which is above 0.
+    pub fn random(&self, end: u64) -> u64 {
+        self.db.env().random() % end
+    }
+
+    /// Adds a line to the trace.
+    pub fn note(&self, line: impl FnOnce() -> String) {
+        let Issuer { process, generation } = self.issuer;
+        self.shared.note(|| format!("process {process}.{generation} {}", line()));
+    }
+}

@@ -1,0 +1,28 @@
+//! [`Event`]: what the schedule of a world lets happen.
+
+use std::sync::Arc;
+
+use super::{
+    flight::Flight,
+    issuer::{Issuer, ProcessId},
+};
+
+/// An event of a world.
+pub(super) enum Event {
+    /// Sleepers wake.
+    Nothing,
+    /// A commit arrives at the store.
+    Arrival(Arc<Flight>),
+    /// A process crashes, if it still lives that life.
+    Crash(Issuer),
+    /// A process starts.
+    Start(ProcessId),
+    /// A paused process resumes, if it still lives that life.
+    Resume(Issuer),
+    /// Pauses and jumps are drawn.
+    Mishap,
+    /// The faults end.
+    Rest,
+    /// The world checks whether everything is at rest, or has ended.
+    Poll,
+}

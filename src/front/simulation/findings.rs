@@ -1,0 +1,115 @@
+//! [`Findings`]: what was found in a world so far: its faults, the states that it has met, its trace, and the first breach
+//! of a promise.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{
+    guarantee::Broken,
+    time::Time,
+    trace::Trace,
+    witness::{Fault, Witness},
+};
+use crate::state::stats::Stats;
+
+/// What was found in a world so far, and its clock, which dates it.
+#[derive(Default)]
+pub(super) struct Findings {
+    pub time: Time,
+    trace: Trace,
+    /// The faults that struck, and how often.
+    faults: Mutex<BTreeMap<Fault, u64>>,
+    /// The interesting states that were met, and how often.
+    witnesses: Mutex<BTreeMap<Witness, u64>>,
+    /// What each life of a process counts; it outlives that.
+    stats: Mutex<Vec<Arc<Stats>>>,
+    /// The first breach of a promise.
+    failure: Mutex<Option<Broken>>,
+    /// Whether there is a failure.
+    has_failed: AtomicBool,
+}
+
+/// Locks `mutex`. No panic leaves the state half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Findings {
+    /// Nothing yet; the trace is kept if `is_traced`.
+    pub fn new(is_traced: bool) -> Self {
+        Self { trace: Trace::new(is_traced), ..Self::default() }
+    }
+
+    /// Counts `fault`.
+    pub fn count(&self, fault: Fault) {
+        *lock(&self.faults).entry(fault).or_default() += 1;
+        self.note(|| format!("fault: {fault}"));
+    }
+
+    /// How often `fault` has struck.
+    pub fn fault_count(&self, fault: Fault) -> u64 {
+        lock(&self.faults).get(&fault).copied().unwrap_or_default()
+    }
+
+    /// The faults that struck, and how often.
+    pub fn faults(&self) -> BTreeMap<Fault, u64> {
+        lock(&self.faults).clone()
+    }
+
+    /// Counts `witness` as met.
+    pub fn witness(&self, witness: Witness) {
+        *lock(&self.witnesses).entry(witness).or_default() += 1;
+        self.note(|| format!("witness: {witness}"));
+    }
+
+    /// From now on a life of a process counts in `stats`.
+    pub fn counts_in(&self, stats: &Arc<Stats>) {
+        lock(&self.stats).push(Arc::clone(stats));
+    }
+
+    /// The interesting states that were met, and how often.
+    pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
+        let mut met = lock(&self.witnesses).clone();
+        for stats in &*lock(&self.stats) {
+            let counts =
+                [(Witness::LeaseLost, &stats.leases_lost), (Witness::NodeFellOut, &stats.nodes_fallen_out)];
+            for (witness, count) in counts.into_iter().filter(|(_, count)| count.get() > 0) {
+                *met.entry(witness).or_default() += count.get();
+            }
+        }
+        met
+    }
+
+    /// Fails the world with `broken`, if it is the first breach.
+    pub fn fail(&self, broken: impl Into<Broken>) {
+        let broken = broken.into();
+        self.note(|| format!("FAILURE: {broken}"));
+        lock(&self.failure).get_or_insert(broken);
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a promise was broken.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// The first breach of a promise.
+    pub fn failure(&self) -> Option<Broken> {
+        lock(&self.failure).clone()
+    }
+
+    /// Adds a line to the trace.
+    pub fn note(&self, line: impl FnOnce() -> String) {
+        self.trace.add(self.time.now(), line);
+    }
+
+    /// Takes the trace.
+    pub fn take_trace(&self) -> Option<String> {
+        self.trace.take()
+    }
+}

@@ -1,0 +1,69 @@
+//! [`Flight`]: a commit under way to the store. It belongs to the world, so that it can outlive its process.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+
+use super::issuer::Issuer;
+use crate::{
+    base::{encoding::Versionstamp, error::Result},
+    store::{AtomicOp, Backend, Mutation, TransactionBackend},
+};
+
+/// A transaction of the engine, kept alive by the operations on it.
+pub(super) type Inner = Arc<dyn TransactionBackend>;
+
+/// A commit under way to the store.
+pub(super) struct Flight {
+    pub engine: Arc<dyn Backend>,
+    pub inner: Inner,
+    pub mutations: Vec<Mutation>,
+    pub issuer: Issuer,
+    /// Whether its process has already learned that it failed.
+    pub is_late: bool,
+    /// Whether it happens even if its process is gone.
+    pub is_sure: bool,
+    pub state: Mutex<FlightState>,
+}
+
+/// The state of a commit.
+pub(super) enum FlightState {
+    /// It is under way.
+    Under {
+        /// Whether its caller still waits for it.
+        is_awaited: bool,
+    },
+    /// It has arrived.
+    Arrived(Option<Result<Option<Versionstamp>>>),
+}
+
+/// The keys that a transaction touches, with their values before.
+pub(super) type Touched = BTreeMap<Bytes, Option<Bytes>>;
+
+impl Flight {
+    /// Whether it goes to `engine`.
+    pub fn is_for(&self, engine: &Arc<dyn Backend>) -> bool {
+        Arc::ptr_eq(&self.engine, engine)
+    }
+
+    /// Adds the keys that get their stamp from its commit at `stamp` to the touched keys.
+    pub fn add_stamped(&self, touched: &mut Touched, stamp: Versionstamp) {
+        for mutation in &self.mutations {
+            if let Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) = mutation {
+                touched.entry(stamped(key, stamp)).or_insert(None);
+            }
+        }
+    }
+}
+
+/// The key `operand` with `stamp` filled in.
+fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
+    let (key, place) = operand.split_at(operand.len() - 4);
+    let place = u32::from_le_bytes(place.try_into().expect("four bytes were split off")) as usize;
+    let mut key = key.to_vec();
+    key[place..place + stamp.0.len()].copy_from_slice(&stamp.0);
+    key.into()
+}

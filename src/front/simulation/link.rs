@@ -1,0 +1,141 @@
+//! [`Link`]: the connection of a process to the store: its delays, and the faults of reads and watches.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+
+use super::{
+    issuer::Issuer,
+    shared::Shared,
+    time::{Clock, Time},
+    witness::Fault,
+};
+use crate::{
+    base::{
+        env::Env,
+        error::{Result, StoreError},
+    },
+    store::Watch,
+};
+
+/// The connection of a process to the store.
+pub(super) struct Link {
+    pub shared: Arc<Shared>,
+    pub issuer: Issuer,
+    /// True time.
+    pub env: Env,
+}
+
+impl Link {
+    /// The connection of `issuer`.
+    pub fn new(shared: Arc<Shared>, issuer: Issuer) -> Self {
+        let env = Env::new(Arc::new(Clock::exact(&shared.time, issuer.process)));
+        Self { shared, issuer, env }
+    }
+
+    /// How long a step of the network takes.
+    pub fn latency(&self) -> Duration {
+        let longest = self.shared.plan.latency_us;
+        if longest == 0 { Duration::ZERO } else { Duration::from_micros(self.shared.draw(1..=longest)) }
+    }
+
+    /// How long a slow operation takes.
+    pub fn slowness(&self) -> Duration {
+        Duration::from_millis(self.shared.draw(1..=self.shared.plan.slow_ms))
+    }
+
+    /// The fault of a read, if one strikes, and the delay of the read.
+    pub fn read_fault(&self) -> (Option<StoreError>, Duration) {
+        let shared = &self.shared;
+        shared.may_crash(self.issuer);
+        let mut pause = self.latency();
+        if shared.strikes(Fault::SlowRead) {
+            pause += self.slowness();
+        }
+        let error = if shared.strikes(Fault::ReadTooOld) {
+            Some(StoreError::TRANSACTION_TOO_OLD)
+        } else if shared.strikes(Fault::ReadBehind) {
+            let codes = [StoreError::FUTURE_VERSION, StoreError::PROCESS_BEHIND, StoreError::DATABASE_LOCKED];
+            Some(codes[shared.draw(0..=2) as usize].clone())
+        } else if shared.strikes(Fault::ReadTimedOut) {
+            Some(StoreError::TRANSACTION_TIMED_OUT)
+        } else {
+            None
+        };
+        (error, pause)
+    }
+
+    /// Adds a line to the trace.
+    pub fn note(&self, line: impl FnOnce() -> String) {
+        let Issuer { process, generation } = self.issuer;
+        self.shared.note(|| format!("process {process}.{generation} {}", line()));
+    }
+
+    /// A watch, perhaps with a fault.
+    pub fn watch(self: &Arc<Self>, watch: Watch) -> Watch {
+        let shared = &self.shared;
+        if shared.strikes(Fault::WatchDropped) {
+            return Watch::new(std::future::pending());
+        }
+        let early = if shared.strikes(Fault::WatchSpurious) {
+            Some(Ok(()))
+        } else if shared.strikes(Fault::WatchFailed) {
+            Some(Err(StoreError::TOO_MANY_WATCHES))
+        } else {
+            None
+        };
+        if let Some(result) = early {
+            let (pause, env) = (self.slowness(), self.env.clone());
+            return Watch::new(async move {
+                env.sleep(pause).await;
+                Ok(result?)
+            });
+        }
+        let delay = if shared.strikes(Fault::WatchLate) { self.slowness() } else { self.latency() };
+        let link = Arc::clone(self);
+        Watch::new(async move {
+            let fired = Crossing { watch, time: link.shared.time.clone(), process: link.issuer.process };
+            fired.await?;
+            link.env.sleep(delay).await;
+            Ok(())
+        })
+    }
+}
+
+/// A watch of the engine, whose firing makes its process run.
+struct Crossing {
+    watch: Watch,
+    time: Time,
+    /// The process with the watch.
+    process: usize,
+}
+
+/// Wakes a task of another process, and makes that process run.
+struct CrossingWaker {
+    task: Waker,
+    time: Time,
+    /// The process of the task.
+    process: usize,
+}
+
+impl Wake for CrossingWaker {
+    fn wake(self: Arc<Self>) {
+        self.time.make_runnable(self.process);
+        self.task.wake_by_ref();
+    }
+}
+
+impl Future for Crossing {
+    type Output = Result<()>;
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let waker =
+            CrossingWaker { task: context.waker().clone(), time: self.time.clone(), process: self.process };
+        let waker = Waker::from(Arc::new(waker));
+        self.watch.poll_unpin(&mut Context::from_waker(&waker))
+    }
+}

@@ -1,0 +1,199 @@
+//! [`DocFeed`] and [`DocTail`]: what the oracle knows of the documents of a database, and of a reader of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    base::{encoding::Sequence, event::DbInstance},
+    front::simulation::{
+        app::Document,
+        findings::Findings,
+        guarantee::{Broken, Guarantee},
+        issuer::Issuer,
+        oracle::commit::{Change, ObservedCommit, Verdict},
+        witness::Witness,
+    },
+    roles::changes::{Change as DocChange, DocSummary},
+    state::{
+        feed::FeedRow,
+        keys::{Layout, ShardId, TopologyRow},
+        routing::{SchemeId, Schemes},
+    },
+};
+
+/// The number of a tail of documents.
+pub(in crate::front::simulation) type DocTailId = u64;
+
+/// The feed of the documents of a database.
+#[derive(Debug, Default)]
+pub(in crate::front::simulation::oracle) struct DocFeed {
+    /// The present topology entries.
+    pub topology: BTreeMap<Sequence, TopologyRow>,
+    /// All topology entries so far.
+    pub entries: Vec<TopologyRow>,
+    pub rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
+    /// All rows so far.
+    pub past: BTreeMap<Sequence, DocSummary>,
+}
+
+/// A tail of the documents of a database.
+#[derive(Debug)]
+pub(in crate::front::simulation::oracle) struct DocTail {
+    /// Its process.
+    pub issuer: Issuer,
+    /// Its database.
+    pub instance: DbInstance,
+    /// Everything after this is owed to it.
+    pub start: Sequence,
+    pub read: BTreeSet<Sequence>,
+    /// Its position.
+    pub at: Sequence,
+}
+
+#[cfg(feature = "http")]
+impl DocTail {
+    pub fn take(&mut self, at: Sequence) {
+        self.at = at;
+        self.read.insert(at);
+    }
+}
+
+/// The changes of a commit to the feed of a database.
+#[derive(Default)]
+pub(in crate::front::simulation::oracle) struct Touched<'a> {
+    /// Changes of topology entries.
+    pub entries: Vec<(Sequence, &'a Change)>,
+    pub rows: Vec<(ShardId, Sequence, &'a Change)>,
+    /// The edits of the layer.
+    pub edits: Vec<Document>,
+}
+
+impl DocFeed {
+    /// The shards and positions of its rows.
+    pub fn places(&self) -> impl Iterator<Item = (ShardId, Sequence)> {
+        self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
+    }
+
+    /// The last edit of each of its documents, and whether that was the deletion of the document.
+    pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
+        self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
+    }
+
+    /// All topology entries so far.
+    pub fn entries(&self) -> &[TopologyRow] {
+        &self.entries
+    }
+
+    /// Whether there is or was a row at `at` of this document, revision and kind.
+    #[cfg(feature = "http")]
+    pub fn was(&self, at: Sequence, id: &str, revision: &str, is_deleted: bool) -> bool {
+        self.past.get(&at).is_some_and(|doc| {
+            let DocSummary { id: known, revision: last, is_deleted: ended, .. } = doc;
+            (known.as_str(), &*last.to_string(), *ended) == (id, revision, is_deleted)
+        })
+    }
+
+    /// The document of which there is or was a row at `at`.
+    pub fn id_at(&self, at: Sequence) -> Option<String> {
+        self.past.get(&at).map(|doc| doc.id.as_str().to_owned())
+    }
+
+    /// Judges and records changes of topology entries.
+    pub fn take_entries(&mut self, findings: &Findings, entries: &[(Sequence, &Change)]) -> Verdict {
+        for (first, change) in entries {
+            let Some(value) = &change.after else {
+                let entry = self.topology.remove(first);
+                let is_used = |entry: &TopologyRow| self.places().any(|(shard, _)| entry.has(shard));
+                if entry.is_none_or(|entry| !entry.closed || is_used(&entry)) {
+                    return Guarantee::Kept
+                        .fails(format!("the topology entry of {first} was dropped, and is needed"));
+                }
+                findings.witness(Witness::DocumentTopologyDropped);
+                continue;
+            };
+            let entry = TopologyRow::from_bytes(*first, value).map_err(|error| error.to_string())?;
+            if change.before.is_none() {
+                let next = self.entries.last().map_or(1, |last| last.next_shard().0);
+                if entry.shards().next().is_some_and(|shard| shard.0 < next) {
+                    return Guarantee::Consistent.fails(format!("a shard id was used again: {entry:?}"));
+                }
+                if !self.entries.is_empty() {
+                    findings.witness(Witness::DocumentsResharded);
+                }
+                self.entries.push(entry.clone());
+            }
+            self.topology.insert(*first, entry);
+        }
+        let open = self.topology.values().filter(|entry| !entry.closed).count();
+        if open != 1 || self.topology.values().next_back().is_none_or(|last| last.closed) {
+            return Guarantee::Consistent.fails(format!("{open} topology entries are open"));
+        }
+        Ok(())
+    }
+
+    /// The shard where a row of `id` belongs now.
+    pub fn shard_of(&self, id: &str) -> Result<ShardId, Broken> {
+        let open = self.topology.values().next_back().ok_or("there is no topology")?;
+        let Layout::Sharded { scheme, first, count } = open.layout else {
+            return Guarantee::Consistent.fails("the open entry is a legacy range".to_owned());
+        };
+        let place = Schemes::default().place(SchemeId(scheme), id.as_bytes(), count);
+        let place = place.map_err(|error| error.to_string())?;
+        Ok(ShardId(first.0 + u64::from(place)))
+    }
+
+    /// Judges and records edits, and the changes of rows.
+    pub fn take_edits(
+        &mut self,
+        findings: &Findings,
+        seen: &ObservedCommit<'_>,
+        touched: &Touched<'_>,
+    ) -> Verdict {
+        let mut added = BTreeMap::new();
+        let mut removed = BTreeSet::new();
+        for (shard, at, change) in &touched.rows {
+            match (&change.before, &change.after) {
+                (None, Some(value)) => {
+                    let row = DocChange::from_stored(*at, value).map_err(|error| error.to_string())?;
+                    added.insert(*at, (*shard, row.doc));
+                }
+                (Some(_), None) => drop(removed.insert(*at)),
+                (before, after) if before == after => {}
+                _ => return Guarantee::Consistent.fails(format!("the row at {at} was overwritten")),
+            }
+        }
+        for edit in &touched.edits {
+            let (id, at) = (&edit.doc.id, edit.edited);
+            if at.versionstamp() != seen.stamp {
+                return Guarantee::Consistent
+                    .fails(format!("{id} is said to have been edited at {at}, which is not its commit"));
+            }
+            let expected = (self.shard_of(id.as_str())?, edit.doc.clone());
+            match added.remove(&at) {
+                Some(row) if row == expected => {}
+                row => {
+                    return Guarantee::Consistent
+                        .fails(format!("{expected:?} was recorded at {at}, and {row:?} written"));
+                }
+            }
+            let before = edit.previous.filter(|before| self.id_at(*before).as_deref() == Some(id.as_str()));
+            if before.is_some_and(|before| self.rows.contains_key(&before)) {
+                let before = before.expect("it is there");
+                if !removed.remove(&before) {
+                    return Guarantee::Consistent
+                        .fails(format!("the row of {id} at {before} stays beside that at {at}"));
+                }
+                self.rows.remove(&before);
+            } else if edit.previous.is_some() || self.rows.values().any(|(_, doc)| doc.id == *id) {
+                findings.witness(Witness::WrongEditNamed);
+            }
+            self.past.insert(at, edit.doc.clone());
+            self.rows.insert(at, expected);
+        }
+        if !added.is_empty() || !removed.is_empty() {
+            return Guarantee::Consistent.fails(format!(
+                "rows of no edited document were written and removed: {added:?}, {removed:?}"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! [`GroupModel`]: what the oracle knows of a group.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    base::encoding::Sequence,
+    state::keys::{GroupId, ShardId},
+};
+
+/// A group.
+#[derive(Debug)]
+pub(in crate::front::simulation::oracle) struct GroupModel {
+    pub id: GroupId,
+    /// The number of its resets, in this world.
+    pub generation: u64,
+    pub start: Sequence,
+    /// The rows that were worked on, or given up.
+    pub done: BTreeSet<Sequence>,
+    /// The rows that were worked on with their checkpoint.
+    pub effects: BTreeSet<Sequence>,
+    /// The last of these of each database, or document.
+    pub last: BTreeMap<String, Sequence>,
+    pub checkpoints: BTreeMap<ShardId, Sequence>,
+    /// A lower bound of them, as the store has it.
+    pub lowest: Option<Sequence>,
+    /// Whether it ever had a consumer.
+    pub is_used: bool,
+}
+
+impl GroupModel {
+    pub fn new(id: GroupId, generation: u64, start: Sequence) -> Self {
+        Self {
+            id,
+            generation,
+            start,
+            done: BTreeSet::new(),
+            effects: BTreeSet::new(),
+            last: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
+            lowest: None,
+            is_used: false,
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! What the oracle knows of each reader, each group and each feed of documents.
+
+pub(super) mod documents;
+pub(super) mod follower;
+pub(super) mod group;
+pub(super) mod subscriber;
+#[cfg(feature = "http")]
+pub(super) mod web;
