@@ -31,6 +31,9 @@ async fn only_admins_are_told() {
     assert!(none.head.headers["www-authenticate"].starts_with("Bearer "));
     let asks = ask(world.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
     assert!(asks.head.headers["www-authenticate"].starts_with("Basic "));
+    // Regression: clients of CouchDB that ask to be spared the dialog got it.
+    let spared = ask(world.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Cookie\r\n", "").await;
+    assert!(spared.head.headers["www-authenticate"].starts_with("Bearer "));
     // anna:wrong
     let wrong = ask(world.at(), "GET", "/_db_updates", "Authorization: Basic YW5uYTp3cm9uZw==\r\n", "").await;
     assert_eq!(wrong.head.status, 401);
@@ -232,6 +235,29 @@ async fn every_refusal_says_what_is_wrong() {
     let answer = get(world.at(), "/_db_updates").await;
     assert_eq!(answer.head.headers["server"], concat!("Notibus/", env!("CARGO_PKG_VERSION")));
     assert_eq!(answer.head.headers["x-couch-request-id"].len(), 10);
+    // As in CouchDB, a client may give its request an id.
+    for (id, is_kept) in [("My-request_1", true), ("a b", false), ("", false), (&*"x".repeat(37), false)] {
+        let header = format!("X-Couch-Request-ID: {id}\r\n");
+        let answer = ask(world.at(), "GET", "/_db_updates", &header, "").await;
+        assert_eq!(answer.head.headers["x-couch-request-id"] == id, is_kept, "{id}");
+    }
+}
+
+/// Regression: a layer's refusals with an empty body said "This is no request of HTTP.", even in answers to HEAD, where clients took
+/// that body for the beginning of the next answer.
+#[tokio::test]
+async fn refusals_of_a_layer_stay_as_they_are() {
+    let world =
+        HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |_, _, _| Router::new()).await;
+    for method in ["GET", "HEAD"] {
+        let mut connection = Connection::open(world.at()).await;
+        for _ in 0..2 {
+            connection.send(&format!("{method} /none HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
+            let answer = connection.answer().await;
+            assert_eq!((answer.head.status, &*answer.body), (404, ""), "{method}");
+            assert!(answer.head.headers.contains_key("x-couch-request-id"), "{method}");
+        }
+    }
 }
 
 /// Regression: a client that had closed its own side was cut off before its answer.
@@ -279,6 +305,11 @@ async fn pages_of_origins_that_are_named_may_ask() {
     let other = ask(world.at(), "GET", "/_db_updates", "Origin: https://evil.example\r\n", "").await;
     assert_eq!(other.head.status, 403);
     assert!(!other.head.headers.contains_key("access-control-allow-origin"));
+    assert_eq!(other.head.headers["vary"], "Origin");
+    // Regression: a shared cache gave pages the answer to a request that came from no page, without the headers that allow them
+    // to read it.
+    let none = get(world.at(), "/_db_updates").await;
+    assert_eq!((none.head.status, &*none.head.headers["vary"]), (200, "Origin"));
     assert_eq!(ask(world.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
 }
 

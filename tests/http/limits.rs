@@ -84,6 +84,12 @@ async fn one_address_cannot_take_all_connections() {
     other.send("GET /_notibus/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     let metrics = other.answer().await.body;
     assert!(metrics.contains("notibus_http_refused_total{what=\"room\"} 1\n"), "{metrics}");
+    // Regression: all clients behind a proxy together had the connections of one address.
+    let proxies = vec![[127, 0, 0, 1].into()];
+    let limits = ServerOptions { connections_per_address_max: 1, proxies, ..ServerOptions::default() };
+    let world = updates_with(ApiOptions::default(), limits).await;
+    let _held = [Connection::open(world.at()).await, Connection::open(world.at()).await];
+    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
 }
 
 #[tokio::test]

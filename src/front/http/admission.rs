@@ -8,6 +8,7 @@ use axum::http::{Extensions, StatusCode};
 
 use super::{
     Caller, Failure,
+    lockout::network,
     tally::{self, Tally},
 };
 
@@ -19,7 +20,7 @@ pub struct Peer(pub IpAddr);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Client {
     Named(Arc<str>),
-    /// `None` if the address is not known.
+    /// `None` if the address is not known; for IPv6, the network.
     At(Option<IpAddr>),
 }
 
@@ -42,7 +43,8 @@ impl Admission {
     /// left.
     pub fn enter(&self, extensions: &Extensions) -> Result<Place, Failure> {
         let named = extensions.get::<Caller>().map(|caller| Client::Named(caller.shared_name()));
-        let client = named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| peer.0)));
+        let client =
+            named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| network(peer.0))));
         self.clients.enter(client, self.feeds_max).map_err(|feeds| {
             let reason = format!("You have {feeds} feeds open, and may have no more.");
             Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason)

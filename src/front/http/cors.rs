@@ -19,7 +19,7 @@ pub struct Cors {
     pub credentials: bool,
     /// The methods that pages may use. Default: GET, HEAD, POST and DELETE.
     pub methods: Vec<Method>,
-    /// The headers that pages may send. Default: those that CouchDB's clients send.
+    /// The headers that pages may send. Default: those that CouchDB allows, and a few for caches and feeds.
     pub headers: Vec<HeaderName>,
     /// How long a browser may remember the answer. Default: 10 min.
     pub max_age: Duration,
@@ -33,11 +33,24 @@ impl Default for Cors {
             "accept-language",
             "authorization",
             "cache-control",
+            "content-length",
+            "content-range",
             "content-type",
+            "destination",
+            "expires",
+            "if-match",
             "if-none-match",
             "last-event-id",
+            "last-modified",
             "origin",
+            "pragma",
+            "x-couch-full-commit",
+            "x-couch-id",
+            "x-couch-persist",
+            "x-couch-request-id",
+            "x-couchdb-vhost-path",
             "x-couchdb-www-authenticate",
+            "x-http-method-override",
             "x-requested-with",
         ];
         Self {
@@ -90,10 +103,7 @@ impl Cors {
         let is_preflight =
             *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
         let allowed_origin = if is_all { HeaderValue::from_static("*") } else { origin.clone() };
-        let mut allowed = vec![
-            (header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed_origin),
-            (header::VARY, HeaderValue::from_static("Origin")),
-        ];
+        let mut allowed = vec![(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed_origin)];
         if self.credentials {
             allowed.push((header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true")));
         }

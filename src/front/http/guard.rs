@@ -60,7 +60,10 @@ struct Guard {
 async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let Guard { credentials, env, right } = &*guard;
     let peer = request.extensions().get::<Peer>().copied();
-    let asks_for_dialog = request.headers().contains_key("x-couchdb-www-authenticate");
+    // Clients of CouchDB also send `Cookie` here, to be spared the dialog.
+    let asks_for_dialog = request.headers().get("x-couchdb-www-authenticate").is_some_and(|scheme| {
+        scheme.as_bytes().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic"))
+    });
     let caught = credentials.check(request.headers(), peer, env).await;
     let Caught { caller, session } =
         match caught.and_then(|caught| caught.caller.check(*right).map(|()| caught)) {

@@ -38,7 +38,7 @@ use super::{
     Cors, Failure, Hosts, Peer,
     lockout::network,
     refusals::Refusals,
-    socket::{Answering, Socket},
+    socket::{Answering, REQUEST_ID, Socket},
     tally::{Place, Tally},
 };
 use crate::base::{
@@ -48,6 +48,9 @@ use crate::base::{
 
 /// The answer to a connection beyond the limit.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 72\r\n\r\n{\"error\":\"too_many_connections\",\"reason\":\"The server has no room left.\"}";
+
+/// The most characters of an id that a client gives its request, as in CouchDB.
+const REQUEST_ID_MAX: usize = 36;
 
 /// The value of the header `Server`.
 const SERVER: &str = concat!("Notibus/", env!("CARGO_PKG_VERSION"));
@@ -64,7 +67,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct ServerOptions {
     /// How many connections there may be; the next one gets 503. Each needs a file descriptor. Default: 16,384.
     pub connections_max: usize,
-    /// How many connections one address may have (for IPv6: one network of 64 bits); the next one gets 503. Default: 8,192.
+    /// How many connections one address may have (for IPv6: one network of 64 bits); the next one gets 503. Proxies
+    /// ([`ServerOptions::proxies`]) may have any number. Default: 8,192.
     pub connections_per_address_max: usize,
     /// The most bytes of a request's line and headers, at least 8,192. Default: 32 KiB.
     pub header_len_max: usize,
@@ -137,6 +141,11 @@ impl ServerOptions {
             return Err(Error::invalid("timeout", "it is zero"));
         }
         Ok(())
+    }
+
+    /// Returns whether this is the address of a known proxy.
+    fn is_proxy(&self, address: IpAddr) -> bool {
+        self.proxies.iter().any(|proxy| proxy.to_canonical() == address.to_canonical())
     }
 }
 
@@ -251,7 +260,10 @@ impl Acceptor {
     /// Serves a connection in its own task, if there is room.
     fn accept(&self, socket: TcpStream, peer: IpAddr, watcher: Watcher, tasks: &mut JoinSet<()>) {
         let room = Arc::clone(&self.connections).try_acquire_owned().ok();
-        let place = self.addresses.enter(network(peer), self.options.connections_per_address_max).ok();
+        // A proxy has the connections of many clients.
+        let most =
+            if self.options.is_proxy(peer) { usize::MAX } else { self.options.connections_per_address_max };
+        let place = self.addresses.enter(network(peer), most).ok();
         let (Some(room), Some(place)) = (room, place) else {
             self.refusals.no_room(peer, self.env.now());
             // The answer fits into the empty buffer of the socket. If it does not, the client sees a closed connection.
@@ -315,7 +327,8 @@ impl Served {
         request.extensions_mut().insert(self.refusals.clone());
         let mut router = self.router.clone();
         let answering = self.answering.begin();
-        let id = format!("{:010x}", self.env.random() >> 24);
+        let id = request_id(request.headers()).unwrap_or_else(|| format!("{:010x}", self.env.random() >> 24));
+        let has_cors = self.options.cors.is_some();
         async move {
             let mut response = match (allowed, &cors) {
                 (Err(failure), _) => failure.into_response(),
@@ -326,25 +339,27 @@ impl Served {
                 cors.allow(response.headers_mut());
             }
             let headers = response.headers_mut();
+            if has_cors {
+                // Also where there is no page: a shared cache must not keep such an answer for pages.
+                headers.append(header::VARY, HeaderValue::from_static("Origin"));
+            }
             headers.entry(header::SERVER).or_insert(HeaderValue::from_static(SERVER));
-            headers.insert("x-couch-request-id", HeaderValue::from_str(&id).expect("digits are visible"));
+            headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("digits are visible"));
             answering.with(response)
         }
     }
 
     /// Returns the address of the client that sent a request with these headers.
     fn peer_of(&self, headers: &HeaderMap) -> IpAddr {
-        let is_proxy =
-            |address: &IpAddr| self.options.proxies.iter().any(|proxy| proxy.to_canonical() == *address);
-        let peer = self.peer.to_canonical();
-        if !is_proxy(&peer) {
+        if !self.options.is_proxy(self.peer) {
             return self.peer;
         }
         let lines = headers.get_all("x-forwarded-for").iter().filter_map(|line| line.to_str().ok());
         let hops: Vec<_> = lines.flat_map(|line| line.split(',')).collect();
         // Anybody may have written the addresses further to the left.
         let known = hops.iter().rev().map_while(|hop| hop.trim().parse::<IpAddr>().ok());
-        known.map(|hop| hop.to_canonical()).find(|hop| !is_proxy(hop)).unwrap_or(peer)
+        let client = known.map(|hop| hop.to_canonical()).find(|hop| !self.options.is_proxy(*hop));
+        client.unwrap_or_else(|| self.peer.to_canonical())
     }
 
     /// Fails with 400 or 403 if this server does not answer such a request. An allowed page may come from elsewhere.
@@ -366,6 +381,13 @@ impl Served {
         }
         self.options.hosts.check(request.uri(), headers, is_allowed_page)
     }
+}
+
+/// Returns the id that the client has given its request, if CouchDB would take it.
+fn request_id(headers: &HeaderMap) -> Option<String> {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    ((1..=REQUEST_ID_MAX).contains(&id.len()) && id.bytes().all(is_known)).then(|| id.to_owned())
 }
 
 /// Returns whether a proxy has forwarded the request.

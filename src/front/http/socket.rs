@@ -36,6 +36,9 @@ const HALF_CLOSED_MAX: Duration = Duration::from_secs(10);
 /// connection.
 const HALF_CLOSED_LIVE_MAX: Duration = Duration::from_millis(500);
 
+/// The header that every answer to a request has. Answers of the protocol itself do not have it.
+pub(super) const REQUEST_ID: &str = "x-couch-request-id";
+
 /// No request is being answered.
 const IDLE: u8 = 0;
 /// An answer that ends by itself is in progress.
@@ -144,7 +147,8 @@ impl Socket {
         }
         let text = String::from_utf8_lossy(head).to_ascii_lowercase();
         let (lines, _) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-        if !lines.contains("\r\ncontent-length: 0") || lines.contains("\r\ncontent-type:") {
+        // An answer with an empty body is over before its head is written.
+        if !lines.contains("\r\ncontent-length: 0") || lines.contains(REQUEST_ID) {
             return false;
         }
         let status = String::from_utf8_lossy(&head[9..]);
