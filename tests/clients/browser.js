@@ -33,7 +33,7 @@ async function scenario (url) {
   const source = new EventSource(`${url}/_db_updates?feed=eventsource&since=now&heartbeat=1000`)
   const opened = queue()
   source.onopen = opened.push
-  source.onmessage = event => updates.push({ ...JSON.parse(event.data), id: event.lastEventId })
+  source.onmessage = event => updates.push({ ...JSON.parse(event.data), id: JSON.parse(event.lastEventId) })
   await opened.next()
 
   const db = new PouchDB(`${url}/people`, { adapter: 'http' })

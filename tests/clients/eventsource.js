@@ -8,7 +8,7 @@ const { Seen, run } = require('./seen')
 function follow (url, query) {
   const seen = new Seen()
   const source = new EventSource(`${url}/_db_updates?feed=eventsource&${query}`)
-  source.onmessage = event => seen.push({ ...JSON.parse(event.data), id: event.lastEventId })
+  source.onmessage = event => seen.push({ ...JSON.parse(event.data), id: JSON.parse(event.lastEventId) })
   return { seen, source }
 }
 

@@ -67,7 +67,7 @@ async fn limits_cut() {
 
         let events = get(world.at(), &format!("/_db_updates?feed=eventsource&timeout=0&limit={limit}")).await;
         let event =
-            |it: &notibus::Notification| format!("data: {}\nid: {}\n\n", row(it, "created"), it.sequence);
+            |it: &notibus::Notification| format!("data: {}\nid: \"{}\"\n\n", row(it, "created"), it.sequence);
         let expected: Vec<_> = rows[..seen].iter().map(event).collect();
         assert_eq!(events.body, expected.concat(), "{limit}");
         assert_eq!(events.head.headers["content-type"], "text/event-stream");
@@ -166,7 +166,7 @@ async fn heartbeats_keep_the_line_alive_in_every_mode() {
         ("continuous", "\n", "ROW\n"),
         ("continuous&progress=true", "{\"last_seq\":\"AT\"}\n", "ROW\n"),
         // A client without news for a long time still learns how far the feed has come.
-        ("eventsource", "event: heartbeat\ndata: \nid: AT\n\n", "data: ROW\nid: SEQ\n\n"),
+        ("eventsource", "event: heartbeat\ndata: \nid: \"AT\"\n\n", "data: ROW\nid: \"SEQ\"\n\n"),
     ] {
         let target = format!("/_db_updates?feed={feed}&since=now&heartbeat=50&timeout=1");
         let mut connection = Connection::get(world.at(), &target).await;
@@ -219,7 +219,7 @@ async fn no_client_waits_longer_than_is_configured() {
                 let chunk = connection.chunk().await.unwrap();
                 assert!(
                     ["\n", "{\"results\":[\n"].contains(&&*chunk)
-                        || chunk.starts_with("event: heartbeat\ndata: \nid: "),
+                        || chunk.starts_with("event: heartbeat\ndata: \nid: \""),
                     "{chunk}"
                 );
             }
@@ -259,7 +259,7 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
         let seen = world.event(&db("a", 1), kind).await;
         assert_eq!(lines.chunk().await.unwrap(), row(&seen, name) + "\n");
         if kind != Updated {
-            let expected = format!("data: {}\nid: {}\n\n", row(&seen, name), seen.sequence);
+            let expected = format!("data: {}\nid: \"{}\"\n\n", row(&seen, name), seen.sequence);
             assert_eq!(events.chunk().await.unwrap(), expected);
         }
     }
@@ -283,7 +283,7 @@ async fn an_event_source_goes_on_behind_the_last_event() {
         let header = format!("Last-Event-ID: {last}\r\n");
         let answer =
             ask(world.at(), "GET", "/_db_updates?feed=eventsource&since=0&timeout=0", &header, "").await;
-        assert_eq!(answer.body, format!("data: {}\nid: {}\n\n", row(&b, "created"), b.sequence));
+        assert_eq!(answer.body, format!("data: {}\nid: \"{}\"\n\n", row(&b, "created"), b.sequence));
     }
 }
 
@@ -441,8 +441,19 @@ async fn bad_questions_are_told_what_would_be_right() {
         ("include_docs=true", "bad_request", "This feed has no parameter `include_docs`."),
         ("feed=live", "bad_request", "Supported `feed` types: normal, continuous, longpoll, eventsource"),
         ("since=12-abc", "bad_request", "Malformed sequence supplied in 'since' parameter."),
-        ("limit=-1", "invalid_integer", "`limit` has to be a non-negative integer."),
-        ("heartbeat=x", "invalid_integer", "`heartbeat` has to be a non-negative integer."),
+        // Regression: these had an error of their own, `invalid_integer`, and other words than CouchDB's.
+        ("limit=-1", "bad_request", "The limit value should be a non-negative integer"),
+        ("timeout=x", "bad_request", "The timeout parameter should be a non-negative integer"),
+        (
+            "heartbeat=-1000",
+            "bad_request",
+            "The heartbeat value should be a positive integer (in milliseconds).",
+        ),
+        (
+            "heartbeat=a1000",
+            "bad_request",
+            "Invalid heartbeat value. Expecting a positive integer value (in milliseconds).",
+        ),
     ] {
         let answer = get(world.at(), &format!("/_db_updates?{query}")).await;
         assert_eq!(answer.head.status, 400);

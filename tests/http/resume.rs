@@ -266,7 +266,7 @@ async fn a_cut_by_the_limit_does_not_lose_a_creation() {
     assert_eq!(third.rows(), [("a".to_owned(), "updated".to_owned())]);
     assert_eq!(third.last_seq().len(), 26, "nothing is left that it would have to tell");
     let events = get(world.at(), "/_db_updates?limit=1&feed=eventsource&timeout=0").await.body;
-    assert!(events.contains(&format!("\nid: {}\n", first.last_seq())), "{events}");
+    assert!(events.contains(&format!("\nid: \"{}\"\n", first.last_seq())), "{events}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 
 use super::{
     ApiOptions, Failure,
@@ -158,7 +158,7 @@ impl Query {
             "doc_ids" => self.doc_ids = Some(value.to_owned()),
             // Every row has its position anyway, not only every nth row.
             "seq_interval" => {
-                if integer(key, value).is_ok_and(|interval| interval > 0) {
+                if natural(value).is_ok_and(|interval| interval > 0) {
                     return Ok(true);
                 }
                 return Err(Failure::bad_request("invalid_seq_interval"));
@@ -237,7 +237,11 @@ fn mode(value: &str, topic: Topic) -> Result<Mode, Failure> {
         "longpoll" => Ok(Mode::Longpoll),
         "continuous" => Ok(Mode::Continuous),
         "eventsource" => Ok(Mode::EventSource),
-        _ => Err(Failure::bad_request("Supported `feed` types: normal, continuous, longpoll, eventsource")),
+        _ => {
+            let live = if topic == Topic::Documents { "live, " } else { "" };
+            let reason = format!("Supported `feed` types: normal, continuous, {live}longpoll, eventsource");
+            Err(Failure::bad_request(reason))
+        }
     }
 }
 
@@ -250,13 +254,22 @@ fn truth(key: &str, value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Reads a non-negative integer. A number that does not fit becomes the largest one.
-pub(super) fn integer(key: &str, value: &str) -> Result<u64, Failure> {
-    if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit()) {
-        let reason = format!("`{key}` has to be a non-negative integer.");
-        return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid_integer", reason));
+/// Reads a non-negative integer. A number that does not fit becomes the largest one. Fails if the value is another one; the error
+/// is true if it is a negative integer.
+fn natural(value: &str) -> Result<u64, bool> {
+    let is_integer = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if is_integer(value) {
+        return Ok(value.parse().unwrap_or(u64::MAX));
     }
-    Ok(value.parse().unwrap_or(u64::MAX))
+    Err(value.strip_prefix('-').is_some_and(is_integer))
+}
+
+/// Like [`natural`]. Fails in CouchDB's words.
+fn integer(key: &str, value: &str) -> Result<u64, Failure> {
+    natural(value).map_err(|is_negative| {
+        let what = if is_negative { "value" } else { "parameter" };
+        Failure::bad_request(format!("The {key} {what} should be a non-negative integer"))
+    })
 }
 
 /// Reads the value of `heartbeat`, and moves it into the bounds of the server. Zero means no heartbeat, because heartbeats without
@@ -267,7 +280,13 @@ fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Fail
         "true" => Ok(Some(bounded(Duration::from_mins(1)))),
         "false" => Ok(None),
         value => {
-            let interval = integer("heartbeat", value)?;
+            let interval = natural(value).map_err(|is_negative| {
+                Failure::bad_request(if is_negative {
+                    "The heartbeat value should be a positive integer (in milliseconds)."
+                } else {
+                    "Invalid heartbeat value. Expecting a positive integer value (in milliseconds)."
+                })
+            })?;
             Ok((interval > 0).then(|| bounded(Duration::from_millis(interval))))
         }
     }
@@ -285,6 +304,8 @@ fn types(value: &str) -> Result<Kinds, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
     use crate::base::encoding::Sequence;
 

@@ -253,7 +253,7 @@ impl<S: Source> Stream<S> {
         let form = self.writer.form();
         match form {
             WireFormat::Events => {
-                format!("event: heartbeat\ndata: \nid: {}\n\n", self.source.position()).into()
+                format!("event: heartbeat\ndata: \nid: \"{}\"\n\n", self.source.position()).into()
             }
             WireFormat::Lines if self.tells_progress => {
                 format!("{{\"last_seq\":\"{}\"}}\n", self.source.position()).into()

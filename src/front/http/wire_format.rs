@@ -108,7 +108,8 @@ impl Writer {
         self.form
     }
 
-    /// Writes a row with the position `seq`. The function `json` writes its JSON object on one line.
+    /// Writes a row with the position `seq`. The function `json` writes its JSON object on one line. The id of an event is JSON, too,
+    /// as in CouchDB: clients parse it.
     pub fn row(&mut self, seq: &impl Display, json: impl FnOnce(&mut Vec<u8>)) {
         match self.form {
             WireFormat::Array if self.has_begun => self.bytes.extend_from_slice(b",\r\n"),
@@ -119,7 +120,9 @@ impl Writer {
         match self.form {
             WireFormat::Array => {}
             WireFormat::Lines => self.bytes.push(b'\n'),
-            WireFormat::Events => writeln!(self.bytes, "\nid: {seq}\n").expect("a vector takes all bytes"),
+            WireFormat::Events => {
+                writeln!(self.bytes, "\nid: \"{seq}\"\n").expect("a vector takes all bytes")
+            }
         }
         self.has_begun = true;
         self.rows += 1;
@@ -186,7 +189,7 @@ mod tests {
                 "{\"results\":[\n{},\r\n{}\n],\n\"last_seq\":\"7\",\"pending\":0}\n",
             ),
             (WireFormat::Lines, &["{}", "{}"], "{}\n{}\n{\"last_seq\":\"7\",\"pending\":0}\n"),
-            (WireFormat::Events, &["{}", "{}"], "data: {}\nid: 0\n\ndata: {}\nid: 1\n\n"),
+            (WireFormat::Events, &["{}", "{}"], "data: {}\nid: \"0\"\n\ndata: {}\nid: \"1\"\n\n"),
             (WireFormat::Events, &[], ""),
         ] {
             assert_eq!(feed(form, rows), expected);

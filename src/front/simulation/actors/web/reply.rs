@@ -212,12 +212,12 @@ impl Reply {
             let lines: Vec<_> = event.split('\n').collect();
             match lines[..] {
                 ["event: heartbeat", "data: ", id] if self.has_heartbeat => {
-                    let seq = id.strip_prefix("id: ").ok_or_else(|| format!("{event:?} has no id"))?;
+                    let seq = id_of(id).ok_or_else(|| format!("{event:?} has no id"))?;
                     pieces.push(Piece::Seq(seq.to_owned()));
                 }
                 [data, id] => {
                     let row = data.strip_prefix("data: ").ok_or_else(|| format!("{event:?} has no data"))?;
-                    let seq = id.strip_prefix("id: ").ok_or_else(|| format!("{event:?} has no id"))?;
+                    let seq = id_of(id).ok_or_else(|| format!("{event:?} has no id"))?;
                     if !row.contains(&format!("\"seq\":\"{seq}\"")) {
                         return Err(format!("{event:?} has two positions"));
                     }
@@ -241,6 +241,11 @@ impl Reply {
         text.truncate(place);
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
+}
+
+/// The position in the line of an event's id, which is JSON.
+fn id_of(line: &str) -> Option<&str> {
+    line.strip_prefix("id: \"")?.strip_suffix('"')
 }
 
 #[cfg(test)]
