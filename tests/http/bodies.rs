@@ -139,3 +139,50 @@ async fn all_bodies_together_are_bounded() {
     })
     .await;
 }
+
+/// Regression: each feed of some documents kept their ids in a table, which took up to twelve times the bytes of the body, for as long
+/// as the feed lasted. Nothing counted these bytes.
+#[tokio::test]
+async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
+    let mut layer = None;
+    let options = ApiOptions { body_len_max: LEN_MAX, bodies_len_max: 20_000, ..ApiOptions::default() };
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
+        let made = Layer::new(store, bus);
+        let changes = api.changes(&made.changes, Arc::clone(&made) as _);
+        layer = Some(made);
+        changes.merge(api.events())
+    })
+    .await;
+    layer.unwrap().create(&db("d", 1), 1).await;
+    let ids: Vec<_> = (0..500).map(|n| format!("\"id{n:06}\"")).collect();
+    let body = format!("{{\"doc_ids\":[{}]}}", ids.join(","));
+    let follow = async || {
+        let mut connection = Connection::open(world.at()).await;
+        let target = "/d/_changes?feed=continuous&since=now&filter=_doc_ids";
+        let head =
+            format!("POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+        connection.send(&(head + &body)).await;
+        let status = connection.head().await.status;
+        (connection, status)
+    };
+    let feeds = [follow().await, follow().await];
+    assert!(feeds.iter().all(|(_, status)| *status == 200));
+    assert_eq!(follow().await.1, 503);
+    let other = post(&world, "/_notibus/events", "identity", &b" ".repeat(9_000)).await;
+    assert_eq!(other.head.status, 400, "there is room for its body");
+    drop(feeds);
+    until("room", async || follow().await.1 == 200).await;
+}
+
+/// Regression: a client that asked whether to send a body was told to, although the body was too long.
+#[tokio::test]
+async fn a_body_that_will_be_refused_need_not_be_sent() {
+    let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
+    for (length, status) in [(LEN_MAX, 100), (LEN_MAX + 1, 413)] {
+        let mut connection = Connection::open(world.at()).await;
+        let head = "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n";
+        connection.send(&format!("{head}Content-Length: {length}\r\n\r\n")).await;
+        assert_eq!(connection.head().await.status, status, "{length}");
+    }
+}

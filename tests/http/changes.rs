@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use notibus::{
     Db, EventKind, Sequence,
-    http::{ApiOptions, ServerOptions},
+    http::{Access, ApiOptions, Credentials, ServerOptions},
 };
 
 use crate::{
@@ -63,7 +63,7 @@ async fn each_feed_has_the_bytes_that_clients_parse() {
     let lines = get(world.at(), &format!("{target}?feed=continuous&timeout=0&since={a}&limit=1")).await;
     assert_eq!(lines.body, format!("{}\n{{\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[1]));
     let events = get(world.at(), &format!("{target}?feed=eventsource&timeout=0&since=%22{b}%22")).await;
-    assert_eq!(events.body, format!("data: {}\nid: {c}\n\n", rows[2]));
+    assert_eq!(events.body, format!("data: {}\nid: \"{c}\"\n\n", rows[2]));
     let newest = get(world.at(), &format!("{target}?descending=true&limit=2")).await;
     let expected =
         format!("{{\"results\":[\n{},\r\n{}\n],\n\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[2], rows[1]);
@@ -358,6 +358,36 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     layer.create(&crate::common::db("secret", 9), 1).await;
     let secret = get(world.at(), "/secret/_changes").await;
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
+}
+
+/// Regression: a layer may show each caller something else, but the entity tag was the same. So a shared cache that had the answer of
+/// one caller was told that it is right for another one.
+#[tokio::test]
+async fn what_a_layer_shows_is_known_by_caller() {
+    let token = |name: &str| format!("{name}-0123456789abcdef");
+    let lines = ["ann", "bob"].map(|name| Credentials::token(Some(name), &token(name)).unwrap());
+    let access = Access::Credentials(lines.join("\n").parse().unwrap());
+    let mut layer = None;
+    let options = ApiOptions { access, ..ApiOptions::default() };
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
+        let made = Layer::new(store, bus);
+        let router = api.changes(&made.changes, Arc::clone(&made) as _);
+        layer = Some(made);
+        router
+    })
+    .await;
+    let (layer, db) = (layer.unwrap(), db("d", 1));
+    layer.create(&db, 1).await;
+    layer.write(&db, "doc7", 1, 1, false).await;
+    for (target, is_shared) in [("/d/_changes", true), ("/d/_changes?filter=app/ids&end=7", false)] {
+        let ask = async |name: &str, headers: &str| {
+            let headers = format!("Authorization: Bearer {}\r\n{headers}", token(name));
+            ask(world.at(), "GET", target, &headers, "").await.head
+        };
+        let known = format!("If-None-Match: {}\r\n", ask("ann", "").await.headers["etag"]);
+        assert_eq!(ask("ann", &known).await.status, 304);
+        assert_eq!(ask("bob", &known).await.status, if is_shared { 304 } else { 200 }, "{target}");
+    }
 }
 
 /// The count for one page serves the next, until a document is edited. `pending` stays exact even if documents are edited between

@@ -17,15 +17,33 @@ const INFLATED_AT_ONCE_MAX: usize = 2;
 pub(super) struct Bodies {
     /// One permit for each byte.
     room: Arc<Semaphore>,
+    /// The room for what feeds keep of their bodies. It is another one, so that lasting feeds do not hold up other requests.
+    kept: Arc<Semaphore>,
     /// Limits how many bodies are inflated at once.
     pub inflating: Arc<Semaphore>,
 }
 
 impl Bodies {
     pub fn new(len_max: usize) -> Self {
-        let room = Arc::new(Semaphore::new(len_max.min(Semaphore::MAX_PERMITS)));
-        Self { room, inflating: Arc::new(Semaphore::new(INFLATED_AT_ONCE_MAX)) }
+        let room = || Arc::new(Semaphore::new(len_max.min(Semaphore::MAX_PERMITS)));
+        let inflating = Arc::new(Semaphore::new(INFLATED_AT_ONCE_MAX));
+        Self { room: room(), kept: room(), inflating }
     }
+
+    /// Takes room for `len` bytes that a feed keeps. Fails with 503 if there is none.
+    pub fn keep(&self, len: usize) -> Result<OwnedSemaphorePermit, Failure> {
+        take(&self.kept, len, "The server keeps too many ids of documents for its feeds. Try again.")
+    }
+}
+
+/// Takes `len` permits of `room`. Fails with 503 and `reason` if there are not so many.
+fn take(room: &Arc<Semaphore>, len: usize, reason: &'static str) -> Result<OwnedSemaphorePermit, Failure> {
+    let full = || {
+        let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason);
+        failure.retry_after(Duration::from_secs(1))
+    };
+    let len = u32::try_from(len).map_err(|_| full())?;
+    Arc::clone(room).try_acquire_many_owned(len).map_err(|_| full())
 }
 
 /// A body, and the room that it takes.
@@ -44,13 +62,7 @@ impl AsRef<[u8]> for Held {
 impl Held {
     /// Takes room for `len` more bytes. Fails with 503 if there is none.
     pub fn grow(&mut self, bodies: &Bodies, len: usize) -> Result<(), Failure> {
-        let full = || {
-            let reason = "The server holds too many bodies of requests. Try again.";
-            let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason);
-            failure.retry_after(Duration::from_secs(1))
-        };
-        let len = u32::try_from(len).map_err(|_| full())?;
-        let more = Arc::clone(&bodies.room).try_acquire_many_owned(len).map_err(|_| full())?;
+        let more = take(&bodies.room, len, "The server holds too many bodies of requests. Try again.")?;
         match &mut self.room {
             None => self.room = Some(more),
             Some(room) => room.merge(more),

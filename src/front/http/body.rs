@@ -30,6 +30,11 @@ impl Inner {
     /// in time, with 415 if its encoding is unknown, and with 400 if it breaks off or does not match its encoding.
     pub async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
         let is_packed = is_packed(headers)?;
+        let declared = headers.get(header::CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse().ok());
+        // A client that waits for `100 Continue` need not send what is refused.
+        if declared.is_some_and(|len: u64| len > self.options.body_len_max as u64) {
+            return Err(too_large(self.options.body_len_max));
+        }
         let held = tokio::select! {
             read = self.read(body) => read?,
             () = self.env().sleep(BODY_TIMEOUT) => {

@@ -45,7 +45,8 @@ pub struct ApiOptions {
     pub longpoll_max_age: Option<Duration>,
     /// The most bytes of a request's body, before and after inflating. Default: 1 MiB.
     pub body_len_max: usize,
-    /// The most bytes of all bodies together that the server holds; a body beyond that gets 503. Default: 64 MiB.
+    /// The most bytes of all bodies together that the server holds; a body beyond that gets 503. The ids of documents that feeds
+    /// keep (`_doc_ids`) have as many bytes beside them. Default: 64 MiB.
     pub bodies_len_max: usize,
 }
 

@@ -2,6 +2,7 @@
 //! list and change the shards.
 
 mod counts;
+mod ids;
 mod query;
 mod served;
 mod shards;
@@ -94,7 +95,7 @@ async fn feed(
         Method::POST => inner.body(&parts.headers, body).await?,
         _ => axum::body::Bytes::new(),
     };
-    let wanted = query::wanted(&query, &body)?;
+    let wanted = query::wanted(&query, &body, &inner.bodies)?;
     let caller = parts.extensions.get::<Caller>();
     let db = served.find_for(name, caller).await?;
     let lens = match query::asked(&query, &body, caller) {
@@ -105,7 +106,11 @@ async fn feed(
         return Err(Failure::bad_request("The rows of one shard come oldest first."));
     }
     let tag = match query.mode {
-        Mode::Normal if shard.is_none() => Some(tag(&served.changes.feed(&db), text).await?),
+        Mode::Normal if shard.is_none() => {
+            // What a layer shows may depend on the caller.
+            let shown_to = caller.filter(|_| lens.is_some()).map_or("", Caller::name);
+            Some(tag(&served.changes.feed(&db), &format!("{shown_to} {text}")).await?)
+        }
         _ => None,
     };
     if let Some(tag) = &tag

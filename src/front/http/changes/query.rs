@@ -1,22 +1,20 @@
 //! [`Wanted`] says which documents a request asks for.
 
-use std::collections::HashSet;
-
 use axum::body::Bytes;
 use serde_json::Value;
 
+use super::ids::Ids;
 use crate::{
-    front::http::{Asked, Caller, Failure, query::Query},
+    front::http::{Asked, Caller, Failure, bodies::Bodies, query::Query},
     roles::changes::DocId,
 };
 
 /// The documents that a request asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wanted {
     All,
     Design,
     /// The documents with these ids.
-    Ids(HashSet<String>),
+    Ids(Ids),
 }
 
 impl Wanted {
@@ -25,7 +23,7 @@ impl Wanted {
         match self {
             Self::All => true,
             Self::Design => id.is_design(),
-            Self::Ids(ids) => ids.contains(id.as_str()),
+            Self::Ids(ids) => ids.has(id.as_str()),
         }
     }
 }
@@ -48,8 +46,9 @@ pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&Caller>) -> Opt
     })
 }
 
-/// Returns the documents that `query` and the body of a request ask for. Fails with 400.
-pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
+/// Returns the documents that `query` and the body of a request ask for. Fails with 400, and with 503 if `bodies` has no room for
+/// their ids.
+pub(super) fn wanted(query: &Query, body: &[u8], bodies: &Bodies) -> Result<Wanted, Failure> {
     let body = match body.trim_ascii() {
         b"" => None,
         body => match serde_json::from_slice(body) {
@@ -63,11 +62,15 @@ pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
         Some("_doc_ids") => {
             let posted = body.and_then(|mut object| object.remove("doc_ids"));
             let asked = || query.doc_ids.as_deref().and_then(|text| serde_json::from_str(text).ok());
-            let ids = posted.or_else(asked).as_ref().and_then(Value::as_array).and_then(|ids| {
-                ids.iter().map(|id| id.as_str().map(str::to_owned)).collect::<Option<HashSet<_>>>()
-            });
-            ids.map(Wanted::Ids)
-                .ok_or_else(|| Failure::bad_request("`doc_ids` has to be an array of document ids."))
+            let ids = posted.or_else(asked);
+            let ids = ids
+                .as_ref()
+                .and_then(Value::as_array)
+                .and_then(|ids| ids.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+            let ids = ids.ok_or_else(|| {
+                Failure::bad_request("`doc_ids` filter parameter is not a list of doc ids.")
+            })?;
+            Ids::new(ids, bodies).map(Wanted::Ids)
         }
         // A filter of the layer decides for each document.
         None | Some(_) => Ok(Wanted::All),

@@ -46,7 +46,6 @@ struct Load(JoinHandle<Result<(ChangesPage, Kept)>>);
 type Kept = Vec<bool>;
 
 /// Which documents the feed shows, and how.
-#[derive(Clone)]
 pub(super) struct Shown {
     pub wanted: Wanted,
     /// How the layer shows the documents, if the routers do not know how.
