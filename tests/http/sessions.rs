@@ -6,8 +6,8 @@ use notibus::{
 };
 
 use crate::{
-    client::{ask, get},
-    common::db,
+    client::{Connection, ask, get},
+    common::{db, record, until},
     fixture::HttpFixture,
 };
 
@@ -48,6 +48,13 @@ async fn a_session_begins_is_known_and_ends() {
             (&"anna".into(), &"cookie".into())
         );
     }
+    // As in CouchDB, a program may ask whether it has to log in.
+    assert_eq!(get(world.at(), "/_session?basic=true").await.head.status, 401);
+    let known = ask(world.at(), "GET", "/_session?basic=true", &cookies[0], "").await;
+    assert_eq!(known.head.status, 200);
+    let redirected =
+        ask(world.at(), "POST", "/_session?next=//evil.example", form, "name=anna&password=secret").await;
+    assert_eq!(redirected.head.status, 400);
     let forged = cookies[0].replace("AuthSession=", "AuthSession=A");
     assert_eq!(ask(world.at(), "GET", "/_db_updates", &forged, "").await.head.status, 401);
     let nobody = get(world.at(), "/_session").await.json();
@@ -97,4 +104,32 @@ async fn what_is_known_of_databases_is_told() {
         assert_eq!((answer.head.status, &answer.json()["reason"]), (404, &reason.into()));
     }
     assert_eq!(ask(world.at(), "PUT", "/a", "", "").await.head.status, 405);
+    // Regression: CouchDB's parameters were ignored, so a request for one name got all.
+    assert_eq!(get(world.at(), "/_all_dbs?limit=1").await.head.status, 400);
+}
+
+/// Regression: the list of all databases was one text in memory. At 300,000 databases it had 9 MB for each client that did not read
+/// it.
+#[tokio::test]
+async fn a_long_list_of_databases_comes_in_pieces() {
+    let world = world(Access::Open).await;
+    assert_eq!(get(world.at(), "/_all_dbs").await.body, "[]\n");
+    let mut names: Vec<_> = (0..700).map(|n| format!("db{n}")).collect();
+    for name in &names {
+        record(&world.store, &world.bus, &db(name, 1), EventKind::Created.once().lanes()).await;
+    }
+    until("all rows", async || world.bus.stats().folded.total() >= 700).await;
+    world.event(&db("db300", 1), EventKind::Deleted).await;
+    names.retain(|name| name != "db300");
+    names.sort_unstable();
+    let mut connection = Connection::get(world.at(), "/_all_dbs").await;
+    assert_eq!(connection.head().await.headers["content-type"], "application/json");
+    let (mut pieces, mut list) = (0, String::new());
+    while let Some(piece) = connection.chunk().await {
+        assert!(piece.matches(',').count() <= 256, "{piece}");
+        pieces += 1;
+        list.push_str(&piece);
+    }
+    assert!(pieces >= 3, "{pieces}");
+    assert_eq!(serde_json::from_str::<Vec<String>>(&list).unwrap(), names);
 }

@@ -5,24 +5,37 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Router,
-    extract::{Path, State},
+    body::{Body, Bytes},
+    extract::{Path, Request, State},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::get,
 };
+use futures_util::stream;
 use serde_json::json;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
     answer::{at, json as answer},
     caller::Right,
+    manage::parameters,
+    stream::respond,
+    wire_format::{WireFormat, write_string},
 };
-use crate::base::event::DbName;
+use crate::base::{error::Result, event::DbName};
 
 /// The state that the routes share.
 struct Known {
     inner: Arc<Inner>,
     databases: Arc<dyn Databases>,
+}
+
+impl Known {
+    /// Returns the next names after `after`, as [`Databases::names`] does.
+    async fn names(&self, after: Option<&DbName>) -> Result<Option<Vec<DbName>>> {
+        let _turn = self.inner.reads.acquire().await.expect("the semaphore is never closed");
+        self.databases.names(after).await
+    }
 }
 
 impl Api {
@@ -45,15 +58,57 @@ impl Api {
     }
 }
 
-async fn list(State(known): State<Arc<Known>>) -> Response {
-    let names = async {
-        let _turn = known.inner.reads.acquire().await.expect("the semaphore is never closed");
-        known.databases.names().await
+/// Answers with the names of all databases. CouchDB's parameters for a part of them are refused.
+async fn list(State(known): State<Arc<Known>>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let first = async {
+        parameters(&parts, &[])?;
+        known.names(None).await?.ok_or_else(|| Failure::not_found("missing"))
     };
-    match names.await {
-        Ok(Some(names)) => answer(StatusCode::OK, &names.iter().map(DbName::as_str).collect::<Vec<_>>()),
-        Ok(None) => Failure::not_found("missing").into_response(),
-        Err(error) => Failure::from(error).into_response(),
+    match first.await {
+        Ok(page) => {
+            let listing = Listing { known, page, last: None, mark: b'[', is_over: false };
+            respond(WireFormat::Array, Body::from_stream(stream::try_unfold(listing, Listing::next)))
+        }
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// A list of names that is being sent. It reads a page when the client has room for it, so a client that does not read holds one
+/// page, however many databases there are.
+struct Listing {
+    known: Arc<Known>,
+    /// The names that were read and not sent.
+    page: Vec<DbName>,
+    /// The last name that was sent.
+    last: Option<DbName>,
+    /// The character before the next name.
+    mark: u8,
+    is_over: bool,
+}
+
+impl Listing {
+    /// Returns the next bytes of the list. A failure cuts the connection off.
+    async fn next(mut self) -> Result<Option<(Bytes, Self)>> {
+        if self.is_over {
+            return Ok(None);
+        }
+        if self.page.is_empty() {
+            self.page = self.known.names(self.last.as_ref()).await?.unwrap_or_default();
+        }
+        let mut bytes = Vec::new();
+        for name in &self.page {
+            bytes.push(self.mark);
+            write_string(&mut bytes, name.as_str());
+            self.mark = b',';
+        }
+        if self.page.is_empty() {
+            self.is_over = true;
+            bytes.extend_from_slice(if self.mark == b'[' { b"[]\n" } else { b"]\n" });
+        }
+        self.last = self.page.pop().or(self.last);
+        self.page = Vec::new();
+        Ok(Some((bytes.into(), self)))
     }
 }
 

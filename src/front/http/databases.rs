@@ -24,8 +24,9 @@ pub trait Databases: DocSource + 'static {
     /// Returns the database that has `name` now, as `tx` sees it; `None` if there is none.
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>>;
 
-    /// Returns the names of all databases in order, for `/_all_dbs`; `None` if the layer has that route itself. Default: `None`.
-    fn names(&self) -> BoxFuture<'_, Result<Option<Vec<DbName>>>> {
+    /// Returns the names of some databases after the name `after`, in order, for `/_all_dbs`; none if there are no more. Returns
+    /// `None` if the layer has that route itself. Default: `None`.
+    fn names<'a>(&'a self, _after: Option<&'a DbName>) -> BoxFuture<'a, Result<Option<Vec<DbName>>>> {
         Box::pin(ready(Ok(None)))
     }
 

@@ -28,7 +28,6 @@ use super::{
 };
 use crate::{
     base::{
-        cursor::Cursor,
         error::{Error, Result},
         event::{Db, DbInstance, DbName, DdocId, EventKind},
     },
@@ -48,9 +47,6 @@ const EVENTS_MAX: usize = 10_000;
 
 /// How long a request waits for the store at most. So every client gets an answer within a minute, whatever happens to the cluster.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
-
-/// How many rows are read at once to list all names.
-const NAMES_PER_PAGE: usize = 1_000;
 
 /// How many names are looked up at once.
 const NAMES_AT_ONCE: usize = 64;
@@ -339,21 +335,8 @@ impl Databases for Recorded {
         })
     }
 
-    fn names(&self) -> BoxFuture<'_, Result<Option<Vec<DbName>>>> {
-        Box::pin(async move {
-            let (mut names, mut cursor) = (Vec::new(), Cursor::NOTHING);
-            loop {
-                let page = self.0.page(cursor, NAMES_PER_PAGE).await?;
-                names.extend(page.rows.iter().filter(|row| !row.is_deleted()).map(|row| row.name.clone()));
-                if page.next.began().is_none() {
-                    break;
-                }
-                cursor = page.next;
-            }
-            names.sort_unstable();
-            names.dedup();
-            Ok(Some(names))
-        })
+    fn names<'a>(&'a self, after: Option<&'a DbName>) -> BoxFuture<'a, Result<Option<Vec<DbName>>>> {
+        Box::pin(async move { self.0.living_names(after).await.map(Some) })
     }
 }
 

@@ -18,6 +18,8 @@ use super::{
     answer::{at, json as answer},
     caller::Right,
     manage::{check_changes, check_reads, instance_of, parameters, posted},
+    page::{PageSize, cut_at},
+    updates::size_of_row,
 };
 use crate::{
     base::{
@@ -159,6 +161,12 @@ async fn page(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
         let _place = inner.admission.enter(&parts.extensions)?;
         wait(inner, page.next, timeout).await;
         page = read().await?;
+    }
+    // A client that does not read holds no more than that of a feed.
+    let kept = PageSize::new(limit).keep(page.rows.iter().map(|row| size_of_row(row)));
+    if kept < page.rows.len() {
+        page.rows.truncate(kept);
+        (page.next, page.more) = (cut_at(cursor, page.next, page.rows[kept - 1].sequence), true);
     }
     let rows: Vec<_> = page.rows.iter().map(|row| &**row).collect();
     Ok(answer(StatusCode::OK, &json!({ "rows": rows, "next": page.next, "more": page.more })))

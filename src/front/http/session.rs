@@ -56,6 +56,8 @@ async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
                     (Some(caller.name().to_owned()), caller.roles().to_vec(), by)
                 }
                 Err(failure) if is_known => return Err(failure),
+                // As in CouchDB: so a program asks whether it has to log in.
+                Err(_) if has(parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
                 Err(_) => (None, Vec::new(), ""),
             }
         }
@@ -70,6 +72,9 @@ async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
 
 /// Begins a session. Fails with 401 if the name or the password is wrong.
 async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Failure> {
+    if has(parts, "next", "") {
+        return Err(Failure::bad_request("This server sends nobody elsewhere: leave out `next`."));
+    }
     let body = inner.body(&parts.headers, body).await?;
     let (name, password) = read(&parts.headers, &body)?;
     let Access::Credentials(credentials) = &inner.options.access else {
@@ -83,6 +88,13 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Fa
         .headers_mut()
         .insert(header::SET_COOKIE, set_cookie(&value, &parts.headers, inner.env().wall_ms()));
     Ok(response)
+}
+
+/// Returns whether a request has the parameter `key` with this value; with any value, if it is empty.
+fn has(parts: &Parts, key: &str, value: &str) -> bool {
+    let query = parts.uri.query().unwrap_or_default();
+    form_urlencoded::parse(query.as_bytes())
+        .any(|(known, given)| known == key && (value.is_empty() || given == value))
 }
 
 /// Reads the name and the password from a body, which is JSON or a form.

@@ -347,6 +347,6 @@ impl Source for Backwards {
 }
 
 /// Estimates the bytes of memory that `row` takes.
-fn size_of_row(row: &Notification) -> usize {
+pub(super) fn size_of_row(row: &Notification) -> usize {
     size_of::<Notification>() + row.name.as_str().len()
 }

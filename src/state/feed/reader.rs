@@ -355,12 +355,22 @@ impl<'a> RawFeed<'a> {
         let Some(newest) = tx.get(&self.context.keys.newest(self.id, id), Isolation::Snapshot).await? else {
             return Ok(None);
         };
-        let sequence = Sequence::from_bytes(&newest)?;
+        self.newest_at(tx, topology, id, Sequence::from_bytes(&newest)?).await.map(Some)
+    }
+
+    /// The newest row of `id`, which is at `sequence`.
+    pub async fn newest_at(
+        self,
+        tx: &Transaction,
+        topology: &Topology,
+        id: &[u8],
+        sequence: Sequence,
+    ) -> Result<StoredRow> {
         let key = topology.space_at(self, sequence, id)?.row(sequence);
         let value = tx.get(&key, Isolation::Snapshot).await?;
         let value = value.ok_or_else(|| {
             Error::corrupt("newest", format!("it points at {sequence}, where there is no row"))
         })?;
-        Ok(Some(StoredRow { sequence, value }))
+        Ok(StoredRow { sequence, value })
     }
 }

@@ -126,6 +126,21 @@ impl Keys {
         self.pack(&(family::NEWEST, feed.bytes(), id))
     }
 
+    /// The newest rows of the ids after `id`; of all ids, if it is `None`.
+    #[cfg(feature = "http")]
+    pub fn newest_after(&self, feed: &FeedId, id: Option<&[u8]>) -> KeyRange {
+        let KeyRange { begin, end } = self.range(&(family::NEWEST, feed.bytes()));
+        KeyRange { begin: id.map_or(begin, |id| key_after(&self.newest(feed, id))), end }
+    }
+
+    /// The id whose newest row is under `key`.
+    #[cfg(feature = "http")]
+    pub fn newest_id(&self, key: &[u8]) -> Result<Vec<u8>> {
+        let (_, _, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
+            self.unpack("newest", key)?;
+        Ok(id.into_owned())
+    }
+
     /// The key of the number of rows of `shard`.
     pub fn row_count(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::ROW_COUNT, feed.bytes(), shard.0))
@@ -206,6 +221,21 @@ mod tests {
         for bad in [&[][..], &[1; 7], &[1; 9], &[0xff; 8]] {
             assert!(row_count(Some(bad)).is_err());
         }
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn ids_are_found_in_order() {
+        let (keys, feed) = (Keys::new(b"p").unwrap(), FeedId::notifications());
+        let key = |id: &[u8]| keys.newest(&feed, id);
+        assert_eq!(keys.newest_id(&key(b"a\0b")).unwrap(), b"a\0b");
+        let (all, after) = (keys.newest_after(&feed, None), keys.newest_after(&feed, Some(b"b")));
+        for (id, is_after) in [(&b"a"[..], false), (b"b", false), (b"b\0", true), (b"ba", true), (b"c", true)]
+        {
+            assert!(all.contains(&key(id)));
+            assert_eq!(after.contains(&key(id)), is_after, "{id:?}");
+        }
+        assert!(!after.contains(&keys.newest(&FeedId::documents(DbInstance([0; 16])), b"c")));
     }
 
     #[test]

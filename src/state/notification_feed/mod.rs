@@ -26,6 +26,10 @@ use crate::{
 /// How many names one transaction looks up.
 const LOOK_UPS_MAX: usize = 100;
 
+/// How many names one transaction lists.
+#[cfg(feature = "http")]
+const NAMES_PER_READ: usize = 256;
+
 /// The feed of notifications: one row per database, ordered by sequence over all shards. Clones are cheap.
 pub type NotificationFeed = Feed<Notification>;
 
@@ -90,6 +94,43 @@ impl NotificationFeed {
             Ok(rows.into_iter().map(|row| row.map(decode).transpose()).collect())
         };
         self.context.db.run(read).await
+    }
+
+    /// The names of some databases that are not deleted, in order, after the name `after`. None if there are no more.
+    #[cfg(feature = "http")]
+    pub(crate) async fn living_names(&self, after: Option<&DbName>) -> Result<Vec<DbName>> {
+        let mut after = after.cloned();
+        loop {
+            let (living, last) =
+                self.context.db.run(async |tx| self.names_in(&tx, after.as_ref()).await).await?;
+            if !living.is_empty() || last.is_none() {
+                return Ok(living);
+            }
+            after = last;
+        }
+    }
+
+    /// The names of databases that are not deleted among the next names after `after`, and the last of those.
+    #[cfg(feature = "http")]
+    async fn names_in(
+        &self,
+        tx: &Transaction,
+        after: Option<&DbName>,
+    ) -> Result<(Vec<DbName>, Option<DbName>)> {
+        let (feed, keys) = (self.raw(), &self.context.keys);
+        let range = keys.newest_after(feed.id, after.map(|name| name.as_str().as_bytes()));
+        let read = RangeRead::new(range).limit(NAMES_PER_READ);
+        let (page, topology) = tokio::join!(tx.get_range(&read, Isolation::Snapshot), feed.topology(tx));
+        let (page, topology) = (page?, topology?);
+        let row = async |(key, newest): &crate::store::Row| {
+            let id = keys.newest_id(key)?;
+            let row = feed.newest_at(tx, &topology, &id, Sequence::from_bytes(newest)?).await?;
+            Notification::from_bytes(row.sequence, &row.value)
+        };
+        let rows = try_join_all(page.rows.iter().map(row)).await?;
+        let last = rows.last().map(|row| row.name.clone());
+        let living = rows.into_iter().filter(|row| !row.is_deleted()).map(|row| row.name);
+        Ok((living.collect(), last))
     }
 
     /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to
