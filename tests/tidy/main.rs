@@ -181,6 +181,26 @@ fn tests_that_pages_name_are_there() {
     assert!(missing.is_empty(), "there are no such tests: {missing:?}");
 }
 
+/// Each line of the tables that compare with CouchDB names a test, with its file.
+#[test]
+fn each_line_of_the_comparison_names_a_test() {
+    let text = fs::read_to_string(root().join("docs/http.md")).unwrap();
+    let (_, tables) = text.split_once("\n## Compared with CouchDB").unwrap();
+    let (tables, _) = tables.split_once("\n## ").unwrap();
+    let is_line = |line: &&str| line.starts_with("| ") && !line.ends_with("| test |");
+    let lines: Vec<_> = tables.lines().filter(is_line).collect();
+    assert!(lines.len() > 50, "the tables are there");
+    for line in lines {
+        let cell = line.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        for name in cell.split(", ") {
+            let (file, test) = name.trim_matches('`').split_once("::").unwrap_or_else(|| panic!("{line}"));
+            let places = [format!("tests/http/{file}.rs"), format!("tests/{file}.rs")];
+            let source = places.iter().find_map(|place| fs::read_to_string(root().join(place)).ok());
+            assert!(source.is_some_and(|text| text.contains(&format!("fn {test}()"))), "{line}");
+        }
+    }
+}
+
 /// A program that users build, or get as an image, has neither the simulation nor deliberate mistakes in it.
 #[test]
 fn users_get_no_simulation() {
