@@ -14,6 +14,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     ConsumerOptions, Group, Observer,
+    consuming::Consuming,
     lowest::{Lowest, Working},
     observer::{Alive, PendingCloses},
     shard::Task,
@@ -137,22 +138,6 @@ impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer").field("shards", &self.shards()).finish_non_exhaustive()
     }
-}
-
-pub(super) struct Consuming<R, F> {
-    pub group: Group<R>,
-    pub options: ConsumerOptions,
-    /// Makes an observer for a shard.
-    pub factory: F,
-    /// Observers that are being closed.
-    pub closings: PendingCloses,
-    /// Whether the group did not exist when it was last read.
-    is_gone: AtomicBool,
-    /// The facts behind the group's lowest checkpoint.
-    lowest: Arc<Lowest>,
-    /// Changes when a caller has asked to try parked ids again.
-    pub asked: watch::Sender<Option<Bytes>>,
-    shards: Working,
 }
 
 impl<R, F, O> Work for Consuming<R, F>

@@ -37,6 +37,7 @@ mod admin;
 mod batch;
 mod concurrent;
 mod consumer;
+mod consuming;
 mod dead_letters;
 mod fencing;
 mod lag;

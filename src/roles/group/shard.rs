@@ -2,33 +2,32 @@
 
 mod deliver;
 mod drain;
+mod parked;
 mod parking;
+mod task;
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::sync::watch;
 
+pub(super) use self::task::Task;
+use self::task::{Chunk, End};
 use super::{
     CheckpointPolicy, CloseReason, FencingToken, Observer,
-    batch::{BatchContext, Stored},
-    consumer::Consuming,
+    batch::BatchContext,
+    consuming::Consuming,
     observer::{Session, chain},
 };
 use crate::{
     base::{
         encoding::Sequence,
-        env::Env,
         error::{Error, Result},
     },
     state::{
-        feed::{FeedRow, StoredRow},
-        feed_wakeups::FeedHeads,
+        feed::FeedRow,
         keys::{ShardId, Trouble},
-        membership::{Held, Stop},
     },
-    store::{Database, RetryPolicy},
+    store::RetryPolicy,
 };
 
 /// How long an idle shard waits before it saves a position that is not saved, or that other shards have passed.
@@ -37,118 +36,12 @@ const ADVANCE_PAUSE: Duration = Duration::from_secs(30);
 /// Time limit for saving a trouble, which is for people only.
 const TROUBLE_TIME_MAX: Duration = Duration::from_secs(1);
 
-pub(super) struct Task<R, F> {
-    consuming: Arc<Consuming<R, F>>,
-    /// The lease and the stored position.
-    right: Arc<BatchContext>,
-    stop: Stop,
-    /// Reports new rows.
-    hints: watch::Receiver<FeedHeads>,
-    /// Everything up to here was read.
-    read: Sequence,
-    /// Everything up to here was worked on.
-    done: Sequence,
-    /// Rows that were worked on since the last checkpoint.
-    rows_since: u64,
-    /// When rows were last worked on.
-    worked: Duration,
-    /// When the last checkpoint was written.
-    written: Duration,
-    /// Whether other shards have received rows since.
-    others_moved: bool,
-    /// The last row that was worked on.
-    last_row: Sequence,
-    /// The failed rows that are to be tried again.
-    failing: Option<deliver::Failing>,
-    parking: parking::Parking,
-    /// Changes when a caller has asked to try parked ids again.
-    asked: watch::Receiver<Option<Bytes>>,
-    /// Orders this consumer after those before.
-    token: FencingToken,
-    /// Rows up to here are passed to the observer one by one, because a batch that contains them has failed for good.
-    careful_to: Sequence,
-    /// The stored trouble, while it lasts.
-    trouble: Option<Trouble>,
-    /// When it last made progress, or had nothing to do.
-    moved: Duration,
-    /// When it was last reported as stuck.
-    reported: Duration,
-}
-
-/// Why a session with an observer ends.
-enum End {
-    /// The consumer was asked to stop.
-    Stopped,
-    /// The shard is closed and was worked through to its end.
-    Drained,
-    /// The observer has failed too often, or panicked.
-    ObserverError,
-}
-
-/// Rows that were read.
-struct Chunk {
-    rows: Vec<StoredRow>,
-    /// Everything up to here was read.
-    to: Sequence,
-    /// Whether there was more to read.
-    more: bool,
-    /// Whether this is the end of the shard.
-    is_end: bool,
-    /// The last row for the observer, if later ones are held back.
-    last_given: Option<Sequence>,
-}
-
-impl Chunk {
-    /// The position of the last row for the observer. How far was read beyond it may differ from
-    /// attempt to attempt.
-    fn last_row(&self) -> Sequence {
-        self.last_given.unwrap_or_else(|| self.rows.last().map_or(self.to, |row| row.sequence))
-    }
-}
-
 impl<R, F, O> Task<R, F>
 where
     R: FeedRow,
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    pub fn new(consuming: Arc<Consuming<R, F>>, lease: Held, stop: Stop) -> Self {
-        let (context, group) = (Arc::clone(&consuming.group.context), consuming.group.id.clone());
-        let (hints, now) = (context.wakeups.listen(&group.feed), context.env().now());
-        let shard = ShardId(lease.resource);
-        let token = FencingToken::new(context.config.incarnation, 0, shard, lease.epoch);
-        let right = BatchContext { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
-        Self {
-            parking: parking::Parking::default(),
-            asked: consuming.asked.subscribe(),
-            token,
-            consuming,
-            right: Arc::new(right),
-            stop,
-            hints,
-            read: Sequence::MIN,
-            done: Sequence::MIN,
-            rows_since: 0,
-            worked: now,
-            written: now,
-            others_moved: true,
-            last_row: Sequence::MIN,
-            failing: None,
-            careful_to: Sequence::MIN,
-            trouble: None,
-            moved: now,
-            reported: now,
-        }
-    }
-
-    fn db(&self) -> &Database {
-        &self.right.context.db
-    }
-
-    fn env(&self) -> &Env {
-        self.right.context.env()
-    }
-
     /// Works until it is asked to stop; fails if the lease is lost. At the end of the shard it waits until the
     /// shard is given up.
     pub async fn run(mut self) -> Result<()> {

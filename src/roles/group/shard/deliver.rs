@@ -1,12 +1,11 @@
 //! Passes rows to an observer, and handles its success or failure.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use super::{Chunk, End, Task};
+use super::task::{Chunk, End, Failing, Task};
 use crate::{
     base::{
         bugs::{Bug, is_on},
-        encoding::Sequence,
         error::Result,
     },
     roles::group::{
@@ -20,19 +19,6 @@ use crate::{
     },
     store::{Isolation, Transaction},
 };
-
-/// Rows that have failed, and are tried again.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Failing {
-    /// The first of them.
-    first: Sequence,
-    /// How often they were tried.
-    attempts: u32,
-    /// How often they had been tried when the present round of attempts began.
-    earlier: u32,
-    /// When the round began.
-    began: Duration,
-}
 
 impl<R, F, O> Task<R, F>
 where

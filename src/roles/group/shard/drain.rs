@@ -1,7 +1,7 @@
 //! The end of a shard: replaces the checkpoints of a closed topology entry by those of the next one, once all its shards are drained.
 //! Each shard saves its own end. Only the shard whose turn it is reads the checkpoints of others.
 
-use super::Task;
+use super::task::Task;
 use crate::{
     base::{
         bugs::{Bug, is_on},
