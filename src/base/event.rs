@@ -10,8 +10,8 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// The longest name of a database and the longest id of a design document, in bytes. Keys carry both, each byte taking
-/// up to two, and must stay below the store's limit.
+/// The longest name of a database and the longest id of a design document, in bytes. Both are part of keys, where escaping
+/// can double their length; keys must stay below the store's limit.
 pub const NAME_LEN_MAX: usize = 1_024;
 
 /// Fails unless `text` is 1 to 1,024 bytes long.
@@ -114,7 +114,7 @@ impl fmt::Display for DdocId {
     }
 }
 
-/// One creation of a name: 16 bytes, new each time a database is created. As text it is 32 hexadecimal digits.
+/// Identifies one life of a database, from its creation to its deletion: 16 bytes, new at each creation. As text it is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DbInstance(pub [u8; 16]);
 

@@ -1,4 +1,4 @@
-//! [`Task`] and [`Tasks`]: tasks that end inside the task that has started them.
+//! [`Task`] and [`Tasks`]: tasks that never outlive the task that started them.
 //!
 //! Aborting a task of the runtime only asks it to end. On another thread it may be in the middle of a poll, and goes
 //! on up to its next await while its owner believes that it is gone. Then the task can overtake the owner's clean-up.
@@ -6,8 +6,8 @@
 //! asynchronously; and futures are cancelled by dropping, at any depth.
 //!
 //! So the work of a [`Task`] is in a slot that its handle shares. Dropping the handle takes the work out of the slot
-//! and drops it, after waiting for a poll on another thread. Once the drop has returned, neither the task runs any
-//! more nor the tasks of this kind that it has started.
+//! and drops it, after waiting for a poll on another thread. Once the drop has returned, the task has
+//! stopped, and so has every [`Task`] that it started.
 //!
 //! A poll is short. Work that blocks its thread blocks the drop of the handle for as long. Two tasks must not drop
 //! each other's handles while they are polled. A task that drops its own handle ends with its present poll.

@@ -1,9 +1,9 @@
 //! [`TransactionIdSweeper`]: clears the transaction ids that crashed processes have left behind.
 //!
-//! The store does not show whether a process lives, and wall clocks are not compared. So the sweeper remembers the
-//! greatest counter of each process that it has seen, with the time. Once that is long enough ago on its own clock,
-//! it clears the ids up to there: every run with such a counter had begun by then, and is too old to trust a missing
-//! id ([`UNKNOWN_RESULT_AGE_MAX`](super::UNKNOWN_RESULT_AGE_MAX)). It reads two keys per process, however many ids
+//! The store does not show whether a process lives, and wall clocks are not compared. So the sweeper remembers when
+//! it has first seen the greatest counter of each process. Once that is `max_age` ago by its own clock, it clears the
+//! ids up to that counter: every run with such a counter had begun by then, and is too old to trust a missing id
+//!  ([`UNKNOWN_RESULT_AGE_MAX`](super::UNKNOWN_RESULT_AGE_MAX)). It reads two keys per process, however many ids
 //! there are.
 
 use std::{
@@ -84,9 +84,9 @@ struct SeenCounters {
 
 impl Marks {
     /// The greatest counter that was seen `max_age` ago.
-    fn ripe(&self, now: Duration, max_age: Duration) -> Option<u64> {
-        let is_ripe = |&&(_, at): &&(u64, Duration)| now.saturating_sub(at) >= max_age;
-        self.0.iter().rev().find(is_ripe).map(|&(counter, _)| counter)
+    fn old_enough(&self, now: Duration, max_age: Duration) -> Option<u64> {
+        let is_old_enough = |&&(_, at): &&(u64, Duration)| now.saturating_sub(at) >= max_age;
+        self.0.iter().rev().find(is_old_enough).map(|&(counter, _)| counter)
     }
 
     /// Records `seen` at `now`, and forgets counters that are no longer in the store.
@@ -107,8 +107,8 @@ impl Marks {
 
 impl TransactionIdSweeper {
     /// A sweeper of the ids under the prefix of `db`, of all processes. It clears ids that it has first seen at least
-    /// `max_age` ago. How soon depends on how often it is called: no id is left `max_age` and one interval after a
-    /// sweep has seen it. If sweeps are less than an eighth of `max_age` apart, it may take that eighth longer.
+    /// `max_age` ago. An id is cleared at most `max_age` and one interval of its calls after a sweep has seen it; if
+    /// sweeps are less than an eighth of `max_age` apart, it may take that eighth longer.
     ///
     /// Fails with [`Error::Invalid`] unless `max_age` is longer than [`UNKNOWN_RESULT_AGE_MAX`], the time for which
     /// runs trust their ids. Twice that leaves room for clocks of different speed.
@@ -172,8 +172,8 @@ impl TransactionIdSweeper {
             let of_process = ids.process_range(process);
             let newest = self.first(tx, RangeRead::new(of_process.clone()).reverse()).await?;
             let (_, greatest) = newest.expect("a transaction reads at one version");
-            let ripe = self.marks.get(&process).and_then(|marks| marks.ripe(now, self.max_age));
-            let cleared = ripe.filter(|&ripe| ripe >= least);
+            let old_enough = self.marks.get(&process).and_then(|marks| marks.old_enough(now, self.max_age));
+            let cleared = old_enough.filter(|&old_enough| old_enough >= least);
             if let Some(counter) = cleared {
                 tx.clear_range(&ids.range_to(process, counter));
             }

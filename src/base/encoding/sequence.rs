@@ -10,7 +10,7 @@ use crate::base::{
 };
 
 impl Sequence {
-    /// The sequence in its 13 bytes.
+    /// Decodes a sequence from its 13 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bytes = bytes.try_into().map_err(|_| {
             Error::corrupt("sequence", format!("{} bytes instead of {SEQUENCE_LEN}", bytes.len()))

@@ -39,7 +39,7 @@ const PAGE_ROWS: usize = 1_000;
 /// How to spread a feed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct ReshardRequest {
     /// Over how many shards.
     shards: u32,
     /// The number of the scheme that routes ids to them; as before, if not said.
@@ -115,11 +115,11 @@ async fn reshard(State(inner): State<Arc<Inner>>, Path(feed): Path<String>, requ
     let changed = async {
         check_changes(&parts)?;
         parameters(&parts, &[])?;
-        let wish: Wish = posted(&inner, &parts, body, "{\"shards\":8}").await?;
-        let scheme = wish.scheme.map(SchemeId);
+        let wanted: ReshardRequest = posted(&inner, &parts, body, "{\"shards\":8}").await?;
+        let scheme = wanted.scheme.map(SchemeId);
         let entry = match instance_of(Some(&feed))? {
-            None => inner.bus.feed().reshard(wish.shards, scheme).await,
-            Some(instance) => inner.bus.changes().feed_of(instance).reshard(wish.shards, scheme).await,
+            None => inner.bus.feed().reshard(wanted.shards, scheme).await,
+            Some(instance) => inner.bus.changes().feed_of(instance).reshard(wanted.shards, scheme).await,
         };
         let entry = entry.map_err(named)?;
         inner.reshards.send_modify(|count| *count += 1);

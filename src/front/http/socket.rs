@@ -1,6 +1,6 @@
 //! [`Socket`] stands between a connection's socket and the HTTP protocol.
 //!
-//! It adds three things to the protocol. First, it fails if a client takes nothing for too long. Second, while an answer is in
+//! It adds three things to the protocol. First, it fails if a client reads nothing for too long. Second, while an answer is in
 //! progress, it hides the end of the client's data from the protocol for a while. A client that has closed only its own side (`nc
 //! -N`) still reads, and looks like one that has hung up until the server sends something. Third, when the protocol refuses a
 //! request that it cannot parse, with an empty body, the socket sends a body that says what is wrong.

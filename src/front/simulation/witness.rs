@@ -132,7 +132,7 @@ named! {
         CameAndWentUnseen,
         /// Events of a replaced instance were folded.
         StaleEvents,
-        /// A name was torn between folds.
+        /// A fold took a name while events of another instance of the name waited.
         NameTorn,
         /// The janitor dropped a tombstone.
         TombstoneDropped,

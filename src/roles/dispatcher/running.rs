@@ -61,7 +61,8 @@ pub struct SuspendedDispatcher {
 }
 
 impl SuspendedDispatcher {
-    /// Continues where it was: nothing that has happened meanwhile is missed. Subscribers for which it was suspended too long get
+    /// Continues where it was. Nothing that has happened meanwhile is missed, unless the dispatcher was suspended for longer than the
+    /// retention: then subscribers get
     /// [`Interruption::Expired`](super::Interruption).
     pub fn resume(self) -> Dispatcher {
         Dispatcher::run(self.fanout, self.options)

@@ -54,7 +54,7 @@ impl<R> Group<R> {
         Ok(ids.collect())
     }
 
-    /// Makes the consumers try all parked ids again within a balance interval, whatever their pauses. Returns how many.
+    /// Makes the consumers try all parked ids again within a balance interval, without waiting for their back-off. Returns how many.
     pub async fn retry_parked(&self) -> Result<u64> {
         let (mut after, mut count) = (Bytes::new(), 0);
         loop {
@@ -83,7 +83,7 @@ impl<R> Group<R> {
         Ok(count)
     }
 
-    /// Drops the waiting row of `id`: its rows up to now are not worked on. Returns whether it was parked.
+    /// Drops the waiting row of `id`: the group skips the id's rows up to now. Returns whether it was parked.
     pub async fn delete_parked(&self, id: &str) -> Result<bool> {
         let key = self.context.keys.group_parked(&self.id, id.as_bytes());
         let delete = async |tx: Transaction| {

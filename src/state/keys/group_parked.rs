@@ -1,9 +1,9 @@
 //! Family 12: parked ids, whose rows a group's work has failed on. They wait outside of their shard until the work
 //! succeeds.
 //!
-//! The transaction that moves the checkpoint of a shard past a row of an id parks the id, and so does each with a
-//! later row of the id. So at any time a row is either after the checkpoint and to be read from the feed, or parked,
-//! or done: never two of these.
+//! The transaction that moves the checkpoint of a shard past a row that has failed parks the row's id. While the id is
+//! parked, each transaction that moves the checkpoint past a later row of the id parks that row as well. So at any
+//! time a row is either after the checkpoint and to be read from the feed, or parked, or done: never two of these.
 
 use bytes::Bytes;
 

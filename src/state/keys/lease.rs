@@ -1,7 +1,6 @@
 //! Families 11 and 14: the owners of resources, and the versions of nodes and leases.
 //!
-//! By the versions a node finds with one read that nothing has changed, whatever the number of nodes, pools and
-//! resources. One version moves with joins, leaves, removals and changes of roles; one with changes in any pool; and
+//! One read of the versions shows a node that nothing has changed, whatever the number of nodes, pools and resources. One version moves with joins, leaves, removals and changes of roles; one with changes in any pool; and
 //! one for each pool with changes in it. They are versionstamps, not counts: the version of a pool can be removed
 //! with the pool, and never has an old value again.
 
@@ -28,7 +27,7 @@ mod version {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub node: NodeId,
-    /// Drawn for the acquisition, by which the owner finds its own lease after an unknown result.
+    /// A random id of this acquisition. After an unknown result the owner recognises its lease by it.
     pub token: [u8; 16],
 }
 

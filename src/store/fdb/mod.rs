@@ -1,6 +1,6 @@
-//! The FoundationDB backend: the seam mapped to the official client library.
+//! The FoundationDB backend: implements `Backend` with the official client library.
 //!
-//! FoundationDB's semantics are the contract of the seam, so this only translates: codes keep their numbers, the
+//! FoundationDB's semantics are the contract of every backend, so this only translates: codes keep their numbers, the
 //! client's own back-off paces retries, and watches are the client's. Calls on which the C API aborts the process,
 //! such as an inverted range, are refused here with the code of the embedded engine.
 

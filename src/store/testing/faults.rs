@@ -1,4 +1,4 @@
-//! [`Faults`]: a store that fails as a plan says.
+//! [`Faults`]: a store that fails when the plan of a test tells it to.
 
 use std::{
     collections::VecDeque,
@@ -56,7 +56,7 @@ impl std::ops::Sub for OperationCounts {
 /// A plan, called at each operation.
 type Plan<O, F> = Box<dyn FnMut(&O) -> Option<F> + Send>;
 
-/// A store around another one that fails as a plan says. Clones share the plan.
+/// A store around another one that fails when the plan of a test tells it to. Clones share the plan.
 ///
 /// Nothing fails until a plan is made. A scripted fault takes precedence over the plan for commits. Plans are called
 /// in the middle of an operation: they must not block, nor make other plans.
@@ -103,7 +103,7 @@ impl Faults {
         self.database.clone()
     }
 
-    /// Disturbs the next commits with writes, one each, in this order; after the faults that are scripted already.
+    /// Injects these faults into the next commits with writes, one each, in this order; after the faults that are scripted already.
     pub fn script_commits(&self, faults: impl IntoIterator<Item = CommitFault>) {
         self.plans.plan().script.extend(faults);
     }

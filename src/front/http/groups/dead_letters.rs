@@ -23,7 +23,7 @@ use crate::{
 /// Which ones to delete: one or all.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct DeadLettersRequest {
     /// The feed that the group follows.
     feed: Option<String>,
     /// The one that stood there.
@@ -61,10 +61,11 @@ pub(super) async fn delete(
     let deleted = async {
         check_changes(&parts)?;
         parameters(&parts, &[])?;
-        let wish: Wish = posted(&inner, &parts, body, "{\"seq\":\"…\"} or {\"all\":true}").await?;
-        let group = find(&inner, &name, wish.feed.as_deref())?;
+        let wanted: DeadLettersRequest =
+            posted(&inner, &parts, body, "{\"seq\":\"…\"} or {\"all\":true}").await?;
+        let group = find(&inner, &name, wanted.feed.as_deref())?;
         group.status().await?;
-        match (wish.seq, wish.all) {
+        match (wanted.seq, wanted.all) {
             (None, true) => group.delete_dead_letters().await?,
             (Some(seq), false) => {
                 let sequence: Sequence = seq.parse()?;

@@ -1,4 +1,4 @@
-//! `/_notibus/groups`: which groups of durable consumers there are, how far they are behind, and to create, reset and delete them.
+//! `/_notibus/groups`: lists the groups of durable consumers and their lag; creates, resets and deletes them.
 
 mod dead_letters;
 mod found;
@@ -35,19 +35,19 @@ struct Posted {
     name: String,
     /// The feed that it follows: `notifications`, or the instance of a database for the changes of its documents.
     feed: Option<String>,
-    /// Where it starts: `now`, `0`, or behind a sequence.
+    /// Where it starts: `now`, `0`, or after a sequence.
     start: Option<String>,
     /// After how many milliseconds without a living member it is deleted.
     idle_expiry_ms: Option<u64>,
 }
 
-/// Where to set a group, or whether to delete it also if members live.
+/// How to reset or delete a group.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct GroupRequest {
     /// The feed that it follows.
     feed: Option<String>,
-    /// Where to: `now`, `0`, or behind a sequence.
+    /// Where to: `now`, `0`, or after a sequence.
     to: Option<String>,
     /// Also if members live.
     #[serde(default)]
@@ -98,10 +98,10 @@ async fn create(inner: &Inner, request: Request) -> Result<Response, Failure> {
     let (parts, body) = request.into_parts();
     check_changes(&parts)?;
     parameters(&parts, &[])?;
-    let wish: Posted = posted(inner, &parts, body, "{\"name\":\"mailer\"}").await?;
-    let group = find(inner, &wish.name, wish.feed.as_deref())?;
-    let start = wish.start.map_or(Ok(Start::Now), |start| start.parse())?;
-    let idle_expiry = wish.idle_expiry_ms.map(Duration::from_millis);
+    let wanted: Posted = posted(inner, &parts, body, "{\"name\":\"mailer\"}").await?;
+    let group = find(inner, &wanted.name, wanted.feed.as_deref())?;
+    let start = wanted.start.map_or(Ok(Start::Now), |start| start.parse())?;
+    let idle_expiry = wanted.idle_expiry_ms.map(Duration::from_millis);
     let is_new = group.create(&GroupOptions { start, idle_expiry }).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(answer(status, &json!({ "ok": true, "created": is_new })))
@@ -120,20 +120,24 @@ async fn lag(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request:
 }
 
 /// What is wished of the group `name`.
-async fn wished(inner: &Inner, name: &str, request: Request) -> Result<(Group<()>, Wish), Failure> {
+async fn requested(
+    inner: &Inner,
+    name: &str,
+    request: Request,
+) -> Result<(Group<()>, GroupRequest), Failure> {
     let (parts, body) = request.into_parts();
     check_changes(&parts)?;
     parameters(&parts, &[])?;
-    let wish: Wish = posted(inner, &parts, body, "{\"to\":\"now\",\"force\":false}").await?;
-    Ok((find(inner, name, wish.feed.as_deref())?, wish))
+    let wanted: GroupRequest = posted(inner, &parts, body, "{\"to\":\"now\",\"force\":false}").await?;
+    Ok((find(inner, name, wanted.feed.as_deref())?, wanted))
 }
 
 /// Sets a group to another position.
 async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let done = async {
-        let (group, wish) = wished(&inner, &name, request).await?;
-        let to = wish.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
-        group.reset(to.parse::<Start>()?, wish.force).await?;
+        let (group, wanted) = requested(&inner, &name, request).await?;
+        let to = wanted.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
+        group.reset(to.parse::<Start>()?, wanted.force).await?;
         Ok(answer(StatusCode::OK, &json!({ "ok": true })))
     };
     done.await.unwrap_or_else(|failure: Failure| failure.into_response())
@@ -142,11 +146,11 @@ async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, reques
 /// Deletes a group.
 async fn delete(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let done = async {
-        let (group, wish) = wished(&inner, &name, request).await?;
-        if wish.to.is_some() {
+        let (group, wanted) = requested(&inner, &name, request).await?;
+        if wanted.to.is_some() {
             return Err(Failure::bad_request("A group that is deleted goes nowhere."));
         }
-        group.delete(wish.force).await?;
+        group.delete(wanted.force).await?;
         Ok(answer(StatusCode::OK, &json!({ "ok": true })))
     };
     done.await.unwrap_or_else(|failure: Failure| failure.into_response())

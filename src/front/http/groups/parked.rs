@@ -23,14 +23,14 @@ use crate::{
 /// What to try again, or to drop.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct ParkedRequest {
     /// The feed that the group follows.
     feed: Option<String>,
     /// The name of the database, or the id of the document.
     id: Option<String>,
 }
 
-/// A page of them.
+/// Lists a page of parked ids.
 pub(super) async fn list(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
@@ -48,14 +48,18 @@ pub(super) async fn list(
 }
 
 /// The group of a request to change something, which there has to be, and of which id.
-async fn wished(inner: &Inner, name: &str, request: Request) -> Result<(Group<()>, Option<String>), Failure> {
+async fn requested(
+    inner: &Inner,
+    name: &str,
+    request: Request,
+) -> Result<(Group<()>, Option<String>), Failure> {
     let (parts, body) = request.into_parts();
     check_changes(&parts)?;
     parameters(&parts, &[])?;
-    let wish: Wish = posted(inner, &parts, body, "{\"id\":\"shop/orders\"}").await?;
-    let group = find(inner, name, wish.feed.as_deref())?;
+    let wanted: ParkedRequest = posted(inner, &parts, body, "{\"id\":\"shop/orders\"}").await?;
+    let group = find(inner, name, wanted.feed.as_deref())?;
     group.status().await?;
-    Ok((group, wish.id))
+    Ok((group, wanted.id))
 }
 
 /// Has all of them tried again soon.
@@ -65,7 +69,7 @@ pub(super) async fn retry(
     request: Request,
 ) -> Response {
     let asked = async {
-        let (group, id) = wished(&inner, &name, request).await?;
+        let (group, id) = requested(&inner, &name, request).await?;
         if id.is_some() {
             return Err(Failure::bad_request("All are tried again; there is no choice of one."));
         }
@@ -81,7 +85,7 @@ pub(super) async fn delete(
     request: Request,
 ) -> Response {
     let dropped = async {
-        let (group, id) = wished(&inner, &name, request).await?;
+        let (group, id) = requested(&inner, &name, request).await?;
         let id = id.ok_or_else(|| Failure::bad_request("Say which: \"id\"."))?;
         if !group.delete_parked(&id).await? {
             return Err(Failure::not_found(format!("nothing is parked of {id:?}")));
