@@ -9,6 +9,7 @@ use crate::{
     state::{
         feed_wakeups::FeedWakeups,
         keys::{Config, FeedId, Keys},
+        polls::Polls,
         routing::Schemes,
         signals::Signals,
         skipped::{Place, Skipped},
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     pub signals: Arc<Signals>,
     /// Informs consumers of feeds of new rows.
     pub wakeups: FeedWakeups,
+    /// The polls of everything that waits for hints.
+    pub polls: Arc<Polls>,
     pub stats: Arc<Stats>,
     pub skipped: Skipped,
     pub triggers: TriggerBoard,
@@ -53,8 +56,21 @@ impl Context {
         let stats = Arc::default();
         let ringer = OnceLock::new();
         let (feed, wakeups, skipped) = (FeedId::notifications(), FeedWakeups::default(), Skipped::default());
-        let triggers = TriggerBoard::default();
-        Arc::new(Self { db, keys, config, schemes, signals, wakeups, stats, skipped, triggers, feed, ringer })
+        let (triggers, polls) = (TriggerBoard::default(), Polls::new(db.env()));
+        Arc::new(Self {
+            db,
+            keys,
+            config,
+            schemes,
+            signals,
+            wakeups,
+            polls,
+            stats,
+            skipped,
+            triggers,
+            feed,
+            ringer,
+        })
     }
 
     /// Notes that a reader went on without the row at `place`, which cannot be decoded.

@@ -10,6 +10,7 @@ pub(crate) mod keys;
 pub(crate) mod membership;
 pub(crate) mod named_cursor;
 pub(crate) mod notification_feed;
+pub(crate) mod polls;
 pub(crate) mod routing;
 pub(crate) mod signals;
 pub(crate) mod skipped;

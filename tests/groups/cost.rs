@@ -83,14 +83,15 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     spent
 }
 
-/// A node with all roles makes, each second, a poll of the notifier, one of the tail and one of the watcher; each 3 s a
-/// heartbeat and a poll; each minute one read of a shard of documents.
+/// A node with all roles begins a transaction each second, in which the notifier, the tail and the watcher poll, and each third time
+/// the watch over other nodes; each 3 s its heartbeat; each minute one read of a shard of documents. It was 2.7 transactions a second
+/// when each polled for itself.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     let options = ConsumerOptions::default();
     let least = idle(SMALL, options.clone()).await;
     let seconds = TIME.as_secs();
-    assert!(least.commits <= seconds * 4 && least.reads <= seconds * 7, "{least:?}");
+    assert!(least.transactions <= seconds * 7 / 5 && least.reads <= seconds * 7, "{least:?}");
     assert!(least.read_bytes <= seconds * 1_000 && least.written_bytes <= seconds * 40, "{least:?}");
     for size in [
         Size { partitions: 256, ..SMALL },
@@ -102,7 +103,7 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
         let spent = idle(size, options.clone()).await;
         // Pauses are jittered; and keys have a byte more where numbers are greater.
         let within = |spent: u64, least: u64, percent: u64| spent * 100 <= least * (100 + percent);
-        assert!(within(spent.commits, least.commits, 3), "{size:?}: {spent:?} after {least:?}");
+        assert!(within(spent.transactions, least.transactions, 3), "{size:?}: {spent:?} after {least:?}");
         assert!(within(spent.write_commits, least.write_commits, 3), "{size:?}: {spent:?} after {least:?}");
         assert!(within(spent.reads, least.reads, 3), "{size:?}: {spent:?} after {least:?}");
         assert!(within(spent.written_bytes, least.written_bytes, 3), "{size:?}: {spent:?} after {least:?}");
@@ -117,8 +118,14 @@ async fn shards_are_not_polled_while_the_watcher_polls() {
     let size = Size { shards: 16, groups: 2, document_groups: 2, ..SMALL };
     let (without, with) = (idle(size, never).await, idle(size, ConsumerOptions::default()).await);
     let minutes = TIME.as_secs() / 60;
-    assert!(with.commits <= without.commits * 101 / 100 + minutes * 2, "{with:?} after {without:?}");
-    assert!(with.commits > without.commits, "shards of documents are polled: {with:?} after {without:?}");
+    assert!(
+        with.transactions <= without.transactions * 101 / 100 + minutes * 2,
+        "{with:?} after {without:?}"
+    );
+    assert!(
+        with.transactions > without.transactions,
+        "shards of documents are polled: {with:?} after {without:?}"
+    );
 }
 
 /// If the watcher cannot poll, each shard is polled for itself, and rows still come.

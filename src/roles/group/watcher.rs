@@ -21,6 +21,7 @@ use crate::{
         feed::{Probe, Pulse, PulseRead, RawFeed},
         keys::{FeedId, ShardId, TopologyRow},
         notification_feed::NotificationFeed,
+        polls,
     },
     store::Transaction,
 };
@@ -86,8 +87,10 @@ impl Watcher {
 
     /// Polls for appended rows, and informs the consumers of notifications.
     async fn poll_feed(&mut self) -> Result<()> {
+        let poll = self.pulse.take_poll();
         let (context, probe) = (&self.context, self.pulse.probe());
-        let (current, look) = context.db.run(async |tx| poll_in(&tx, context, probe).await).await?;
+        let polled = async |tx| poll_in(&tx, context, probe).await;
+        let (current, look) = polls::read(poll, &context.db, polled).await?;
         if let Some(current) = current {
             let is_known = self.current.as_ref() == Some(&current);
             let head = |shard: ShardId| {

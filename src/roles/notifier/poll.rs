@@ -1,4 +1,4 @@
-//! The poll of a notifier: finds events whose ring was lost.
+//! The poll of a notifier: finds events whose doorbell was lost.
 //!
 //! While no events wait, it reads at most one key per run of adjacent partitions, whatever the number of databases. If it
 //! finds events, hints are being lost, so it polls more often for a while.
@@ -12,7 +12,7 @@ use crate::{
         error::Result,
     },
     state::{context::Context, keys::Partition},
-    store::{Isolation, RangeRead},
+    store::{Isolation, RangeRead, Transaction},
 };
 
 const POLL: &str = "poll of a notifier";
@@ -25,11 +25,11 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
     let mut pause = interval;
     let health = &context.stats.health;
     loop {
-        context.env().sleep(pause).await;
+        let tx = context.polls.due(pause).await.transaction(&context.db);
         let mut found = 0;
         for run in runs(&partitions.numbers()) {
-            match poll_run(&context, run).await {
-                // Rows that were left in place wait for a repair, not for a ring.
+            match poll_run(&context, &tx, run).await {
+                // Rows that cannot be decoded stay until somebody repairs them; they are no missed events.
                 Ok(waiting) => {
                     found += waiting.iter().filter(|&&waiting| !partitions.has_left(waiting)).count();
                     health.works(POLL, 0);
@@ -59,7 +59,7 @@ fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
 
 /// Wakes the partitions of a run in which events wait, and returns them. It reads keys only, so rows that cannot be decoded do not
 /// stop it.
-async fn poll_run(context: &Context, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
+async fn poll_run(context: &Context, tx: &Transaction, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
     let mut first = first;
     let mut found = Vec::new();
     if is_on(Bug::PollForgotten) {
@@ -67,7 +67,6 @@ async fn poll_run(context: &Context, (first, last): (u32, u32)) -> Result<Vec<Pa
     }
     while first <= last {
         let range = context.keys.drains(Partition(first), Partition(last));
-        let tx = context.db.begin();
         let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
         let Some((key, value)) = page.rows.into_iter().next() else {
             break;

@@ -20,6 +20,7 @@ use crate::{
     state::{
         context::Context,
         keys::{FeedId, Lanes, PulseValue},
+        polls::Poll,
     },
     store::{Isolation, Transaction},
 };
@@ -56,6 +57,8 @@ pub(crate) struct Pulse {
     known: Option<PulseValue>,
     /// The version at which everything was read.
     seen: u64,
+    /// The poll that has ended the last wait.
+    poll: Option<Poll>,
 }
 
 /// The state of a [`Pulse`] that a poll needs.
@@ -127,6 +130,7 @@ impl Pulse {
             appended: None,
             known: None,
             seen: 0,
+            poll: None,
         }
     }
 
@@ -137,6 +141,13 @@ impl Pulse {
             expects_rows: self.expects_rows,
             known: self.known.as_ref(),
         }
+    }
+
+    /// The poll that has ended the last wait, for the next read. `None` if there was none, or if the read sets a watch,
+    /// which takes a commit.
+    pub fn take_poll(&mut self) -> Option<Poll> {
+        let sets_watch = self.probe().sets_watch;
+        self.poll.take().filter(|_| !sets_watch)
     }
 
     /// Adopts the result of a poll after its transaction. `is_end` says whether the transaction has read everything.
@@ -158,13 +169,14 @@ impl Pulse {
 
     /// Completes when there may be rows, or when the poll is due. Cancel safe.
     pub async fn wait(&mut self) {
+        self.poll = None;
         let is_watching = self.fired.is_some();
         // A watch that was just refused would be refused again.
         let was_refused = self.sets_watch && !is_watching;
         let pause =
             if is_watching || was_refused { self.poll_interval } else { QUIET.min(self.poll_interval) };
         let pause = if is_on(Bug::TailWithoutPoll) && is_watching { Duration::MAX } else { pause };
-        let Self { fired, appends, context, poll_interval, seen, .. } = self;
+        let Self { fired, appends, context, poll_interval, seen, poll, .. } = self;
         let env = context.env();
         let woken = tokio::select! {
             () = appended_after(appends, *seen) => Woken::Append,
@@ -181,7 +193,10 @@ impl Pulse {
                     Woken::Failure
                 }
             }
-            () = env.sleep(pause) => Woken::Pause,
+            due = context.polls.due(pause) => {
+                *poll = Some(due);
+                Woken::Pause
+            }
         };
         let now = env.now();
         let is_quiet = |since: Option<Duration>| since.is_none_or(|at| now.saturating_sub(at) >= QUIET);

@@ -28,6 +28,7 @@ use crate::{
     },
     state::{
         keys::{Config, Keys, NodeId, Role},
+        polls::Polls,
         stats::Stats,
     },
     store::Database,
@@ -104,7 +105,7 @@ impl Member {
         db: &Database,
         keys: &Keys,
         config: Option<Config>,
-        stats: &Arc<Stats>,
+        (stats, polls): (&Arc<Stats>, &Arc<Polls>),
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
         options.check()?;
@@ -127,7 +128,7 @@ impl Member {
         let mut tasks = JoinSet::new();
         tasks.spawn(heartbeat.run(received));
         let (interests, (seen, versions)) = (watch::Sender::new(BTreeMap::new()), watch::channel(None));
-        let watch = NeighbourWatch::new((db, keys, stats), id, options.pace(), observed.clone());
+        let watch = NeighbourWatch::new((db, keys, stats, polls), id, options.pace(), observed.clone());
         tasks.spawn(watch.run(interests.subscribe(), seen));
         Ok(Arc::new(Self {
             id,

@@ -26,6 +26,7 @@ use crate::{
     },
     state::{
         keys::{Keys, NodeId, NodeRow},
+        polls::{self, Poll, Polls},
         stats::Stats,
     },
     store::{Database, Isolation, KeyRange, RangeRead, Transaction, key_after},
@@ -51,6 +52,7 @@ pub(super) struct NeighbourWatch {
     db: Database,
     keys: Keys,
     stats: Arc<Stats>,
+    polls: Arc<Polls>,
     me: NodeId,
     /// How often it polls, unless a worker wants it more often.
     pace: Duration,
@@ -70,7 +72,7 @@ pub(super) struct NeighbourWatch {
 
 impl NeighbourWatch {
     pub fn new(
-        (db, keys, stats): (&Database, &Keys, &Arc<Stats>),
+        (db, keys, stats, polls): (&Database, &Keys, &Arc<Stats>, &Arc<Polls>),
         me: NodeId,
         pace: Duration,
         standing: watch::Receiver<Standing>,
@@ -79,6 +81,7 @@ impl NeighbourWatch {
             db: db.clone(),
             keys: keys.clone(),
             stats: Arc::clone(stats),
+            polls: Arc::clone(polls),
             me,
             pace,
             standing,
@@ -105,17 +108,16 @@ impl NeighbourWatch {
         let mut due = looked.saturating_add(self.pace);
         loop {
             let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
-            // Spread, so that nodes that started together do not always poll together.
-            let pace = env.spread(wanted.map_or(self.pace, |wanted| wanted.min(self.pace)), 0.9, 1.0);
+            let pace = wanted.map_or(self.pace, |wanted| wanted.min(self.pace));
             due = due.min(looked.saturating_add(pace));
-            tokio::select! {
+            let poll = tokio::select! {
                 biased;
                 changed = interests.changed() => match changed {
                     Ok(()) => continue,
                     Err(_) => return,
                 },
-                () = env.sleep(due.saturating_sub(env.now())) => {}
-            }
+                poll = self.polls.due(due.saturating_sub(env.now())) => poll,
+            };
             let pools: Vec<_> = {
                 let interests = interests.borrow();
                 let mut pools: Vec<_> = interests.values().map(|(pool, _)| Arc::clone(pool)).collect();
@@ -123,7 +125,7 @@ impl NeighbourWatch {
                 pools.dedup();
                 pools
             };
-            match AssertUnwindSafe(self.look(pools)).catch_unwind().await {
+            match AssertUnwindSafe(self.look(poll, pools)).catch_unwind().await {
                 Ok(Ok(has_removed)) => {
                     seen.send_replace(Some(Arc::clone(&self.versions)));
                     // A node that has removed another is the first that can take over.
@@ -145,14 +147,14 @@ impl NeighbourWatch {
     }
 
     /// Polls once, and removes dead nodes. Returns whether there were any.
-    async fn look(&mut self, pools: Vec<Arc<str>>) -> Result<bool> {
-        let began = self.env().now();
+    async fn look(&mut self, poll: Poll, pools: Vec<Arc<str>>) -> Result<bool> {
+        let began = poll.at;
         let watches_all = began < self.all_until;
         let read = async |tx: Transaction| {
             let nodes = async { if watches_all { self.all(&tx).await } else { self.neighbours(&tx).await } };
             tokio::try_join!(nodes, Versions::read(&tx, &self.keys, pools.clone(), &self.versions))
         };
-        let (nodes, versions) = self.db.run(read).await?;
+        let (nodes, versions) = polls::read(Some(poll), &self.db, read).await?;
         if versions != *self.versions {
             self.versions = Arc::new(versions);
         }

@@ -5,7 +5,10 @@ use std::time::Duration;
 use super::{NotificationFeed, NotificationPage};
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
-    state::feed::{Pulse, PulseRead},
+    state::{
+        feed::{Pulse, PulseRead},
+        polls,
+    },
 };
 
 /// The default number of rows per read.
@@ -91,9 +94,10 @@ impl NotificationTail {
 
     /// The next rows, or the position up to which there are none; and the result of the poll.
     async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, PulseRead)> {
+        let poll = self.pulse.take_poll();
         let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
-        let read = async |tx| feed.appended_in(&tx, cursor, limit, probe).await;
-        feed.context.db.run(read).await
+        let appended = async |tx| feed.appended_in(&tx, cursor, limit, probe).await;
+        polls::read(poll, &feed.context.db, appended).await
     }
 }
 

@@ -23,6 +23,8 @@ use crate::{
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationCounts {
+    /// Attempts at transactions in which anything was done, and be it a commit.
+    pub transactions: u64,
     /// Reads of keys, ranges and read versions, and watches.
     pub reads: u64,
     /// Writes.
@@ -43,6 +45,7 @@ impl std::ops::Sub for OperationCounts {
     /// The operations since `before`.
     fn sub(self, before: Self) -> Self {
         Self {
+            transactions: self.transactions - before.transactions,
             reads: self.reads - before.reads,
             mutations: self.mutations - before.mutations,
             commits: self.commits - before.commits,
@@ -70,6 +73,7 @@ pub struct Faults {
 #[derive(Default)]
 struct Plans {
     plan: Mutex<Planned>,
+    transactions: AtomicU64,
     reads: AtomicU64,
     mutations: AtomicU64,
     commits: AtomicU64,
@@ -145,8 +149,11 @@ impl Faults {
 
     /// The counts so far.
     pub fn counts(&self) -> OperationCounts {
-        let Plans { reads, mutations, commits, write_commits, read_bytes, written_bytes, .. } = &*self.plans;
+        let Plans {
+            transactions, reads, mutations, commits, write_commits, read_bytes, written_bytes, ..
+        } = &*self.plans;
         OperationCounts {
+            transactions: transactions.load(Ordering::Relaxed),
             reads: reads.load(Ordering::Relaxed),
             mutations: mutations.load(Ordering::Relaxed),
             commits: commits.load(Ordering::Relaxed),
@@ -175,6 +182,10 @@ impl Plans {
 }
 
 impl Interceptor for Plans {
+    fn begins(&self) {
+        self.transactions.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn sees(&self, _attempt: u64, operation: &Operation) {
         let count = match operation {
             Operation::Commit => &self.commits,

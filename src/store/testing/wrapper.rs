@@ -29,6 +29,9 @@ pub(super) type Inner = Arc<dyn TransactionBackend>;
 
 /// Decides about each operation. By default it changes nothing.
 pub(super) trait Interceptor: Send + Sync + 'static {
+    /// An attempt does its first operation.
+    fn begins(&self) {}
+
     /// Attempt number `attempt` does `operation`.
     fn sees(&self, _attempt: u64, _operation: &Operation) {}
 
@@ -136,6 +139,9 @@ impl<I: Interceptor> WrappedTransaction<I> {
     /// Records `operation`; returns the wrapped transaction to do it on.
     fn note(&self, operation: Operation) -> Inner {
         let mut state = self.state();
+        if state.attempt.operations.is_empty() {
+            self.interceptor.begins();
+        }
         self.interceptor.sees(state.number, &operation);
         state.attempt.operations.push(operation);
         Arc::clone(&state.inner)

@@ -12,7 +12,7 @@ use super::*;
 use crate::state::keys::Role;
 use crate::{
     base::error::StoreError,
-    state::{keys::Keys, membership::NodeOptions, stats::Stats},
+    state::{keys::Keys, membership::NodeOptions, polls::Polls, stats::Stats},
     store::{Database, Transaction},
 };
 
@@ -150,7 +150,9 @@ impl Work for Probe {
 
 async fn join(db: &Database) -> Arc<Member> {
     let keys = Keys::new(b"p").unwrap();
-    Member::join(db, &keys, None, &Arc::<Stats>::default(), NodeOptions::default()).await.unwrap()
+    Member::join(db, &keys, None, (&Arc::<Stats>::default(), &Polls::new(db.env())), NodeOptions::default())
+        .await
+        .unwrap()
 }
 
 fn pool() -> Pool {
@@ -358,7 +360,9 @@ async fn a_node_that_never_beats_and_never_takes_over_works() {
     let db = Database::memory();
     let never = NodeOptions { heartbeat: Duration::MAX, expiry: Duration::MAX, ..NodeOptions::default() };
     let keys = Keys::new(b"p").unwrap();
-    let member = Member::join(&db, &keys, None, &Arc::<Stats>::default(), never).await.unwrap();
+    let member = Member::join(&db, &keys, None, (&Arc::<Stats>::default(), &Polls::new(db.env())), never)
+        .await
+        .unwrap();
     let probe = Probe::new(2, Manner::Good);
     let balance =
         BalanceOptions { handover: Duration::MAX, interval: Duration::MAX, ..BalanceOptions::default() };
