@@ -1,6 +1,6 @@
 //! How fast notifiers fold: databases per second, in memory, from the start of the notifier until no event waits.
 //!
-//! Each database has one waiting event. `first` folds them into an empty feed, `again` into one that has a row of
+//! Of a thousand to a hundred thousand databases each has one waiting event. `first` folds them into an empty feed, `again` into one that has a row of
 //! each. A node has one thread, so more nodes show the gain of a further node, as long as there are cores.
 //!
 //! First it prints the memory of a database at rest: created, updated and folded, with nothing but its rows left in
@@ -26,8 +26,6 @@ use tokio::runtime::Runtime;
 #[cfg(feature = "cli")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-const DATABASES: u64 = 10_000;
 
 /// How many databases rest while their memory is measured.
 const AT_REST: u64 = 100_000;
@@ -114,32 +112,37 @@ fn database(n: u64) -> Db {
     Db::new(format!("db-{n}").parse().unwrap(), DbInstance(u128::from(n).to_be_bytes()))
 }
 
+/// The time of the last of `rounds` folds of `databases` in a new store.
+fn last_fold(runtime: &Runtime, nodes: u32, databases: u64, rounds: u32) -> Duration {
+    let store = Database::memory();
+    let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
+    let dbs: Vec<_> = (0..databases).map(database).collect();
+    let fold = |_| {
+        runtime.block_on(record(&store, &bus, &dbs));
+        fold(&store, nodes, databases)
+    };
+    (0..rounds).map(fold).last().unwrap()
+}
+
 fn folds(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let mut group = c.benchmark_group("fold");
-    group.throughput(Throughput::Elements(DATABASES)).sample_size(10);
-    for (name, rounds) in [("first", 1), ("again", 2)] {
-        for nodes in [1, 2, 4] {
-            group.bench_function(format!("{name}/{nodes} nodes"), |b| {
+    group.sample_size(10);
+    let sizes = [1_000, 10_000, 100_000].map(|databases| (databases, 1));
+    for (databases, nodes) in sizes.into_iter().chain([(10_000, 2), (10_000, 4)]) {
+        group.throughput(Throughput::Elements(databases));
+        for (name, rounds) in [("first", 1), ("again", 2)] {
+            let id = match nodes {
+                1 => format!("{name}/{databases}"),
+                _ => format!("{name}/{databases}/{nodes} nodes"),
+            };
+            group.bench_function(id, |b| {
                 b.iter_custom(|count| {
-                    let mut took = Duration::ZERO;
-                    for _ in 0..count {
-                        let store = Database::memory();
-                        let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
-                        let dbs: Vec<_> = (0..DATABASES).map(database).collect();
-                        let mut last = Duration::ZERO;
-                        for _ in 0..rounds {
-                            runtime.block_on(record(&store, &bus, &dbs));
-                            last = fold(&store, nodes, DATABASES);
-                        }
-                        took += last;
-                    }
-                    took
+                    (0..count).map(|_| last_fold(&runtime, nodes, databases, rounds)).sum()
                 });
             });
         }
     }
-    group.finish();
 }
 
 criterion_group!(benches, memory, folds);

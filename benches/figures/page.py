@@ -24,6 +24,7 @@ ABOUT = {
 
 PLOTS = {
     "dispatch": ["dispatch-all", "dispatch-some"],
+    "fold": ["folds"],
     "load": ["latency"],
     "databases": ["databases"],
 }
@@ -100,7 +101,7 @@ FOLLOWED = [
     ("dispatch", "all/1000/broadcast"),
     ("dispatch", "exact/1000"),
     ("dispatch", "suffix/10000"),
-    ("fold", "first/1 nodes"),
+    ("fold", "first/10000"),
     ("foundationdb", "fold"),
 ]
 

@@ -30,8 +30,8 @@ def chart(file, title, across, up, lines):
     pyplot.close(figure)
 
 
-def dispatched(cases, kind, end=""):
-    """Elements per second by subscribers."""
+def by_count(cases, kind, end=""):
+    """Elements per second by the number in the names of cases."""
     found = {}
     for name, case in cases.items():
         first, _, rest = name.partition("/")
@@ -48,14 +48,19 @@ def over(section, kind, value, scale=1):
 def draw(figures, folder):
     cases = figures.get("dispatch", {}).get("data", {}).get("cases", {})
     chart(folder / "dispatch-all.svg", "Subscribers of everything", "subscribers", "deliveries/s", {
-        "by batch": dispatched(cases, "batches"),
-        "one at a time": dispatched(cases, "all"),
-        "tokio broadcast": dispatched(cases, "all", "broadcast"),
+        "by batch": by_count(cases, "batches"),
+        "one at a time": by_count(cases, "all"),
+        "tokio broadcast": by_count(cases, "all", "broadcast"),
     })
     kinds = ["exact", "prefix", "suffix", "glob"]
     chart(folder / "dispatch-some.svg", "Subscribers of one name or pattern each", "subscribers", "rows/s", {
-        **{kind: dispatched(cases, kind) for kind in kinds},
-        "tokio broadcast, exact": dispatched(cases, "exact", "broadcast"),
+        **{kind: by_count(cases, kind) for kind in kinds},
+        "tokio broadcast, exact": by_count(cases, "exact", "broadcast"),
+    })
+    folds = figures.get("fold", {}).get("data", {}).get("cases", {})
+    chart(folder / "folds.svg", "Folds by one node, in memory", "databases", "databases/s", {
+        "into an empty feed": by_count(folds, "first"),
+        "into a feed with a row of each": by_count(folds, "again"),
     })
     load = figures.get("load", {}).get("data", {})
     chart(folder / "latency.svg", "From commit to delivery", "events/s", "ms", {
