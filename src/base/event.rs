@@ -49,6 +49,11 @@ impl DbName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The text, without a copy of it.
+    pub(crate) fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
 }
 
 impl FromStr for DbName {
@@ -220,7 +225,7 @@ impl EventKind {
 /// assert!(kinds.contains(EventKind::Created) && !kinds.contains(EventKind::Deleted));
 /// assert_eq!(kinds.iter().collect::<Vec<_>>(), [EventKind::Created, EventKind::Updated]);
 /// ```
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Kinds(u8);
 
 impl Kinds {

@@ -37,20 +37,27 @@ pub struct Filter {
     pub(crate) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
-/// One part of a pattern, by which names are found.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Atom {
-    Exact(DbName),
-    Prefix(Arc<str>),
-    Suffix(Arc<str>),
-    /// Names that match this glob, which is valid.
-    Glob(Arc<str>),
+/// One part of a pattern: the names that a text matches.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Atom {
+    pub by: MatchedBy,
+    /// The name, its beginning, its end, or a valid glob.
+    pub text: Arc<str>,
+}
+
+/// How an atom matches a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum MatchedBy {
+    Exact,
+    Prefix,
+    Suffix,
+    Glob,
 }
 
 /// The key of a pattern: subscribers with equal keys share it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PatternKey {
-    /// A name is matched if one of these matches it. Sorted and distinct.
+    /// A name is matched if one of these matches it. Sorted and distinct. Without atoms every name is matched.
     pub atoms: Arc<[Atom]>,
     pub kinds: Kinds,
 }
@@ -258,9 +265,9 @@ impl Filter {
         }
     }
 
-    /// Whether every row of a database that its names match passes.
-    pub(crate) fn passes_all_of_its_names(&self) -> bool {
-        self.kinds == Kinds::ALL && self.set().is_none()
+    /// Whether every row that its pattern matches by name passes.
+    pub(crate) fn passes_all_matched(&self) -> bool {
+        self.kinds == Kinds::ALL && !matches!(self.names, Names::Predicate(_) | Names::Any(_))
     }
 
     /// A hash of the filter. All predicates hash alike.
@@ -273,26 +280,33 @@ impl Filter {
         matches!(self.names, Names::All) && self.kinds == Kinds::ALL
     }
 
-    /// The atoms of its names, and the kinds that it may want; `None` if it passes everything, or if a predicate
-    /// decides.
-    pub(crate) fn key(&self) -> Option<PatternKey> {
+    /// The key of its pattern, which matches all rows that it may want: everything, if it wants every name, or a predicate decides.
+    pub(crate) fn key(&self) -> PatternKey {
         let mut atoms = BTreeSet::new();
-        self.collect_atoms(&mut atoms)
-            .then(|| PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds })
+        if self.collect_atoms(&mut atoms) {
+            PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds }
+        } else {
+            PatternKey { atoms: [].into(), kinds: Kinds::ALL }
+        }
     }
 
     /// Adds the atoms of its names; false if it has none.
     fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
-        match &self.names {
+        let (by, text): (_, Arc<str>) = match &self.names {
             Names::All | Names::Predicate(_) => return false,
-            Names::Exact(names) => atoms.extend(names.iter().cloned().map(Atom::Exact)),
-            Names::Prefix(prefix) => drop(atoms.insert(Atom::Prefix(prefix.as_str().into()))),
-            Names::Suffix(suffix) => drop(atoms.insert(Atom::Suffix(suffix.as_str().into()))),
-            Names::Glob(glob) => drop(atoms.insert(Atom::Glob(glob.glob().glob().into()))),
             Names::Any(set) => return set.filters.iter().all(|filter| filter.collect_atoms(atoms)),
-        }
+            Names::Exact(names) => {
+                atoms.extend(names.iter().map(|name| Atom { by: MatchedBy::Exact, text: name.shared() }));
+                return true;
+            }
+            Names::Prefix(prefix) => (MatchedBy::Prefix, prefix.as_str().into()),
+            Names::Suffix(suffix) => (MatchedBy::Suffix, suffix.as_str().into()),
+            Names::Glob(glob) => (MatchedBy::Glob, glob.glob().glob().into()),
+        };
+        atoms.insert(Atom { by, text });
         true
     }
+
     /// Whether a row of a wanted database has a wanted kind of news.
     fn wants(&self, row: &Notification, since: &Cursor) -> bool {
         self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(*since).kinds())

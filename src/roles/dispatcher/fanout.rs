@@ -58,7 +58,7 @@ impl Fanout {
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
-        self.0.subscribers.len()
+        self.0.count()
     }
 }
 
@@ -91,7 +91,7 @@ impl Subscriptions {
     /// As [`Fanout::subscribers`].
     #[cfg(feature = "http")]
     pub fn subscribers(&self) -> usize {
-        self.0.subscribers.len()
+        self.0.count()
     }
 }
 

@@ -239,24 +239,14 @@ impl<P: Clone> State<P> {
         if place < self.begin {
             return Found::Behind;
         }
-        if !self.has_entries(place) {
-            return Found::Nothing;
-        }
-        let index = self.first_from(place);
-        let (number, entry) = self.entries[index].clone();
-        Found::Entry { number, entry, more: index + 1 < self.entries.len() }
-    }
-
-    /// The index of the first entry from `place` on, which must exist.
-    fn first_from(&self, place: u64) -> usize {
-        // If the numbers have no gaps, the place gives the index. Otherwise the entry is mostly among the last ones.
-        let guess = place.saturating_sub(self.entries[0].0) as usize;
-        if self.entries.get(guess).is_some_and(|(number, _)| *number == place) {
-            return guess;
-        }
+        // It is mostly among the last ones.
         let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < place;
-        let near = (0..self.entries.len()).rev().take(NEAR).find(is_first);
-        near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place))
+        let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
+        let index = near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place));
+        match self.entries.get(index).cloned() {
+            Some((number, entry)) => Found::Entry { number, entry, more: index + 1 < self.entries.len() },
+            None => Found::Nothing,
+        }
     }
 
     /// Moves the waiting subscribers to `woken`.

@@ -4,8 +4,8 @@
 //!
 //! One task ([`tail`]) reads the feed and appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct
 //! pattern of the subscribers ([`patterns`]) has a [`log`] of the rows that it matches. Patterns are found by the names of the rows, at
-//! a cost that does not depend on the number of patterns. A subscriber is a cursor ([`reader`]) on the log of its pattern, or on the
-//! ring itself if it wants everything or has a predicate. The tail wakes it once for each read of the feed; it reads by reference, and
+//! a cost that does not depend on the number of patterns. A subscriber is a cursor ([`reader`]) on the log of its pattern; one
+//! pattern matches everything, for those that want everything or have a predicate. The tail wakes it once for each read of the feed; it reads by reference, and
 //! visits only its own rows. So a subscriber without matching rows costs nothing, and is never behind.
 //!
 //! A subscriber reads the feed from its cursor at its start, after a restart, and when its oldest waiting row has left the ring. The

@@ -127,8 +127,8 @@ pub(super) struct Reader {
     options: SubscriptionOptions,
     /// Earlier filters of the present reading, each with the position up to which it was served. Their rows are not delivered again.
     before: Vec<(Filter, Sequence)>,
-    /// The pattern whose log it follows; `None` if it follows the ring itself.
-    pattern: Option<Arc<Pattern>>,
+    /// The pattern whose log it follows.
+    pattern: Arc<Pattern>,
     cursor: Cursor,
     place: Option<u64>,
     is_at_end: bool,
@@ -239,14 +239,12 @@ impl Reader {
 
     /// The log that it follows.
     fn log(&self) -> &Log<Matched> {
-        self.pattern.as_ref().map_or(&self.shared.everything, |pattern| &pattern.log)
+        &self.pattern.log
     }
 
-    fn leave(&mut self) {
+    fn leave(&self) {
         self.log().leave(&self.state);
-        if let Some(pattern) = self.pattern.take() {
-            self.shared.patterns.leave(&pattern);
-        }
+        self.shared.patterns().leave(&self.pattern);
     }
 
     /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
@@ -356,8 +354,7 @@ impl Reader {
             (number, matched) = (newest, latest);
         }
         self.place = Some(number + 1);
-        let are_named = self.pattern.is_some();
-        self.choose_among(matched, since, are_named).map_or(Took::Something, Took::Batch)
+        self.choose_among(matched, since, true).map_or(Took::Something, Took::Batch)
     }
 
     /// Takes all that waits in the ring as one round, with the newest row of each database.
@@ -400,8 +397,8 @@ impl Reader {
         self.choose_among(Matched::all(batch), since, false).map_or(Took::Something, Took::Batch)
     }
 
-    /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `are_named` says that the names match.
-    fn choose_among(&mut self, matched: Matched, since: Cursor, are_named: bool) -> Option<DeliveryBatch> {
+    /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `by_pattern` says that its pattern matches them.
+    fn choose_among(&mut self, matched: Matched, since: Cursor, by_pattern: bool) -> Option<DeliveryBatch> {
         let Matched { batch, chosen } = matched;
         let begin = batch.rows.first().map_or(batch.to, |row| row.sequence);
         // The feed was read ahead of the tail: rows up to the cursor were delivered.
@@ -411,7 +408,7 @@ impl Reader {
             chosen
         };
         let filter = &self.options.filter;
-        let passes_all = filter.passes_everything() || (are_named && filter.passes_all_of_its_names());
+        let passes_all = filter.passes_everything() || (by_pattern && filter.passes_all_matched());
         if self.place.is_some() {
             self.ahead.take_if(|ahead| ahead.0.values().all(|at| *at < begin));
         }
@@ -596,7 +593,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.leave();
-        self.shared.subscribers.remove(&self.id);
+        self.shared.exit(self.id);
     }
 }
 

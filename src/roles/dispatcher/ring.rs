@@ -1,4 +1,5 @@
-//! [`Ring`]: the recent batches of the tail, in memory, shared by all subscribers.
+//! [`Ring`]: which of the tail's batches are in memory. The batches themselves are in the logs of the patterns that match them; the
+//! pattern that matches everything has all of them.
 //!
 //! Each batch with rows that is appended to the ring gets the next number. A place in the ring is a number: that of the first batch
 //! after it.
@@ -9,7 +10,7 @@
 //!    Between two batches, and after the last one, there was nothing to read.
 //! 2. A batch holds every row of the feed in its range that had no newer row when it was read. If a row had a newer one,
 //!    the newer one delivers its events: in the same batch if that is complete, else in a later one.
-//! 3. The end moves only after every log has the batches before it: [`Ring::push`], then the logs, then [`Ring::settle`].
+//! 3. The end moves only after every log has the batches before it: first the logs, then [`Ring::push`].
 
 use std::{
     collections::VecDeque,
@@ -17,11 +18,7 @@ use std::{
 };
 
 use super::{batch::Batch, patterns::Pattern};
-use crate::base::{
-    cursor::{Cursor, Knowledge},
-    encoding::Sequence,
-    notification::Notification,
-};
+use crate::base::{cursor::Cursor, encoding::Sequence};
 
 /// The end of the ring.
 #[derive(Debug, Clone, Copy)]
@@ -31,45 +28,33 @@ pub(super) struct End {
     pub cursor: Cursor,
 }
 
-/// The result of appending a batch.
-pub(super) struct Pushed {
-    pub number: u64,
-    /// The number of the oldest batch in the ring.
-    pub begin: u64,
-    /// Patterns that matched a batch which has left the ring.
-    pub pruned: Vec<Arc<Pattern>>,
-}
-
 /// The recent batches.
 pub(super) struct Ring {
     batches: RwLock<Batches>,
     rows_max: usize,
 }
 
+/// A batch in the ring.
+struct Kept {
+    to: Sequence,
+    rows: usize,
+    /// The patterns that match it.
+    patterns: Vec<Arc<Pattern>>,
+}
+
 struct Batches {
-    /// The batches, oldest first, all with rows, and the patterns that match each.
-    queue: VecDeque<(Arc<Batch>, Vec<Arc<Pattern>>)>,
+    /// The batches with rows, oldest first.
+    queue: VecDeque<Kept>,
+    rows: usize,
     /// The number of the oldest batch, and the position before it.
     begin: (u64, Sequence),
-    next: u64,
-    rows: usize,
-    to: Sequence,
-    /// The position at which the tail last reached the end of the feed.
-    complete_to: Sequence,
     end: End,
 }
 
 impl Ring {
     pub fn new(start: Sequence, rows_max: usize) -> Self {
-        let batches = Batches {
-            queue: VecDeque::new(),
-            begin: (0, start),
-            next: 0,
-            rows: 0,
-            to: start,
-            complete_to: start,
-            end: End { place: 0, cursor: start.into() },
-        };
+        let end = End { place: 0, cursor: start.into() };
+        let batches = Batches { queue: VecDeque::new(), rows: 0, begin: (0, start), end };
         Self { batches: RwLock::new(batches), rows_max }
     }
 
@@ -82,57 +67,31 @@ impl Ring {
         self.batches.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a batch of the rows that follow the last batch, up to `to`. `is_complete` says that the feed ended there.
-    pub fn batch(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Batch {
-        Batch::new(rows, self.read().complete_to.into(), to, is_complete)
-    }
-
-    /// Appends a batch, and drops the oldest ones above the limit. For one caller at a time.
-    pub fn push(&self, batch: &Arc<Batch>) -> Pushed {
+    /// Appends a batch that all logs have, and drops the oldest ones above the limit. `patterns` match the batch. Returns the oldest
+    /// place in the ring, and the patterns that matched a batch which has left it. For one caller at a time.
+    pub fn push(&self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> (u64, Vec<Arc<Pattern>>) {
         let mut batches = self.write();
-        let number = batches.next;
-        batches.to = batch.to;
-        if batch.is_complete {
-            batches.complete_to = batch.to;
-        }
+        batches.end.cursor = batch.cursor_after(batch.since);
         if !batch.rows.is_empty() {
-            batches.next += 1;
+            batches.end.place += 1;
             batches.rows += batch.rows.len();
-            batches.queue.push_back((Arc::clone(batch), Vec::new()));
+            batches.queue.push_back(Kept { to: batch.to, rows: batch.rows.len(), patterns });
         }
         let mut pruned = Vec::new();
         while batches.queue.len() > 1 && batches.rows > self.rows_max {
-            let (oldest, patterns) = batches.queue.pop_front().expect("there are at least two");
-            batches.rows -= oldest.rows.len();
+            let oldest = batches.queue.pop_front().expect("there are at least two");
+            batches.rows -= oldest.rows;
             batches.begin = (batches.begin.0 + 1, oldest.to);
-            pruned.extend(patterns);
+            pruned.extend(oldest.patterns);
         }
-        Pushed { number, begin: batches.begin.0, pruned }
+        (batches.begin.0, pruned)
     }
 
-    /// Moves the end of the ring behind all batches, once all logs have them. `patterns` are those of the last batch.
-    /// Returns the cursor at the end.
-    pub fn settle(&self, patterns: Vec<Arc<Pattern>>) -> Cursor {
+    /// Continues at `to` with batch number `next`, which is after the next one. Drops everything before.
+    pub fn skip_to(&self, next: u64, to: Sequence) {
         let mut batches = self.write();
-        if let Some((_, of_last)) = batches.queue.back_mut()
-            && !patterns.is_empty()
-        {
-            *of_last = patterns;
-        }
-        let cursor = Cursor::resumed(Knowledge::UpTo(batches.complete_to), batches.to, batches.to);
-        batches.end = End { place: batches.next, cursor };
-        cursor
-    }
-
-    /// Continues at `to`, and drops everything before. Returns the number of the next batch: subscribers before it are behind.
-    pub fn skip_to(&self, to: Sequence) -> u64 {
-        let mut batches = self.write();
-        batches.queue.clear();
-        batches.rows = 0;
-        // One number is left out, so that a subscriber at the end is behind as well.
-        batches.next += 1;
-        (batches.to, batches.complete_to, batches.begin) = (to, to, (batches.next, to));
-        batches.next
+        let end = End { place: next, cursor: to.into() };
+        *batches = Batches { queue: VecDeque::new(), rows: 0, begin: (next, to), end };
     }
 
     pub fn end(&self) -> End {
@@ -148,15 +107,15 @@ impl Ring {
     /// ahead of the ring has its place at the end.
     pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         let batches = self.read();
-        if position < batches.begin.1 || (position > batches.to && !may_be_ahead) {
+        if position < batches.begin.1 || (position > batches.end.cursor.position() && !may_be_ahead) {
             return None;
         }
-        let after = batches.queue.partition_point(|(batch, _)| batch.to <= position);
+        let after = batches.queue.partition_point(|batch| batch.to <= position);
         Some(batches.begin.0 + after as u64)
     }
 
     /// The position of the tail.
     pub fn position(&self) -> Sequence {
-        self.read().to
+        self.end().cursor.position()
     }
 }

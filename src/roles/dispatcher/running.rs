@@ -147,7 +147,7 @@ impl Dispatcher {
 
     /// Number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
-        self.fanout.shared().patterns.subscribers_of(name.as_str())
+        self.fanout.shared().patterns().subscribers_of(name.as_str())
     }
 
     /// A handle that does not keep the dispatcher running.

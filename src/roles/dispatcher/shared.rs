@@ -1,23 +1,20 @@
 //! [`Shared`]: shared by the tail and the subscribers of a dispatcher. It publishes rows to them and ends them.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use dashmap::DashMap;
 use tokio::sync::{Semaphore, broadcast, watch};
 
 use super::{
     batch::{Batch, Chosen, Matched, batch_len, to_mark},
     listener::{EVENTS_MAX, Listeners, Supervision},
-    log::{Log, SubscriberId, SubscriberState},
+    log::{SubscriberId, SubscriberState},
     options::DispatcherOptions,
-    patterns::{Matches, Pattern, Patterns},
+    patterns::{Pattern, Patterns},
     ring::Ring,
 };
 use crate::{
@@ -35,22 +32,26 @@ pub(crate) struct Shared {
     pub context: Arc<Context>,
     pub feed: NotificationFeed,
     pub ring: Ring,
-    /// The log of subscribers that follow the ring itself.
-    pub everything: Log<Matched>,
-    pub patterns: Patterns,
-    /// Locked for writing while a batch is matched, and for reading while a pattern is added.
-    matching: RwLock<()>,
-    pub subscribers: DashMap<SubscriberId, Arc<SubscriberState>>,
-    next_id: AtomicU64,
+    /// Locked while a batch is matched, too.
+    patterns: Mutex<Patterns>,
+    subscribers: Mutex<Subscribers>,
     /// The position up to which the ring is complete; barriers wait for it.
     known: watch::Sender<Sequence>,
-    is_closed: AtomicBool,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
     /// The most rows of one such read, and of a batch of the ring.
     pub batch_rows_max: usize,
     pub listeners: Listeners,
     pub supervision: broadcast::Sender<Supervision>,
+}
+
+/// The subscribers of a dispatcher.
+#[derive(Default)]
+struct Subscribers {
+    /// In the order of their ids, so that a run can be replayed.
+    states: BTreeMap<SubscriberId, Arc<SubscriberState>>,
+    last_id: u64,
+    is_closed: bool,
 }
 
 impl Shared {
@@ -60,13 +61,9 @@ impl Shared {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: Ring::new(start, options.ring_rows_max),
-            everything: Log::new(0),
-            patterns: Patterns::default(),
-            matching: RwLock::default(),
-            subscribers: DashMap::new(),
-            next_id: AtomicU64::new(1),
+            patterns: Mutex::new(Patterns::new()),
+            subscribers: Mutex::default(),
             known: watch::Sender::new(start),
-            is_closed: AtomicBool::new(false),
             turns: Semaphore::new(options.catch_ups_max),
             batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
             listeners: Listeners::default(),
@@ -74,20 +71,40 @@ impl Shared {
         })
     }
 
+    /// No holder of the lock can panic with the patterns half changed.
+    pub fn patterns(&self) -> MutexGuard<'_, Patterns> {
+        self.patterns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No holder of the lock can panic with the subscribers half changed.
+    fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
+        self.subscribers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn enter(&self) -> (SubscriberId, Arc<SubscriberState>) {
-        let id = SubscriberId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let state = Arc::new(SubscriberState::new());
-        self.subscribers.insert(id, Arc::clone(&state));
-        // A concurrent `close` may have missed it.
-        if self.is_closed.load(Ordering::SeqCst) {
+        let mut subscribers = self.subscribers();
+        subscribers.last_id += 1;
+        let (id, state) = (SubscriberId(subscribers.last_id), Arc::new(SubscriberState::new()));
+        if subscribers.is_closed {
             state.close();
         }
+        subscribers.states.insert(id, Arc::clone(&state));
         (id, state)
+    }
+
+    /// Forgets the subscriber `id`.
+    pub fn exit(&self, id: SubscriberId) {
+        self.subscribers().states.remove(&id);
+    }
+
+    /// Number of present subscribers.
+    pub fn count(&self) -> usize {
+        self.subscribers().states.len()
     }
 
     /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is no such subscriber or it has ended.
     pub fn end(&self, id: SubscriberId) -> Result<()> {
-        let state = self.subscribers.get(&id).map(|state| Arc::clone(&state));
+        let state = self.subscribers().states.get(&id).map(Arc::clone);
         let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
         state.end();
         wake(vec![state]);
@@ -102,12 +119,11 @@ impl Shared {
         }
     }
 
-    /// Adds a subscriber to the pattern of `filter`; returns `None` if it has to follow the ring itself.
-    pub fn join(&self, filter: &Filter) -> Option<Arc<Pattern>> {
-        let key = filter.key()?;
+    /// Adds a subscriber to the pattern of `filter`.
+    pub fn join(&self, filter: &Filter) -> Arc<Pattern> {
         // No batch is half matched now, so the log of a new pattern has all batches from here on.
-        let _unmatched = self.matching.read().unwrap_or_else(PoisonError::into_inner);
-        Some(self.patterns.join(&key, self.ring.end().place))
+        let mut patterns = self.patterns();
+        patterns.join(&filter.key(), self.ring.end().place)
     }
 
     /// Appends rows to the ring and the logs, and wakes their subscribers. `is_complete` says that the feed ended after them.
@@ -115,47 +131,43 @@ impl Shared {
     pub fn publish(&self, mut rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
         let mut woken = Vec::new();
         loop {
-            let part: Vec<_> = rows.drain(..batch_len(&rows, self.batch_rows_max)).collect();
-            let batch = match part.last() {
-                Some(last) if !rows.is_empty() => {
-                    let last = last.sequence;
-                    self.ring.batch(part, last, false)
-                }
-                _ => self.ring.batch(part, to, is_complete),
-            };
-            self.put(batch, &mut woken);
-            if rows.is_empty() {
+            let rest = rows.split_off(batch_len(&rows, self.batch_rows_max));
+            let since = self.ring.end().cursor.rewound();
+            let Some(last) = rows.last().filter(|_| !rest.is_empty()).map(|row| row.sequence) else {
+                self.put(Batch::new(rows, since, to, is_complete), &mut woken);
                 break;
-            }
+            };
+            self.put(Batch::new(rows, since, last, false), &mut woken);
+            rows = rest;
         }
         // Only now: a waker may panic.
         wake(woken);
     }
 
-    /// Appends `batch` to the ring and the logs. Adds the subscribers that wait for its rows to `woken`.
+    /// Appends `batch` to the logs and the ring, and informs the barriers. Adds the subscribers that wait for its rows to `woken`.
     fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
         let batch = Arc::new(batch);
-        let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
-        let Matches { patterns, rows } = self.patterns.matches(&batch);
-        let (begin, pushed) = (to_mark(batch.since.position()), self.ring.push(&batch));
-        for (pattern, rows) in patterns.iter().zip(rows) {
-            let matched = Matched { batch: Arc::clone(&batch), chosen: Chosen::Indices(rows) };
-            pattern.log.append(pushed.number, begin, matched, woken);
-        }
+        let (number, begin) = (self.ring.end().place, to_mark(batch.since.position()));
+        let mut patterns = self.patterns();
+        let mut append = |pattern: Arc<Pattern>, chosen| {
+            pattern.log.append(number, begin, Matched { batch: Arc::clone(&batch), chosen }, woken);
+            pattern
+        };
+        let found = patterns.matches(&batch).into_iter();
+        let mut matching: Vec<_> =
+            found.map(|(pattern, rows)| append(pattern, Chosen::Indices(rows))).collect();
         if !batch.rows.is_empty() {
-            let matched = Matched { batch, chosen: Chosen::From(0) };
-            self.everything.append(pushed.number, begin, matched, woken);
+            matching.push(append(Arc::clone(patterns.everything()), Chosen::From(0)));
         }
-        for pattern in pushed.pruned {
-            pattern.log.prune(pushed.begin);
+        let (begin, pruned) = self.ring.push(&batch, matching);
+        for pattern in pruned {
+            pattern.log.prune(begin);
         }
-        self.everything.prune(pushed.begin);
-        self.settle(patterns);
+        self.inform_barriers();
     }
 
-    /// Moves the end of the ring behind all batches, and informs the barriers. `patterns` match the last batch.
-    fn settle(&self, patterns: Vec<Arc<Pattern>>) {
-        if let Knowledge::UpTo(to) = self.ring.settle(patterns).knowledge() {
+    fn inform_barriers(&self) {
+        if let Knowledge::UpTo(to) = self.ring.end().cursor.knowledge() {
             self.known.send_if_modified(|known| {
                 *known = to.max(*known);
                 // A barrier that comes later reads the value first. To send without a receiver would cost, too.
@@ -168,15 +180,15 @@ impl Shared {
     /// cursors show whether they have expired.
     pub fn expire(&self, horizon: Sequence) {
         let mut woken = Vec::new();
-        {
-            let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
-            let next = self.ring.skip_to(horizon);
-            for pattern in self.patterns.all() {
-                pattern.log.skip_to(next, &mut woken);
-            }
-            self.everything.skip_to(next, &mut woken);
-            self.settle(Vec::new());
+        let patterns = self.patterns();
+        // One number is left out, so that a subscriber at the end is behind as well.
+        let next = self.ring.end().place + 1;
+        for pattern in patterns.all() {
+            pattern.log.skip_to(next, &mut woken);
         }
+        self.ring.skip_to(next, horizon);
+        drop(patterns);
+        self.inform_barriers();
         wake(woken);
     }
 
@@ -184,7 +196,7 @@ impl Shared {
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
         let at = self.feed.folded(version).await?;
         let mut known = self.known.subscribe();
-        let reached = known.wait_for(|known| *known >= at || self.is_closed.load(Ordering::SeqCst)).await;
+        let reached = known.wait_for(|known| *known >= at || self.subscribers().is_closed).await;
         if reached.is_ok_and(|known| *known >= at) {
             return Ok(at);
         }
@@ -193,13 +205,12 @@ impl Shared {
 
     /// Ends all subscriptions after the deliveries that wait for them.
     pub fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
+        let all: Vec<_> = {
+            let mut subscribers = self.subscribers();
+            subscribers.is_closed = true;
+            subscribers.states.values().cloned().collect()
+        };
         self.known.send_modify(|_| {});
-        let all = self.subscribers.iter().map(|subscriber| (*subscriber.key(), Arc::clone(&subscriber)));
-        let mut all: Vec<_> = all.collect();
-        // In the order of their ids, so that a run can be replayed.
-        all.sort_unstable_by_key(|(id, _)| *id);
-        let all: Vec<_> = all.into_iter().map(|(_, state)| state).collect();
         for state in &all {
             state.close();
         }
