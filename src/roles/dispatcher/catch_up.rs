@@ -8,7 +8,6 @@ use std::{
 };
 
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
-use tokio::task::JoinHandle;
 
 use super::{batch::batch_len, delivery::DeliveryBatch, shared::Shared};
 use crate::{
@@ -18,12 +17,10 @@ use crate::{
         error::Result,
         event::{DbName, EventKind},
         notification::Notification,
+        tasks::{Ended, Task},
     },
     state::notification_feed::ChangedDdocs,
 };
-
-/// How many exact names one read of the feed looks up.
-pub(super) const LOOK_UPS_MAX: usize = 400;
 
 /// Pause after a failed read of the feed.
 const FAILURE_PAUSE: Duration = Duration::from_millis(100);
@@ -38,44 +35,35 @@ pub(super) struct Page {
     pub began: Sequence,
     pub to: Sequence,
     pub more: bool,
-    /// The last name that was looked up, if more names are left.
-    pub last: Option<DbName>,
 }
 
 /// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
-/// Dropping it aborts the read.
-pub(super) struct Load(JoinHandle<Result<Page>>);
+pub(super) struct Load(Task<Result<Page>>);
 
 impl Load {
-    /// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names; of too many names
-    /// it looks up the first ones.
-    pub fn begin(shared: &Arc<Shared>, cursor: Cursor, names: Option<Vec<DbName>>, has_failed: bool) -> Self {
+    /// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
+    pub fn begin(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Self {
         let shared = Arc::clone(shared);
-        Self(tokio::spawn(async move {
+        Self(Task::spawn(async move {
             if has_failed {
                 shared.context.env().sleep(FAILURE_PAUSE).await;
             }
             let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
-            match names {
-                Some(names) => look_up(&shared, cursor, names).await,
-                None => page(&shared, cursor).await,
+            if names.is_empty() {
+                return page(&shared, cursor).await;
             }
+            let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+            Ok(Page { rows, began: to, to, more: false })
         }))
     }
 
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Page>> {
         match ready!(Pin::new(&mut self.0).poll(context)) {
             Ok(page) => Poll::Ready(page),
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // Only the end of the runtime aborts the task, and then this one ends, too.
-            Err(_) => Poll::Pending,
+            Err(Ended::Panicked(text)) => panic!("the read of the feed has panicked: {text}"),
+            // Only the end of the runtime cancels the task, and then this one ends, too.
+            Err(Ended::Cancelled) => Poll::Pending,
         }
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -87,15 +75,7 @@ async fn page(shared: &Shared, cursor: Cursor) -> Result<Page> {
         page.rows.truncate(kept);
         (page.to, page.more) = (page.rows[kept - 1].sequence, true);
     }
-    Ok(Page { rows: page.rows, began, to: page.to, more: page.more, last: None })
-}
-
-async fn look_up(shared: &Shared, cursor: Cursor, mut names: Vec<DbName>) -> Result<Page> {
-    let more = names.len() > LOOK_UPS_MAX;
-    names.truncate(LOOK_UPS_MAX);
-    let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
-    let last = if more { names.pop() } else { None };
-    Ok(Page { rows, began: to, to, more, last })
+    Ok(Page { rows: page.rows, began, to: page.to, more: page.more })
 }
 
 /// A read of the changed design documents, for each delivery of a batch.

@@ -9,35 +9,34 @@
 //! ```text
 //!            the ring has what follows         an entry (or all, in a round)
 //! READING ────────────────────────► ON THE RING ───────────────► CHOOSING ──► READING DDOCS ──► returned
-//!  ▲  │ ▲                             │  │  ▲                    (choice)      (in_hand)           │
+//!  ▲  │ ▲                             │  │  ▲                                                    │
 //!  │  │ └─ behind ────────────────────┘  │  └────────────────────────────────────────────────────┘
 //!  │  └─ a page ─► CHOOSING …            └─ nothing: it rests, on the list of its log
 //!  └── the ring has left the end of the reading meanwhile; a replaced filter; `Expired`
 //! ```
 //!
-//! | state | holds while | goes on when | to |
-//! |---|---|---|---|
-//! | *reading* | `place` is `None`; `load` is under way | a page has come | *choosing*; after the last page (`is_at_end`) *on the ring* |
-//! | | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
-//! | *on the ring* | `place` is the number of the next batch | there is an entry | *choosing*, with `place` behind it |
-//! | | | there is none | idle, until an entry takes it off the list |
-//! | | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes *on the ring* where the ring begins |
-//! | *choosing* | `choice` has rows that the filter has not judged yet | it has judged all | *reading ddocs*, or returned |
-//! | *reading ddocs* | `in_hand` has a batch | the documents are read | returned |
-//! | *synced* | `synced` says where the first scan was complete | at once | returned, as `Synced` |
+//! A reader is *on the ring* while `place` has the number of its next batch, and on the feed otherwise. What is under way goes first,
+//! whichever it is:
 //!
-//! If two states of this table apply, the later one goes first: a batch in hand is returned before anything else is taken.
+//! | [`Step`] | goes on when | to |
+//! |---|---|---|
+//! | *documents* | the design documents of a batch are read | returned |
+//! | *choosing* | the filter has judged all rows of a batch | *documents*, or returned |
+//! | *reading* | a page has come | *choosing*; after the last page (`is_at_end`) `Synced`, if it began with nothing, then *on the ring* |
+//! | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
+//! | *idle*, on the ring | there is an entry | *choosing*, with `place` behind it |
+//! | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes on where the ring begins |
 //!
 //! # A cursor never overtakes its rows
 //!
 //! 1. The cursor covers the returned rows, and no other wanted row. It moves in these places only: [`Reader::deliver`] (a batch
-//!    is returned, or has no wanted row), [`Reader::poll_in_hand`] (the batch is returned with its design documents), `Synced` (all
-//!    pages before were returned, as *choosing* goes first), [`Reader::skip`] (`Lagged` reports the rows between), and
-//!    [`Reader::rest_at`], which moves it to a position with no wanted row before: the end of the ring, read before the log
-//!    had no entry, with nothing in hand; or the begin of the entry that took it off the list, where the log had none before.
+//!    is returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `Synced` (all
+//!    pages before were returned), [`Reader::skip`] (`Lagged` reports the rows between), and [`Reader::rest_at`], which moves it to
+//!    a position with no wanted row before: the end of the ring, read before the log had no entry, with nothing under way; or
+//!    the begin of the entry that took it off the list, where the log had none before.
 //! 2. It never goes back, except in [`Reader::replace`], whose caller passes the cursor of its work, and for `Expired`. Where the
 //!    ring knows more than the cursor, the two are joined ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
-//! 3. What is dropped before it is returned (a filter is replaced, a load is aborted) is read again: `place` is derived from
+//! 3. What is dropped before it is returned (a filter is replaced, a read is aborted) is read again: `place` is derived from
 //!    the cursor again, not from where the ring was read.
 //! 4. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
 //!    of the feed, reads the feed to its end first.
@@ -52,7 +51,7 @@ use std::{
 
 use super::{
     batch::{Batch, Chosen, Indices, Matched, of_mark},
-    catch_up::{DdocRead, LOOK_UPS_MAX, Load, Page, read_ddocs},
+    catch_up::{DdocRead, Load, Page, read_ddocs},
     coalesce::{coalesce, has_all_news},
     delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption},
     log::{Found, Log, SubscriberId, SubscriberState},
@@ -73,16 +72,27 @@ use crate::base::{
 /// The most databases of a round that are taken from the ring. A larger round is read from the feed, which has each database once.
 const ROUND_ROWS_MAX: usize = 256;
 
-/// Rows that the filter may reject in a row before other tasks get their turn.
-const ROWS_AT_ONCE: usize = 4_096;
+/// How many rows the filter judges for one unit of the time that a task has before others get their turn.
+const ROWS_PER_TURN: usize = 32;
+
+/// What a reader has under way.
+enum Step {
+    Idle,
+    /// A page of the feed is being read.
+    Reading(Load),
+    /// The wanted rows of a batch are being chosen.
+    Choosing(Box<Choice>),
+    /// The design documents of a batch are being read; `None` if that has failed and has to begin again.
+    Documents(Box<(DeliveryBatch, Option<DdocRead>)>),
+}
 
 /// A batch whose wanted rows are being chosen. It survives a panic of the predicate, which then has seen its row.
 struct Choice {
-    batch: Arc<Batch>,
+    matched: Matched,
     /// The reader's cursor before the batch.
     since: Cursor,
-    /// Indices of the rows that the filter has not judged yet, the last one first.
-    left: Vec<u32>,
+    /// How many rows the filter has judged.
+    judged: usize,
     passed: Indices,
 }
 
@@ -99,15 +109,13 @@ enum Took {
 
 /// Progress of looking up exact names, which replaces reading the whole feed.
 struct LookUp {
-    /// The last name that was looked up.
-    last: DbName,
+    /// How many names were looked up.
+    count: usize,
     /// The end of the feed when the first name was looked up.
-    began: Sequence,
+    to: Sequence,
+    /// Whether a name had a later row. Then the feed is read on from there, after all names.
+    is_outrun: bool,
 }
-
-/// Rows by name that were delivered although they lie after the end of the look-up. The ring must not deliver them again.
-#[derive(Default)]
-struct Ahead(HashMap<DbName, Sequence>);
 
 pub(super) struct SubscriptionOptions {
     pub filter: Filter,
@@ -131,14 +139,11 @@ pub(super) struct Reader {
     pattern: Arc<Pattern>,
     cursor: Cursor,
     place: Option<u64>,
+    step: Step,
+    /// Whether the last page of the feed was read.
     is_at_end: bool,
-    load: Option<Load>,
     has_failed: bool,
-    look_up: Option<Box<LookUp>>,
-    ahead: Option<Box<Ahead>>,
-    choice: Option<Box<Choice>>,
-    in_hand: Option<Box<(DeliveryBatch, Option<DdocRead>)>>,
-    synced: Option<Sequence>,
+    look_up: Option<LookUp>,
 }
 
 impl Reader {
@@ -160,14 +165,10 @@ impl Reader {
             pattern,
             cursor,
             place: None,
+            step: Step::Idle,
             is_at_end: false,
-            load: None,
             has_failed: false,
             look_up: None,
-            ahead: None,
-            choice: None,
-            in_hand: None,
-            synced: None,
         };
         reader.take_place(is_caught_up);
         reader
@@ -188,10 +189,7 @@ impl Reader {
 
     /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
-        if let Some(place) = self.place
-            && self.choice.is_none()
-            && self.in_hand.is_none()
-        {
+        if let (Some(place), Step::Idle) = (self.place, &self.step) {
             // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.end();
             if !self.log().has_entries(place) {
@@ -215,9 +213,7 @@ impl Reader {
         if is_set_back {
             self.before.push((before, cursor.position()));
         }
-        (self.load, self.look_up, self.ahead) = (None, None, None);
-        (self.choice, self.in_hand, self.synced) = (None, None, None);
-        self.is_at_end = false;
+        (self.step, self.look_up, self.is_at_end) = (Step::Idle, None, false);
         if let Some(pace) = &mut self.options.pace {
             pace.end();
         }
@@ -276,57 +272,49 @@ impl Reader {
         context: &mut Context<'_>,
         is_closed: bool,
     ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
-        let mut asked = 0;
         loop {
-            if let Some(result) = ready!(self.poll_in_hand(context)) {
-                return Poll::Ready(Some(result));
-            }
-            if self.choice.is_some() {
-                if let Some(batch) = ready!(self.poll_choice(&mut asked, context)) {
-                    return Poll::Ready(Some(Ok(batch)));
+            let item = match &mut self.step {
+                Step::Documents(_) => ready!(self.poll_documents(context)),
+                Step::Choosing(_) => ready!(self.poll_choice(context)).map(Ok),
+                Step::Reading(load) => {
+                    let page = ready!(load.poll(context));
+                    self.step = Step::Idle;
+                    self.receive(page).transpose()
                 }
-                continue;
-            }
-            if let Some(at) = self.synced.take() {
-                // The cursor moves only now: a subscriber whose filter is replaced before is still in its first scan.
-                self.move_to(at.into());
-                return Poll::Ready(Some(Err(Interruption::Synced { at })));
-            }
-            if let Some(load) = &mut self.load {
-                let page = ready!(load.poll(context));
-                self.load = None;
-                if let Some(received) = self.receive(page).transpose() {
-                    return Poll::Ready(Some(received));
+                Step::Idle if self.is_at_end && self.cursor.knew_nothing() => {
+                    // The cursor moves only now: a subscriber whose filter is replaced before is still in its first scan.
+                    let at = self.cursor.position();
+                    self.move_to(at.into());
+                    Some(Err(Interruption::Synced { at }))
                 }
-                continue;
-            }
-            if std::mem::take(&mut self.is_at_end) {
-                self.take_place(true);
-            }
-            let took = match self.place {
-                None if is_closed => return Poll::Ready(None),
-                None => Took::Behind,
-                Some(place) => {
-                    if self.options.pace.is_some() && !is_closed {
-                        ready!(self.poll_pace(place, context));
-                    }
-                    // However much waits, other tasks of the thread get their turn.
-                    ready!(tokio::task::coop::poll_proceed(context)).made_progress();
-                    if self.options.pace.is_some() { self.take_round(place) } else { self.take(place) }
-                }
+                Step::Idle => match ready!(self.poll_ring(context, is_closed)) {
+                    Took::Batch(batch) => Some(Ok(batch)),
+                    Took::Something => None,
+                    Took::Behind => self.fall_behind().map(Err),
+                    Took::Nothing if is_closed => return Poll::Ready(None),
+                    Took::Nothing => return Poll::Pending,
+                },
             };
-            match took {
-                Took::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
-                Took::Something => {}
-                Took::Behind => {
-                    if let Some(lagged) = self.fall_behind() {
-                        return Poll::Ready(Some(Err(lagged)));
-                    }
-                }
-                Took::Nothing if is_closed => return Poll::Ready(None),
-                Took::Nothing => return Poll::Pending,
+            if item.is_some() {
+                return Poll::Ready(item);
             }
         }
+    }
+
+    /// Takes what follows from the ring, once the next round may begin.
+    fn poll_ring(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<Took> {
+        if std::mem::take(&mut self.is_at_end) {
+            self.take_place(true);
+        }
+        let Some(place) = self.place else {
+            return Poll::Ready(if is_closed { Took::Nothing } else { Took::Behind });
+        };
+        if self.options.pace.is_some() && !is_closed {
+            ready!(self.poll_pace(place, context));
+        }
+        // However much waits, other tasks of the thread get their turn.
+        ready!(tokio::task::coop::poll_proceed(context)).made_progress();
+        Poll::Ready(if self.options.pace.is_some() { self.take_round(place) } else { self.take(place) })
     }
 
     /// Completes when the next round may begin, or at once if nothing waits.
@@ -399,50 +387,43 @@ impl Reader {
 
     /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `by_pattern` says that its pattern matches them.
     fn choose_among(&mut self, matched: Matched, since: Cursor, by_pattern: bool) -> Option<DeliveryBatch> {
-        let Matched { batch, chosen } = matched;
-        let begin = batch.rows.first().map_or(batch.to, |row| row.sequence);
-        // The feed was read ahead of the tail: rows up to the cursor were delivered.
-        let chosen = if begin <= since.position() {
-            chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32)
-        } else {
-            chosen
-        };
+        let Matched { batch, mut chosen } = matched;
+        if batch.rows.first().is_some_and(|row| row.sequence <= since.position()) {
+            // The feed was read ahead of the tail: rows up to the cursor were delivered.
+            chosen = chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32);
+        }
         let filter = &self.options.filter;
         let passes_all = filter.passes_everything() || (by_pattern && filter.passes_all_matched());
-        if self.place.is_some() {
-            self.ahead.take_if(|ahead| ahead.0.values().all(|at| *at < begin));
-        }
-        if passes_all && self.before.is_empty() && self.ahead.is_none() {
+        if passes_all && self.before.is_empty() {
             return self.deliver(batch, since, chosen);
         }
-        let left = chosen.indices(&batch).rev().collect();
-        self.choice = Some(Box::new(Choice { batch, since, left, passed: Indices::new() }));
+        let (matched, passed) = (Matched { batch, chosen }, Indices::new());
+        self.step = Step::Choosing(Box::new(Choice { matched, since, judged: 0, passed }));
         None
     }
 
     /// Chooses the wanted rows, then delivers them.
-    fn poll_choice(&mut self, asked: &mut usize, context: &Context<'_>) -> Poll<Option<DeliveryBatch>> {
-        let choice = self.choice.as_mut().expect("the caller has checked it");
-        // The row is removed first, so that it is not judged again after a panic of the predicate.
-        while let Some(index) = choice.left.pop() {
-            let row = &choice.batch.rows[index as usize];
-            *asked += 1;
-            let ahead = self.ahead.as_ref().filter(|_| self.place.is_some());
-            let is_ahead =
-                ahead.and_then(|ahead| ahead.0.get(&row.name)).is_some_and(|at| *at >= row.sequence);
-            if !is_ahead
-                && self.options.filter.passes(row, &choice.since)
-                && !was_delivered(&self.before, row, &choice.since)
-            {
+    fn poll_choice(&mut self, context: &mut Context<'_>) -> Poll<Option<DeliveryBatch>> {
+        let Step::Choosing(choice) = &mut self.step else { return Poll::Ready(None) };
+        let Matched { batch, chosen } = &choice.matched;
+        while choice.judged < chosen.count(batch) {
+            if choice.judged % ROWS_PER_TURN == 0 {
+                ready!(tokio::task::coop::poll_proceed(context)).made_progress();
+            }
+            let index = chosen.index_of(choice.judged);
+            // It counts as judged before, so that it is not judged again after a panic of the predicate.
+            choice.judged += 1;
+            let row = &batch.rows[index as usize];
+            let passes = self.options.filter.passes(row, &choice.since);
+            if passes && !was_delivered(&self.before, row, &choice.since) {
                 choice.passed.push(index);
             }
-            if *asked >= ROWS_AT_ONCE {
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
         }
-        let Choice { batch, since, passed, .. } = *self.choice.take().expect("it was just there");
-        Poll::Ready(self.deliver(batch, since, Chosen::Indices(passed)))
+        let Step::Choosing(choice) = std::mem::replace(&mut self.step, Step::Idle) else {
+            return Poll::Ready(None);
+        };
+        let Choice { matched, since, passed, .. } = *choice;
+        Poll::Ready(self.deliver(matched.batch, since, Chosen::Indices(passed)))
     }
 
     /// Delivers the rows `chosen` of `batch`; `None` if there are none, or their design documents are to be read first.
@@ -457,23 +438,22 @@ impl Reader {
         let filters = self.options.filter.set_and_kinds();
         let batch = DeliveryBatch::new(Deliveries { batch, chosen, since, filters, ddocs: None });
         if self.options.ddocs {
-            self.in_hand = Some(Box::new((batch, None)));
+            self.step = Step::Documents(Box::new((batch, None)));
             return None;
         }
         self.move_to(batch.cursor());
         Some(batch)
     }
 
-    /// Completes with the batch in hand, or a failure, once its design documents are read. Completes with `None` if there is no batch,
-    /// or none of its rows is wanted.
-    fn poll_in_hand(
+    /// Completes with the batch, or a failure, once its design documents are read; with `None` if none of its rows is wanted.
+    fn poll_documents(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
-        let Some(in_hand) = &mut self.in_hand else { return Poll::Ready(None) };
-        let (batch, read) = &mut **in_hand;
-        let loading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone()));
-        let ddocs = match ready!(loading.as_mut().poll(context)) {
+        let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
+        let (batch, read) = &mut **documents;
+        let reading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone()));
+        let ddocs = match ready!(reading.as_mut().poll(context)) {
             Ok(ddocs) => ddocs,
             Err(error) => {
                 *read = None;
@@ -485,7 +465,7 @@ impl Reader {
             // All rows have passed the filter before. A row on which the predicate panics now is delivered, as it may be wanted.
             catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
         });
-        self.in_hand = None;
+        self.step = Step::Idle;
         self.move_to(batch.cursor());
         Poll::Ready((batch.len() > 0).then_some(Ok(batch)))
     }
@@ -507,40 +487,37 @@ impl Reader {
         if self.place.is_some() {
             self.rest_at(of_mark(self.log().taken_at(&self.state)).into());
         }
-        if let Some((place, to)) = self.skip_target() {
-            return self.skip(place, to);
+        if let Some(lagged) = self.skip() {
+            return Some(lagged);
         }
         self.place = None;
         self.begin_load();
         None
     }
 
-    /// Where a reader that skips continues. It cannot skip if it began with nothing or is within a reading, because rows then have older
-    /// news; nor if it looks up names, which is cheap however much it has missed.
-    fn skip_target(&self) -> Option<(u64, Sequence)> {
+    /// Continues in the ring, if it skips missed rows. It cannot skip if it began with nothing or is within a reading, because rows then
+    /// have older news; nor if it looks up names, which is cheap however much it has missed.
+    fn skip(&mut self) -> Option<Interruption> {
         let is_plain = self.cursor == self.cursor.rewound() && !self.cursor.knew_nothing();
         let skips = self.options.skips || is_on(Bug::LaggardSkips);
         if !skips || !is_plain || self.options.filter.exact().is_some() {
             return None;
         }
-        let (begin, to) = self.shared.ring.begin();
+        let (begin, mut to) = self.shared.ring.begin();
+        let mut place = begin;
         if self.place.is_some_and(|own| own >= begin) {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
-        let (place, to) = if self.log().begin() <= begin {
-            (begin, to)
-        } else {
+        if self.log().begin() > begin {
             let end = self.shared.ring.end();
-            (end.place, end.cursor.position())
-        };
-        // Its own reading may have brought it ahead of the tail.
-        (to > self.cursor.position()).then_some((place, to))
-    }
-
-    /// Continues at `place`; rows up to `to` have left the ring.
-    fn skip(&mut self, place: u64, to: Sequence) -> Option<Interruption> {
+            (place, to) = (end.place, end.cursor.position());
+        }
         let from = self.cursor.position();
+        // Its own reading may have brought it ahead of the tail.
+        if to <= from {
+            return None;
+        }
         self.place = Some(place);
         self.move_to(to.into());
         (!is_on(Bug::LaggardSkips)).then_some(Interruption::Lagged { from, to })
@@ -551,21 +528,19 @@ impl Reader {
         if let Some(pace) = &mut self.options.pace {
             pace.begin();
         }
-        let names = self.options.filter.exact().map(|names| {
-            let after = self.look_up.as_ref().map(|look_up| &look_up.last);
-            let from = after.map_or(0, |after| names.partition_point(|name| name <= after));
-            names[from..].iter().take(LOOK_UPS_MAX + 1).cloned().collect()
-        });
-        self.load = Some(Load::begin(&self.shared, self.cursor, names, self.has_failed));
+        let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
+        let names = self.options.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
+        let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
+        self.step = Step::Reading(Load::begin(&self.shared, self.cursor, names, self.has_failed));
     }
 
     /// Receives a page of the feed, and delivers its wanted rows.
     fn receive(&mut self, page: Result<Page>) -> Result<Option<DeliveryBatch>, Interruption> {
         self.has_failed = page.is_err();
-        let Page { rows, began, to, more, last } = match page {
+        let Page { mut rows, began, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
-                (self.place, self.look_up, self.ahead) = (None, None, None);
+                (self.place, self.look_up) = (None, None);
                 self.before.clear();
                 self.cursor = Cursor::NOTHING;
                 return Err(Interruption::Expired { horizon });
@@ -573,19 +548,21 @@ impl Reader {
             Err(error) => return Err(Interruption::Failed(error)),
         };
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
-        // All look-ups of one reading end where the first one ended.
-        let end = self.look_up.as_ref().map_or(to, |look_up| look_up.began);
-        if self.options.filter.exact().is_some() {
-            for row in rows.iter().filter(|row| row.sequence > end) {
-                self.ahead.get_or_insert_default().0.insert(row.name.clone(), row.sequence);
-            }
+        let names = self.options.filter.exact().unwrap_or_default().len();
+        let mut look_up = self.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
+        if look_up.count < names {
+            look_up.count = names.min(look_up.count + self.shared.batch_rows_max);
+            let found = rows.len();
+            rows.retain(|row| row.sequence <= look_up.to);
+            look_up.is_outrun |= rows.len() < found;
+            // Names that are still to be looked up may have earlier rows.
+            let is_last = look_up.count == names;
+            to = if is_last { look_up.to } else { since.position() };
+            more = !is_last || look_up.is_outrun;
         }
-        // Names that are still to be looked up may have earlier rows.
-        let to = if last.is_some() { since.position() } else { end };
-        self.look_up = last.map(|last| Box::new(LookUp { last, began: end }));
+        self.look_up = more.then_some(look_up);
         self.is_at_end = !more;
-        self.synced = (since.knew_nothing() && !more).then_some(to);
-        let is_complete = !more && self.synced.is_none();
+        let is_complete = !more && !since.knew_nothing();
         Ok(self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false))
     }
 }
