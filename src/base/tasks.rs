@@ -13,6 +13,7 @@
 //! each other's handles while they are polled. A task that drops its own handle ends with its present poll.
 
 use std::{
+    fmt,
     panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
@@ -157,6 +158,12 @@ impl<T: Send + 'static> Future for Task<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Joined<T>> {
         let joined = ready!(self.handle.poll_unpin(context));
         Poll::Ready(joined.unwrap_or(Err(Ended::Cancelled)))
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Task<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("number", &self.number).finish_non_exhaustive()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
         error::{Error, Result},
         event::{Db, DbInstance},
     },
-    roles::dispatcher::Subscriptions,
+    roles::dispatcher::Fanout,
 };
 
 const NAME: &str = "_notibus/canary";
@@ -24,7 +24,7 @@ const LIMIT_MIN: Duration = Duration::from_secs(5);
 
 /// Records an event every `interval`, for ever. It counts the time from the commit to the delivery. A lost event keeps the
 /// node from being ready until one is delivered.
-pub(super) async fn run(bus: Bus, dispatcher: Subscriptions, interval: Duration) {
+pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
     let context = &bus.context;
     let (env, health) = (context.env(), &context.stats.health);
     let limit = interval.max(LIMIT_MIN);
@@ -48,7 +48,7 @@ pub(super) async fn run(bus: Bus, dispatcher: Subscriptions, interval: Duration)
 }
 
 /// Records one event; returns the time from the commit until its row was delivered here.
-async fn send(bus: &Bus, dispatcher: &Subscriptions) -> Result<Duration> {
+async fn send(bus: &Bus, dispatcher: &Fanout) -> Result<Duration> {
     let db = Db::new(NAME.parse().expect("it is a name"), DbInstance([0; 16]));
     let tx = bus.store().begin();
     bus.producer().updated(&tx, &db);

@@ -147,7 +147,7 @@ async fn the_cache_recovers_from_having_expired() {
         assert_eq!(layer.read(db, &x).await, Some(1));
     }
     let Layer { store, bus, notifier, dispatcher, cache } = layer;
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     // While the dispatcher is suspended, a database is deleted with its documents, and its tombstone is removed: no row shows its end.
     let producer = bus.producer();
     store

@@ -377,16 +377,23 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
         }
     }
 
-    let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
-    let world = SubscriberFixture::with(options).await;
-    let (heard, mut messages) = unbounded_channel();
-    let has_panicked = Arc::new(Mutex::new(false));
-    let factory = move || Panics(heard.clone(), Arc::clone(&has_panicked));
-    world.events(&["a", "b"], EventKind::Created).await;
-    let since = Start::from(world.bus.feed().horizon().await.unwrap());
-    let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
-    let _listener = subscribe.listener(factory).start().unwrap();
-    assert!(next_call(&mut messages).await.contains("Lagged"));
+    for is_replaced in [false, true] {
+        let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
+        let world = SubscriberFixture::with(options).await;
+        let (heard, mut messages) = unbounded_channel();
+        let has_panicked = Arc::new(Mutex::new(false));
+        let (panicked, factory_panicked) = (Arc::clone(&has_panicked), has_panicked);
+        let factory = move || Panics(heard.clone(), Arc::clone(&factory_panicked));
+        world.events(&["a", "b"], EventKind::Created).await;
+        let since = Start::from(world.bus.feed().horizon().await.unwrap());
+        let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
+        let listener = subscribe.listener(factory).start().unwrap();
+        if is_replaced {
+            until("the panic", async || *panicked.lock().unwrap()).await;
+            listener.replace(Filter::prefix(""));
+        }
+        assert!(next_call(&mut messages).await.contains("Lagged"));
+    }
 }
 
 /// Stops itself by its own handle, from within a call.

@@ -105,7 +105,7 @@ async fn a_mirror_that_expires_is_filled_again() {
     let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
     let first = mirror.synced().await.unwrap();
     let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = world;
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     let sequence = bus.feed().last_sequence().await.unwrap().unwrap();
     assert!(first >= sequence);
     let version = commit((&store, &bus), "a", 1, EventKind::Deleted).await;

@@ -95,7 +95,7 @@ async fn run(mut random: fastrand::Rng) {
                     NotifierOptions { poll_interval: std::time::Duration::from_millis(50), ..eager() };
                 notifier = joined(&bus).await.notifier(options).await.unwrap();
             }
-            2 => dispatcher = dispatcher.suspend().await.resume(),
+            2 => dispatcher = dispatcher.suspend().resume(),
             3..8 => {
                 let place = random.usize(..subscribers.len());
                 let (subscription, delivered) = &mut subscribers[place];

@@ -73,7 +73,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
         SubscriberFixture::with(options).await;
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
     mirror.synced().await.unwrap();
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     let version = commit(&store, &bus, "x", EventKind::Created).await;
     let barrier = Arc::clone(&mirror);
     let barrier = tokio::spawn(async move { barrier.reached(version).await });
@@ -93,7 +93,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = world;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     let version = commit(&store, &bus, "a", EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     forget(&bus).await;
@@ -221,7 +221,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     assert_eq!(dispatcher.subscribers(), 1);
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     let version = commit(&store, &bus, "a", EventKind::Created).await;
     for _ in 0..10 {
         let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.reached(version)).await;

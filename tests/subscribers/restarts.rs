@@ -34,7 +34,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
         let recorded = Arc::clone(&delivered);
         let listen = dispatcher.subscribe(Filter::all()).listener(move || Recorder(Arc::clone(&recorded)));
         let _listener = listen.named("recorder").unwrap().start().unwrap();
-        let suspended = dispatcher.suspend().await;
+        let suspended = dispatcher.suspend();
         assert_eq!(suspended.subscribers(), 4);
         for kind in [EventKind::Created, EventKind::Updated] {
             crate::fixture::fold(&store, &bus, &db("a", 1), kind).await;
@@ -63,7 +63,7 @@ async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
     let SubscriberFixture { dispatcher, .. } = SubscriberFixture::new().await;
     let mut stream = dispatcher.subscribe(Filter::all()).stream();
     let handle = dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet).start().unwrap();
-    drop(dispatcher.suspend().await);
+    drop(dispatcher.suspend());
     assert!(within("the end", stream.next()).await.is_none());
     within("its end", handle.finished()).await;
 }
@@ -102,7 +102,7 @@ async fn a_subscriber_suspended_for_too_long_expires() {
     let names_of = ["stays", "goes"].map(|name| name.parse().unwrap());
     let filters = [Filter::all(), Filter::names(names_of).unwrap()];
     let mut streams = filters.map(|filter| dispatcher.subscribe(filter).stream());
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     world_event(&db("goes", 1), EventKind::Deleted).await;
     let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
@@ -128,7 +128,7 @@ async fn a_replaced_filter_does_not_hide_expired() {
     let both = Filter::names(["stays", "goes"].map(|name| name.parse().unwrap())).unwrap();
     let mut streams =
         [both.clone(), Filter::all()].map(|next| (dispatcher.subscribe(goes.clone()).stream(), next));
-    let suspended = dispatcher.suspend().await;
+    let suspended = dispatcher.suspend();
     crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
     let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
@@ -156,7 +156,7 @@ async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
         let cursor = bus.cursor("mirror").unwrap();
         let goes = Filter::name("goes").unwrap();
         let mut stream = dispatcher.subscribe(goes.clone()).durable(&cursor).await.unwrap().stream();
-        let suspended = dispatcher.suspend().await;
+        let suspended = dispatcher.suspend();
         crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
         let _janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
         until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;

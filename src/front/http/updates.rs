@@ -9,7 +9,6 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 
 use super::{
@@ -27,6 +26,7 @@ use crate::{
         error::{Error, Result},
         event::Kinds,
         notification::Notification,
+        tasks::Task,
     },
     roles::dispatcher::{BatchSubscription, DeliveryBatch, Filter, Interruption},
     state::notification_feed::NotificationPage,
@@ -46,13 +46,13 @@ type Page = (NotificationPage, Sequence);
 type Item = Option<Result<DeliveryBatch, Interruption>>;
 
 /// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
-struct Load(JoinHandle<Result<Page>>);
+struct Load(Task<Result<Page>>);
 
 impl Load {
     /// Begins to read at most `limit` rows after `cursor`.
     fn begin(inner: &Arc<Inner>, cursor: Cursor, limit: usize) -> Self {
         let inner = Arc::clone(inner);
-        Self(tokio::spawn(async move {
+        Self(Task::spawn(async move {
             let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
             let feed = &inner.feed;
             let read = async |tx| {
@@ -68,12 +68,6 @@ impl Load {
     /// Waits for the page. This is cancel safe.
     async fn done(&mut self) -> Result<Page> {
         (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

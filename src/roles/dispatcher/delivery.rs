@@ -104,11 +104,10 @@ impl DeliveryBatch {
         Delivery { batch: Arc::clone(&self.all), index: self.start as usize + index }
     }
 
-    /// Removes the first delivery and returns it.
-    pub(super) fn take_first(&mut self) -> Delivery {
-        let first = self.delivery(0);
+    /// Removes the first delivery and returns it, as a batch of its own.
+    pub(super) fn take_first(&mut self) -> Self {
         self.start += 1;
-        first
+        Self { all: Arc::clone(&self.all), start: self.start - 1, end: self.start }
     }
 
     pub(super) fn into_first(self) -> Delivery {
@@ -226,11 +225,6 @@ impl Delivery {
     pub(super) fn alone(self) -> DeliveryBatch {
         let start = self.index as u32;
         DeliveryBatch { all: self.batch, start, end: start + 1 }
-    }
-
-    /// The cursor of a subscriber that has worked on the deliveries before this one in its batch.
-    pub(super) fn cursor_before(&self) -> Cursor {
-        self.batch.cursor_after(self.index)
     }
 }
 

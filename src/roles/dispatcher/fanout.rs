@@ -17,26 +17,40 @@ use crate::{
 /// subscribers and for benchmarks. Dropping it ends its subscriptions after the deliveries that wait for them.
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
-pub struct Fanout(Arc<Shared>);
+pub struct Fanout {
+    shared: Arc<Shared>,
+    /// Whether dropping it ends the subscriptions.
+    is_owner: bool,
+}
 
 impl Fanout {
     pub(crate) fn new(context: Arc<Context>, options: &DispatcherOptions, start: Sequence) -> Result<Self> {
         options.check()?;
-        Ok(Self(Shared::new(context, options, start)))
+        Ok(Self { shared: Shared::new(context, options, start), is_owner: true })
+    }
+
+    /// A handle that ends no subscription.
+    pub(super) fn handle(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), is_owner: false }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.0
+        &self.shared
+    }
+
+    /// As [`Dispatcher::reached`](super::Dispatcher::reached).
+    pub(crate) async fn reached(&self, version: u64) -> Result<Sequence> {
+        self.shared.reached(version).await
     }
 
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        Subscribe::new(Arc::clone(&self.0), filter)
+        Subscribe::new(Arc::clone(&self.shared), filter)
     }
 
     /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is no such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
-        self.0.end(id)
+        self.shared.end(id)
     }
 
     /// Publishes `rows` as if a tail had read them, and had read everything up to `to`. The rows must be in order, after the
@@ -47,56 +61,25 @@ impl Fanout {
         if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
             return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
         }
-        self.0.publish(rows, to, true);
+        self.shared.publish(rows, to, true);
         Ok(())
     }
 
     /// The position up to which rows have been published.
     pub fn position(&self) -> Sequence {
-        self.0.ring.position()
+        self.shared.ring.position()
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
-        self.0.count()
-    }
-}
-
-/// A handle on a dispatcher that does not keep it running: its subscriptions end with the dispatcher.
-#[derive(Debug, Clone)]
-pub(crate) struct Subscriptions(Arc<Shared>);
-
-impl Subscriptions {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self(Arc::clone(shared))
-    }
-
-    /// As [`Dispatcher::reached`](super::Dispatcher::reached).
-    pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        self.0.reached(version).await
-    }
-
-    /// As [`Fanout::subscribe`].
-    #[cfg(feature = "http")]
-    pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        Subscribe::new(Arc::clone(&self.0), filter)
-    }
-
-    /// As [`Fanout::position`].
-    #[cfg(feature = "http")]
-    pub fn position(&self) -> Sequence {
-        self.0.ring.position()
-    }
-
-    /// As [`Fanout::subscribers`].
-    #[cfg(feature = "http")]
-    pub fn subscribers(&self) -> usize {
-        self.0.count()
+        self.shared.count()
     }
 }
 
 impl Drop for Fanout {
     fn drop(&mut self) {
-        self.0.close();
+        if self.is_owner {
+            self.shared.close();
+        }
     }
 }

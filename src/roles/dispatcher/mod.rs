@@ -48,7 +48,6 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::fanout::Subscriptions;
 pub use self::{
     callback::CallbackHandle,
     delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption, Iter as DeliveryIter},

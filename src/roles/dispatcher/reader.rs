@@ -128,6 +128,7 @@ pub(super) struct SubscriptionOptions {
 }
 
 /// A subscriber and its state.
+#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Reader {
     shared: Arc<Shared>,
     id: SubscriberId,

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::task::JoinHandle;
-
 use super::{
     fanout::Fanout,
     listener::{ListenerHandle, SHUTDOWN_LIMIT, StopReason, SupervisionEvents},
@@ -16,7 +14,7 @@ use super::{
 #[cfg(doc)]
 use crate::base::error::Error;
 use crate::{
-    base::{encoding::Sequence, error::Result, event::DbName, filter::Filter},
+    base::{encoding::Sequence, error::Result, event::DbName, filter::Filter, tasks::Task},
     state::{context::Context, notification_feed::NotificationFeed},
 };
 
@@ -25,31 +23,8 @@ use crate::{
 #[must_use = "dropping it ends its subscriptions"]
 pub struct Dispatcher {
     /// Dropped before the fan-out that it fills.
-    tail: Tail,
-    fanout: Fanout,
-    options: DispatcherOptions,
-}
-
-/// The task of the tail. Dropping it aborts the task.
-#[derive(Debug)]
-struct Tail(JoinHandle<()>);
-
-impl Drop for Tail {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl Tail {
-    /// Aborts the task, and waits until it has ended.
-    async fn end(mut self) {
-        self.0.abort();
-        if let Err(error) = (&mut self.0).await
-            && error.is_panic()
-        {
-            tracing::error!(%error, "the tail has panicked");
-        }
-    }
+    tail: Task<()>,
+    suspended: SuspendedDispatcher,
 }
 
 /// A dispatcher that does not read the feed. Its subscribers receive nothing until it is resumed. Dropping
@@ -65,7 +40,8 @@ impl SuspendedDispatcher {
     /// retention: then subscribers get
     /// [`Interruption::Expired`](super::Interruption).
     pub fn resume(self) -> Dispatcher {
-        Dispatcher::run(self.fanout, self.options)
+        let tail = tail::run(Arc::clone(self.fanout.shared()), self.options.clone());
+        Dispatcher { tail: Task::spawn(tail), suspended: self }
     }
 
     /// Number of subscriptions.
@@ -79,46 +55,45 @@ impl Dispatcher {
     pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
         options.check()?;
         let start = NotificationFeed::new(Arc::clone(&context), context.feed.clone()).now().await?;
-        Ok(Self::run(Fanout::new(context, &options, start)?, options))
+        let fanout = Fanout::new(context, &options, start)?;
+        Ok(SuspendedDispatcher { fanout, options }.resume())
     }
 
-    /// Starts a tail at the position of `fanout`.
-    fn run(fanout: Fanout, options: DispatcherOptions) -> Self {
-        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), options.clone()));
-        Self { tail: Tail(tail), fanout, options }
+    fn fanout(&self) -> &Fanout {
+        &self.suspended.fanout
     }
 
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        self.fanout.subscribe(filter)
+        self.fanout().subscribe(filter)
     }
 
     /// Ends the subscriber `id`: its stream ends, or its callback or listener is stopped. Fails with [`Error::NoSubscriber`] if
     /// there is no such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
-        self.fanout.unsubscribe(id)
+        self.fanout().unsubscribe(id)
     }
 
     /// Finds the listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
     /// [`Error::Invalid`] if its messages are of another type.
     pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
-        self.fanout.shared().listeners.find(name)
+        self.fanout().shared().listeners.find(name)
     }
 
     /// Stops the listener `name`, and waits until it has terminated. Fails with [`Error::NoSubscriber`] if there is none.
     pub async fn stop_listener(&self, name: &str) -> Result<StopReason> {
-        self.fanout.shared().listeners.stop(name).await
+        self.fanout().shared().listeners.stop(name).await
     }
 
     /// Events of listeners and callbacks from now on.
     pub fn supervision(&self) -> SupervisionEvents {
-        (&self.fanout.shared().supervision).into()
+        (&self.fanout().shared().supervision).into()
     }
 
     /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
     /// kinds of events, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
-        Mirror::start(self.fanout.shared(), filter)
+        Mirror::start(self.fanout().shared(), filter)
     }
 
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
@@ -132,46 +107,44 @@ impl Dispatcher {
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
     /// before.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        self.fanout.shared().reached(version).await
+        self.fanout().shared().reached(version).await
     }
 
     /// The position up to which the tail has read the feed.
     pub fn position(&self) -> Sequence {
-        self.fanout.position()
+        self.fanout().position()
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
-        self.fanout.subscribers()
+        self.fanout().subscribers()
     }
 
     /// Number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
-        self.fanout.shared().patterns().subscribers_of(name.as_str())
+        self.fanout().shared().patterns().subscribers_of(name.as_str())
     }
 
-    /// A handle that does not keep the dispatcher running.
-    pub(crate) fn subscriptions(&self) -> super::fanout::Subscriptions {
-        super::fanout::Subscriptions::new(self.fanout.shared())
+    /// A handle that does not keep the dispatcher running: its subscriptions end with the dispatcher.
+    pub(crate) fn subscriptions(&self) -> Fanout {
+        self.fanout().handle()
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.fanout.shared().context
+        &self.fanout().shared().context
     }
 
     /// Stops reading the feed, and keeps the subscribers; [`SuspendedDispatcher::resume`] continues for them.
-    pub async fn suspend(self) -> SuspendedDispatcher {
-        let Self { tail, fanout, options } = self;
-        tail.end().await;
-        SuspendedDispatcher { fanout, options }
+    pub fn suspend(self) -> SuspendedDispatcher {
+        self.suspended
     }
 
     /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer
     /// than 10 s to terminate is aborted.
     pub async fn shutdown(self) {
-        let Self { tail, fanout, .. } = self;
-        tail.end().await;
+        let Self { tail, suspended: SuspendedDispatcher { fanout, .. } } = self;
         let shared = Arc::clone(fanout.shared());
+        drop(tail);
         drop(fanout);
         shared.listeners.finish(shared.context.env().sleep(SHUTDOWN_LIMIT)).await;
     }

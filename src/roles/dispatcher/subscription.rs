@@ -62,8 +62,8 @@ impl Order {
     }
 }
 
-/// The next item for a supervised listener. The flag says whether the listener gets the whole batch of the delivery. `None` at the end.
-pub(super) type GivenItem = Option<Result<(Delivery, bool), Interruption>>;
+/// The next item of a subscription; `None` at the end.
+pub(super) type Item<T = DeliveryBatch> = Option<Result<T, Interruption>>;
 
 /// Receives for a subscriber, in batches or one delivery at a time, and saves its cursor.
 pub(super) struct Source {
@@ -138,7 +138,7 @@ impl Source {
     }
 
     /// The next batch. The caller has worked on what was returned before.
-    fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+    fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Item> {
         if self.is_lost {
             return Poll::Ready(None);
         }
@@ -152,36 +152,29 @@ impl Source {
     }
 
     /// The next delivery. The caller has worked on what was returned before.
-    fn poll_delivery(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delivery, Interruption>>> {
-        loop {
-            if let Some(left) = &self.current {
-                if self.reader.is_ended() || self.is_lost {
-                    return Poll::Ready(None);
-                }
-                if self.autosave.is_some() {
-                    let stands_at = left.cursor_after(0);
-                    if let Some(lost) = self.poll_save(context, Some(stands_at)) {
-                        return Poll::Ready(Some(Err(lost)));
-                    }
-                }
-                let next = self.current.as_mut().map(DeliveryBatch::take_first);
-                self.current.take_if(|left| left.len() == 0);
-                return Poll::Ready(next.map(Ok));
-            }
-            match ready!(self.poll_batch(context)) {
-                Some(Ok(batch)) => self.current = Some(batch),
-                Some(Err(interruption)) => return Poll::Ready(Some(Err(interruption))),
-                None => return Poll::Ready(None),
-            }
-        }
+    fn poll_delivery(&mut self, context: &mut Context<'_>) -> Poll<Item<Delivery>> {
+        self.poll_given(context, false).map_ok(DeliveryBatch::into_first)
     }
 
-    /// The next delivery; if `in_batches`, the first one of the next batch, which is passed on as a whole.
-    pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<GivenItem> {
-        if in_batches && self.current.is_none() {
-            return self.poll_batch(context).map_ok(|batch| (batch.delivery(0), true));
+    /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. What [`Source::give_apart`] returns goes first,
+    /// one delivery at a time. The caller has worked on what was returned before.
+    pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Item> {
+        if self.current.is_none() {
+            match ready!(self.poll_batch(context)) {
+                Some(Ok(batch)) if !in_batches => self.current = Some(batch),
+                item => return Poll::Ready(item),
+            }
+        } else if self.reader.is_ended() || self.is_lost {
+            return Poll::Ready(None);
+        } else if self.autosave.is_some() {
+            let stands_at = self.cursor();
+            if let Some(lost) = self.poll_save(context, Some(stands_at)) {
+                return Poll::Ready(Some(Err(lost)));
+            }
         }
-        self.poll_delivery(context).map_ok(|delivery| (delivery, false))
+        let next = self.current.as_mut().map(DeliveryBatch::take_first);
+        self.current.take_if(|left| left.len() == 0);
+        Poll::Ready(next.map(Ok))
     }
 
     /// Returns the deliveries of `batch` again, one at a time.

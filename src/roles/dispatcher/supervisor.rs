@@ -16,12 +16,12 @@ use futures_util::{
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    delivery::{Delivery, Interruption},
+    delivery::{DeliveryBatch, Interruption},
     listener::{
         Control, Listener, ListenerHandle, Message, Next, Orders, StopReason, Supervised, Supervision,
     },
     shared::Shared,
-    subscription::{GivenItem, Source},
+    subscription::Source,
 };
 use crate::{
     base::{
@@ -87,11 +87,9 @@ impl Default for SupervisionPolicy {
     }
 }
 
-/// A delivery that the listener has not finished.
+/// An item that the listener has not finished. A delivery that is passed on alone is a batch of its own.
 struct Given {
-    /// The delivery, or the first one of a batch that is passed on as a whole.
-    delivery: Delivery,
-    is_whole: bool,
+    item: Result<DeliveryBatch, Interruption>,
     attempts: u32,
 }
 
@@ -99,38 +97,21 @@ impl Given {
     /// Whether it counts as worked on after the listener has returned `next`. A listener that stops within a batch may have left a part
     /// of it; one that has failed could not work on it.
     fn is_worked_on(&self, next: &Next) -> bool {
-        match next {
-            Next::Stop(StopReason::Failed(_)) => false,
-            Next::Stop(_) => !self.is_whole || self.delivery.batch().len() == 1,
+        match (&self.item, next) {
+            (Ok(_), Next::Stop(StopReason::Failed(_))) => false,
+            (Ok(batch), Next::Stop(_)) => batch.len() == 1,
             _ => true,
         }
+    }
+
+    /// The cursor before it, if it is a delivery.
+    fn cursor(&self) -> Option<Cursor> {
+        self.item.as_ref().ok().map(|batch| batch.cursor_after(0))
     }
 }
 
 /// A panic, with its message.
 struct Panicked(String);
-
-/// What ends a wait of the supervisor.
-enum Event<M> {
-    /// A command has come, the parent has ended, or the cursor has moved while a caller waits for that.
-    Command,
-    /// A message; `None` once all senders are gone.
-    Message(Option<Message<M>>),
-    /// An item of the subscription; an error if the predicate of its filter has panicked.
-    Received(Result<GivenItem, Panicked>),
-    /// Nothing has come for the time that the listener set.
-    Timeout,
-    /// The pause after a failed read is over.
-    Paused,
-}
-
-/// The timers that can end a wait.
-struct Timers {
-    /// The time that the listener has set.
-    timeout: Option<BoxFuture<'static, ()>>,
-    /// The pause after a failed read of the feed.
-    pause: Option<BoxFuture<'static, ()>>,
-}
 
 /// The task of a listener.
 pub(super) struct Supervisor<L: Listener, F> {
@@ -145,11 +126,13 @@ pub(super) struct Supervisor<L: Listener, F> {
     factory: F,
     terms: SupervisionPolicy,
     given: Option<Given>,
-    /// The interruption that it has not finished, and how often it was tried.
-    interrupted: Option<(Interruption, u32)>,
     restarts: u32,
     /// Restarts since it has last finished something.
     in_a_row: u32,
+    /// The pause after a failed read of the feed.
+    pause: Option<BoxFuture<'static, ()>>,
+    /// Why it ends. If its task is aborted, nobody else says so.
+    reason: StopReason,
 }
 
 impl<L, F> Supervisor<L, F>
@@ -177,29 +160,27 @@ where
             factory,
             terms,
             given: None,
-            interrupted: None,
             restarts: 0,
             in_a_row: 0,
+            pause: None,
+            reason: StopReason::Shutdown,
         }
     }
 
     /// Runs the listener until it ends.
     pub async fn run(mut self) {
-        // `Last` also runs if this task is aborted, so that no caller waits for its end for ever.
-        let (shared, control) = (Arc::clone(&self.shared), Arc::clone(&self.control));
-        let mut last = Last { shared, control, reason: StopReason::Shutdown };
         if let Some(task) = tokio::task::try_id() {
             self.control.task.get_or_init(|| task);
         }
         self.emit(Supervised::Started);
-        let reason = self.run_sessions().await;
+        self.reason = self.run_sessions().await;
         // If it was not saved, an unfinished interruption comes again.
-        if reason != StopReason::CursorLost && self.interrupted.is_none() {
+        let is_interrupted = self.given.as_ref().is_some_and(|given| given.item.is_err());
+        if self.reason != StopReason::CursorLost && !is_interrupted {
             self.save().await;
         }
-        tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
-        self.emit(Supervised::Stopped(reason.clone()));
-        last.reason = reason;
+        tracing::debug!(id = %self.control.id, name = ?self.control.name, reason = %self.reason, "a listener has ended");
+        self.emit(Supervised::Stopped(self.reason.clone()));
     }
 
     /// Makes one listener after the other, until one ends without a restart.
@@ -241,30 +222,28 @@ where
     fn note_panic(&self, Panicked(text): &Panicked) {
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
-        let at = self.given.as_ref().map(|given| given.delivery.sequence());
+        let batch = self.given.as_ref().and_then(|given| given.item.as_ref().ok());
+        let at = batch.map(|batch| batch.delivery(0).sequence());
         tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
         self.emit(Supervised::Panicked { text: text.clone(), at });
     }
 
     /// Makes a listener, and calls it until it ends or panics.
     async fn session(&mut self) -> Result<StopReason, Panicked> {
-        // The delivery in hand was returned, but not worked on.
-        let cursor = self.given.as_ref().map(|given| given.delivery.since());
-        let cursor = cursor.into_iter().fold(self.source.cursor(), Cursor::min);
+        let cursor = self.worked_to();
         let made = catch(async {
             let mut listener = (self.factory)();
             let next = listener.init(cursor).await;
             (listener, next)
         });
         let (mut listener, mut next) = made.await.inspect_err(|panicked| self.note_panic(panicked))?;
-        let mut timers = Timers { timeout: None, pause: None };
         loop {
-            timers.timeout = match next {
+            let timeout = match next {
                 Next::Continue => None,
                 Next::ContinueFor(limit) => Some(self.shared.context.env().sleep(limit)),
                 Next::Stop(reason) => return Ok(terminate(listener, reason).await),
             };
-            next = match self.call(&mut listener, &mut timers).await {
+            next = match self.call(&mut listener, timeout).await {
                 Ok(next) => next,
                 Err(panicked) => {
                     self.note_panic(&panicked);
@@ -278,8 +257,12 @@ where
         }
     }
 
-    /// Calls the listener with the next delivery, interruption, message or timeout.
-    async fn call(&mut self, listener: &mut L, timers: &mut Timers) -> Result<Next, Panicked> {
+    /// Calls the listener with the next delivery, interruption, message, or the `timeout` that it has set.
+    async fn call(
+        &mut self,
+        listener: &mut L,
+        mut timeout: Option<BoxFuture<'static, ()>>,
+    ) -> Result<Next, Panicked> {
         loop {
             if let Some(reason) = self.stop_requested() {
                 return Ok(Next::Stop(reason));
@@ -287,80 +270,61 @@ where
             self.replace().await;
             if let Some(given) = &mut self.given {
                 given.attempts += 1;
-                let delivery = given.delivery.clone();
-                let next = match (given.is_whole, self.terms.in_batches) {
-                    (true, _) => catch(async { listener.handle_batch(delivery.batch()).await }).await?,
-                    // One delivery of a batch on which it has panicked.
-                    (false, true) => catch(async { listener.handle_batch(delivery.alone()).await }).await?,
-                    (false, false) => catch(async { listener.handle_event(delivery).await }).await?,
+                let next = match given.item.clone() {
+                    Ok(batch) if self.terms.in_batches => {
+                        catch(async { listener.handle_batch(batch).await }).await?
+                    }
+                    Ok(batch) => catch(async { listener.handle_event(batch.into_first()).await }).await?,
+                    Err(interruption) => {
+                        let message = Message::Interrupted(interruption);
+                        catch(async { listener.handle_message(message).await }).await?
+                    }
                 };
                 if given.is_worked_on(&next) {
                     (self.given, self.in_a_row) = (None, 0);
                 }
                 return Ok(next);
             }
-            if let Some((interruption, attempts)) = &mut self.interrupted {
-                *attempts += 1;
-                let message = Message::Interrupted(interruption.clone());
-                let next = catch(async { listener.handle_message(message).await }).await?;
-                self.interrupted = None;
-                return Ok(next);
-            }
             self.note_progress();
-            match self.event(timers).await {
-                Event::Command => {}
-                Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
-                Event::Received(Ok(Some(Ok((delivery, is_whole))))) => {
-                    self.given = Some(Given { delivery, is_whole, attempts: 0 });
+            let (source, in_batches) = (&mut self.source, self.terms.in_batches);
+            let (awaited, worked_to) =
+                (self.control.orders.borrow().awaited, self.control.report.borrow().worked_to);
+            // `None` if the cursor has moved without an item while a caller waits for that.
+            let receive = poll_fn(|context| {
+                let polled = source.poll_given(context, in_batches);
+                if polled.is_pending() && awaited > worked_to && known(source.cursor()) > worked_to {
+                    return Poll::Ready(None);
                 }
-                Event::Received(Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. }))))) => {
-                    tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
-                    return Ok(Next::Stop(StopReason::CursorLost));
-                }
-                Event::Received(Ok(Some(Err(interruption)))) => {
-                    if matches!(interruption, Interruption::Failed(_)) {
-                        timers.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
+                polled.map(Some)
+            });
+            tokio::select! {
+                () = commanded(&mut self.orders, &mut self.ending) => {}
+                // `None` once all senders are gone, and then never again.
+                Some(message) = OptionFuture::from(self.inbox.as_mut().map(mpsc::Receiver::recv)) => match message {
+                    Some(message) => return catch(async { listener.handle_message(message).await }).await,
+                    None => self.inbox = None,
+                },
+                received = catch(receive), if self.pause.is_none() => match received {
+                    Ok(None) => {}
+                    Ok(Some(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
+                    Ok(Some(Some(item))) => {
+                        if let Err(Interruption::Failed(error)) = &item {
+                            if matches!(error, Error::CursorLost { .. }) {
+                                tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
+                                return Ok(Next::Stop(StopReason::CursorLost));
+                            }
+                            self.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
+                        }
+                        self.given = Some(Given { item, attempts: 0 });
                     }
-                    self.interrupted = Some((interruption, 0));
-                }
-                // A predicate of the filter has panicked. It has seen the row, the listener has not, and the next row follows.
-                Event::Received(Err(panicked)) => self.note_panic(&panicked),
-                Event::Message(Some(message)) => {
-                    return catch(async { listener.handle_message(message).await }).await;
-                }
-                Event::Message(None) => self.inbox = None,
-                Event::Timeout => {
-                    timers.timeout = None;
+                    // A predicate of the filter has panicked. It has seen the row, the listener has not, and the next row follows.
+                    Err(panicked) => self.note_panic(&panicked),
+                },
+                Some(()) = OptionFuture::from(timeout.as_mut()) => {
                     return catch(async { listener.timeout().await }).await;
                 }
-                Event::Paused => timers.pause = None,
+                Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
             }
-        }
-    }
-
-    /// Waits for the next event. Cancel safe.
-    async fn event(&mut self, timers: &mut Timers) -> Event<L::Message> {
-        let inbox = self.inbox.as_mut().map(mpsc::Receiver::recv);
-        let is_paused = timers.pause.is_some();
-        let (source, in_batches) = (&mut self.source, self.terms.in_batches);
-        let (awaited, worked_to) =
-            (self.control.orders.borrow().awaited, self.control.report.borrow().worked_to);
-        let receive = poll_fn(|context| {
-            let polled = source.poll_given(context, in_batches);
-            // The cursor may have moved without a delivery.
-            if polled.is_pending() && awaited > worked_to && known(source.cursor()) > worked_to {
-                return Poll::Ready(Event::Command);
-            }
-            polled.map(|received| Event::Received(Ok(received)))
-        });
-        tokio::select! {
-            () = commanded(&mut self.orders, &mut self.ending) => Event::Command,
-            Some(message) = OptionFuture::from(inbox) => Event::Message(message),
-            received = catch(receive), if !is_paused => {
-                received.unwrap_or_else(|panicked| Event::Received(Err(panicked)))
-            }
-            Some(()) = OptionFuture::from(timers.timeout.as_mut()) => Event::Timeout,
-            Some(()) = OptionFuture::from(timers.pause.as_mut()) => Event::Paused,
         }
     }
 
@@ -385,9 +349,9 @@ where
             false
         });
         let Some(filter) = taken else { return };
-        // The old filter wanted the delivery in hand.
+        // The old filter wanted the delivery in hand; an interruption does not depend on it.
         let cursor = self.worked_to();
-        self.given = None;
+        self.given.take_if(|given| given.item.is_ok());
         if let Err(panicked) = catch(async { self.source.replace_at(filter, cursor) }).await {
             self.note_panic(&panicked);
         }
@@ -403,23 +367,22 @@ where
         }
     }
 
-    /// Skips the delivery or the interruption in hand if the listener has panicked on it as often as allowed.
+    /// Skips the item in hand if the listener has panicked on it as often as allowed.
     fn pass_over(&mut self) {
         let attempts_max = self.terms.attempts_max;
-        self.interrupted.take_if(|(_, attempts)| *attempts >= attempts_max);
-        let Some(given) = self.given.take_if(|given| given.attempts >= attempts_max) else { return };
-        let batch = given.delivery.batch();
-        if given.is_whole && batch.len() > 1 {
+        let given = self.given.take_if(|given| given.attempts >= attempts_max);
+        let Some(Given { item: Ok(batch), .. }) = given else { return };
+        if batch.len() > 1 {
             // Tries each delivery alone, to skip only those on which the listener panics.
             return self.source.give_apart(batch);
         }
-        let row = given.delivery.notification();
+        let row = Arc::clone(batch.delivery(0).notification());
         self.emit(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
     }
 
     /// The cursor before the delivery in hand.
     fn worked_to(&mut self) -> Cursor {
-        let given = self.given.as_ref().map(|given| given.delivery.cursor_before());
+        let given = self.given.as_ref().and_then(Given::cursor);
         given.unwrap_or_else(|| self.source.cursor())
     }
 
@@ -468,14 +431,7 @@ async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
     AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| Panicked(panic_text(&*panic).to_owned()))
 }
 
-/// Cleans up when the supervisor ends in any way.
-struct Last {
-    shared: Arc<Shared>,
-    control: Arc<Control>,
-    reason: StopReason,
-}
-
-impl Drop for Last {
+impl<L: Listener, F> Drop for Supervisor<L, F> {
     fn drop(&mut self) {
         if let Some(name) = &self.control.name {
             self.shared.listeners.unlist(name, self.control.id);

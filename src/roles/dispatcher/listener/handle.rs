@@ -169,19 +169,21 @@ impl<M: Send + 'static> ListenerHandle<M> {
     ///
     /// Fails with [`CastError::Ended`] if it has ended. The message is lost if the listener ends or panics before it handles it.
     pub async fn cast(&self, message: M) -> Result<(), CastError<M>> {
-        self.messages.send(Message::Cast(message)).await.map_err(|error| match error.0 {
-            Message::Cast(message) => CastError::Ended(message),
-            _ => unreachable!("the message that was sent comes back"),
-        })
+        match self.messages.reserve().await {
+            Ok(place) => place.send(Message::Cast(message)),
+            Err(_) => return Err(CastError::Ended(message)),
+        }
+        Ok(())
     }
 
     /// Sends it `message` if its queue has room.
     pub fn try_cast(&self, message: M) -> Result<(), CastError<M>> {
-        self.messages.try_send(Message::Cast(message)).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(Message::Cast(message)) => CastError::Full(message),
-            mpsc::error::TrySendError::Closed(Message::Cast(message)) => CastError::Ended(message),
-            _ => unreachable!("the message that was sent comes back"),
-        })
+        match self.messages.try_reserve() {
+            Ok(place) => place.send(Message::Cast(message)),
+            Err(mpsc::error::TrySendError::Full(())) => return Err(CastError::Full(message)),
+            Err(mpsc::error::TrySendError::Closed(())) => return Err(CastError::Ended(message)),
+        }
+        Ok(())
     }
 
     /// Sends it a message of any type, and waits while its queue is full. Returns whether the listener was still running. A listener
