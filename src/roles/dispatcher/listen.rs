@@ -2,15 +2,13 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{mpsc, watch},
-    task::AbortHandle,
-};
+use tokio::{sync::mpsc, task::AbortHandle};
 
 use super::{
-    listener::{Control, Listener, ListenerHandle, Parent},
+    listener::{Listener, ListenerHandle, Parent},
+    options::Order,
     shared::Shared,
-    subscription::{Order, Source},
+    subscription::Source,
     supervisor::{RestartPolicy, SupervisionPolicy, Supervisor},
 };
 use crate::{
@@ -106,7 +104,7 @@ where
 
     /// Starts it, linked to `parent`: it also ends when the parent ends.
     pub fn start_linked(self, parent: &Parent) -> Result<ListenerHandle<L::Message>> {
-        self.start_with(Some(parent.ending())).map(|(handle, _)| handle)
+        self.start_with(Some(parent)).map(|(handle, _)| handle)
     }
 
     /// Starts it as a plain callback: it is not restarted, and continues with the next delivery after a panic.
@@ -115,16 +113,12 @@ where
         self.start_with(None).expect("it has no name that could be taken")
     }
 
-    /// Starts it; it ends when `ending` reports the end of its parent.
-    fn start_with(
-        self,
-        ending: Option<watch::Receiver<bool>>,
-    ) -> Result<(ListenerHandle<L::Message>, AbortHandle)> {
+    fn start_with(self, parent: Option<&Parent>) -> Result<(ListenerHandle<L::Message>, AbortHandle)> {
         let Self { shared, order, factory, name, terms, messages_max, .. } = self;
+        let ending = parent.unwrap_or(&shared.listeners.parent).ending();
         let source = Source::new(Arc::clone(&shared), order);
         let (messages, inbox) = mpsc::channel(messages_max);
-        let (control, parent) = Control::new(source.id(), name);
-        let handle = ListenerHandle { control: Arc::new(control), messages, parent };
+        let handle = ListenerHandle::new(source.id(), name, messages);
         if let Some(name) = &handle.control.name {
             shared.listeners.list(name, &handle)?;
         }

@@ -1,15 +1,12 @@
 //! [`Mirror`]: the newest row of every database, by name, in memory and kept up to date.
 
-use std::{
-    fmt,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{fmt, sync::Arc};
 
 use imbl::OrdMap;
 use tokio::sync::watch;
 
 use super::{
-    delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption},
+    delivery::{Delivery, DeliveryBatch, Interruption},
     listener::{Listener, ListenerHandle, Message, Next, Parent},
     shared::Shared,
     subscribe::Subscribe,
@@ -53,26 +50,17 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 /// ```
 #[must_use = "dropping it ends it"]
 pub struct Mirror {
-    content: Arc<Content>,
+    content: watch::Sender<Content>,
     shared: Arc<Shared>,
     listener: ListenerHandle<()>,
     _parent: Parent,
 }
 
+/// What a mirror shows.
+#[derive(Default)]
 struct Content {
-    view: RwLock<MirrorView>,
-    synced: watch::Sender<Option<Sequence>>,
-}
-
-impl Content {
-    /// No holder of the lock can panic with it half changed.
-    fn view(&self) -> MirrorView {
-        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn show(&self, view: MirrorView) {
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
-    }
+    view: MirrorView,
+    synced: Option<Sequence>,
 }
 
 impl Mirror {
@@ -85,12 +73,12 @@ impl Mirror {
             let reason = "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view";
             return Err(Error::invalid("filter", reason));
         }
-        let content = Arc::new(Content { view: RwLock::default(), synced: watch::Sender::new(None) });
-        let written = Arc::clone(&content);
+        let content = watch::Sender::<Content>::default();
+        let written = content.clone();
         let parent = Parent::new();
         let listener = Subscribe::new(Arc::clone(shared), filter)
             .since(Cursor::NOTHING)
-            .listener(move || Writer { content: Arc::clone(&written), aside: None })
+            .listener(move || Writer { content: written.clone(), aside: None })
             .in_batches()
             .start_linked(&parent)?;
         Ok(Self { content, shared: Arc::clone(shared), listener, _parent: parent })
@@ -98,20 +86,22 @@ impl Mirror {
 
     /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not reached it.
     pub fn get(&self, name: &DbName) -> Option<Arc<Notification>> {
-        self.content.view.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.content.borrow().view.get(name).cloned()
     }
 
     /// All living databases, as they are now.
     pub fn view(&self) -> MirrorView {
-        self.content.view()
+        self.content.borrow().view.clone()
     }
 
     /// Waits until the first scan is complete. Fails with [`Error::NoSubscriber`] if the dispatcher ends before.
     pub async fn synced(&self) -> Result<Sequence> {
-        let mut synced = self.content.synced.subscribe();
+        let mut content = self.content.subscribe();
         tokio::select! {
             biased;
-            Ok(at) = synced.wait_for(Option::is_some) => Ok(at.expect("it was just there")),
+            Ok(content) = content.wait_for(|content| content.synced.is_some()) => {
+                Ok(content.synced.expect("it was just there"))
+            }
             _ = self.listener.finished() => Err(self.ended()),
         }
     }
@@ -136,38 +126,34 @@ impl fmt::Debug for Mirror {
 
 /// Keeps a mirror up to date.
 struct Writer {
-    content: Arc<Content>,
+    content: watch::Sender<Content>,
+    /// The view that is filled again after the listener has expired.
     aside: Option<MirrorView>,
-}
-
-impl Writer {
-    fn apply<'a>(&mut self, deliveries: impl Iterator<Item = DeliveryRef<'a>>) {
-        let mut view = self.aside.take().map_or_else(|| (self.content.view(), false), |aside| (aside, true));
-        for delivery in deliveries {
-            let row = delivery.notification();
-            if row.is_deleted() {
-                view.0.remove(&row.name);
-            } else {
-                view.0.insert(row.name.clone(), Arc::clone(row));
-            }
-        }
-        match view {
-            (aside, true) => self.aside = Some(aside),
-            (view, false) => self.content.show(view),
-        }
-    }
 }
 
 impl Listener for Writer {
     type Message = ();
 
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.apply(std::iter::once(delivery.as_ref()));
-        Next::Continue
+        self.handle_batch(delivery.alone()).await
     }
 
     async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        self.apply(batch.iter());
+        let is_aside = self.aside.is_some();
+        let mut view = self.aside.take().unwrap_or_else(|| self.content.borrow().view.clone());
+        for delivery in &batch {
+            let row = delivery.notification();
+            if row.is_deleted() {
+                view.remove(&row.name);
+            } else {
+                view.insert(row.name.clone(), Arc::clone(row));
+            }
+        }
+        if is_aside {
+            self.aside = Some(view);
+        } else {
+            self.content.send_modify(|content| content.view = view);
+        }
         Next::Continue
     }
 
@@ -175,10 +161,11 @@ impl Listener for Writer {
         match message {
             Message::Interrupted(Interruption::Expired { .. }) => self.aside = Some(MirrorView::new()),
             Message::Interrupted(Interruption::Synced { at }) => {
-                if let Some(view) = self.aside.take() {
-                    self.content.show(view);
-                }
-                self.content.synced.send_replace(Some(at));
+                let aside = self.aside.take();
+                self.content.send_modify(|content| {
+                    content.view = aside.unwrap_or_else(|| std::mem::take(&mut content.view));
+                    content.synced = Some(at);
+                });
             }
             Message::Interrupted(interruption) => {
                 tracing::warn!(%interruption, "a mirror is interrupted");

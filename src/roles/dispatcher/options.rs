@@ -1,10 +1,17 @@
-//! [`DispatcherOptions`]: how a dispatcher works.
+//! [`DispatcherOptions`]: how a dispatcher works; and [`Order`]: what a subscriber asked for.
 
 use std::time::Duration;
 
 use crate::{
-    base::error::{Error, Result},
-    state::feed::PAGE_ROWS_MAX,
+    base::{
+        cursor::Start,
+        error::{Error, Result},
+        filter::Filter,
+    },
+    state::{
+        feed::PAGE_ROWS_MAX,
+        named_cursor::{OpenCursor, autosave::SAVE_INTERVAL},
+    },
 };
 
 /// The most lagging subscribers that may read the feed at once.
@@ -56,5 +63,39 @@ impl DispatcherOptions {
             return Err(Error::invalid("poll_interval", "it is zero"));
         }
         Ok(())
+    }
+}
+
+/// The start and the options of a subscription.
+#[derive(Clone)]
+pub(super) struct Order {
+    pub filter: Filter,
+    pub start: Start,
+    /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
+    pub is_caught_up: bool,
+    /// Whether it skips missed rows instead of catching up.
+    pub skips: bool,
+    /// The least time between rounds; `None` to deliver at once.
+    pub pace: Option<Duration>,
+    /// Whether deliveries list the changed design documents.
+    pub ddocs: bool,
+    /// The cursor of a durable subscription.
+    pub cursor: Option<OpenCursor>,
+    pub save_interval: Duration,
+}
+
+impl Order {
+    /// A subscription from now on, with defaults.
+    pub fn new(filter: Filter) -> Self {
+        Self {
+            ddocs: filter.ddocs.is_some(),
+            filter,
+            start: Start::Now,
+            is_caught_up: false,
+            skips: false,
+            pace: None,
+            cursor: None,
+            save_interval: SAVE_INTERVAL,
+        }
     }
 }

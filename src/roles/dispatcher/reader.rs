@@ -55,6 +55,7 @@ use super::{
     coalesce::{coalesce, has_all_news},
     delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption},
     log::{Found, Log, SubscriberId, SubscriberState},
+    options::Order,
     pace::Pace,
     patterns::Pattern,
     shared::Shared,
@@ -117,23 +118,16 @@ struct LookUp {
     is_outrun: bool,
 }
 
-pub(super) struct SubscriptionOptions {
-    pub filter: Filter,
-    /// Whether it skips missed rows instead of catching up.
-    pub skips: bool,
-    /// The least time between rounds; `None` to deliver at once.
-    pub pace: Option<Box<Pace>>,
-    /// Whether deliveries list the changed design documents.
-    pub ddocs: bool,
-}
-
 /// A subscriber and its state.
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Reader {
     shared: Arc<Shared>,
     id: SubscriberId,
     state: Arc<SubscriberState>,
-    options: SubscriptionOptions,
+    filter: Filter,
+    skips: bool,
+    pace: Option<Box<Pace>>,
+    ddocs: bool,
     /// Earlier filters of the present reading, each with the position up to which it was served. Their rows are not delivered again.
     before: Vec<(Filter, Sequence)>,
     /// The pattern whose log it follows.
@@ -148,20 +142,19 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// A subscriber at `cursor`. `is_caught_up` says that the feed was just read up to there.
-    pub fn new(
-        shared: Arc<Shared>,
-        options: SubscriptionOptions,
-        cursor: Cursor,
-        is_caught_up: bool,
-    ) -> Self {
+    pub fn new(shared: Arc<Shared>, order: Order) -> Self {
+        let Order { filter, skips, ddocs, .. } = order;
+        let pace = order.pace.map(|every| Box::new(Pace::new(every, shared.context.env())));
+        let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
         let (id, state) = shared.enter();
-        let pattern = shared.join(&options.filter);
         let mut reader = Self {
             shared,
             id,
             state,
-            options,
+            filter,
+            skips,
+            pace,
+            ddocs,
             before: Vec::new(),
             pattern,
             cursor,
@@ -171,7 +164,7 @@ impl Reader {
             has_failed: false,
             look_up: None,
         };
-        reader.take_place(is_caught_up);
+        reader.take_place(order.is_caught_up);
         reader
     }
 
@@ -206,8 +199,8 @@ impl Reader {
         let pattern = self.shared.join(&filter);
         self.leave();
         self.pattern = pattern;
-        let before = std::mem::replace(&mut self.options.filter, filter);
-        self.options.ddocs |= self.options.filter.ddocs.is_some();
+        let before = std::mem::replace(&mut self.filter, filter);
+        self.ddocs |= self.filter.ddocs.is_some();
         // The new filter may want rows that the old one rejected in the present reading.
         self.cursor = cursor.rewound();
         let is_set_back = self.cursor != cursor;
@@ -215,7 +208,7 @@ impl Reader {
             self.before.push((before, cursor.position()));
         }
         (self.step, self.look_up, self.is_at_end) = (Step::Idle, None, false);
-        if let Some(pace) = &mut self.options.pace {
+        if let Some(pace) = &mut self.pace {
             pace.end();
         }
         self.take_place(false);
@@ -310,18 +303,18 @@ impl Reader {
         let Some(place) = self.place else {
             return Poll::Ready(if is_closed { Took::Nothing } else { Took::Behind });
         };
-        if self.options.pace.is_some() && !is_closed {
+        if self.pace.is_some() && !is_closed {
             ready!(self.poll_pace(place, context));
         }
         // However much waits, other tasks of the thread get their turn.
         ready!(tokio::task::coop::poll_proceed(context)).made_progress();
-        Poll::Ready(if self.options.pace.is_some() { self.take_round(place) } else { self.take(place) })
+        Poll::Ready(if self.pace.is_some() { self.take_round(place) } else { self.take(place) })
     }
 
     /// Completes when the next round may begin, or at once if nothing waits.
     fn poll_pace(&mut self, from: u64, context: &mut Context<'_>) -> Poll<()> {
         let waits = self.log().has_entries(from);
-        let pace = self.options.pace.as_mut().expect("it has a pace");
+        let pace = self.pace.as_mut().expect("it has a pace");
         pace.end();
         if waits { pace.poll_open(context) } else { Poll::Ready(()) }
     }
@@ -335,7 +328,7 @@ impl Reader {
         };
         let since = self.cursor.joined(matched.batch.since);
         if more
-            && self.options.filter.exact().is_some_and(|names| names.len() == 1)
+            && self.filter.exact().is_some_and(|names| names.len() == 1)
             && let Some((newest, latest)) = self.log().newest_after(number)
             && has_all_news(&latest, &matched, &since)
         {
@@ -393,7 +386,7 @@ impl Reader {
             // The feed was read ahead of the tail: rows up to the cursor were delivered.
             chosen = chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32);
         }
-        let filter = &self.options.filter;
+        let filter = &self.filter;
         let passes_all = filter.passes_everything() || (by_pattern && filter.passes_all_matched());
         if passes_all && self.before.is_empty() {
             return self.deliver(batch, since, chosen);
@@ -415,7 +408,7 @@ impl Reader {
             // It counts as judged before, so that it is not judged again after a panic of the predicate.
             choice.judged += 1;
             let row = &batch.rows[index as usize];
-            let passes = self.options.filter.passes(row, &choice.since);
+            let passes = self.filter.passes(row, &choice.since);
             if passes && !was_delivered(&self.before, row, &choice.since) {
                 choice.passed.push(index);
             }
@@ -433,12 +426,12 @@ impl Reader {
             self.move_to(batch.cursor_after(since));
             return None;
         }
-        if let Some(pace) = &mut self.options.pace {
+        if let Some(pace) = &mut self.pace {
             pace.begin();
         }
-        let filters = self.options.filter.set_and_kinds();
+        let filters = self.filter.set_and_kinds();
         let batch = DeliveryBatch::new(Deliveries { batch, chosen, since, filters, ddocs: None });
-        if self.options.ddocs {
+        if self.ddocs {
             self.step = Step::Documents(Box::new((batch, None)));
             return None;
         }
@@ -461,7 +454,7 @@ impl Reader {
                 return Poll::Ready(Some(Err(Interruption::Failed(error))));
             }
         };
-        let filter = &self.options.filter;
+        let filter = &self.filter;
         let batch = batch.with_ddocs(ddocs, |delivery| {
             // All rows have passed the filter before. A row on which the predicate panics now is delivered, as it may be wanted.
             catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
@@ -500,8 +493,8 @@ impl Reader {
     /// have older news; nor if it looks up names, which is cheap however much it has missed.
     fn skip(&mut self) -> Option<Interruption> {
         let is_plain = self.cursor == self.cursor.rewound() && !self.cursor.knew_nothing();
-        let skips = self.options.skips || is_on(Bug::LaggardSkips);
-        if !skips || !is_plain || self.options.filter.exact().is_some() {
+        let skips = self.skips || is_on(Bug::LaggardSkips);
+        if !skips || !is_plain || self.filter.exact().is_some() {
             return None;
         }
         let (begin, mut to) = self.shared.ring.begin();
@@ -526,11 +519,11 @@ impl Reader {
 
     /// Begins to read the feed from the cursor.
     fn begin_load(&mut self) {
-        if let Some(pace) = &mut self.options.pace {
+        if let Some(pace) = &mut self.pace {
             pace.begin();
         }
         let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
-        let names = self.options.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
+        let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
         self.step = Step::Reading(Load::begin(&self.shared, self.cursor, names, self.has_failed));
     }
@@ -549,7 +542,7 @@ impl Reader {
             Err(error) => return Err(Interruption::Failed(error)),
         };
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
-        let names = self.options.filter.exact().unwrap_or_default().len();
+        let names = self.filter.exact().unwrap_or_default().len();
         let mut look_up = self.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
         if look_up.count < names {
             look_up.count = names.min(look_up.count + self.shared.batch_rows_max);

@@ -7,8 +7,9 @@ use super::{
     delivery::{Delivery, DeliveryBatch, Interruption},
     listen::Listen,
     listener::Listener,
+    options::Order,
     shared::Shared,
-    subscription::{BatchSubscription, Order, Subscription},
+    subscription::{BatchSubscription, Subscription},
 };
 #[cfg(any(doc, feature = "http"))]
 use crate::base::cursor::Cursor;
@@ -37,10 +38,6 @@ impl Subscribe {
         Self { shared, order: Order::new(filter) }
     }
 
-    fn with(self, order: impl FnOnce(Order) -> Order) -> Self {
-        Self { order: order(self.order), ..self }
-    }
-
     /// Starts at a cursor, at [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: after the tail's
     /// present position; this can include events that were committed before and are not folded yet.
     ///
@@ -48,21 +45,24 @@ impl Subscribe {
     ///
     /// A start that an embedded store has never had gives [`Interruption::Expired`](super::Interruption). A start ahead of a cluster, or
     /// in a later incarnation, gives [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
-    pub fn since(self, start: impl Into<Start>) -> Self {
-        self.with(|order| Order { start: start.into(), is_caught_up: false, ..order })
+    pub fn since(mut self, start: impl Into<Start>) -> Self {
+        (self.order.start, self.order.is_caught_up) = (start.into(), false);
+        self
     }
 
     /// Starts at `cursor`, up to which the caller has just read the feed, so that it is not read again.
     #[cfg(feature = "http")]
-    pub(crate) fn caught_up_at(self, cursor: Cursor) -> Self {
-        self.with(|order| Order { start: cursor.into(), is_caught_up: true, ..order })
+    pub(crate) fn caught_up_at(mut self, cursor: Cursor) -> Self {
+        (self.order.start, self.order.is_caught_up) = (cursor.into(), true);
+        self
     }
 
     /// Skips missed rows when it falls behind the dispatcher's ring, and reports them with
     /// [`Interruption::Lagged`](super::Interruption). A subscriber that begins with nothing reads the feed
     /// all the same, and exact names are looked up.
-    pub fn skip_when_lagging(self) -> Self {
-        self.with(|order| Order { skips: true, ..order })
+    pub fn skip_when_lagging(mut self) -> Self {
+        self.order.skips = true;
+        self
     }
 
     /// Delivers in rounds that begin at least `pace` apart, the first at once. A round has each database once, with all its news since
@@ -71,18 +71,20 @@ impl Subscribe {
     /// database that is updated a thousand times. With [`Duration::MAX`] there is one round.
     ///
     /// Fails with [`Error::Invalid`] if the pace is zero: leave it out to get every delivery at once.
-    pub fn every(self, pace: Duration) -> Result<Self> {
+    pub fn every(mut self, pace: Duration) -> Result<Self> {
         if pace.is_zero() {
             let reason = "it is zero; leave it out to get every delivery at once";
             return Err(Error::invalid("pace", reason));
         }
-        Ok(self.with(|order| Order { pace: Some(pace), ..order }))
+        self.order.pace = Some(pace);
+        Ok(self)
     }
 
     /// Makes deliveries list the design documents that were written or deleted ([`Delivery::ddocs`]). Each delivery with such a change
     /// costs a read of the rows of the database's design documents.
-    pub fn with_ddocs(self) -> Self {
-        self.with(|order| Order { ddocs: true, ..order })
+    pub fn with_ddocs(mut self) -> Self {
+        self.order.ddocs = true;
+        self
     }
 
     /// Starts at the position of `cursor`, and saves its progress in it: after a restart of the process it misses nothing, and may get
@@ -110,20 +112,21 @@ impl Subscribe {
     async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.order.start);
         let cursor = cursor.open(start, self.order.filter.hash(), starts_over).await?;
-        let start = if is_on(Bug::CursorNotRead) { start } else { cursor.stored() };
-        let (start, cursor) = (start.into(), Some(cursor));
-        Ok(self.with(|order| Order { start, is_caught_up: false, cursor, ..order }))
+        let mut subscribe = self.since(if is_on(Bug::CursorNotRead) { start } else { cursor.stored() });
+        subscribe.order.cursor = Some(cursor);
+        Ok(subscribe)
     }
 
     /// Saves the cursor of a durable subscription this often. Default: 1 s; with [`Duration::MAX`] only when
     /// [`Subscription::checkpoint`] is called, and when a callback or listener ends.
     ///
     /// Fails with [`Error::Invalid`] if it is zero.
-    pub fn save_every(self, save_interval: Duration) -> Result<Self> {
+    pub fn save_every(mut self, save_interval: Duration) -> Result<Self> {
         if save_interval.is_zero() {
             return Err(Error::invalid("save interval", "it is zero"));
         }
-        Ok(self.with(|order| Order { save_interval, ..order }))
+        self.order.save_interval = save_interval;
+        Ok(self)
     }
 
     /// Receives through a stream. Dropping the stream ends the subscription.

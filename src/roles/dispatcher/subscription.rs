@@ -5,7 +5,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use tokio_stream::Stream;
@@ -13,54 +12,19 @@ use tokio_stream::Stream;
 use super::{
     delivery::{Delivery, DeliveryBatch, Interruption},
     log::SubscriberId,
-    pace::Pace,
-    reader::{Reader, SubscriptionOptions},
+    options::Order,
+    reader::Reader,
     shared::Shared,
 };
 use crate::{
     base::{
         bugs::{Bug, is_on},
-        cursor::{Cursor, Start},
+        cursor::Cursor,
         error::Result,
         filter::Filter,
     },
-    state::named_cursor::{
-        OpenCursor,
-        autosave::{Autosave, SAVE_INTERVAL},
-    },
+    state::named_cursor::{OpenCursor, autosave::Autosave},
 };
-
-/// The start and the options of a subscription.
-#[derive(Clone)]
-pub(super) struct Order {
-    pub filter: Filter,
-    pub start: Start,
-    /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
-    pub is_caught_up: bool,
-    pub skips: bool,
-    pub pace: Option<Duration>,
-    pub ddocs: bool,
-    /// The cursor of a durable subscription.
-    pub cursor: Option<OpenCursor>,
-    pub save_interval: Duration,
-}
-
-impl Order {
-    /// A subscription from now on, with defaults.
-    pub fn new(filter: Filter) -> Self {
-        let (ddocs, start, save_interval) = (filter.ddocs.is_some(), Start::Now, SAVE_INTERVAL);
-        Self {
-            filter,
-            start,
-            is_caught_up: false,
-            skips: false,
-            pace: None,
-            ddocs,
-            cursor: None,
-            save_interval,
-        }
-    }
-}
 
 /// The next item of a subscription; `None` at the end.
 pub(super) type Item<T = DeliveryBatch> = Option<Result<T, Interruption>>;
@@ -76,16 +40,11 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub fn new(shared: Arc<Shared>, order: Order) -> Self {
-        let Order { filter, start, is_caught_up, skips, pace, ddocs, cursor, save_interval } = order;
-        let env = shared.context.env();
+    pub fn new(shared: Arc<Shared>, mut order: Order) -> Self {
+        let (filter, interval, env) = (order.filter.hash(), order.save_interval, shared.context.env());
         let autosave =
-            cursor.map(|cursor| Box::new(Autosave::new(cursor, filter.hash(), save_interval, env)));
-        let pace = pace.map(|every| Box::new(Pace::new(every, env)));
-        let start = shared.cursor_at(start);
-        let reader =
-            Reader::new(shared, SubscriptionOptions { filter, skips, pace, ddocs }, start, is_caught_up);
-        Self { reader, autosave, is_lost: false, current: None }
+            order.cursor.take().map(|cursor| Box::new(Autosave::new(cursor, filter, interval, env)));
+        Self { reader: Reader::new(shared, order), autosave, is_lost: false, current: None }
     }
 
     pub fn id(&self) -> SubscriberId {

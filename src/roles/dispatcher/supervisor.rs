@@ -1,13 +1,7 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which survives the listener, so that the next listener
 //! continues where the last one was.
 
-use std::{
-    future::{pending, poll_fn},
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -18,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::{
     delivery::{DeliveryBatch, Interruption},
     listener::{
-        Control, Listener, ListenerHandle, Message, Next, Orders, StopReason, Supervised, Supervision,
+        Control, Listener, ListenerHandle, Message, Next, State, StopReason, Supervised, Supervision,
     },
     shared::Shared,
     subscription::Source,
@@ -117,9 +111,9 @@ struct Panicked(String);
 pub(super) struct Supervisor<L: Listener, F> {
     shared: Arc<Shared>,
     control: Arc<Control>,
-    orders: watch::Receiver<Orders>,
-    /// Reports the end of the parent, if there is one.
-    ending: Option<watch::Receiver<bool>>,
+    state: watch::Receiver<State>,
+    /// Reports the end of the parent.
+    ending: watch::Receiver<bool>,
     source: Source,
     /// The messages; `None` once all senders are gone.
     inbox: Option<mpsc::Receiver<Message<L::Message>>>,
@@ -147,12 +141,12 @@ where
         inbox: mpsc::Receiver<Message<L::Message>>,
         factory: F,
         terms: SupervisionPolicy,
-        ending: Option<watch::Receiver<bool>>,
+        ending: watch::Receiver<bool>,
     ) -> Self {
         let (shared, control) = (Arc::clone(source.shared()), Arc::clone(&handle.control));
         Self {
             shared,
-            orders: control.orders.subscribe(),
+            state: control.state.subscribe(),
             control,
             ending,
             source,
@@ -204,7 +198,7 @@ where
                     return reason;
                 }
                 tokio::select! {
-                    () = commanded(&mut self.orders, &mut self.ending) => {}
+                    () = commanded(&mut self.state, &mut self.ending) => {}
                     () = &mut pause => break,
                 }
             }
@@ -287,8 +281,7 @@ where
             }
             self.note_progress();
             let (source, in_batches) = (&mut self.source, self.terms.in_batches);
-            let (awaited, worked_to) =
-                (self.control.orders.borrow().awaited, self.control.report.borrow().worked_to);
+            let State { awaited, worked_to, .. } = *self.control.state.borrow();
             // `None` if the cursor has moved without an item while a caller waits for that.
             let receive = poll_fn(|context| {
                 let polled = source.poll_given(context, in_batches);
@@ -298,7 +291,7 @@ where
                 polled.map(Some)
             });
             tokio::select! {
-                () = commanded(&mut self.orders, &mut self.ending) => {}
+                () = commanded(&mut self.state, &mut self.ending) => {}
                 // `None` once all senders are gone, and then never again.
                 Some(message) = OptionFuture::from(self.inbox.as_mut().map(mpsc::Receiver::recv)) => match message {
                     Some(message) => return catch(async { listener.handle_message(message).await }).await,
@@ -330,22 +323,22 @@ where
 
     /// The reason to end, if it was asked to.
     fn stop_requested(&mut self) -> Option<StopReason> {
-        if self.orders.borrow_and_update().stop {
+        if self.state.borrow_and_update().stop {
             return Some(StopReason::Shutdown);
         }
         // An error says that the parent was dropped.
-        let ended = |parent: &watch::Receiver<bool>| *parent.borrow() || parent.has_changed().is_err();
-        self.ending.as_ref().is_some_and(ended).then_some(StopReason::ParentEnded)
+        let is_ended = *self.ending.borrow() || self.ending.has_changed().is_err();
+        is_ended.then_some(StopReason::ParentEnded)
     }
 
     /// Replaces the filter, if a command says so.
     async fn replace(&mut self) {
-        if self.control.orders.borrow().filter.is_none() {
+        if self.control.state.borrow().filter.is_none() {
             return;
         }
         let mut taken = None;
-        self.control.orders.send_if_modified(|orders| {
-            taken = orders.filter.take();
+        self.control.state.send_if_modified(|state| {
+            taken = state.filter.take();
             false
         });
         let Some(filter) = taken else { return };
@@ -359,11 +352,11 @@ where
 
     /// Reports progress, if a caller waits for more than was reported.
     fn note_progress(&mut self) {
-        let awaited = self.control.orders.borrow().awaited;
-        if awaited > self.control.report.borrow().worked_to
+        let State { awaited, worked_to, .. } = *self.control.state.borrow();
+        if awaited > worked_to
             && let Some(worked_to) = known(self.source.cursor())
         {
-            self.control.report.send_modify(|report| report.worked_to = Some(worked_to));
+            self.control.state.send_modify(|state| state.worked_to = Some(worked_to));
         }
     }
 
@@ -397,17 +390,11 @@ where
 }
 
 /// Completes when a command comes, or the parent has ended.
-async fn commanded(orders: &mut watch::Receiver<Orders>, ending: &mut Option<watch::Receiver<bool>>) {
-    let ended = async {
-        match ending {
-            Some(ending) => drop(ending.wait_for(|ended| *ended).await),
-            None => pending().await,
-        }
-    };
+async fn commanded(state: &mut watch::Receiver<State>, ending: &mut watch::Receiver<bool>) {
     tokio::select! {
         // The supervisor itself holds the sender, so this does not fail.
-        _ = orders.changed() => {}
-        () = ended => {}
+        _ = state.changed() => {}
+        _ = ending.wait_for(|is_ended| *is_ended) => {}
     }
 }
 

@@ -58,19 +58,14 @@ pub enum CastError<M> {
     Ended(M),
 }
 
-/// Commands to a listener.
+/// Commands to a listener, and what it reports.
 #[derive(Debug, Default)]
-pub(in super::super) struct Orders {
+pub(in super::super) struct State {
     pub stop: bool,
     /// The newest filter to switch to, until the listener takes it.
     pub filter: Option<Filter>,
     /// The last position for which a caller waits.
     pub awaited: Option<Sequence>,
-}
-
-/// What a listener reports.
-#[derive(Debug, Default)]
-pub(in super::super) struct Report {
     /// The position up to which it has worked on everything, updated while a caller waits for it.
     pub worked_to: Option<Sequence>,
     pub ended: Option<StopReason>,
@@ -81,8 +76,7 @@ pub(in super::super) struct Report {
 pub(in super::super) struct Control {
     pub id: SubscriberId,
     pub name: Option<Arc<str>>,
-    pub orders: watch::Sender<Orders>,
-    pub report: watch::Sender<Report>,
+    pub state: watch::Sender<State>,
     /// The parent of its children, held weakly.
     parent: Mutex<Weak<watch::Sender<bool>>>,
     /// The task of its supervisor, once it runs.
@@ -90,16 +84,9 @@ pub(in super::super) struct Control {
 }
 
 impl Control {
-    /// Makes the shared part of a new listener, and the parent of its children.
-    pub fn new(id: SubscriberId, name: Option<Arc<str>>) -> (Self, Parent) {
-        let (orders, report, parent) = (watch::Sender::default(), watch::Sender::default(), Parent::new());
-        let weak = Mutex::new(Arc::downgrade(&parent.0));
-        (Self { id, name, orders, report, parent: weak, task: OnceLock::new() }, parent)
-    }
-
     /// Asks it to end, and waits until it has ended, unless its own task calls this.
     async fn stop(&self) -> StopReason {
-        self.orders.send_modify(|orders| orders.stop = true);
+        self.state.send_modify(|state| state.stop = true);
         if self.task.get().is_some_and(|task| task::try_id().as_ref() == Some(task)) {
             return StopReason::Shutdown;
         }
@@ -107,14 +94,14 @@ impl Control {
     }
 
     async fn finished(&self) -> StopReason {
-        let mut report = self.report.subscribe();
-        let report = report.wait_for(|report| report.ended.is_some()).await.ok();
-        report.and_then(|report| report.ended.clone()).unwrap_or(StopReason::Shutdown)
+        let mut state = self.state.subscribe();
+        let state = state.wait_for(|state| state.ended.is_some()).await.ok();
+        state.and_then(|state| state.ended.clone()).unwrap_or(StopReason::Shutdown)
     }
 
     /// Marks it as ended, for `reason` if no other was set. Its children end with it, future ones included.
     pub fn end(&self, reason: StopReason) {
-        self.report.send_modify(|report| report.ended = report.ended.take().or(Some(reason)));
+        self.state.send_modify(|state| state.ended = state.ended.take().or(Some(reason)));
         let parent = self.parent().upgrade();
         if let Some(parent) = parent {
             parent.send_replace(true);
@@ -133,7 +120,7 @@ impl Control {
             return Parent(parent);
         }
         // Under the lock: `end` either finds the new parent, or has set the reason before.
-        let new = Parent(Arc::new(watch::Sender::new(self.report.borrow().ended.is_some())));
+        let new = Parent(Arc::new(watch::Sender::new(self.state.borrow().ended.is_some())));
         *known = Arc::downgrade(&new.0);
         new
     }
@@ -155,6 +142,17 @@ impl<M> Clone for ListenerHandle<M> {
 }
 
 impl<M: Send + 'static> ListenerHandle<M> {
+    /// Makes the handle on a new listener.
+    pub(in super::super) fn new(
+        id: SubscriberId,
+        name: Option<Arc<str>>,
+        messages: mpsc::Sender<Message<M>>,
+    ) -> Self {
+        let (state, parent, task) = (watch::Sender::default(), Mutex::default(), OnceLock::new());
+        let control = Arc::new(Control { id, name, state, parent, task });
+        Self { parent: control.keep_parent(), control, messages }
+    }
+
     /// The id of the subscriber.
     pub fn id(&self) -> SubscriberId {
         self.control.id
@@ -195,20 +193,20 @@ impl<M: Send + 'static> ListenerHandle<M> {
     /// Waits until it has worked on everything up to `at`, a position that
     /// [`Dispatcher::reached`](crate::Dispatcher::reached) has returned. Returns false if it ended before that.
     pub async fn reached(&self, at: Sequence) -> bool {
-        self.control.orders.send_if_modified(|orders| {
-            let is_later = orders.awaited < Some(at);
-            orders.awaited = orders.awaited.max(Some(at));
+        let mut state = self.control.state.subscribe();
+        self.control.state.send_if_modified(|state| {
+            let is_later = state.awaited < Some(at);
+            state.awaited = state.awaited.max(Some(at));
             is_later
         });
-        let mut report = self.control.report.subscribe();
-        let has = |report: &Report| report.worked_to >= Some(at);
-        let waited = report.wait_for(|report| has(report) || report.ended.is_some()).await;
-        waited.is_ok_and(|report| has(&report))
+        let has = |state: &State| state.worked_to >= Some(at);
+        let waited = state.wait_for(|state| has(state) || state.ended.is_some()).await;
+        waited.is_ok_and(|state| has(&state))
     }
 
     /// Replaces the filter, as [`Subscription::replace`](crate::dispatcher::Subscription::replace) does.
     pub fn replace(&self, filter: Filter) {
-        self.control.orders.send_modify(|orders| orders.filter = Some(filter));
+        self.control.state.send_modify(|state| state.filter = Some(filter));
     }
 
     /// Waits until its present call has returned and `terminate` was called. Returns why it has ended, perhaps for an earlier
@@ -226,7 +224,7 @@ impl<M: Send + 'static> ListenerHandle<M> {
 
     /// Whether it has ended.
     pub fn is_finished(&self) -> bool {
-        self.control.report.borrow().ended.is_some()
+        self.control.state.borrow().ended.is_some()
     }
 
     /// The parent to which other listeners can be linked. They end when this listener ends, or all handles on it are dropped.
@@ -248,6 +246,8 @@ type Named = (Arc<Control>, Box<dyn Any + Send + Sync>);
 /// The listeners of a dispatcher.
 #[derive(Default)]
 pub(in super::super) struct Listeners {
+    /// The parent of those that have no other; it does not end.
+    pub parent: Parent,
     tasks: Mutex<JoinSet<()>>,
     names: DashMap<Arc<str>, Named>,
 }

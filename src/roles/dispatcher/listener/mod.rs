@@ -16,5 +16,5 @@ pub use self::{
 };
 pub(super) use self::{
     events::EVENTS_MAX,
-    handle::{Control, Listeners, Orders, SHUTDOWN_LIMIT},
+    handle::{Control, Listeners, SHUTDOWN_LIMIT, State},
 };
