@@ -97,16 +97,16 @@ struct Choice {
     passed: Indices,
 }
 
-/// The result of taking from the ring.
-enum Took {
-    Batch(DeliveryBatch),
-    /// Progress without a batch to return.
-    Something,
+/// Why nothing was taken from the ring.
+enum Empty {
     /// The ring has nothing; the next append wakes the reader.
     Nothing,
     /// The next entry has left the ring, or may have.
     Behind,
 }
+
+/// What was taken from the ring: a batch to return, or other progress.
+type Took = Result<Option<DeliveryBatch>, Empty>;
 
 /// Progress of looking up exact names, which replaces reading the whole feed.
 struct LookUp {
@@ -282,11 +282,10 @@ impl Reader {
                     Some(Err(Interruption::Synced { at }))
                 }
                 Step::Idle => match ready!(self.poll_ring(context, is_closed)) {
-                    Took::Batch(batch) => Some(Ok(batch)),
-                    Took::Something => None,
-                    Took::Behind => self.fall_behind().map(Err),
-                    Took::Nothing if is_closed => return Poll::Ready(None),
-                    Took::Nothing => return Poll::Pending,
+                    Ok(batch) => batch.map(Ok),
+                    Err(Empty::Behind) => self.fall_behind().map(Err),
+                    Err(Empty::Nothing) if is_closed => return Poll::Ready(None),
+                    Err(Empty::Nothing) => return Poll::Pending,
                 },
             };
             if item.is_some() {
@@ -301,7 +300,7 @@ impl Reader {
             self.take_place(true);
         }
         let Some(place) = self.place else {
-            return Poll::Ready(if is_closed { Took::Nothing } else { Took::Behind });
+            return Poll::Ready(Err(if is_closed { Empty::Nothing } else { Empty::Behind }));
         };
         if self.pace.is_some() && !is_closed {
             ready!(self.poll_pace(place, context));
@@ -323,8 +322,8 @@ impl Reader {
     fn take(&mut self, place: u64) -> Took {
         let (mut number, mut matched, more) = match self.log().read_or_wait(place, &self.state) {
             Found::Entry { number, entry, more } => (number, entry, more),
-            Found::Nothing => return Took::Nothing,
-            Found::Behind => return Took::Behind,
+            Found::Nothing => return Err(Empty::Nothing),
+            Found::Behind => return Err(Empty::Behind),
         };
         let since = self.cursor.joined(matched.batch.since);
         if more
@@ -336,7 +335,7 @@ impl Reader {
             (number, matched) = (newest, latest);
         }
         self.place = Some(number + 1);
-        self.choose_among(matched, since, true).map_or(Took::Something, Took::Batch)
+        Ok(self.choose_among(matched, since, true))
     }
 
     /// Takes all that waits in the ring as one round, with the newest row of each database.
@@ -354,7 +353,7 @@ impl Reader {
             let (number, matched) = match found {
                 Found::Entry { number, entry, .. } => (number, entry),
                 Found::Nothing => break,
-                Found::Behind => return Took::Behind,
+                Found::Behind => return Err(Empty::Behind),
             };
             at = number + 1;
             let since = since.get_or_insert_with(|| self.cursor.joined(matched.batch.since));
@@ -368,15 +367,15 @@ impl Reader {
             if newest.len() > ROUND_ROWS_MAX {
                 self.place = None;
                 self.begin_load();
-                return Took::Something;
+                return Ok(None);
             }
         }
-        let Some(since) = since else { return Took::Nothing };
+        let Some(since) = since else { return Err(Empty::Nothing) };
         let mut rows: Vec<_> = newest.into_values().chain(kept).collect();
         rows.sort_unstable_by_key(|row| row.sequence);
         self.place = Some(next);
         let batch = Batch::new(rows, since, to.position(), to.began().is_none());
-        self.choose_among(Matched::all(batch), since, false).map_or(Took::Something, Took::Batch)
+        Ok(self.choose_among(Matched::all(batch), since, false))
     }
 
     /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `by_pattern` says that its pattern matches them.
