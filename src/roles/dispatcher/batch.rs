@@ -145,10 +145,6 @@ impl Chosen {
             Self::Indices(indices) => indices[place],
         }
     }
-
-    pub fn indices(&self, batch: &Batch) -> impl DoubleEndedIterator<Item = u32> {
-        (0..self.count(batch)).map(|place| self.index_of(place))
-    }
 }
 
 /// The rows of a batch that a pattern matches.
@@ -165,6 +161,7 @@ impl Matched {
     }
 
     pub fn rows(&self) -> impl Iterator<Item = &Arc<Notification>> {
-        self.chosen.indices(&self.batch).map(|index| &self.batch.rows[index as usize])
+        let Self { batch, chosen } = self;
+        (0..chosen.count(batch)).map(|place| &batch.rows[chosen.index_of(place) as usize])
     }
 }

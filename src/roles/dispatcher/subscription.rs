@@ -57,10 +57,12 @@ impl Source {
 
     /// The cursor: all wanted rows before it were returned.
     pub fn cursor(&mut self) -> Cursor {
-        match &self.current {
-            Some(left) => left.cursor_after(0),
-            None => self.reader.cursor(),
-        }
+        Self::cursor_of(&mut self.reader, self.current.as_ref())
+    }
+
+    /// [`Source::cursor`], of these parts.
+    fn cursor_of(reader: &mut Reader, current: Option<&DeliveryBatch>) -> Cursor {
+        current.map_or_else(|| reader.cursor(), |left| left.cursor_after(0))
     }
 
     /// Saves `cursor`, if the subscription is durable.
@@ -82,14 +84,14 @@ impl Source {
         }
     }
 
-    /// Saves `cursor`, or the present cursor if it is `None`, when a save is due. Fails if another subscriber has opened the cursor.
-    fn poll_save(&mut self, context: &mut Context<'_>, cursor: Option<Cursor>) -> Option<Interruption> {
-        let Self { reader, autosave, is_lost, .. } = self;
+    /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor.
+    fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
+        let Self { reader, autosave, is_lost, current } = self;
         let stands_at = || {
             if is_on(Bug::CursorAhead) {
                 return reader.shared().ring.position().into();
             }
-            cursor.unwrap_or_else(|| reader.cursor())
+            Self::cursor_of(reader, current.as_ref())
         };
         let error = autosave.as_mut()?.poll(context, stands_at).err()?;
         *is_lost = true;
@@ -98,16 +100,7 @@ impl Source {
 
     /// The next batch. The caller has worked on what was returned before.
     fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Item> {
-        if self.is_lost {
-            return Poll::Ready(None);
-        }
-        if let Some(lost) = self.poll_save(context, None) {
-            return Poll::Ready(Some(Err(lost)));
-        }
-        if self.autosave.as_ref().is_some_and(|autosave| autosave.is_ahead()) {
-            return self.reader.poll_rest(context).map(|()| None);
-        }
-        self.reader.poll_next(context)
+        self.poll_given(context, true)
     }
 
     /// The next delivery. The caller has worked on what was returned before.
@@ -118,17 +111,19 @@ impl Source {
     /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. What [`Source::give_apart`] returns goes first,
     /// one delivery at a time. The caller has worked on what was returned before.
     pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Item> {
+        if self.is_lost || self.reader.is_ended() {
+            return Poll::Ready(None);
+        }
+        if let Some(lost) = self.poll_save(context) {
+            return Poll::Ready(Some(Err(lost)));
+        }
         if self.current.is_none() {
-            match ready!(self.poll_batch(context)) {
+            if self.autosave.as_ref().is_some_and(|autosave| autosave.is_ahead()) {
+                return self.reader.poll_rest(context).map(|()| None);
+            }
+            match ready!(self.reader.poll_next(context)) {
                 Some(Ok(batch)) if !in_batches => self.current = Some(batch),
                 item => return Poll::Ready(item),
-            }
-        } else if self.reader.is_ended() || self.is_lost {
-            return Poll::Ready(None);
-        } else if self.autosave.is_some() {
-            let stands_at = self.cursor();
-            if let Some(lost) = self.poll_save(context, Some(stands_at)) {
-                return Poll::Ready(Some(Err(lost)));
             }
         }
         let next = self.current.as_mut().map(DeliveryBatch::take_first);
