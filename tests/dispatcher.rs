@@ -530,6 +530,26 @@ async fn a_failed_read_is_reported_and_tried_again() {
     }
 }
 
+/// Regression: the task of a read that had panicked was polled again after its end, so the subscriber panicked again and again.
+#[tokio::test(start_paused = true)]
+async fn a_read_that_panics_is_reported_and_tried_again() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (bus, reading) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let dispatcher = reading.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mut subscription = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    faults.plan_reads(|_| panic!("it breaks"));
+    for _ in 0..2 {
+        let item = within("a failure", subscription.next()).await.unwrap();
+        assert!(matches!(item, Err(Interruption::Failed(_))), "{item:?}");
+    }
+    faults.heal();
+    assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
+}
+
 /// Regression: the task of a callback tried again at once and for ever.
 #[tokio::test(start_paused = true)]
 async fn a_callback_pauses_while_reads_fail() {

@@ -1,11 +1,6 @@
 //! Reads the feed for subscribers that start or have fallen behind, and reads the design documents that have changed.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 
@@ -17,7 +12,7 @@ use crate::{
         error::Result,
         event::{DbName, EventKind},
         notification::Notification,
-        tasks::{Ended, Task},
+        tasks::Task,
     },
     state::notification_feed::ChangedDdocs,
 };
@@ -38,33 +33,22 @@ pub(super) struct Page {
 }
 
 /// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
-pub(super) struct Load(Task<Result<Page>>);
+pub(super) type Load = Task<Result<Page>>;
 
-impl Load {
-    /// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
-    pub fn begin(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Self {
-        let shared = Arc::clone(shared);
-        Self(Task::spawn(async move {
-            if has_failed {
-                shared.context.env().sleep(FAILURE_PAUSE).await;
-            }
-            let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
-            if names.is_empty() {
-                return page(&shared, cursor).await;
-            }
-            let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
-            Ok(Page { rows, began: to, to, more: false })
-        }))
-    }
-
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Page>> {
-        match ready!(Pin::new(&mut self.0).poll(context)) {
-            Ok(page) => Poll::Ready(page),
-            Err(Ended::Panicked(text)) => panic!("the read of the feed has panicked: {text}"),
-            // Only the end of the runtime cancels the task, and then this one ends, too.
-            Err(Ended::Cancelled) => Poll::Pending,
+/// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
+pub(super) fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Load {
+    let shared = Arc::clone(shared);
+    Task::spawn(async move {
+        if has_failed {
+            shared.context.env().sleep(FAILURE_PAUSE).await;
         }
-    }
+        let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
+        if names.is_empty() {
+            return page(&shared, cursor).await;
+        }
+        let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+        Ok(Page { rows, began: to, to, more: false })
+    })
 }
 
 async fn page(shared: &Shared, cursor: Cursor) -> Result<Page> {

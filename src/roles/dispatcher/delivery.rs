@@ -338,3 +338,6 @@ pub enum Interruption {
     #[error(transparent)]
     Failed(#[from] Error),
 }
+
+/// The next item of a subscription; `None` at the end.
+pub(super) type Item<T = DeliveryBatch> = Option<Result<T, Interruption>>;

@@ -49,11 +49,13 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use futures_util::FutureExt;
+
 use super::{
     batch::{Batch, Chosen, Indices, Matched, of_mark},
-    catch_up::{DdocRead, Load, Page, read_ddocs},
+    catch_up::{DdocRead, Load, Page, load, read_ddocs},
     coalesce::{coalesce, has_all_news},
-    delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption},
+    delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, Item},
     log::{Found, Log, SubscriberId, SubscriberState},
     options::Order,
     pace::Pace,
@@ -68,6 +70,7 @@ use crate::base::{
     event::DbName,
     filter::Filter,
     notification::Notification,
+    tasks::Ended,
 };
 
 /// The most databases of a round that are taken from the ring. A larger round is read from the feed, which has each database once.
@@ -238,10 +241,7 @@ impl Reader {
     }
 
     /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
-    pub fn poll_next(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Item> {
         if self.state.is_ended() {
             return Poll::Ready(None);
         }
@@ -261,19 +261,16 @@ impl Reader {
     }
 
     /// [`Reader::poll_next`] after the waker is registered and the end is checked.
-    fn poll(
-        &mut self,
-        context: &mut Context<'_>,
-        is_closed: bool,
-    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+    fn poll(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<Item> {
         loop {
             let item = match &mut self.step {
                 Step::Documents(_) => ready!(self.poll_documents(context)),
                 Step::Choosing(_) => ready!(self.poll_choice(context)).map(Ok),
                 Step::Reading(load) => {
-                    let page = ready!(load.poll(context));
+                    let page = ready!(load.poll_unpin(context));
                     self.step = Step::Idle;
-                    self.receive(page).transpose()
+                    let panicked = |ended: Ended| Err(Error::corrupt("page", ended.to_string()));
+                    self.receive(page.unwrap_or_else(panicked)).transpose()
                 }
                 Step::Idle if self.is_at_end && self.cursor.knew_nothing() => {
                     // The cursor moves only now: a subscriber whose filter is replaced before is still in its first scan.
@@ -439,10 +436,7 @@ impl Reader {
     }
 
     /// Completes with the batch, or a failure, once its design documents are read; with `None` if none of its rows is wanted.
-    fn poll_documents(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+    fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<Item> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
         let reading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone()));
@@ -524,7 +518,7 @@ impl Reader {
         let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
-        self.step = Step::Reading(Load::begin(&self.shared, self.cursor, names, self.has_failed));
+        self.step = Step::Reading(load(&self.shared, self.cursor, names, self.has_failed));
     }
 
     /// Receives a page of the feed, and delivers its wanted rows.

@@ -10,7 +10,7 @@ use std::{
 use tokio_stream::Stream;
 
 use super::{
-    delivery::{Delivery, DeliveryBatch, Interruption},
+    delivery::{Delivery, DeliveryBatch, Interruption, Item},
     log::SubscriberId,
     options::Order,
     reader::Reader,
@@ -25,9 +25,6 @@ use crate::{
     },
     state::named_cursor::{OpenCursor, autosave::Autosave},
 };
-
-/// The next item of a subscription; `None` at the end.
-pub(super) type Item<T = DeliveryBatch> = Option<Result<T, Interruption>>;
 
 /// Receives for a subscriber, in batches or one delivery at a time, and saves its cursor.
 pub(super) struct Source {
