@@ -169,7 +169,8 @@ impl Keys {
     }
 
     /// The keys that move with the bus to another store, with their names: those that do not belong to running
-    /// processes, and hold no stamp of the store. The configuration is not among them.
+    /// processes. Sequences in them stay as they are: they begin with the incarnation, which a move raises. The
+    /// configuration is not among them.
     pub fn relocated(&self) -> impl Iterator<Item = (&'static str, KeyRange)> {
         let families = [
             (family::COUNTERS, "counters of events that wait to be folded"),
