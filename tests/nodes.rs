@@ -4,18 +4,25 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use common::{
     counts, db, eager, joined, narrow_bus, record, row_with, rows, unpolled, until, waiting, wide_bus, within,
 };
+use futures_util::future::BoxFuture;
 use notibus::{
     Bus, BusOptions, Error, NodeOptions, Notifier, NotifierOptions,
     event::Counters,
     node::{BalanceOptions, NodeId, Role},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError,
+        AtomicOp, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
@@ -651,4 +658,49 @@ async fn a_node_knows_its_own_claim_again() {
     tokio::time::sleep(INTERVAL * 2).await;
     assert_eq!(shares(&[&notifier]), [64]);
     notifier.shutdown().await.unwrap();
+}
+
+/// An environment whose clock can be put forward.
+struct Skewed(Env, Arc<AtomicU64>);
+
+impl Environment for Skewed {
+    fn now(&self) -> Duration {
+        self.0.now() + Duration::from_millis(self.1.load(Ordering::Relaxed))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.0.wall_ms()
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(self.0.sleep(duration))
+    }
+}
+
+/// Regression: a node that joined while the cluster recovered waited for its first read for almost an expiry, counted its own expiry
+/// from before that, and fell out 0.4 s after it had joined.
+#[tokio::test(start_paused = true)]
+async fn waiting_for_the_store_does_not_count_as_silence() {
+    let skew = Arc::new(AtomicU64::new(0));
+    let faults = Faults::new(&Database::memory_in(Env::new(Skewed(Env::system(), Arc::clone(&skew)))));
+    let bus = wide_bus(&faults.database()).await;
+    let mut waits = true;
+    faults.plan_reads(move |operation| {
+        if matches!(operation, Operation::Get { key, .. } if key.starts_with(NODES))
+            && std::mem::take(&mut waits)
+        {
+            skew.store(11_900, Ordering::Relaxed);
+        }
+        None
+    });
+    let times = Duration::from_secs(6);
+    let options = NodeOptions { heartbeat: times, expiry: times * 2, ..NodeOptions::default() };
+    let node = bus.node(options).await.unwrap();
+    tokio::time::sleep(times * 2).await;
+    assert_eq!(bus.stats().nodes_fallen_out, 0);
+    node.shutdown().await.unwrap();
 }

@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeMap,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -93,7 +93,9 @@ pub(super) struct Heartbeat {
     published: Option<Roles>,
     /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
-    /// When the attempt that has written the row began.
+    /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody
+    /// else can have seen the row sooner. However long the store let those reads wait, the expiry begins after them: a
+    /// node once joined a recovering cluster, and took itself for dead a moment later.
     beaten: Duration,
     /// The row of another process under its id, if it has seen one.
     strangers: LastSeen<(), ([u8; 16], u64)>,
@@ -196,15 +198,13 @@ impl Heartbeat {
             if left.is_zero() {
                 self.fall_out("it has sent no heartbeat for too long");
             } else {
-                let began = env.now();
                 let beaten = tokio::select! {
                     beaten = self.beat() => Some(beaten?),
                     () = env.sleep(left) => None,
                 };
                 match beaten {
-                    Some(Some((row, roles))) => {
-                        (self.row, self.published) = (row, Some(roles));
-                        self.beaten = began;
+                    Some(Some((row, roles, at))) => {
+                        (self.row, self.published, self.beaten) = (row, Some(roles), at);
                         return Ok(());
                     }
                     Some(None) => self.fall_out("its row is gone"),
@@ -222,9 +222,9 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Writes the next beat, and roles that have changed. Returns both, or `None` if the row is no longer that of
-    /// this process.
-    async fn beat(&mut self) -> Result<Option<(NodeRow, Roles)>> {
+    /// Writes the next beat, and roles that have changed. Returns both with a time just before the commit, or `None` if
+    /// the row is no longer that of this process.
+    async fn beat(&mut self) -> Result<Option<(NodeRow, Roles, Duration)>> {
         let roles = lock(&self.roles).clone();
         let is_news = self.published.as_ref() != Some(&roles);
         if is_news {
@@ -232,6 +232,7 @@ impl Heartbeat {
         }
         let row = NodeRow { beat: self.row.beat + 1, ..self.row };
         let policy = self.policy();
+        let written = OnceLock::new();
         let beaten = self.db.run_with(&policy, async |tx| {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
@@ -242,9 +243,11 @@ impl Heartbeat {
                     self.publish(&tx, &roles).await?;
                 }
             }
+            written.get_or_init(|| self.db.env().now());
             Ok(is_mine)
         });
-        Ok(beaten.await?.then_some((row, roles)))
+        let is_mine = beaten.await?;
+        Ok(written.into_inner().filter(|_| is_mine).map(|at| (row, roles, at)))
     }
 
     /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another
@@ -283,6 +286,7 @@ impl Heartbeat {
         let roles = lock(&self.roles).clone();
         let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
         let (strangers, policy) = (&self.strangers, self.policy());
+        let written = OnceLock::new();
         let claimed = self.db.run_with(&policy, async |tx| {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
@@ -296,6 +300,7 @@ impl Heartbeat {
             }
             tx.set(&key, &row.to_bytes());
             self.publish(&tx, &roles).await?;
+            written.get_or_init(|| env.now());
             Ok(None)
         });
         if let Some(stranger) = claimed.await? {
@@ -304,7 +309,7 @@ impl Heartbeat {
             return Ok(Claim::Taken { changed });
         }
         (self.row, self.published, self.claiming) = (row, Some(roles), None);
-        self.beaten = began;
+        self.beaten = written.into_inner().expect("the row was written");
         self.standing.send_replace(Some(token));
         self.stats.health.stands(self.id.0, Some(token));
         Ok(Claim::Joined)
