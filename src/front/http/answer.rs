@@ -29,3 +29,8 @@ pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
     response
 }
+
+/// Answers that something is done.
+pub(super) fn done() -> Response {
+    json(StatusCode::OK, &serde_json::json!({ "ok": true }))
+}

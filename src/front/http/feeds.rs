@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::{Path, Request, State},
-    http::{StatusCode, request::Parts},
-    response::{IntoResponse, Response},
+    http::StatusCode,
+    response::Response,
     routing::any,
 };
 use serde::Deserialize;
@@ -17,7 +17,7 @@ use super::{
     Api, Failure, Inner,
     answer::{at, json as answer},
     caller::Right,
-    manage::{check_changes, check_reads, instance_of, parameters, posted},
+    manage::{instance_of, posted, reads},
     page::{PageSize, cut_at},
     updates::size_of_row,
 };
@@ -61,22 +61,22 @@ impl Api {
 }
 
 /// The history of a feed's shards, with `rows` also how many rows each has.
-async fn topology(State(inner): State<Arc<Inner>>, Path(feed): Path<String>, request: Request) -> Response {
+async fn topology(
+    State(inner): State<Arc<Inner>>,
+    Path(feed): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let shown = async {
-        check_reads(&parts)?;
-        let counts = match parameters(&parts, &["rows"])?.get("rows").map(String::as_str) {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(_) => return Err(Failure::bad_request("The parameter rows is neither true nor false.")),
-        };
-        let entries = match instance_of(Some(&feed))? {
-            None => entries(&inner.bus.feed(), counts).await,
-            Some(instance) => entries(&inner.bus.changes().feed_of(instance), counts).await,
-        };
-        Ok(answer(StatusCode::OK, &json!({ "entries": entries.map_err(named)? })))
+    let counts = match reads(&parts, &["rows"])?.get("rows").map(String::as_str) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(Failure::bad_request("The parameter rows is neither true nor false.")),
     };
-    shown.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    let entries = match instance_of(Some(&feed))? {
+        None => entries(&inner.bus.feed(), counts).await,
+        Some(instance) => entries(&inner.bus.changes().feed_of(instance), counts).await,
+    };
+    Ok(answer(StatusCode::OK, &json!({ "entries": entries.map_err(named)? })))
 }
 
 /// The entries of a topology.
@@ -110,35 +110,27 @@ fn object(entry: &TopologyEntry) -> Value {
 }
 
 /// Spreads a feed over another number of shards.
-async fn reshard(State(inner): State<Arc<Inner>>, Path(feed): Path<String>, request: Request) -> Response {
-    let (parts, body) = request.into_parts();
-    let changed = async {
-        check_changes(&parts)?;
-        parameters(&parts, &[])?;
-        let wanted: ReshardRequest = posted(&inner, &parts, body, "{\"shards\":8}").await?;
-        let scheme = wanted.scheme.map(SchemeId);
-        let entry = match instance_of(Some(&feed))? {
-            None => inner.bus.feed().reshard(wanted.shards, scheme).await,
-            Some(instance) => inner.bus.changes().feed_of(instance).reshard(wanted.shards, scheme).await,
-        };
-        let entry = entry.map_err(named)?;
-        inner.reshards.send_modify(|count| *count += 1);
-        Ok(answer(StatusCode::OK, &object(&entry)))
+async fn reshard(
+    State(inner): State<Arc<Inner>>,
+    Path(feed): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let wanted: ReshardRequest = posted(&inner, request, "{\"shards\":8}").await?;
+    let scheme = wanted.scheme.map(SchemeId);
+    let entry = match instance_of(Some(&feed))? {
+        None => inner.bus.feed().reshard(wanted.shards, scheme).await,
+        Some(instance) => inner.bus.changes().feed_of(instance).reshard(wanted.shards, scheme).await,
     };
-    changed.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    let entry = entry.map_err(named)?;
+    inner.reshards.send_modify(|count| *count += 1);
+    Ok(answer(StatusCode::OK, &object(&entry)))
 }
 
 /// A page of the notifications, as they are kept: `since` says behind what, `timeout` for how many milliseconds to wait for a row if
 /// there is none.
-async fn rows(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+async fn rows(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    page(&inner, &parts).await.unwrap_or_else(IntoResponse::into_response)
-}
-
-/// Reads a page.
-async fn page(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
-    check_reads(parts)?;
-    let given = parameters(parts, &["since", "limit", "timeout"])?;
+    let given = reads(&parts, &["since", "limit", "timeout"])?;
     let number = |name: &str, most: u64| match given.get(name).map(|text| text.parse::<u64>()) {
         None => Ok(None),
         Some(Ok(number)) if (1..=most).contains(&number) => Ok(Some(number)),
@@ -159,7 +151,7 @@ async fn page(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
     let mut page = read().await?;
     if let Some(timeout) = timeout.filter(|_| page.rows.is_empty() && !page.more) {
         let _place = inner.admission.enter(&parts.extensions)?;
-        wait(inner, page.next, timeout).await;
+        wait(&inner, page.next, timeout).await;
         page = read().await?;
     }
     // A client that does not read holds no more than that of a feed.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::{
-    body::Body,
+    extract::Request,
     http::{Method, StatusCode, header, request::Parts},
 };
 use serde::de::DeserializeOwned;
@@ -51,13 +51,24 @@ pub(super) fn parameters(
     Ok(given)
 }
 
-/// What was posted, as `example` shows it; the default if nothing was.
+/// The parameters of a request that only reads, each of which has to be among `known`.
+pub(super) fn reads(
+    parts: &Parts,
+    known: &[&'static str],
+) -> Result<BTreeMap<&'static str, String>, Failure> {
+    check_reads(parts)?;
+    parameters(parts, known)
+}
+
+/// The body of a request to change something, as `example` shows it; the default if it is empty.
 pub(super) async fn posted<T: DeserializeOwned + Default>(
     inner: &Inner,
-    parts: &Parts,
-    body: Body,
+    request: Request,
     example: &str,
 ) -> Result<T, Failure> {
+    let (parts, body) = request.into_parts();
+    check_changes(&parts)?;
+    parameters(&parts, &[])?;
     let body = inner.body(&parts.headers, body).await?;
     if body.is_empty() {
         return Ok(T::default());

@@ -6,7 +6,7 @@ use axum::{
     Router,
     extract::{Request, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
     routing::any,
 };
 use serde_json::json;
@@ -15,7 +15,7 @@ use super::{
     Api, Failure, Inner,
     answer::{at, json as answer},
     caller::Right,
-    manage::{check_reads, parameters},
+    manage::reads,
 };
 
 impl Api {
@@ -27,12 +27,8 @@ impl Api {
 }
 
 /// All nodes.
-async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let listed = async {
-        check_reads(&parts)?;
-        parameters(&parts, &[])?;
-        Ok(answer(StatusCode::OK, &json!({ "nodes": inner.bus.nodes().await? })))
-    };
-    listed.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    reads(&parts, &[])?;
+    Ok(answer(StatusCode::OK, &json!({ "nodes": inner.bus.nodes().await? })))
 }

@@ -7,7 +7,7 @@ use axum::{
     Router,
     extract::{Path, Request, State},
     http::{StatusCode, request::Parts},
-    response::{IntoResponse, Response},
+    response::Response,
     routing::any,
 };
 use serde::Deserialize;
@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::{
     Api, Failure, Inner,
-    answer::{at, json as answer},
+    answer::{at, done, json as answer},
     caller::Right,
-    manage::{check_changes, check_reads, parameters, posted},
+    manage::{check_changes, parameters, posted, reads},
 };
 use crate::{
     base::event::{Db, DbInstance, DbName},
@@ -80,40 +80,36 @@ async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failur
 }
 
 /// All triggers.
-async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let answers = async {
-        check_reads(&parts)?;
-        parameters(&parts, &[])?;
-        let mut triggers = Vec::new();
-        for name in inner.bus.triggers().await? {
-            triggers.push(summary(&inner, &inner.bus.trigger(&name)?).await?);
-        }
-        Ok(answer(StatusCode::OK, &json!({ "triggers": triggers })))
-    };
-    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    reads(&parts, &[])?;
+    let mut triggers = Vec::new();
+    for name in inner.bus.triggers().await? {
+        triggers.push(summary(&inner, &inner.bus.trigger(&name)?).await?);
+    }
+    Ok(answer(StatusCode::OK, &json!({ "triggers": triggers })))
 }
 
 /// Answers with one trigger, and a page of its parked databases.
-async fn show(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+async fn show(
+    State(inner): State<Arc<Inner>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let answers = async {
-        check_reads(&parts)?;
-        let last = after(&parts)?;
-        let trigger = find(&inner, &name).await?;
-        let mut shown = summary(&inner, &trigger).await?;
-        let page = trigger.parked(last.as_ref(), PAGE_ROWS).await?;
-        let next = page.last().filter(|_| page.len() == PAGE_ROWS);
-        shown["next"] = next.map_or(Value::Null, |db| json!({ "after": db.name, "instance": db.instance }));
-        shown["databases"] = json!(page);
-        Ok(answer(StatusCode::OK, &shown))
-    };
-    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    let last = after(&parts)?;
+    let trigger = find(&inner, &name).await?;
+    let mut shown = summary(&inner, &trigger).await?;
+    let page = trigger.parked(last.as_ref(), PAGE_ROWS).await?;
+    let next = page.last().filter(|_| page.len() == PAGE_ROWS);
+    shown["next"] = next.map_or(Value::Null, |db| json!({ "after": db.name, "instance": db.instance }));
+    shown["databases"] = json!(page);
+    Ok(answer(StatusCode::OK, &shown))
 }
 
 /// The database after which a page begins: the parameters `after` and `instance`.
 fn after(parts: &Parts) -> Result<Option<Db>, Failure> {
-    let mut given = parameters(parts, &["after", "instance"])?;
+    let mut given = reads(parts, &["after", "instance"])?;
     match (given.remove("after"), given.remove("instance")) {
         (None, None) => Ok(None),
         (Some(name), Some(instance)) => {
@@ -124,30 +120,29 @@ fn after(parts: &Parts) -> Result<Option<Db>, Failure> {
 }
 
 /// Retries parked databases.
-async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
-    let answers = async {
-        let (parts, body) = request.into_parts();
-        check_changes(&parts)?;
-        parameters(&parts, &[])?;
-        let request: RetryRequest = posted(&inner, &parts, body, "{\"db\":\"name\"}").await?;
-        let db = request.db.map(|name| DbName::new(&name)).transpose()?;
-        let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
-        if db.is_some() && asked == 0 {
-            return Err(Failure::not_found("This trigger has not parked such a database."));
-        }
-        Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "databases": asked })))
-    };
-    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+async fn retry(
+    State(inner): State<Arc<Inner>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let request: RetryRequest = posted(&inner, request, "{\"db\":\"name\"}").await?;
+    let db = request.db.map(|name| DbName::new(&name)).transpose()?;
+    let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
+    if db.is_some() && asked == 0 {
+        return Err(Failure::not_found("This trigger has not parked such a database."));
+    }
+    Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "databases": asked })))
 }
 
 /// Forgets all that the bus has saved of a trigger.
-async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+async fn reset(
+    State(inner): State<Arc<Inner>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let answers = async {
-        check_changes(&parts)?;
-        parameters(&parts, &[])?;
-        find(&inner, &name).await?.reset().await?;
-        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
-    };
-    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    check_changes(&parts)?;
+    parameters(&parts, &[])?;
+    find(&inner, &name).await?.reset().await?;
+    Ok(done())
 }

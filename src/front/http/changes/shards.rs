@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::{
     extract::{Request, State},
     http::{Method, StatusCode},
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Deserialize;
 
@@ -16,6 +16,7 @@ use crate::{
     front::http::{
         Caller, Failure,
         answer::json,
+        manage::check_reads,
         query::{Query, Topic},
     },
     state::{feed::TopologyEntry, routing::SchemeId},
@@ -35,23 +36,18 @@ pub(super) async fn meta(
     State(served): State<Arc<Served>>,
     Places(name): Places<String>,
     request: Request,
-) -> Response {
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let answer = async {
-        if !matches!(parts.method, Method::GET | Method::HEAD) {
-            return Err(Failure::method_not_allowed("GET,HEAD"));
-        }
-        let text = parts.uri.query().unwrap_or_default();
-        let query = Query::parse(text, &parts.headers, &served.inner.options, Topic::Documents)?;
-        let db = served.find_for(&name, parts.extensions.get::<Caller>()).await?;
-        let feed = served.changes.feed(&db);
-        let since = match query.start {
-            Start::Now => feed.now().await?.into(),
-            Start::At(cursor) => cursor,
-        };
-        Ok(json(StatusCode::OK, &entry(&name, &feed.topology_at(since).await?)))
+    check_reads(&parts)?;
+    let text = parts.uri.query().unwrap_or_default();
+    let query = Query::parse(text, &parts.headers, &served.inner.options, Topic::Documents)?;
+    let db = served.find_for(&name, parts.extensions.get::<Caller>()).await?;
+    let feed = served.changes.feed(&db);
+    let since = match query.start {
+        Start::Now => feed.now().await?.into(),
+        Start::At(cursor) => cursor,
     };
-    answer.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    Ok(json(StatusCode::OK, &entry(&name, &feed.topology_at(since).await?)))
 }
 
 /// Shows or changes the number of shards.
@@ -59,29 +55,26 @@ pub(super) async fn administer(
     State(served): State<Arc<Served>>,
     Places(name): Places<String>,
     request: Request,
-) -> Response {
-    let answer = async {
-        let (parts, body) = request.into_parts();
-        match parts.method {
-            Method::GET | Method::HEAD => {
-                let topology = served.changes.feed(&served.find(&name).await?).topology().await?;
-                let current = topology.last().expect("a topology is never empty");
-                Ok(json(StatusCode::OK, &entry(&name, current)))
-            }
-            Method::PUT => {
-                let body = served.inner.body(&parts.headers, body).await?;
-                let wish: ReshardRequest = serde_json::from_slice(&body).map_err(|error| {
-                    Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
-                })?;
-                let feed = served.changes.feed(&served.find(&name).await?);
-                let written = feed.reshard(wish.shards, wish.scheme.map(SchemeId)).await?;
-                served.inner.reshards.send_modify(|count| *count += 1);
-                Ok(json(StatusCode::CREATED, &entry(&name, &written)))
-            }
-            _ => Err(Failure::method_not_allowed("GET,HEAD,PUT")),
+) -> Result<Response, Failure> {
+    let (parts, body) = request.into_parts();
+    match parts.method {
+        Method::GET | Method::HEAD => {
+            let topology = served.changes.feed(&served.find(&name).await?).topology().await?;
+            let current = topology.last().expect("a topology is never empty");
+            Ok(json(StatusCode::OK, &entry(&name, current)))
         }
-    };
-    answer.await.unwrap_or_else(|failure: Failure| failure.into_response())
+        Method::PUT => {
+            let body = served.inner.body(&parts.headers, body).await?;
+            let asked: ReshardRequest = serde_json::from_slice(&body).map_err(|error| {
+                Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
+            })?;
+            let feed = served.changes.feed(&served.find(&name).await?);
+            let written = feed.reshard(asked.shards, asked.scheme.map(SchemeId)).await?;
+            served.inner.reshards.send_modify(|count| *count += 1);
+            Ok(json(StatusCode::CREATED, &entry(&name, &written)))
+        }
+        _ => Err(Failure::method_not_allowed("GET,HEAD,PUT")),
+    }
 }
 
 /// Describes an entry of the topology.

@@ -4,23 +4,17 @@ use std::sync::Arc;
 
 use axum::{
     extract::{Path, Request, State},
-    http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
 
-use super::found::{PAGE_ROWS, find, looked_at};
+use super::found::{PAGE_ROWS, find_existing, listed_after, page};
 use crate::{
     base::encoding::Sequence,
-    front::http::{
-        Failure, Inner,
-        answer::json as answer,
-        manage::{check_changes, parameters, posted},
-    },
+    front::http::{Failure, Inner, answer::done, manage::posted},
 };
 
-/// Which ones to delete: one or all.
+/// DeadLettersRequest ones to delete: one or all.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DeadLettersRequest {
@@ -38,17 +32,11 @@ pub(super) async fn list(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
     request: Request,
-) -> Response {
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let listed = async {
-        let (group, after) = looked_at(&inner, &name, &parts).await?;
-        let after = after.map_or(Ok(Sequence::MIN), |text| text.parse())?;
-        let page = group.dead_letters(after, PAGE_ROWS).await?;
-        let next = page.last().filter(|_| page.len() == PAGE_ROWS);
-        let next = next.map_or(Value::Null, |last| json!(last.sequence));
-        Ok(answer(StatusCode::OK, &json!({ "dead_letters": page, "next": next })))
-    };
-    listed.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    let (group, after) = listed_after(&inner, &name, &parts).await?;
+    let after = after.map_or(Ok(Sequence::MIN), |text| text.parse())?;
+    Ok(page("dead_letters", &group.dead_letters(after, PAGE_ROWS).await?, |last| last.sequence))
 }
 
 /// Deletes one, or all.
@@ -56,26 +44,18 @@ pub(super) async fn delete(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
     request: Request,
-) -> Response {
-    let (parts, body) = request.into_parts();
-    let deleted = async {
-        check_changes(&parts)?;
-        parameters(&parts, &[])?;
-        let wanted: DeadLettersRequest =
-            posted(&inner, &parts, body, "{\"seq\":\"…\"} or {\"all\":true}").await?;
-        let group = find(&inner, &name, wanted.feed.as_deref())?;
-        group.status().await?;
-        match (wanted.seq, wanted.all) {
-            (None, true) => group.delete_dead_letters().await?,
-            (Some(seq), false) => {
-                let sequence: Sequence = seq.parse()?;
-                if !group.delete_dead_letter(sequence).await? {
-                    return Err(Failure::not_found(format!("there is no dead letter of {sequence}")));
-                }
+) -> Result<Response, Failure> {
+    let which: DeadLettersRequest = posted(&inner, request, "{\"seq\":\"…\"} or {\"all\":true}").await?;
+    let group = find_existing(&inner, &name, which.feed.as_deref()).await?;
+    match (which.seq, which.all) {
+        (None, true) => group.delete_dead_letters().await?,
+        (Some(seq), false) => {
+            let sequence: Sequence = seq.parse()?;
+            if !group.delete_dead_letter(sequence).await? {
+                return Err(Failure::not_found(format!("there is no dead letter of {sequence}")));
             }
-            _ => return Err(Failure::bad_request("Say which: \"seq\", or \"all\":true.")),
         }
-        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
-    };
-    deleted.await.unwrap_or_else(|failure: Failure| failure.into_response())
+        _ => return Err(Failure::bad_request("Say which: \"seq\", or \"all\":true.")),
+    }
+    Ok(done())
 }

@@ -10,7 +10,7 @@ use axum::{
     Router,
     extract::{Path, Request, State},
     http::{Method, StatusCode},
-    response::{IntoResponse, Response},
+    response::Response,
     routing::any,
 };
 use serde::Deserialize;
@@ -19,9 +19,9 @@ use serde_json::json;
 use self::found::find;
 use super::{
     Api, Failure, Inner,
-    answer::{at, json as answer},
+    answer::{at, done, json as answer},
     caller::Right,
-    manage::{check_changes, check_reads, parameters, posted},
+    manage::{check_reads, parameters, posted, reads},
 };
 use crate::{
     base::cursor::Start,
@@ -80,78 +80,67 @@ impl Api {
 }
 
 /// Lists groups, or creates one.
-async fn groups(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    let done = async {
-        if request.method() == Method::POST {
-            return create(&inner, request).await;
-        }
-        let (parts, _) = request.into_parts();
-        check_reads(&parts).map_err(|_| Failure::method_not_allowed("GET,HEAD,POST"))?;
-        parameters(&parts, &[])?;
-        Ok(answer(StatusCode::OK, &json!({ "groups": inner.bus.groups().await? })))
-    };
-    done.await.unwrap_or_else(|failure: Failure| failure.into_response())
+async fn groups(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
+    if request.method() == Method::POST {
+        return create(&inner, request).await;
+    }
+    let (parts, _) = request.into_parts();
+    check_reads(&parts).map_err(|_| Failure::method_not_allowed("GET,HEAD,POST"))?;
+    parameters(&parts, &[])?;
+    Ok(answer(StatusCode::OK, &json!({ "groups": inner.bus.groups().await? })))
 }
 
 /// Creates a group: 201, or 200 if it is there already.
 async fn create(inner: &Inner, request: Request) -> Result<Response, Failure> {
-    let (parts, body) = request.into_parts();
-    check_changes(&parts)?;
-    parameters(&parts, &[])?;
-    let wanted: Posted = posted(inner, &parts, body, "{\"name\":\"mailer\"}").await?;
-    let group = find(inner, &wanted.name, wanted.feed.as_deref())?;
-    let start = wanted.start.map_or(Ok(Start::Now), |start| start.parse())?;
-    let idle_expiry = wanted.idle_expiry_ms.map(Duration::from_millis);
+    let asked: Posted = posted(inner, request, "{\"name\":\"mailer\"}").await?;
+    let group = find(inner, &asked.name, asked.feed.as_deref())?;
+    let start = asked.start.map_or(Ok(Start::Now), |start| start.parse())?;
+    let idle_expiry = asked.idle_expiry_ms.map(Duration::from_millis);
     let is_new = group.create(&GroupOptions { start, idle_expiry }).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(answer(status, &json!({ "ok": true, "created": is_new })))
 }
 
 /// How far a group is behind in each shard.
-async fn lag(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+async fn lag(
+    State(inner): State<Arc<Inner>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let seen = async {
-        check_reads(&parts)?;
-        let given = parameters(&parts, &["feed"])?;
-        let group = find(&inner, &name, given.get("feed").map(String::as_str))?;
-        Ok(answer(StatusCode::OK, &json!({ "lag": group.lag().await? })))
-    };
-    seen.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    let given = reads(&parts, &["feed"])?;
+    let group = find(&inner, &name, given.get("feed").map(String::as_str))?;
+    Ok(answer(StatusCode::OK, &json!({ "lag": group.lag().await? })))
 }
 
-/// What is wished of the group `name`.
-async fn requested(
-    inner: &Inner,
-    name: &str,
-    request: Request,
-) -> Result<(Group<()>, GroupRequest), Failure> {
-    let (parts, body) = request.into_parts();
-    check_changes(&parts)?;
-    parameters(&parts, &[])?;
-    let wanted: GroupRequest = posted(inner, &parts, body, "{\"to\":\"now\",\"force\":false}").await?;
-    Ok((find(inner, name, wanted.feed.as_deref())?, wanted))
+/// What is to change of the group `name`.
+async fn changed(inner: &Inner, name: &str, request: Request) -> Result<(Group<()>, GroupRequest), Failure> {
+    let asked: GroupRequest = posted(inner, request, "{\"to\":\"now\",\"force\":false}").await?;
+    Ok((find(inner, name, asked.feed.as_deref())?, asked))
 }
 
 /// Sets a group to another position.
-async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
-    let done = async {
-        let (group, wanted) = requested(&inner, &name, request).await?;
-        let to = wanted.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
-        group.reset(to.parse::<Start>()?, wanted.force).await?;
-        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
-    };
-    done.await.unwrap_or_else(|failure: Failure| failure.into_response())
+async fn reset(
+    State(inner): State<Arc<Inner>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let (group, asked) = changed(&inner, &name, request).await?;
+    let to = asked.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
+    group.reset(to.parse::<Start>()?, asked.force).await?;
+    Ok(done())
 }
 
 /// Deletes a group.
-async fn delete(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
-    let done = async {
-        let (group, wanted) = requested(&inner, &name, request).await?;
-        if wanted.to.is_some() {
-            return Err(Failure::bad_request("A group that is deleted goes nowhere."));
-        }
-        group.delete(wanted.force).await?;
-        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
-    };
-    done.await.unwrap_or_else(|failure: Failure| failure.into_response())
+async fn delete(
+    State(inner): State<Arc<Inner>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let (group, asked) = changed(&inner, &name, request).await?;
+    if asked.to.is_some() {
+        return Err(Failure::bad_request("A group that is deleted goes nowhere."));
+    }
+    group.delete(asked.force).await?;
+    Ok(done())
 }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use axum::{
     extract::{Path, Request, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::found::{PAGE_ROWS, find, looked_at};
+use super::found::{PAGE_ROWS, find_existing, listed_after, page};
 use crate::{
     front::http::{
         Failure, Inner,
-        answer::json as answer,
-        manage::{check_changes, parameters, posted},
+        answer::{done, json as answer},
+        manage::posted,
     },
     roles::group::Group,
 };
@@ -35,31 +35,20 @@ pub(super) async fn list(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
     request: Request,
-) -> Response {
+) -> Result<Response, Failure> {
     let (parts, _) = request.into_parts();
-    let listed = async {
-        let (group, after) = looked_at(&inner, &name, &parts).await?;
-        let page = group.parked(&after.unwrap_or_default(), PAGE_ROWS).await?;
-        let next = page.last().filter(|_| page.len() == PAGE_ROWS);
-        let next = next.map_or(Value::Null, |last| json!(last.id));
-        Ok(answer(StatusCode::OK, &json!({ "parked": page, "next": next })))
-    };
-    listed.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    let (group, after) = listed_after(&inner, &name, &parts).await?;
+    Ok(page("parked", &group.parked(&after.unwrap_or_default(), PAGE_ROWS).await?, |last| &last.id))
 }
 
-/// The group of a request to change something, which there has to be, and of which id.
-async fn requested(
+/// The group of a request to change something, and of which id.
+async fn changed(
     inner: &Inner,
     name: &str,
     request: Request,
 ) -> Result<(Group<()>, Option<String>), Failure> {
-    let (parts, body) = request.into_parts();
-    check_changes(&parts)?;
-    parameters(&parts, &[])?;
-    let wanted: ParkedRequest = posted(inner, &parts, body, "{\"id\":\"shop/orders\"}").await?;
-    let group = find(inner, name, wanted.feed.as_deref())?;
-    group.status().await?;
-    Ok((group, wanted.id))
+    let which: ParkedRequest = posted(inner, request, "{\"id\":\"shop/orders\"}").await?;
+    Ok((find_existing(inner, name, which.feed.as_deref()).await?, which.id))
 }
 
 /// Has all of them tried again soon.
@@ -67,15 +56,12 @@ pub(super) async fn retry(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
     request: Request,
-) -> Response {
-    let asked = async {
-        let (group, id) = requested(&inner, &name, request).await?;
-        if id.is_some() {
-            return Err(Failure::bad_request("All are tried again; there is no choice of one."));
-        }
-        Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "ids": group.retry_parked().await? })))
-    };
-    asked.await.unwrap_or_else(|failure: Failure| failure.into_response())
+) -> Result<Response, Failure> {
+    let (group, id) = changed(&inner, &name, request).await?;
+    if id.is_some() {
+        return Err(Failure::bad_request("All are tried again; there is no choice of one."));
+    }
+    Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "ids": group.retry_parked().await? })))
 }
 
 /// Drops what waits of one.
@@ -83,14 +69,11 @@ pub(super) async fn delete(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
     request: Request,
-) -> Response {
-    let dropped = async {
-        let (group, id) = requested(&inner, &name, request).await?;
-        let id = id.ok_or_else(|| Failure::bad_request("Say which: \"id\"."))?;
-        if !group.delete_parked(&id).await? {
-            return Err(Failure::not_found(format!("nothing is parked of {id:?}")));
-        }
-        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
-    };
-    dropped.await.unwrap_or_else(|failure: Failure| failure.into_response())
+) -> Result<Response, Failure> {
+    let (group, id) = changed(&inner, &name, request).await?;
+    let id = id.ok_or_else(|| Failure::bad_request("Say which: \"id\"."))?;
+    if !group.delete_parked(&id).await? {
+        return Err(Failure::not_found(format!("nothing is parked of {id:?}")));
+    }
+    Ok(done())
 }
