@@ -47,7 +47,7 @@ impl FeedHeads {
 pub(crate) struct FeedWakeups {
     feeds: Mutex<HashMap<FeedId, watch::Sender<FeedHeads>>>,
     /// How often the watcher has read the heads of the notifications and informed the listeners.
-    looks: AtomicU64,
+    polls: AtomicU64,
     /// Wakes the watcher when a feed gets its first listener.
     joined: Notify,
     /// The task of the watcher, as long as a consumer needs it.
@@ -71,13 +71,13 @@ impl FeedWakeups {
     }
 
     /// Counts a read of the heads, after its messages.
-    pub fn looked(&self) {
-        self.looks.fetch_add(1, Ordering::Release);
+    pub fn polled(&self) {
+        self.polls.fetch_add(1, Ordering::Release);
     }
 
     /// How often the watcher has read the heads.
-    pub fn looks(&self) -> u64 {
-        self.looks.load(Ordering::Acquire)
+    pub fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Acquire)
     }
 
     /// Completes when a feed gets its first listener. Cancel safe.

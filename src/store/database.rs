@@ -83,10 +83,10 @@ impl Database {
     /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or it is damaged.
     pub fn open_dir_to_read(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let (path, env) = (path.as_ref(), Env::system());
-        let look = embedded::look(&SystemFiles, path)?;
-        let report = look.report.clone();
+        let inspection = embedded::inspect(&SystemFiles, path)?;
+        let report = inspection.report.clone();
         match &report.damages[..] {
-            [] => Ok((Self::embedded(Engine::reading(look, env.clone()), env), report)),
+            [] => Ok((Self::embedded(Engine::reading(inspection, env.clone()), env), report)),
             [first, ..] => {
                 let reason = format!("damaged: {first}; see `notibus check`, and restore it from a copy");
                 Err(Error::Open { path: path.to_owned(), reason })
@@ -98,14 +98,14 @@ impl Database {
     /// were changed or removed later may be there.
     pub fn salvage_dir(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let env = Env::system();
-        let look = embedded::look(&SystemFiles, path.as_ref())?;
-        let report = look.report.clone();
-        Ok((Self::embedded(Engine::reading(look, env.clone()), env), report))
+        let inspection = embedded::inspect(&SystemFiles, path.as_ref())?;
+        let report = inspection.report.clone();
+        Ok((Self::embedded(Engine::reading(inspection, env.clone()), env), report))
     }
 
     /// Looks for damage in the folder `path`, and changes nothing. Another process may have it open.
     pub fn check_dir(path: impl AsRef<Path>) -> Result<FolderReport> {
-        Ok(embedded::look(&SystemFiles, path.as_ref())?.report)
+        Ok(embedded::inspect(&SystemFiles, path.as_ref())?.report)
     }
 
     /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing. The copy has everything
@@ -116,13 +116,13 @@ impl Database {
     /// Then `to` cannot be opened as a store with rows.
     pub fn backup_dir(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<FolderReport> {
         let from = from.as_ref();
-        let look = embedded::look(&SystemFiles, from)?;
-        if let Some(first) = look.report.damages.first() {
+        let inspection = embedded::inspect(&SystemFiles, from)?;
+        if let Some(first) = inspection.report.damages.first() {
             let reason = format!("damaged: {first}; a copy would not show it any more");
             return Err(Error::Open { path: from.to_owned(), reason });
         }
-        embedded::copy_to(&SystemFiles, to.as_ref(), &look)?;
-        Ok(look.report)
+        embedded::copy_to(&SystemFiles, to.as_ref(), &inspection)?;
+        Ok(inspection.report)
     }
 
     /// [`Database::open_dir`] with time and randomness from `env`.

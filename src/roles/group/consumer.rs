@@ -40,7 +40,7 @@ pub struct Consumer {
     worker: Worker,
     shards: Working,
     /// Observers that are being closed.
-    closings: PendingCloses,
+    pending_closes: PendingCloses,
     /// The group.
     group: Group<()>,
     /// The facts behind the group's lowest checkpoint.
@@ -85,7 +85,7 @@ impl Consumer {
             .await?;
         let watcher = context.wakeups.watcher(|| watcher::start(context));
         let pool = Pool { name: group.id.pool().into(), role: group.id.role() };
-        let (balance, closings, shards) =
+        let (balance, pending_closes, shards) =
             (options.balance.clone(), PendingCloses::default(), Working::default());
         let lowest = Arc::new(Lowest::new(&shards));
         let consuming = Consuming {
@@ -93,16 +93,25 @@ impl Consumer {
             lowest: Arc::clone(&lowest),
             options,
             factory,
-            closings: closings.clone(),
+            pending_closes: pending_closes.clone(),
             is_gone: AtomicBool::new(false),
             asked: watch::Sender::new(None),
             shards: Arc::clone(&shards),
         };
         let worker = Worker::start(member, pool, Arc::new(consuming), balance).await?;
-        let alive = closings.alive();
+        let alive = pending_closes.alive();
         let rewriter = Arc::clone(&lowest).start(group);
         let group = group.without_type();
-        Ok(Self { alive, worker, shards, closings, group, lowest, _rewriter: rewriter, _watcher: watcher })
+        Ok(Self {
+            alive,
+            worker,
+            shards,
+            pending_closes,
+            group,
+            lowest,
+            _rewriter: rewriter,
+            _watcher: watcher,
+        })
     }
 
     /// The shards on which it works at the moment, in order. They include shards that are drained, but wait for others before
@@ -120,7 +129,7 @@ impl Consumer {
         let is_mine = self.lowest.is_mine();
         let ended = self.worker.shutdown().await;
         drop(self.alive);
-        self.closings.finish().await;
+        self.pending_closes.finish().await;
         // Perhaps nobody comes after it, and the janitor waits for what was saved just now.
         if is_mine && ended.is_ok() && self.group.instance().is_none() {
             let saved = self.group.rewrite_lowest().await;

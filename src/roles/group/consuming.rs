@@ -17,7 +17,7 @@ pub(super) struct Consuming<R, F> {
     /// Makes an observer for a shard.
     pub factory: F,
     /// Observers that are being closed.
-    pub closings: PendingCloses,
+    pub pending_closes: PendingCloses,
     /// Whether the group did not exist when it was last read.
     pub is_gone: AtomicBool,
     /// The facts behind the group's lowest checkpoint.

@@ -147,7 +147,7 @@ pub(super) struct Session<R: 'static, O: Observer<R>> {
     /// Shows whether the end is a shutdown or the loss of a lease.
     stop: Stop,
     /// Continues the closing after an abort.
-    closings: PendingCloses,
+    pending_closes: PendingCloses,
     env: Env,
     /// Time limit for closing after an abort.
     limit: Duration,
@@ -158,11 +158,11 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
     pub async fn open(
         observer: O,
         (shard, position): (ShardId, Sequence),
-        (stop, closings): (Stop, PendingCloses),
+        (stop, pending_closes): (Stop, PendingCloses),
         (env, limit): (Env, Duration),
     ) -> Self {
         let rows = std::marker::PhantomData;
-        let mut session = Self { observer: Some(observer), stop, closings, env, limit, rows };
+        let mut session = Self { observer: Some(observer), stop, pending_closes, env, limit, rows };
         let observer = session.observer.as_mut().expect("it was just put there");
         if AssertUnwindSafe(observer.opened(shard, position)).catch_unwind().await.is_err() {
             tracing::error!(shard = shard.0, "an observer has panicked when it was opened");
@@ -191,9 +191,9 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
 impl<R: 'static, O: Observer<R>> Drop for Session<R, O> {
     fn drop(&mut self) {
         if let Some(observer) = self.observer.take() {
-            let is_shutdown = self.stop.was_given() || self.closings.is_dropped.load(Ordering::Relaxed);
+            let is_shutdown = self.stop.was_given() || self.pending_closes.is_dropped.load(Ordering::Relaxed);
             let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
-            self.closings.add(&self.env, self.limit, close(observer, reason));
+            self.pending_closes.add(&self.env, self.limit, close(observer, reason));
         }
     }
 }

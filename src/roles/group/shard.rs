@@ -116,11 +116,11 @@ where
 
     /// Opens an observer, works with it, and closes it.
     async fn session(&mut self) -> Result<End> {
-        let Consuming { options, factory, closings, .. } = &*self.consuming;
+        let Consuming { options, factory, pending_closes, .. } = &*self.consuming;
         let limits = (self.env().clone(), options.balance.handover);
         let place = (self.right.shard, self.read);
         let observer = factory(self.right.shard);
-        let open = Session::open(observer, place, (self.stop.clone(), closings.clone()), limits);
+        let open = Session::open(observer, place, (self.stop.clone(), pending_closes.clone()), limits);
         let mut session = self.watched(open, 0).await;
         let ended = self.serve(&mut session).await;
         let reason = match &ended {
@@ -288,7 +288,7 @@ where
         let env = self.env().clone();
         let interval = env.spread(self.poll_interval(), 0.75, 1.25);
         let mut poll = env.now().saturating_add(interval);
-        let mut looks = self.right.context.wakeups.looks();
+        let mut polls = self.right.context.wakeups.polls();
         loop {
             let others = self.advance_at().into_iter().chain(self.parking.next_due());
             let until = others.fold(poll, std::cmp::min);
@@ -309,8 +309,8 @@ where
                     self.others_moved = true;
                 }
                 () = env.sleep(until.saturating_sub(env.now())) => {
-                    let looked = std::mem::replace(&mut looks, self.right.context.wakeups.looks());
-                    if until < poll || looked == looks || !self.is_seen_empty() {
+                    let polled = std::mem::replace(&mut polls, self.right.context.wakeups.polls());
+                    if until < poll || polled == polls || !self.is_seen_empty() {
                         return;
                     }
                     // The watcher has polled for all shards at once.

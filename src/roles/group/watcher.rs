@@ -90,12 +90,12 @@ impl Watcher {
         let poll = self.pulse.take_poll();
         let (context, probe) = (&self.context, self.pulse.probe());
         let polled = async |tx| poll_in(&tx, context, probe).await;
-        let (current, look) = polls::read(poll, &context.db, polled).await?;
+        let (current, read) = polls::read(poll, &context.db, polled).await?;
         if let Some(current) = current {
             let is_known = self.current.as_ref() == Some(&current);
             let head = |shard: ShardId| {
-                let before = self.heads.get(&shard).filter(|_| is_known && !look.moved().has(shard));
-                (shard, *before.unwrap_or(&look.last()))
+                let before = self.heads.get(&shard).filter(|_| is_known && !read.moved().has(shard));
+                (shard, *before.unwrap_or(&read.last()))
             };
             // Closed shards are not included, so that their consumers poll for the end.
             self.heads = Arc::new(current.shards().map(head).collect());
@@ -103,8 +103,8 @@ impl Watcher {
             context.wakeups.notify(&context.feed, Some(Arc::clone(&self.heads)));
             self.is_behind = true;
         }
-        self.pulse.adopt(look, true);
-        context.wakeups.looked();
+        self.pulse.adopt(read, true);
+        context.wakeups.polled();
         Ok(())
     }
 
@@ -150,11 +150,11 @@ async fn poll_in(
     context: &Context,
     probe: Probe<'_>,
 ) -> Result<(Option<TopologyRow>, PulseRead)> {
-    let mut look = probe.look(tx).await?;
-    let current = match look.unchanged() {
+    let mut read = probe.read(tx).await?;
+    let current = match read.unchanged() {
         Some(_) => None,
         None => Some(RawFeed::notifications(context).topology(tx).await?.current().clone()),
     };
-    probe.watch(tx, &mut look).await?;
-    Ok((current, look))
+    probe.watch(tx, &mut read).await?;
+    Ok((current, read))
 }

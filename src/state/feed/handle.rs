@@ -142,28 +142,28 @@ impl<R: FeedRow> Feed<R> {
     ) -> Result<(std::result::Result<FeedPage<R>, Sequence>, PulseRead)> {
         check_limit(limit)?;
         let feed = self.raw();
-        let (mut look, begun) = if probe.expects_rows {
-            let (look, begun) = tokio::try_join!(probe.look(tx), feed.begin(tx, cursor))?;
-            (look, Some(begun))
+        let (mut read, begun) = if probe.expects_rows {
+            let (read, begun) = tokio::try_join!(probe.read(tx), feed.begin(tx, cursor))?;
+            (read, Some(begun))
         } else {
-            (probe.look(tx).await?, None)
+            (probe.read(tx).await?, None)
         };
-        let found = match (look.unchanged(), begun) {
+        let found = match (read.unchanged(), begun) {
             (Some(to), _) => Err(to),
-            (None, Some(begun)) => Ok(feed.page_of_lanes(tx, begun, look.moved(), limit).await?),
+            (None, Some(begun)) => Ok(feed.page_of_lanes(tx, begun, read.moved(), limit).await?),
             (None, None) => {
                 let begun = feed.begin(tx, cursor).await?;
-                Ok(feed.page_of_lanes(tx, begun, look.moved(), limit).await?)
+                Ok(feed.page_of_lanes(tx, begun, read.moved(), limit).await?)
             }
         };
         if !found.as_ref().is_ok_and(|page| page.more) {
-            probe.watch(tx, &mut look).await?;
+            probe.watch(tx, &mut read).await?;
         }
         let page = match found {
             Ok(page) => Ok(self.page_of(&page)?),
             Err(to) => Err(to),
         };
-        Ok((page, look))
+        Ok((page, read))
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at

@@ -151,13 +151,13 @@ impl Pulse {
     }
 
     /// Adopts the result of a poll after its transaction. `is_end` says whether the transaction has read everything.
-    pub fn adopt(&mut self, look: PulseRead, is_end: bool) {
-        if look.fired.is_some() {
-            self.fired = look.fired;
+    pub fn adopt(&mut self, read: PulseRead, is_end: bool) {
+        if read.fired.is_some() {
+            self.fired = read.fired;
             self.watched = Some(self.context.env().now());
         }
         if is_end {
-            (self.known, self.seen) = (Some(look.pulse), look.version);
+            (self.known, self.seen) = (Some(read.pulse), read.version);
         }
         self.expects_rows = !is_end;
     }
@@ -221,7 +221,7 @@ async fn appended_after(appends: &mut watch::Receiver<u64>, seen: u64) {
 
 impl Probe<'_> {
     /// Reads to which shards anything was appended, in the transaction that then reads the rows.
-    pub async fn look(self, tx: &Transaction) -> Result<PulseRead> {
+    pub async fn read(self, tx: &Transaction) -> Result<PulseRead> {
         let RawFeed { context, id } = self.feed;
         let key = context.keys.pulse(id);
         let (pulse, version) = tokio::try_join!(tx.get(&key, Isolation::Snapshot), tx.read_version())?;
@@ -237,14 +237,14 @@ impl Probe<'_> {
     }
 
     /// Sets a watch, if it is time for one, once everything was read in `tx`. Appends after its read version fire it.
-    pub async fn watch(self, tx: &Transaction, look: &mut PulseRead) -> Result<()> {
+    pub async fn watch(self, tx: &Transaction, read: &mut PulseRead) -> Result<()> {
         if !self.sets_watch {
             return Ok(());
         }
         match tx.watch(&self.feed.context.keys.pulse(self.feed.id)).await {
             Ok(watch) => {
                 let (stats, env) = (Arc::clone(&self.feed.context.stats), self.feed.context.env().clone());
-                look.fired = Some(Box::pin(async move {
+                read.fired = Some(Box::pin(async move {
                     let fired = watch.await;
                     fired.inspect_err(|error| stats.health.complain(&env, WATCH, error)).is_ok()
                 }));

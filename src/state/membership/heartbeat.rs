@@ -39,7 +39,7 @@ use crate::{
 const HEARTBEAT: &str = "heartbeat of a node";
 
 /// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
-pub(super) type Standing = Option<[u8; 16]>;
+pub(super) type Registration = Option<[u8; 16]>;
 
 /// The roles of a node, each with the most resources that the node may own by it.
 pub(super) type Roles = BTreeMap<Role, u32>;
@@ -86,7 +86,7 @@ pub(super) struct Heartbeat {
     stats: Arc<Stats>,
     options: NodeOptions,
     roles: SharedRoles,
-    standing: watch::Sender<Standing>,
+    registration: watch::Sender<Registration>,
     /// The last written row, or the one to be written.
     row: NodeRow,
     /// The last written roles; `None` if they are in doubt.
@@ -109,7 +109,7 @@ impl Heartbeat {
         id: NodeId,
         options: &NodeOptions,
         roles: &SharedRoles,
-        standing: watch::Sender<Standing>,
+        registration: watch::Sender<Registration>,
     ) -> Self {
         let row = NodeRow { beat: 0, token: draw(db.env()), started_ms: 0, expiry_ms: options.expiry_ms() };
         Self {
@@ -120,7 +120,7 @@ impl Heartbeat {
             stats: Arc::clone(stats),
             options: options.clone(),
             roles: Arc::clone(roles),
-            standing,
+            registration,
             row,
             published: None,
             claiming: None,
@@ -193,7 +193,7 @@ impl Heartbeat {
     /// Beats, or joins again if the node has fallen out.
     async fn beat_or_join(&mut self) -> Result<()> {
         let env = self.db.env().clone();
-        if self.standing.borrow().is_some() {
+        if self.registration.borrow().is_some() {
             let left = self.beaten.saturating_add(self.options.expiry).saturating_sub(env.now());
             if left.is_zero() {
                 self.fall_out("it has sent no heartbeat for too long");
@@ -272,7 +272,7 @@ impl Heartbeat {
     fn fall_out(&mut self, reason: &'static str) {
         tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
         self.stats.nodes_fallen_out.add(1);
-        self.standing.send_replace(None);
+        self.registration.send_replace(None);
         self.stats.health.stands(self.id.0, None);
     }
 
@@ -310,14 +310,14 @@ impl Heartbeat {
         }
         (self.row, self.published, self.claiming) = (row, Some(roles), None);
         self.beaten = written.into_inner().expect("the row was written");
-        self.standing.send_replace(Some(token));
+        self.registration.send_replace(Some(token));
         self.stats.health.stands(self.id.0, Some(token));
         Ok(Claim::Joined)
     }
 
     /// Removes the row and the roles, if they are those of this process.
     async fn leave(&mut self) -> Result<()> {
-        self.standing.send_replace(None);
+        self.registration.send_replace(None);
         if self.stats.health.ended().is_some() {
             return Ok(());
         }

@@ -8,12 +8,12 @@ pub(super) struct LastSeen<K, V> {
     /// Each value, and when it was first seen.
     seen: BTreeMap<K, (V, Duration)>,
     /// When all of them were last read.
-    looked: Duration,
+    polled: Duration,
 }
 
 impl<K, V> Default for LastSeen<K, V> {
     fn default() -> Self {
-        Self { seen: BTreeMap::new(), looked: Duration::ZERO }
+        Self { seen: BTreeMap::new(), polled: Duration::ZERO }
     }
 }
 
@@ -31,7 +31,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
     /// Adopts all of `found`, and forgets the rest. Read `now` after the store.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = (K, V)>, now: Duration) {
         let mut before = std::mem::take(&mut self.seen);
-        self.looked = now;
+        self.polled = now;
         self.seen = found
             .into_iter()
             .map(|(key, value)| match before.remove(&key) {
@@ -44,7 +44,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
     /// Forgets everything if the last read was longer ago than `gap`: an observer that was paused, or without the
     /// store, cannot know whether it missed a change.
     pub fn forget_after(&mut self, gap: Duration, now: Duration) {
-        if now.saturating_sub(self.looked) > gap {
+        if now.saturating_sub(self.polled) > gap {
             self.seen.clear();
         }
     }

@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     NodeOptions,
     changes::Versions,
-    heartbeat::{Claim, Command, Heartbeat, SharedRoles, Standing, lock},
+    heartbeat::{Claim, Command, Heartbeat, Registration, SharedRoles, lock},
     neighbours::{Interests, NeighbourWatch},
 };
 use crate::{
@@ -49,7 +49,7 @@ pub(crate) struct Member {
     pub(super) stats: Arc<Stats>,
     roles: SharedRoles,
     commands: mpsc::Sender<Command>,
-    standing: watch::Receiver<Standing>,
+    registration: watch::Receiver<Registration>,
     stop: watch::Sender<bool>,
     /// The pools of its workers, and how often each worker polls.
     interests: watch::Sender<Interests>,
@@ -112,8 +112,8 @@ impl Member {
         let id = options.id.unwrap_or_else(|| NodeId::random(db.env()));
         let roles = SharedRoles::default();
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
-        let (standing, observed) = watch::channel(None);
-        let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, standing);
+        let (registration, observed) = watch::channel(None);
+        let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, registration);
         let mut known = false;
         while let Claim::Taken { changed } = heartbeat.claim().await? {
             if known && changed {
@@ -137,7 +137,7 @@ impl Member {
             stats: Arc::clone(stats),
             roles,
             commands,
-            standing: observed,
+            registration: observed,
             stop: watch::Sender::new(false),
             interests,
             next_worker: AtomicU64::new(0),
@@ -211,8 +211,8 @@ impl Member {
     }
 
     /// The node's membership, to be watched. Once the heartbeat has ended there is no sender.
-    pub(super) fn standing(&self) -> watch::Receiver<Standing> {
-        self.standing.clone()
+    pub(super) fn registration(&self) -> watch::Receiver<Registration> {
+        self.registration.clone()
     }
 
     /// Whether its workers should end, to be watched.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::{
     changes::{Versions, members_changed},
-    heartbeat::Standing,
+    heartbeat::Registration,
     last_seen::LastSeen,
     roles::clear_roles,
 };
@@ -57,7 +57,7 @@ pub(super) struct NeighbourWatch {
     /// How often it polls, unless a worker wants it more often.
     pace: Duration,
     /// The node's membership: a node that has fallen out removes no others.
-    standing: watch::Receiver<Standing>,
+    registration: watch::Receiver<Registration>,
     /// Since when the rows of the watched nodes have not changed.
     seen: LastSeen<NodeId, Beat>,
     /// How long each of them may be silent.
@@ -75,7 +75,7 @@ impl NeighbourWatch {
         (db, keys, stats, polls): (&Database, &Keys, &Arc<Stats>, &Arc<Polls>),
         me: NodeId,
         pace: Duration,
-        standing: watch::Receiver<Standing>,
+        registration: watch::Receiver<Registration>,
     ) -> Self {
         Self {
             db: db.clone(),
@@ -84,7 +84,7 @@ impl NeighbourWatch {
             polls: Arc::clone(polls),
             me,
             pace,
-            standing,
+            registration,
             seen: LastSeen::default(),
             expiries: BTreeMap::new(),
             all_until: Duration::ZERO,
@@ -104,12 +104,12 @@ impl NeighbourWatch {
         seen: watch::Sender<Option<Arc<Versions>>>,
     ) {
         let env = self.env().clone();
-        let mut looked = env.now();
-        let mut due = looked.saturating_add(self.pace);
+        let mut polled = env.now();
+        let mut due = polled.saturating_add(self.pace);
         loop {
             let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
             let pace = wanted.map_or(self.pace, |wanted| wanted.min(self.pace));
-            due = due.min(looked.saturating_add(pace));
+            due = due.min(polled.saturating_add(pace));
             let poll = tokio::select! {
                 biased;
                 changed = interests.changed() => match changed {
@@ -125,29 +125,29 @@ impl NeighbourWatch {
                 pools.dedup();
                 pools
             };
-            match AssertUnwindSafe(self.look(poll, pools)).catch_unwind().await {
+            match AssertUnwindSafe(self.poll(poll, pools)).catch_unwind().await {
                 Ok(Ok(has_removed)) => {
                     seen.send_replace(Some(Arc::clone(&self.versions)));
                     // A node that has removed another is the first that can take over.
                     if has_removed {
-                        (looked, due) = (env.now(), env.now());
+                        (polled, due) = (env.now(), env.now());
                         continue;
                     }
                 }
-                Ok(Err(error)) => self.stats.health.complain(&env, "look at other nodes", &error),
+                Ok(Err(error)) => self.stats.health.complain(&env, "watch other nodes", &error),
                 Err(panic) => {
                     let panic = panic_text(&*panic);
                     tracing::error!(panic, "the watch over other nodes has panicked and goes on");
                 }
             }
-            looked = env.now();
-            due = looked.saturating_add(self.pace).min(self.next_expiry(looked));
-            self.pause = due.saturating_sub(looked);
+            polled = env.now();
+            due = polled.saturating_add(self.pace).min(self.next_expiry(polled));
+            self.pause = due.saturating_sub(polled);
         }
     }
 
     /// Polls once, and removes dead nodes. Returns whether there were any.
-    async fn look(&mut self, poll: Poll, pools: Vec<Arc<str>>) -> Result<bool> {
+    async fn poll(&mut self, poll: Poll, pools: Vec<Arc<str>>) -> Result<bool> {
         let began = poll.at;
         let watches_all = began < self.all_until;
         let read = async |tx: Transaction| {
@@ -158,7 +158,7 @@ impl NeighbourWatch {
         if versions != *self.versions {
             self.versions = Arc::new(versions);
         }
-        if self.standing.borrow().is_none() {
+        if self.registration.borrow().is_none() {
             self.seen = LastSeen::default();
             return Ok(false);
         }

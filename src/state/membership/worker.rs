@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
     changes::{Version, Versions, changed},
-    heartbeat::{Standing, draw},
+    heartbeat::{Registration, draw},
     leases::release,
     member::{Member, RoleGuard, WorkerGuard, in_time},
     round::{Known, Outcome},
@@ -69,15 +69,15 @@ impl Worker {
         options.check()?;
         let interest = member.add_worker(&pool.name, options.interval);
         let role = member.enter_with(pool.role.clone(), options.leases_max).await?;
-        let standing = member.standing();
-        let joined = *standing.borrow();
-        let mut keeper = WorkerTask {
+        let registration = member.registration();
+        let joined = *registration.borrow();
+        let mut worker = WorkerTask {
             member: Arc::clone(member),
             pool,
             work,
             options,
             joined,
-            standing,
+            registration,
             versions: member.versions(),
             interest,
             tasks: JoinSet::new(),
@@ -88,18 +88,18 @@ impl Worker {
             due: Duration::ZERO,
             settled: None,
         };
-        if let Err(error) = keeper.round().await {
-            keeper.abort_all().await;
+        if let Err(error) = worker.round().await {
+            worker.abort_all().await;
             drop(role);
             // Leases that this cannot release are free once the node no longer has the role.
-            if let Err(error) = keeper.clean_up().await {
+            if let Err(error) = worker.clean_up().await {
                 tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
             }
             return Err(error);
         }
         let (stop, stopped) = watch::channel(false);
         let mut task = JoinSet::new();
-        task.spawn(keeper.run(stopped, role));
+        task.spawn(worker.run(stopped, role));
         Ok(Self { stop, task, member: Arc::clone(member) })
     }
 
@@ -148,7 +148,7 @@ enum Event {
     /// A round is due.
     Due,
     /// The node has polled whether anything has changed.
-    Looked,
+    Polled,
 }
 
 struct WorkerTask {
@@ -157,9 +157,9 @@ struct WorkerTask {
     work: Arc<dyn Work>,
     options: BalanceOptions,
     /// The membership of the node when the leases were acquired.
-    joined: Standing,
+    joined: Registration,
     /// The present membership of the node.
-    standing: watch::Receiver<Standing>,
+    registration: watch::Receiver<Registration>,
     /// The last versions that the node has read.
     versions: watch::Receiver<Option<Arc<Versions>>>,
     /// How often the node has to poll for this worker.
@@ -211,10 +211,10 @@ impl WorkerTask {
                 biased;
                 _ = stopped.wait_for(|stop| *stop) => Event::Stop,
                 _ = leaving.wait_for(|stop| *stop) => Event::Stop,
-                () = fallen_out(self.standing.clone(), self.joined) => Event::FallenOut,
+                () = fallen_out(self.registration.clone(), self.joined) => Event::FallenOut,
                 Some(ended) = self.tasks.join_next_with_id() => Event::Ended(ended),
                 () = env.sleep(self.due.saturating_sub(env.now())) => Event::Due,
-                Ok(()) = self.versions.changed() => Event::Looked,
+                Ok(()) = self.versions.changed() => Event::Polled,
             };
             let proceed = async {
                 match event {
@@ -222,7 +222,7 @@ impl WorkerTask {
                     Event::FallenOut => self.fall_out().await,
                     Event::Ended(ended) => self.tidy(ended).await,
                     Event::Due => self.try_round().await,
-                    Event::Looked => self.look(),
+                    Event::Polled => self.poll(),
                 }
                 true
             };
@@ -242,10 +242,10 @@ impl WorkerTask {
 
     /// A round; a failed one is repeated soon.
     async fn try_round(&mut self) {
-        let (standing, joined) = (self.standing.clone(), self.joined);
+        let (registration, joined) = (self.registration.clone(), self.joined);
         let result = tokio::select! {
             biased;
-            () = fallen_out(standing, joined) => return,
+            () = fallen_out(registration, joined) => return,
             result = self.round() => result,
         };
         if let Err(error) = result {
@@ -346,7 +346,7 @@ impl WorkerTask {
     }
 
     /// Reads the new versions, and makes a round due if it might have something to do.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let Some(versions) = self.versions.borrow_and_update().clone() else { return };
         // A pool that is not among them was not read yet.
         let Some(of_pool) = versions.of_pool.get(&self.pool.name) else { return };
@@ -369,7 +369,7 @@ impl WorkerTask {
         }
         let result = tokio::select! {
             result = release(&self.member.db, &self.member.keys, &released) => result,
-            () = fallen_out(self.standing.clone(), self.joined) => return,
+            () = fallen_out(self.registration.clone(), self.joined) => return,
         };
         if let Err(error) = result {
             self.member.stats.health.complain(self.env(), "release of leases", &error);
@@ -436,12 +436,12 @@ impl WorkerTask {
     /// Gives everything up, because others may have taken over long ago, and waits until the node is a member again.
     async fn fall_out(&mut self) {
         self.abort_all().await;
-        if self.standing.wait_for(Option::is_some).await.is_err() {
+        if self.registration.wait_for(Option::is_some).await.is_err() {
             tracing::error!(pool = &*self.pool.name, "the heartbeat of the node has ended");
             // Wait until the worker is asked to stop, which drops this.
             std::future::pending::<()>().await;
         }
-        self.joined = *self.standing.borrow();
+        self.joined = *self.registration.borrow();
         self.due = Duration::ZERO;
     }
 
@@ -462,7 +462,7 @@ impl WorkerTask {
             job.stop.send_replace(true);
         }
         let deadline = env.sleep(self.options.handover);
-        let fallen_out = fallen_out(self.standing.clone(), self.joined);
+        let fallen_out = fallen_out(self.registration.clone(), self.joined);
         let have_all_ended = tokio::select! {
             biased;
             () = self.end_all(role, &env) => true,
@@ -519,7 +519,7 @@ impl WorkerTask {
         let published = self.member.publish().await;
         let Member { keys, db, .. } = &*self.member;
         let me = self.member.id();
-        let token = *self.standing.borrow();
+        let token = *self.registration.borrow();
         let released = db.run(async |tx| {
             let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
             let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
@@ -551,9 +551,9 @@ impl WorkerTask {
 }
 
 /// Completes once the node's membership is no longer `joined`.
-async fn fallen_out(mut standing: watch::Receiver<Standing>, joined: Standing) {
+async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Registration) {
     // A heartbeat that has ended sends no more.
-    let _ = standing.wait_for(|standing| *standing != joined).await;
+    let _ = registration.wait_for(|registration| *registration != joined).await;
 }
 
 #[cfg(test)]

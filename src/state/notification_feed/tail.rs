@@ -73,18 +73,18 @@ impl NotificationTail {
                 self.pulse.wait().await;
                 self.is_at_end = false;
             }
-            let (found, look) = self.read().await?;
+            let (found, read) = self.read().await?;
             let page = match found {
                 Ok(page) => page,
                 Err(to) => {
-                    self.pulse.adopt(look, true);
+                    self.pulse.adopt(read, true);
                     (self.cursor, self.is_at_end) = (to.into(), true);
                     continue;
                 }
             };
             self.cursor = page.next;
             self.is_at_end = !page.more;
-            self.pulse.adopt(look, self.is_at_end);
+            self.pulse.adopt(read, self.is_at_end);
             let had_more = std::mem::replace(&mut self.had_more, page.more);
             if had_more || !page.rows.is_empty() {
                 return Ok(page);

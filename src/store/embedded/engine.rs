@@ -66,9 +66,9 @@ impl Engine {
         Self::new(core, env, History::default(), |_, _| Committing::Caller)
     }
 
-    /// The content of a folder that `look` has found, for reading.
-    pub fn reading(look: Inspection, env: Env) -> Self {
-        let Inspection { root, history, report } = look;
+    /// The content of a folder that `inspect` has found, for reading.
+    pub fn reading(inspection: Inspection, env: Env) -> Self {
+        let Inspection { root, history, report } = inspection;
         let core = Arc::new(Mutex::new(Core::new(root, report.version.max(1))));
         Self::new(core, env, history, |_, _| Committing::Nobody)
     }

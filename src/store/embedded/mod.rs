@@ -26,5 +26,5 @@ pub(crate) use self::{
 };
 pub(super) use self::{
     engine::Engine,
-    folder::{SystemFiles, copy_to, look},
+    folder::{SystemFiles, copy_to, inspect},
 };

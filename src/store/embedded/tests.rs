@@ -493,8 +493,8 @@ fn a_folder_that_is_opened_while_it_is_read_is_whole() {
         }
         None
     });
-    let look = super::look(&disk, Path::new("simulated")).unwrap();
-    assert!(look.report.damages.is_empty(), "{:?}", look.report);
+    let inspection = super::inspect(&disk, Path::new("simulated")).unwrap();
+    assert!(inspection.report.damages.is_empty(), "{:?}", inspection.report);
 }
 
 /// A run that was cancelled during its pause once went on, and committed.

@@ -44,7 +44,7 @@ pub(in crate::store) struct Inspection {
 }
 
 /// Reads the folder `path`.
-pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Inspection> {
+pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspection> {
     let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
     if files.is_file(path) {
         return Err(fail("it is a file; name a folder".to_owned()));
@@ -78,8 +78,8 @@ pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Inspectio
     Ok(Inspection { root, history, report })
 }
 
-/// Writes a store with the content of `look` into the folder `path`, which must be empty or missing.
-pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Inspection) -> Result<()> {
+/// Writes a store with the content of `inspection` into the folder `path`, which must be empty or missing.
+pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<()> {
     let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
     let io = |error: io::Error| fail(explain(&error));
     if files.is_file(path) {
@@ -91,7 +91,7 @@ pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Inspectio
     }
     let held = files.lock(&path.join(LOCK)).map_err(io)?;
     let _held = held.ok_or_else(|| fail("another process makes a store in it".to_owned()))?;
-    make(files, path, (&look.root, look.report.version), &look.history).map_err(io)
+    make(files, path, (&inspection.root, inspection.report.version), &inspection.history).map_err(io)
 }
 
 /// Creates the files of a store with `root` at `version`.

@@ -37,7 +37,7 @@ use bytes::Bytes;
 
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
-pub(in crate::store) use self::inspect::{Inspection, copy_to, look};
+pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
 pub use self::{inspect::FolderReport, recover::Damage};
 use self::{
     journal::Journal,
