@@ -23,14 +23,9 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, counts, db, joined, record, until},
-    fixture::{GroupFixture, Log, behind, names, pass, until_done},
+    common::{counts, db, joined, record, until},
+    fixture::{GroupFixture, Log, behind, hinted, names, pass, until_done},
 };
-
-/// Consumers that read a shard only after a hint.
-fn unpolled() -> ConsumerOptions {
-    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
-}
 
 /// Number of stored rows of groups, and of leases of their shards.
 async fn kept(world: &GroupFixture) -> (usize, usize) {
@@ -65,23 +60,23 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(group.delete(true).await, Err(Error::NoGroup { .. })));
     let observer = || |_: GroupBatch<Notification>| std::future::ready(Ok(()));
     let node = joined(&world.bus).await;
-    let missing = node.consumer(&group, move |_| observer(), unpolled()).await;
+    let missing = node.consumer(&group, move |_| observer(), hinted()).await;
     assert!(matches!(missing, Err(Error::NoGroup { .. })));
     assert_eq!(kept(&world).await, (0, 0));
     assert!(group.create(&GroupOptions::default()).await.unwrap());
     let bad = [
-        ConsumerOptions { rows_max: 0, ..unpolled() },
-        ConsumerOptions { rows_max: 10_001, ..unpolled() },
-        ConsumerOptions { poll_interval: Duration::ZERO, ..unpolled() },
-        ConsumerOptions { stuck_after: Duration::ZERO, ..unpolled() },
-        ConsumerOptions { checkpoint: notibus::group::CheckpointPolicy::Rows(0), ..unpolled() },
+        ConsumerOptions { rows_max: 0, ..hinted() },
+        ConsumerOptions { rows_max: 10_001, ..hinted() },
+        ConsumerOptions { poll_interval: Duration::ZERO, ..hinted() },
+        ConsumerOptions { stuck_after: Duration::ZERO, ..hinted() },
+        ConsumerOptions { checkpoint: notibus::group::CheckpointPolicy::Rows(0), ..hinted() },
         ConsumerOptions {
             retry: RetryPolicy { attempts_max: Some(0), ..RetryPolicy::default() },
-            ..unpolled()
+            ..hinted()
         },
         ConsumerOptions {
             retry: RetryPolicy { attempts_max: None, elapsed_max: None, ..RetryPolicy::default() },
-            ..unpolled()
+            ..hinted()
         },
     ];
     for options in bad {
@@ -94,7 +89,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     let other = notibus::BusOptions { prefix: b"other".to_vec(), ..notibus::BusOptions::default() };
     let other = notibus::Bus::open(&world.store, other).await.unwrap();
     let node = other.node(NodeOptions::default()).await.unwrap();
-    let strange = node.consumer(&group, move |_| observer(), unpolled()).await;
+    let strange = node.consumer(&group, move |_| observer(), hinted()).await;
     assert!(matches!(strange, Err(Error::Invalid { what: "group", .. })));
 }
 
@@ -127,7 +122,7 @@ async fn a_start_below_the_horizon_is_refused() {
     group.reset(Cursor::NOTHING, false).await.unwrap();
     world.create(names("db", 10)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..unpolled() }).await;
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..hinted() }).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.names().len(), 11);
@@ -156,7 +151,7 @@ async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
     let group = world.group(Start::Now).await;
     world.create(names("db", 6)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.other, &group, unpolled()).await;
+    let consumer = log.consume(&world.other, &group, hinted()).await;
     until_done(&group).await;
     for refused in [group.reset(Cursor::NOTHING, false).await, group.delete(false).await] {
         assert!(matches!(refused, Err(Error::GroupInUse { members: 1, .. })), "{refused:?}");
@@ -195,7 +190,7 @@ async fn a_reset_sets_back_over_reshards_and_forward() {
     world.create(names("db", 8)).await;
     world.other.feed().reshard(5, None).await.unwrap();
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     until("it is in the second topology", async || group.status().await.unwrap().shards.len() == 5).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
@@ -208,7 +203,7 @@ async fn a_reset_sets_back_over_reshards_and_forward() {
     group.reset(Start::Now, false).await.unwrap();
     assert_eq!((behind(&group).await, group.status().await.unwrap().shards.len()), (0, 5));
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     world.create(["new"]).await;
     log.until_names(&["new".to_owned()]).await;
     consumer.shutdown().await.unwrap();
@@ -257,7 +252,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     let [shard] = &group.lag().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((shard.rows, shard.is_exact), (LAG_ROWS_MAX, false));
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     until("all come", async || log.rows().len() == many).await;
     until_done(&group).await;
     let owner = group.lag().await.unwrap()[0].owner;
@@ -271,7 +266,7 @@ async fn a_group_goes_along_to_another_store() {
     let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 4)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     world.create(["unread"]).await;
@@ -285,7 +280,7 @@ async fn a_group_goes_along_to_another_store() {
     let notifier = joined(&bus).await.notifier(notibus::NotifierOptions::default()).await.unwrap();
     record(&moved, &bus, &db("new", 1), [1, 0, 0, 0]).await;
     let (group, log) = (bus.group("g").unwrap(), Log::new());
-    let consumer = log.consume(&bus, &group, unpolled()).await;
+    let consumer = log.consume(&bus, &group, hinted()).await;
     log.until_names(&["unread".to_owned(), "new".to_owned()]).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
@@ -305,7 +300,7 @@ async fn the_groups_of_all_feeds_are_listed_with_their_members() {
     let index = changes.feed(&docs).group("index").unwrap();
     index.create(&GroupOptions::default().expire_after(Duration::from_hours(1))).await.unwrap();
     let (log, group) = (Log::new(), world.bus.group("g7").unwrap());
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     world.create(names("db", 5)).await;
     until_done(&group).await;
     pass(Duration::from_secs(40)).await;
@@ -376,7 +371,7 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
         let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
         let node = world.other.node(options).await.unwrap();
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-        let consumer = node.consumer(&group, move |_| observe, unpolled()).await.unwrap();
+        let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
         for refused in [group.reset(Cursor::NOTHING, false).await, group.delete(false).await] {
             assert!(matches!(refused, Err(Error::GroupInUse { members: 1, .. })), "{refused:?}");
         }

@@ -14,14 +14,9 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, db, joined, until},
-    fixture::{GroupFixture, Happened, Log, behind, names, pass, until_done},
+    common::{db, joined, until},
+    fixture::{GroupFixture, Happened, Log, behind, hinted, names, pass, until_done},
 };
-
-/// Consumers that read a shard only after a hint.
-fn unpolled() -> ConsumerOptions {
-    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
-}
 
 /// In other libraries, a group that starts "now" begins where it first reads: then the first event is lost.
 #[tokio::test(start_paused = true)]
@@ -31,7 +26,7 @@ async fn the_first_event_after_the_creation_is_delivered_however_late_it_is_read
     world.create(["first"]).await;
     pass(Duration::from_hours(1)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     log.until_names(&["first".to_owned()]).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
@@ -52,7 +47,7 @@ async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
         group.create(&GroupOptions::default().start_from(start)).await.unwrap();
         assert!(!group.create(&GroupOptions::default()).await.unwrap(), "it is there");
         let log = Log::new();
-        logs.push((log.consume(&world.bus, &group, unpolled()).await, group, log));
+        logs.push((log.consume(&world.bus, &group, hinted()).await, group, log));
     }
     world.create(["c"]).await;
     for (consumer, group, log) in logs {
@@ -74,7 +69,7 @@ async fn rows_come_without_polling() {
     let world = GroupFixture::new(4).await;
     let group = world.group(Start::Now).await;
     let log = Log::new();
-    let _consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let _consumer = log.consume(&world.bus, &group, hinted()).await;
     pass(Duration::from_mins(10)).await;
     for n in 0..20 {
         let began = tokio::time::Instant::now();
@@ -93,7 +88,7 @@ async fn shards_are_divided_and_each_row_comes_once() {
     let buses = [world.another().await, world.another().await, world.another().await];
     let mut consumers = Vec::new();
     for bus in &buses {
-        consumers.push(log.consume(bus, &group, unpolled()).await);
+        consumers.push(log.consume(bus, &group, hinted()).await);
     }
     pass(Duration::from_secs(20)).await;
     let mut shares: Vec<_> = consumers.iter().map(|consumer| consumer.shards().len()).collect();
@@ -130,7 +125,7 @@ async fn the_order_of_each_database_holds_over_reshards() {
         Ok(())
     });
     let (one, two) = (world.another().await, world.another().await);
-    let options = ConsumerOptions { rows_max: 2, ..unpolled() };
+    let options = ConsumerOptions { rows_max: 2, ..hinted() };
     let a = log.consume(&one, &group, options.clone()).await;
     let b = log.consume(&two, &group, options).await;
     for (round, shards) in [(0, 5), (1, 1), (2, 3)] {
@@ -175,7 +170,7 @@ async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_th
     world.create(["a"]).await;
     assert_eq!(behind(&group).await, 1);
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     log.until_names(&["a".to_owned()]).await;
     until_done(&group).await;
     assert_eq!(group.status().await.unwrap().shards.len(), 2);
@@ -192,8 +187,8 @@ async fn batches_have_limits_of_rows_and_bytes() {
     let all = names("db", 25);
     world.create(&all).await;
     for (options, sizes) in [
-        (ConsumerOptions { rows_max: 10, ..unpolled() }, vec![10, 10, 5]),
-        (ConsumerOptions { bytes_max: 1, ..unpolled() }, vec![1; 25]),
+        (ConsumerOptions { rows_max: 10, ..hinted() }, vec![10, 10, 5]),
+        (ConsumerOptions { bytes_max: 1, ..hinted() }, vec![1; 25]),
     ] {
         let log = Log::new();
         let consumer = log.consume(&world.bus, &group, options).await;
@@ -222,7 +217,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
         let group = world.group(Cursor::NOTHING).await;
         let all = names("db", 10);
         world.create(&all).await;
-        let options = ConsumerOptions { checkpoint: policy, rows_max: 1, ..unpolled() };
+        let options = ConsumerOptions { checkpoint: policy, rows_max: 1, ..hinted() };
         let log = Log::new();
         let crashed = log.consume(&world.bus, &group, options.clone()).await;
         log.until_names(&all).await;
@@ -249,7 +244,7 @@ async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
         let world = GroupFixture::new(2).await;
         let group = world.group(Cursor::NOTHING).await;
         let log = Log::new();
-        let options = ConsumerOptions { checkpoint: policy, ..unpolled() };
+        let options = ConsumerOptions { checkpoint: policy, ..hinted() };
         let _consumer = log.consume(&world.bus, &group, options).await;
         pass(Duration::from_mins(5)).await;
         let before = world.bus.stats().group_checkpoints;
@@ -277,7 +272,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
         std::future::ready(Ok(()))
     });
     let checkpoint = CheckpointPolicy::Explicit;
-    let options = ConsumerOptions { checkpoint, rows_max: 2, ..unpolled() };
+    let options = ConsumerOptions { checkpoint, rows_max: 2, ..hinted() };
     let consumer = log.consume(&world.bus, &group, options).await;
     log.until_names(&names("db", 6)).await;
     assert_eq!(behind(&group).await, 6);
@@ -312,7 +307,7 @@ async fn a_group_follows_the_documents_of_a_database() {
         list.lock().unwrap().extend(batch.rows.iter().map(|row| row.doc.id.to_string()));
         std::future::ready(Ok(()))
     };
-    let consumer = node.consumer(&group, move |_| observe.clone(), unpolled()).await.unwrap();
+    let consumer = node.consumer(&group, move |_| observe.clone(), hinted()).await.unwrap();
     let other = world.other.changes();
     for n in 0..20_u8 {
         pass(Duration::from_secs(n.into())).await;
@@ -366,7 +361,7 @@ async fn a_group_on_documents_of_a_replaced_database_ends_at_once() {
     group.create(&GroupOptions::default()).await.unwrap();
     let node = world.bus.node(NodeOptions::default()).await.unwrap();
     let observe = |_: GroupBatch<Change>| std::future::ready(Ok(()));
-    let consumer = node.consumer(&group, move |_| observe, unpolled()).await.unwrap();
+    let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
     until("the consumer works", async || !consumer.shards().is_empty()).await;
     pass(Duration::from_secs(5)).await;
     let replace = async |tx: notibus::store::Transaction| {

@@ -19,14 +19,9 @@ use notibus::{
 use tokio::sync::Notify;
 
 use crate::{
-    common::{NEVER, until, within},
-    fixture::{GroupFixture, Log, behind, names, pass, until_done},
+    common::{until, within},
+    fixture::{GroupFixture, Log, behind, hinted, names, pass, until_done},
 };
-
-/// Consumers that read a shard only after a hint.
-fn unpolled() -> ConsumerOptions {
-    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
-}
 
 /// The counter at `key`.
 async fn counter(store: &Database, key: &[u8]) -> u64 {
@@ -83,13 +78,13 @@ async fn a_zombie_cannot_commit() {
             Ok(())
         }
     });
-    let a = zombie.consume(&world.bus, &group, unpolled()).await;
+    let a = zombie.consume(&world.bus, &group, hinted()).await;
     zombie.until_names(&["a".to_owned()]).await;
     let fault =
         |attempt: &Attempt| beats(attempt).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT));
     world.faults.plan_commits(fault);
     let log = Log::new();
-    let b = log.consume(&world.other, &group, unpolled()).await;
+    let b = log.consume(&world.other, &group, hinted()).await;
     until_done(&group).await;
     until("its work is ended", async || zombie.closed() == [CloseReason::LeaseLost]).await;
     wake.notify_one();
@@ -130,7 +125,7 @@ async fn a_transaction_from_before_a_reset_cannot_commit() {
             Ok(())
         }
     });
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     until("it comes again", async || log.names() == ["a", "a"]).await;
     until_done(&group).await;
     assert_eq!(outcome.lock().unwrap().take().unwrap().unwrap_err().code(), Some(1020));
@@ -146,7 +141,7 @@ async fn unknown_results_do_not_double_effects() {
     let group = world.group(Cursor::NOTHING).await;
     let observers = Faults::new(&world.store);
     let log = counting(&observers.database());
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     for (n, fault) in [
         CommitFault::After(unknown.clone()),
@@ -201,7 +196,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
         }
     });
     observers.script_commits([CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)]);
-    let mut options = unpolled();
+    let mut options = hinted();
     options.retry.backoff_min = Duration::from_secs(2);
     let consumer = log.consume(&world.bus, &group, options).await;
     log.until_names(&["a".to_owned()]).await;
@@ -234,14 +229,14 @@ async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
         }
     });
     for (n, name) in ["committed", "open"].into_iter().enumerate() {
-        let dies = hangs.consume(&world.bus, &group, unpolled()).await;
+        let dies = hangs.consume(&world.bus, &group, hinted()).await;
         world.create([name]).await;
         hangs.until_names(&[name.to_owned()]).await;
         pass(Duration::from_secs(1)).await;
         drop(dies);
         until("it is closed", async || hangs.closed().len() == n + 1).await;
         let log = counting(&world.store);
-        let heir = log.consume(&world.other, &group, unpolled()).await;
+        let heir = log.consume(&world.other, &group, hinted()).await;
         until_done(&group).await;
         pass(Duration::from_secs(30)).await;
         assert_eq!(log.names().len(), n, "{name}");
@@ -261,7 +256,7 @@ async fn a_handover_between_living_nodes_repeats_nothing() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(())
     });
-    let options = ConsumerOptions { rows_max: 2, ..unpolled() };
+    let options = ConsumerOptions { rows_max: 2, ..hinted() };
     let all = names("db", 150);
     world.create(&all).await;
     let a = log.consume(&world.bus, &group, options.clone()).await;
@@ -294,7 +289,7 @@ async fn a_checkpoint_that_comes_late_sets_nobody_back() {
         let is_late = writes_checkpoint(attempt) && std::mem::take(&mut is_first);
         is_late.then_some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
     });
-    let consumer = Log::new().consume(&world.bus, &group, unpolled()).await;
+    let consumer = Log::new().consume(&world.bus, &group, hinted()).await;
     world.create(["a"]).await;
     until_done(&group).await;
     world.update("a", 0).await;
@@ -369,7 +364,7 @@ fn twice() -> ConsumerOptions {
         backoff_max: Duration::from_millis(100),
     };
     let (checkpoint, failure) = (CheckpointPolicy::Explicit, FailurePolicy::DeadLetter);
-    ConsumerOptions { checkpoint, failure, retry, ..unpolled() }
+    ConsumerOptions { checkpoint, failure, retry, ..hinted() }
 }
 
 /// Regression: the commit of a batch came late, after its next attempt had begun. That one had the same row, but had read further, so

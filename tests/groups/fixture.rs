@@ -17,7 +17,7 @@ use notibus::{
     store::{Database, testing::Faults},
 };
 
-use crate::common::{db, joined, record, row_with, unpolled, until};
+use crate::common::{NEVER, db, joined, record, row_with, unpolled, until};
 
 /// A bus in a store that fails as planned, with a notifier on another handle that does not fail.
 pub struct GroupFixture {
@@ -79,6 +79,11 @@ impl GroupFixture {
         record(&self.store, &self.other, &db(name, 1), [0, 0, 1, 0]).await;
         row_with(&self.other, &db(name, 1), [1, 0, before + 1, 0]).await.sequence
     }
+}
+
+/// Consumers that read a shard only after a hint.
+pub fn hinted() -> ConsumerOptions {
+    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
 }
 
 /// Names `prefix0`, `prefix1`, ….

@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{
     Cursor, Error, Janitor, JanitorOptions,
     cursor::Start,
-    group::{ConsumerOptions, GroupOptions},
+    group::GroupOptions,
     store::{
         AtomicOp, StoreError,
         testing::{Attempt, CommitFault, Gate, Operation},
@@ -13,8 +13,8 @@ use notibus::{
 };
 
 use crate::{
-    common::{NEVER, db, joined, record, row, until, within},
-    fixture::{GroupFixture, Log, pass, until_done},
+    common::{db, joined, record, row, until, within},
+    fixture::{GroupFixture, Log, hinted, pass, until_done},
 };
 
 /// A janitor that deletes tombstones at once.
@@ -35,11 +35,6 @@ async fn delete(world: &GroupFixture, name: &str) {
     until("it is deleted", is_deleted).await;
 }
 
-/// Consumers that read a shard only after a hint.
-fn unpolled() -> ConsumerOptions {
-    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_until_every_group_has_passed_it() {
     let world = GroupFixture::new(4).await;
@@ -53,12 +48,12 @@ async fn a_tombstone_stays_until_every_group_has_passed_it() {
     pass(Duration::from_mins(10)).await;
     assert!(is_there().await, "nobody has read it");
     let (log, other) = (Log::new(), Log::new());
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     until_done(&group).await;
     pass(Duration::from_mins(10)).await;
     assert!(is_there().await, "the second group has not read it");
     assert!(log.names().contains(&"a".to_owned()));
-    let twin = other.consume(&world.another().await, &second, unpolled()).await;
+    let twin = other.consume(&world.another().await, &second, hinted()).await;
     // A shard without rows has to save its position once.
     until("it is dropped", async || !is_there().await).await;
     consumer.shutdown().await.unwrap();
@@ -101,7 +96,7 @@ async fn no_group_begins_under_the_janitors_hand() {
     pass(Duration::from_secs(20)).await;
     assert!(row(&world.other, &db("a", 1)).await.is_some(), "the group has to read it");
     let log = Log::new();
-    let consumer = log.consume(&world.other, &group, unpolled()).await;
+    let consumer = log.consume(&world.other, &group, hinted()).await;
     until_done(&group).await;
     assert_eq!(log.names().len(), 2);
     consumer.shutdown().await.unwrap();
@@ -117,7 +112,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     let slow = || JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
     let janitor = joined(&world.other).await.janitor(slow()).await.unwrap();
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &expiring, unpolled()).await;
+    let consumer = log.consume(&world.bus, &expiring, hinted()).await;
     pass(Duration::from_hours(3)).await;
     assert_eq!(expiring.status().await.unwrap().idle_ms, 0, "somebody works for it");
     drop(consumer);
@@ -131,7 +126,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     pass(Duration::from_mins(10)).await;
     assert!(expiring.status().await.is_ok());
     // A consumer joins, and the count starts over.
-    let consumer = log.consume(&world.bus, &expiring, unpolled()).await;
+    let consumer = log.consume(&world.bus, &expiring, hinted()).await;
     pass(Duration::from_mins(5)).await;
     consumer.shutdown().await.unwrap();
     pass(Duration::from_mins(50)).await;
@@ -155,7 +150,7 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     let log = Log::new();
     // The group has no consumer during the first pass.
     pass(Duration::from_mins(1)).await;
-    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let consumer = log.consume(&world.bus, &group, hinted()).await;
     pass(Duration::from_secs(8 * 60 + 50)).await;
     consumer.shutdown().await.unwrap();
     pass(Duration::from_mins(9)).await;

@@ -6,7 +6,7 @@ use futures_util::FutureExt;
 use notibus::{
     Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Notifier, Sequence,
     dispatcher::{Interruption, Subscription},
-    store::Database,
+    store::{Database, Transaction},
 };
 
 use crate::common::{self, eager, joined, narrow_bus, record, until, within};
@@ -73,6 +73,20 @@ impl SubscriberFixture {
         until("the tail", async || self.dispatcher.position() >= row.sequence).await;
         row.sequence
     }
+}
+
+/// Commits an event, and waits for nothing. Returns the version of the commit.
+pub async fn commit(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -> u64 {
+    let producer = bus.producer();
+    let record = async |tx: Transaction| {
+        match kind {
+            EventKind::Created => producer.created(&tx, database),
+            EventKind::Deleted => producer.deleted(&tx, database),
+            _ => producer.updated(&tx, database),
+        }
+        Ok(())
+    };
+    store.run_once(record).await.unwrap().committed.versionstamp.version()
 }
 
 /// Commits an event, and waits until it is folded.

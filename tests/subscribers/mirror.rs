@@ -2,26 +2,12 @@
 
 use std::time::Duration;
 
-use notibus::{Bus, DispatcherOptions, Error, EventKind, Filter, NotifierOptions, store::Database};
+use notibus::{DispatcherOptions, Error, EventKind, Filter, NotifierOptions, store::Database};
 
 use crate::{
     common::{db, forgetful, joined, narrow_bus, until, within},
-    fixture::SubscriberFixture,
+    fixture::{SubscriberFixture, commit},
 };
-
-/// Commits an event, and waits for nothing.
-async fn commit((store, bus): (&Database, &Bus), name: &str, instance: u8, kind: EventKind) -> u64 {
-    let (producer, database) = (bus.producer(), db(name, instance));
-    let record = async |tx: notibus::store::Transaction| {
-        match kind {
-            EventKind::Created => producer.created(&tx, &database),
-            EventKind::Deleted => producer.deleted(&tx, &database),
-            _ => producer.updated(&tx, &database),
-        }
-        Ok(())
-    };
-    store.run_once(record).await.unwrap().committed.versionstamp.version()
-}
 
 /// The living databases of a mirror.
 fn names(mirror: &notibus::dispatcher::Mirror) -> Vec<String> {
@@ -38,16 +24,16 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     assert_eq!(names(&mirror), ["a", "b"]);
     let before = mirror.view();
     for round in 1..=10 {
-        let version = commit((&world.store, &world.bus), "a", 1, EventKind::Updated).await;
+        let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Updated).await;
         within("the barrier", mirror.reached(version)).await.unwrap();
         assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().totals.updated, round);
     }
-    let version = commit((&world.store, &world.bus), "a", 1, EventKind::Deleted).await;
+    let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Deleted).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
     // None of this is mirrored, but the barrier completes.
-    let version = commit((&world.store, &world.bus), "x", 1, EventKind::Updated).await;
+    let version = commit(&world.store, &world.bus, &db("x", 1), EventKind::Updated).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
 }
 
@@ -59,7 +45,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
-    let version = commit((&store, &bus), "a", 1, EventKind::Created).await;
+    let version = commit(&store, &bus, &db("a", 1), EventKind::Created).await;
     let waits = tokio::time::timeout(Duration::from_mins(5), mirror.reached(version)).await;
     assert!(waits.is_err(), "nobody folds");
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
@@ -68,13 +54,13 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     // A database that always changes does not block it.
     let hot = async {
         loop {
-            commit((&store, &bus), "hot", 1, EventKind::Updated).await;
+            commit(&store, &bus, &db("hot", 1), EventKind::Updated).await;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     let barrier = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let version = commit((&store, &bus), "b", 1, EventKind::Created).await;
+        let version = commit(&store, &bus, &db("b", 1), EventKind::Created).await;
         within("the barrier", mirror.reached(version)).await.unwrap();
     };
     tokio::select! {
@@ -91,9 +77,9 @@ async fn a_barrier_waits_for_what_is_not_folded() {
 async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     let world = SubscriberFixture::new().await;
     world.event(&db("a", 1), EventKind::Created).await;
-    commit((&world.store, &world.bus), "a", 1, EventKind::Deleted).await;
-    commit((&world.store, &world.bus), "a", 2, EventKind::Created).await;
-    let version = commit((&world.store, &world.bus), "a", 1, EventKind::Updated).await;
+    commit(&world.store, &world.bus, &db("a", 1), EventKind::Deleted).await;
+    commit(&world.store, &world.bus, &db("a", 2), EventKind::Created).await;
+    let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Updated).await;
     within("the barrier", world.dispatcher.reached(version)).await.unwrap();
 }
 
@@ -108,7 +94,7 @@ async fn a_mirror_that_expires_is_filled_again() {
     let suspended = dispatcher.suspend();
     let sequence = bus.feed().last_sequence().await.unwrap().unwrap();
     assert!(first >= sequence);
-    let version = commit((&store, &bus), "a", 1, EventKind::Deleted).await;
+    let version = commit(&store, &bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
@@ -125,7 +111,7 @@ async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so(
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
     assert!(matches!(world.dispatcher.mirror(some), Err(Error::Invalid { .. })));
     let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
-    let version = commit((&world.store, &world.bus), "a", 1, EventKind::Created).await;
+    let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Created).await;
     world.dispatcher.shutdown().await;
     let ended = within("its end", mirror.reached(version)).await;
     assert!(matches!(ended, Err(Error::NoSubscriber { .. })), "{ended:?}");

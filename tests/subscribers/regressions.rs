@@ -6,13 +6,12 @@ use futures_util::FutureExt;
 use notibus::{
     Bus, Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
     dispatcher::{DeliveryBatch, Interruption, Listener, Next, StopReason},
-    store::Database,
 };
 use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, forgetful, joined, until, within},
-    fixture::{SubscriberFixture, drain, fold, kinds, name, next, ready},
+    fixture::{SubscriberFixture, commit, drain, fold, kinds, name, next, ready},
     listeners::Quiet,
 };
 
@@ -22,20 +21,6 @@ async fn forget(bus: &Bus) {
     let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
     janitor.shutdown().await.unwrap();
-}
-
-/// Commits an event, and waits for nothing.
-async fn commit(store: &Database, bus: &Bus, name: &str, kind: EventKind) -> u64 {
-    let (producer, database) = (bus.producer(), db(name, 1));
-    let record = async |tx: notibus::store::Transaction| {
-        match kind {
-            EventKind::Created => producer.created(&tx, &database),
-            EventKind::Deleted => producer.deleted(&tx, &database),
-            _ => producer.updated(&tx, &database),
-        }
-        Ok(())
-    };
-    store.run_once(record).await.unwrap().committed.versionstamp.version()
 }
 
 /// Creates databases in one transaction, so in one batch.
@@ -74,7 +59,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, "x", EventKind::Created).await;
+    let version = commit(&store, &bus, &db("x", 1), EventKind::Created).await;
     let barrier = Arc::clone(&mirror);
     let barrier = tokio::spawn(async move { barrier.reached(version).await });
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -94,7 +79,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, "a", EventKind::Deleted).await;
+    let version = commit(&store, &bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     forget(&bus).await;
     let reached = tokio::time::timeout(Duration::from_secs(30), mirror.reached(version)).await;
@@ -222,7 +207,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     mirror.synced().await.unwrap();
     assert_eq!(dispatcher.subscribers(), 1);
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, "a", EventKind::Created).await;
+    let version = commit(&store, &bus, &db("a", 1), EventKind::Created).await;
     for _ in 0..10 {
         let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.reached(version)).await;
         assert!(given_up.is_err());
