@@ -9,12 +9,13 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::base::{env::Env, error::Error};
@@ -79,16 +80,11 @@ struct Cause {
     unsaid: u64,
 }
 
-/// Locks `mutex`. A panic under the locks of this file leaves no half-done change.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Health {
     /// `what` has failed at `place`, and is tried again.
     pub fn failed(&self, env: &Env, what: &'static str, place: u64, error: &Error) {
         let now = env.now();
-        let mut troubles = lock(&self.troubles);
+        let mut troubles = self.troubles.lock();
         let trouble = troubles.entry((what, place)).or_insert_with(|| Trouble {
             what,
             since: now,
@@ -105,7 +101,7 @@ impl Health {
         if self.troubled.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut troubles = lock(&self.troubles);
+        let mut troubles = self.troubles.lock();
         if troubles.remove(&(what, place)).is_some() {
             self.troubled.store(troubles.len(), Ordering::Relaxed);
             // A log that has the trouble must also have its end; no other log needs it.
@@ -134,7 +130,7 @@ impl Health {
 
     /// Whether a line about `cause` is due now, and how many failures were not logged since the last line.
     fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
-        let mut causes = lock(&self.causes);
+        let mut causes = self.causes.lock();
         causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
         let cause =
             if causes.len() < CAUSES_MAX || causes.contains_key(&cause) { cause } else { String::new() };
@@ -152,7 +148,7 @@ impl Health {
     /// The present failures, the oldest first.
     #[cfg(feature = "http")]
     pub fn troubles(&self) -> Vec<Trouble> {
-        let mut troubles: Vec<_> = lock(&self.troubles).values().cloned().collect();
+        let mut troubles: Vec<_> = self.troubles.lock().values().cloned().collect();
         troubles.sort_by_key(|trouble| trouble.since);
         troubles
     }
@@ -163,7 +159,7 @@ impl Health {
         let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
         if error.is_none() {
             tracing::error!(%ended, "this process cannot work for its bus any more, and its roles end: start it again");
-            for closing in &*lock(&self.closed_at_end) {
+            for closing in &*self.closed_at_end.lock() {
                 closing.send_replace(true);
             }
         }
@@ -172,7 +168,7 @@ impl Health {
     /// Sets `closing` to true once the process can no longer work.
     #[cfg(feature = "http")]
     pub fn close_at_end(&self, closing: watch::Sender<bool>) {
-        lock(&self.closed_at_end).push(closing);
+        self.closed_at_end.lock().push(closing);
     }
 
     /// Why the process cannot work any more, if it cannot.
@@ -182,18 +178,18 @@ impl Health {
 
     /// Node `node` of this process is a member under `token`, or has fallen out.
     pub fn stands(&self, node: [u8; 16], token: Option<[u8; 16]>) {
-        lock(&self.nodes).insert(node, token);
+        self.nodes.lock().insert(node, token);
     }
 
     /// Node `node` of this process has left, or its heartbeat was dropped.
     pub fn left(&self, node: [u8; 16]) {
-        lock(&self.nodes).remove(&node);
+        self.nodes.lock().remove(&node);
     }
 
     /// The nodes of this process with their tokens; `None` for a node that has fallen out.
     #[cfg(feature = "http")]
     pub fn nodes(&self) -> Vec<([u8; 16], Option<[u8; 16]>)> {
-        lock(&self.nodes).iter().map(|(&node, &token)| (node, token)).collect()
+        self.nodes.lock().iter().map(|(&node, &token)| (node, token)).collect()
     }
 }
 

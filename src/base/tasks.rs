@@ -17,7 +17,7 @@ use std::{
     panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -25,6 +25,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::base::error::panic_text;
@@ -58,7 +59,7 @@ struct Slot<T> {
 impl<T> Slot<T> {
     /// Polls the work once.
     fn poll(&self, context: &mut Context<'_>) -> Poll<Joined<T>> {
-        let mut place = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.work.lock();
         let Some(work) = &mut *place else { return Poll::Ready(Err(Ended::Cancelled)) };
         self.set_poller(Some(thread::current().id()));
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| work.poll_unpin(context)));
@@ -79,15 +80,15 @@ impl<T> Slot<T> {
 
     /// Records the thread that polls it.
     fn set_poller(&self, thread: Option<ThreadId>) {
-        *self.poller.lock().unwrap_or_else(PoisonError::into_inner) = thread;
+        *self.poller.lock() = thread;
     }
 
     /// Drops the work, after a poll that is under way.
     fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
-        let poller = *self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        let poller = *self.poller.lock();
         if poller != Some(thread::current().id()) {
-            let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let work = self.work.lock().take();
             drop(work);
         }
     }

@@ -1,13 +1,10 @@
 //! [`Watch`]: facts about a bus that take more than one read: which nodes live, and which events wait for too long.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 
 use super::{Bus, status::Backlog};
 use crate::{
@@ -61,15 +58,10 @@ struct Seen {
 pub(crate) struct Watch(Mutex<Seen>);
 
 impl Watch {
-    /// A panic elsewhere cannot leave the state half changed, so a poisoned lock is fine.
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// An observation of `bus`, at most a few seconds old; `None` if the store does not answer in time.
     pub async fn observe(&self, bus: &Bus) -> Option<Arc<Observed>> {
         let env = bus.store().env();
-        let last = self.lock().last.clone();
+        let last = self.0.lock().last.clone();
         if let Some((_, seen)) = last.filter(|(at, _)| env.now().saturating_sub(*at) < FRESH_FOR) {
             return Some(seen);
         }
@@ -79,7 +71,7 @@ impl Watch {
             () = env.sleep(ANSWER_MAX) => Err(Error::GaveUp { what: "observation", after: ANSWER_MAX }),
         };
         match read {
-            Ok(read) => Some(self.lock().see(env.now(), read)),
+            Ok(read) => Some(self.0.lock().see(env.now(), read)),
             Err(error) => {
                 bus.context.stats.health.complain(env, "observation of the bus", &error);
                 None

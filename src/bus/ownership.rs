@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     base::error::Result,
@@ -66,8 +67,7 @@ struct Seen {
 impl Owners {
     /// The partitions of `count` that nobody alive owns at `now`. While they may be on their way from one node to another: none.
     pub fn unowned(&self, count: u32, found: &Ownership, now: Duration) -> BTreeSet<u32> {
-        // A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).unowned(count, found, now)
+        self.0.lock().unowned(count, found, now)
     }
 }
 

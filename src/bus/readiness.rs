@@ -3,12 +3,9 @@
 //! It reads the data that the work of the process depends on. An answer alone proves nothing: a cluster returns read versions while
 //! its storage is away, and a store that was wiped answers every read.
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use parking_lot::Mutex;
 
 use super::{
     Bus,
@@ -111,7 +108,7 @@ impl Bus {
         let read = context.db.run_with(&policy, async |tx| {
             let read = self.read_own(&tx).await;
             if let Err(Error::Store(error)) = &read {
-                *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+                *last.lock() = Some(error.clone());
             }
             read
         });
@@ -120,7 +117,7 @@ impl Bus {
             read = read => read,
             () = context.env().sleep(ANSWER_MAX) => Err(Error::Store(StoreError::TRANSACTION_TIMED_OUT)),
         };
-        let last = last.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let last = last.into_inner();
         let ownership = match read {
             Ok(Some(ownership)) => ownership,
             Ok(None) => return Err(Unready::FallenOut),

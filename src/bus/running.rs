@@ -1,12 +1,9 @@
 //! [`Running`]: one handle on all roles of a process.
 
-use std::{
-    fmt,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{Bus, Node, canary, node::Announced, status::BusStatus};
@@ -188,7 +185,7 @@ impl Running {
     /// Calls `ending` before the roles end, after endings that were added before.
     #[cfg(feature = "http")]
     pub(crate) fn end_first(&self, ending: Ending) {
-        self.endings.lock().unwrap_or_else(PoisonError::into_inner).push(ending);
+        self.endings.lock().push(ending);
     }
 
     /// Ends everything in order: feeds with their last lines, connections, subscribers after the deliveries that wait for them, then the
@@ -207,7 +204,7 @@ impl Running {
                 () = bus.store().env().sleep(half) => Err(Error::GaveUp { what, after: half }),
             }
         };
-        let endings = endings.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let endings = endings.into_inner();
         let close = async move {
             canary.shutdown().await;
             for ending in endings {

@@ -6,11 +6,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -54,15 +55,10 @@ pub(crate) struct FeedWakeups {
     watcher: Mutex<Weak<JoinSet<()>>>,
 }
 
-/// Locks `mutex`. A panic under the locks of this file leaves no half-done change.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl FeedWakeups {
     /// Listens to messages about `feed`.
     pub fn listen(&self, feed: &FeedId) -> watch::Receiver<FeedHeads> {
-        let mut feeds = lock(&self.feeds);
+        let mut feeds = self.feeds.lock();
         feeds.retain(|_, sender| sender.receiver_count() > 0);
         if !feeds.contains_key(feed) {
             self.joined.notify_one();
@@ -87,7 +83,7 @@ impl FeedWakeups {
 
     /// The number of listeners to feeds of documents.
     pub fn documents(&self) -> usize {
-        let feeds = lock(&self.feeds);
+        let feeds = self.feeds.lock();
         let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
         documents.map(|(_, sender)| sender.receiver_count()).sum()
     }
@@ -95,7 +91,7 @@ impl FeedWakeups {
     /// Informs the listeners that `feed` may have new rows: in all shards; or, with `heads`, up to these heads and in
     /// all other shards.
     pub fn notify(&self, feed: &FeedId, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
-        if let Some(sender) = lock(&self.feeds).get(feed) {
+        if let Some(sender) = self.feeds.lock().get(feed) {
             notify(sender, heads);
         }
     }
@@ -103,14 +99,14 @@ impl FeedWakeups {
     /// Informs the listeners that all feeds of documents may have new rows. The known heads of the notifications
     /// stay: without them, each shard of the notifications would be polled by itself until its head moves.
     pub fn notify_documents(&self) {
-        let feeds = lock(&self.feeds);
+        let feeds = self.feeds.lock();
         let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
         documents.for_each(|(_, sender)| notify(sender, None));
     }
 
     /// The watcher of the process, which `start` starts if there is none. It ends with its last handle.
     pub fn watcher(&self, start: impl FnOnce() -> JoinSet<()>) -> Arc<JoinSet<()>> {
-        let mut watcher = lock(&self.watcher);
+        let mut watcher = self.watcher.lock();
         watcher.upgrade().unwrap_or_else(|| {
             let started = Arc::new(start());
             *watcher = Arc::downgrade(&started);

@@ -6,11 +6,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use futures_util::future::pending;
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, oneshot},
     task::JoinSet,
@@ -135,16 +136,11 @@ struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.shared.lock().waiting.remove(&self.key);
+        self.shared.queue.lock().waiting.remove(&self.key);
     }
 }
 
 impl Shared {
-    /// Locks the queue. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The last tick within `pause` after `now`, if there is one.
     fn tick_within(&self, now: Duration, pause: Duration) -> Option<Duration> {
         let first = match self.origin.checked_sub(now) {
@@ -160,7 +156,7 @@ impl Shared {
 
     fn enqueue(&self, at: Duration) -> (Place<'_>, oneshot::Receiver<Poll>) {
         let (sender, fired) = oneshot::channel();
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         let key = (at, queue.next);
         queue.next += 1;
         queue.waiting.insert(key, sender);
@@ -174,7 +170,7 @@ impl Shared {
     async fn fire(self: Arc<Self>) {
         loop {
             let next = {
-                let mut queue = self.lock();
+                let mut queue = self.queue.lock();
                 queue.fires = queue.waiting.keys().next().map(|(at, _)| *at);
                 queue.fires
             };
@@ -190,7 +186,7 @@ impl Shared {
     /// Fires the polls that are due at `at` or before, together.
     fn fire_until(&self, at: Duration) {
         let due = {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             let later = queue.waiting.split_off(&(at, u64::MAX));
             std::mem::replace(&mut queue.waiting, later)
         };
@@ -261,9 +257,9 @@ mod tests {
             _ = &mut later => panic!("it was not due"),
             sooner = polls.due(2 * TICK) => assert!(sooner.at - begun <= 2 * TICK),
         }
-        assert_eq!(polls.shared.lock().waiting.len(), 1);
+        assert_eq!(polls.shared.queue.lock().waiting.len(), 1);
         drop(later);
-        assert!(polls.shared.lock().waiting.is_empty());
+        assert!(polls.shared.queue.lock().waiting.is_empty());
     }
 
     /// What fails in the common transaction is read once more in one of its own.

@@ -6,11 +6,11 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::{
     base::{env::Env, error::Error, sequence::Sequence},
@@ -91,7 +91,7 @@ impl Skipped {
     pub fn note(&self, env: &Env, stats: &Stats, place: &Place, error: &Error) {
         stats.rows_skipped.add(1);
         let now = env.now();
-        let mut met = self.lock();
+        let mut met = self.0.lock();
         if met.rows.len() >= ROWS_MAX && !met.rows.contains_key(place) {
             let oldest = met.rows.iter().min_by_key(|(_, known)| known.last).map(|(place, _)| place.clone());
             oldest.and_then(|oldest| met.rows.remove(&oldest));
@@ -125,12 +125,12 @@ impl Skipped {
 
     /// The places of all rows.
     pub fn places(&self) -> Vec<Place> {
-        self.lock().rows.keys().cloned().collect()
+        self.0.lock().rows.keys().cloned().collect()
     }
 
     /// Forgets the row at `place`, which is gone or was repaired.
     pub fn forget(&self, place: &Place) {
-        self.lock().rows.remove(place);
+        self.0.lock().rows.remove(place);
     }
 
     /// All rows.
@@ -141,11 +141,6 @@ impl Skipped {
             since_ms: known.since_ms,
             times: known.times,
         };
-        self.lock().rows.iter().map(row).collect()
-    }
-
-    /// The state. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().rows.iter().map(row).collect()
     }
 }

@@ -1,10 +1,8 @@
 //! [`TriggerBoard`]: the triggers of this process, and their status.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -63,7 +61,7 @@ pub(crate) struct TriggerBoard(Mutex<BTreeMap<String, watch::Receiver<TriggerSta
 impl TriggerBoard {
     /// Records that a trigger of this name was started.
     pub fn note(&self, name: &str, status: watch::Receiver<TriggerStatus>) {
-        let mut triggers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut triggers = self.0.lock();
         triggers.retain(|_, status| !status.borrow().is_finished);
         triggers.insert(name.to_owned(), status);
     }
@@ -71,7 +69,7 @@ impl TriggerBoard {
     /// The status of the trigger of this name, if it was started in this process.
     #[cfg(feature = "http")]
     pub fn status(&self, name: &str) -> Option<TriggerStatus> {
-        let triggers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let triggers = self.0.lock();
         triggers.get(name).map(|status| status.borrow().clone())
     }
 }

@@ -3,12 +3,13 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
@@ -336,11 +337,11 @@ impl Transaction {
 
     /// The retries. No holder of the lock can panic.
     fn tries(&self) -> MutexGuard<'_, Tries> {
-        self.0.tries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.tries.lock()
     }
 
-    /// The merged writes. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
+    /// The merged writes.
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.held.lock()
     }
 }

@@ -18,13 +18,10 @@
 //! 3. Only ids of ended runs are cleared. A late commit of such a run conflicts with the clearing, because every
 //!    attempt has its own id in its read-conflict set: it cannot leave its id behind.
 
-use std::{
-    collections::BTreeSet,
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Committed, KeyRange, key_after};
 use crate::base::{
@@ -182,9 +179,9 @@ impl TransactionIds {
         [&self.prefix[..], &process, &counter.to_be_bytes()].concat().into()
     }
 
-    /// The changing part. No panic leaves it half changed.
+    /// The changing part.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -7,15 +7,13 @@ use std::{
     io::{self, Write},
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use notibus::simulation::{Fault, Options, Outcome, Part, Witness, is_replayable, judge, simulate};
+use parking_lot::Mutex;
 
 use crate::Failure;
 
@@ -216,7 +214,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     }
                     let outcome = simulate(args.from.wrapping_add(place), &options);
                     if let (Some(file), Some(history)) = (&args.save, &outcome.history) {
-                        *saved.lock().unwrap_or_else(PoisonError::into_inner) = fs::write(file, history);
+                        *saved.lock() = fs::write(file, history);
                     }
                     // If standard output is closed, its reader has seen enough.
                     if let Some(trace) = &outcome.trace
@@ -238,15 +236,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                             next.store(seeds, Ordering::Relaxed);
                         }
                     }
-                    total.lock().unwrap_or_else(PoisonError::into_inner).add(&outcome);
+                    total.lock().add(&outcome);
                 }
             });
         }
     });
-    if let Err(error) = saved.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Err(error) = saved.into_inner() {
         return Err(Failure::Failed(format!("the history could not be saved: {error}")));
     }
-    let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let total = total.into_inner();
     report(&total, began.elapsed()).map_err(crate::out::failed)?;
     let is_missed =
         |witness: &&Witness| witness.is_due(total.seeds) && !total.witnesses.contains_key(witness);

@@ -9,12 +9,13 @@ use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
     str::FromStr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use argon2::{Argon2, PasswordHasher, password_hash::phc::PasswordHash};
 use axum::http::{HeaderMap, StatusCode, header};
 use base64ct::{Base64, Encoding};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -161,7 +162,7 @@ impl Credentials {
         } else {
             return Err(wrong());
         };
-        let mut verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verified = self.0.verified.lock();
         if verified.len() >= VERIFIED_MAX {
             verified.pop_front();
         }
@@ -220,7 +221,7 @@ impl Credentials {
 
     /// Returns the caller whose header has this digest, if the header was verified lately.
     fn known(&self, digest: &Sha) -> Option<Caller> {
-        let verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let verified = self.0.verified.lock();
         let known = verified.iter().find(|(known, _)| bool::from(known.ct_eq(digest)));
         known.map(|(_, caller)| caller.clone())
     }

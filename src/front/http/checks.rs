@@ -17,7 +17,7 @@ use std::{
     hash::BuildHasher,
     net::IpAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -28,6 +28,7 @@ use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared, WeakShared},
 };
+use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -146,7 +147,7 @@ impl Checks {
     ) -> Outcome {
         let key = (digest, address);
         let check = {
-            let mut in_progress = self.0.in_progress.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut in_progress = self.0.in_progress.lock();
             match in_progress.get(&key).and_then(WeakShared::upgrade) {
                 Some(check) => check,
                 None => match self.begin(name, password, network(address), env) {
@@ -163,7 +164,7 @@ impl Checks {
             }
         };
         let outcome = check.await;
-        self.0.in_progress.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.0.in_progress.lock().remove(&key);
         if outcome == Outcome::Wrong {
             self.0.log(address, name, env.now());
         }
@@ -245,7 +246,7 @@ impl Inner {
         let version = hash.version.map_or(Some(Version::default()), |version| version.try_into().ok())?;
         let (salt, expected) = (hash.salt.as_ref()?, hash.hash.as_ref()?);
         let blocks = params.block_count();
-        let pool = || self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = || self.memory.lock();
         let mut memory = pool().pop().unwrap_or_default();
         memory.resize(blocks, Block::default());
         let mut found = vec![0; expected.as_bytes().len()];

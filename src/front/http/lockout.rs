@@ -6,9 +6,10 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 /// A name, by its place or its hash, and the network that the log-in came from.
 type Key = (u64, IpAddr);
@@ -42,7 +43,7 @@ impl Failures {
     /// Counts a try as a failure, until [`Failures::clear`] or [`Failures::take_back`] removes it. So parallel tries count like
     /// tries one after the other. Returns the number of failures. Fails with the remaining time if the pair is locked out.
     pub fn count(&self, key: Key, now: Duration) -> Result<u32, Duration> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if !entries.contains_key(&key) && entries.len() >= self.entries_max {
             self.forget(&mut entries, now);
         }
@@ -60,12 +61,12 @@ impl Failures {
 
     /// Forgets the failures of a pair, because a try was right.
     pub fn clear(&self, key: Key) {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.entries.lock().remove(&key);
     }
 
     /// Takes back one failure, because the try was never checked.
     pub fn take_back(&self, key: Key) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&key) {
             entry.failures = entry.failures.saturating_sub(1);
         }
@@ -123,7 +124,7 @@ mod tests {
         let failures = Failures::new(1, seconds(1_000), 64);
         for place in 0..1_000 {
             assert_eq!(failures.count((place, A.1), seconds(place)), Ok(1));
-            assert!(failures.entries.lock().unwrap().len() <= 64);
+            assert!(failures.entries.lock().len() <= 64);
         }
         assert!(failures.count((999, A.1), seconds(999)).is_err());
         assert!(failures.count((0, A.1), seconds(999)).is_ok());

@@ -4,14 +4,10 @@
 //! If a name is missing in the configuration, the server seems broken to its clients. So the log shows which name was refused. It
 //! does so once in a while, because a page that retries for ever must not fill the log.
 
-use std::{
-    io,
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 
 use super::Failure;
@@ -82,7 +78,7 @@ impl Refusals {
 
 /// Counts a refusal. Returns how many refusals to log now; `None` if the last line is not old enough.
 fn to_tell(untold: &Mutex<Untold>, now: Duration) -> Option<u64> {
-    let mut untold = untold.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut untold = untold.lock();
     untold.refused += 1;
     if untold.told.is_some_and(|told| now.saturating_sub(told) < QUIET) {
         return None;

@@ -3,13 +3,10 @@
 //! A commit under way belongs to the world, not to its process: the fate of the process does not change whether it
 //! happens. So a crash between a commit and its answer is nothing special, and a late commit (1031) is just slow.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
+use parking_lot::Mutex;
 
 use super::{
     event::Event,
@@ -34,11 +31,6 @@ use crate::{
 
 /// The longest delays of commits without a waiting caller, in milliseconds; at most the lifetime of a transaction.
 const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
-
-/// Locks `mutex`. No panic leaves the state half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Sends the commit of `inner` to the store, and completes with its answer. `takes_over` gives the process another
 /// transaction if this one goes on without it.
@@ -119,7 +111,7 @@ struct Awaited(Arc<Flight>);
 impl Awaited {
     /// Its result. The answer comes after the arrival.
     fn take(&self) -> Result<Option<Versionstamp>> {
-        match &mut *lock(&self.0.state) {
+        match &mut *self.0.state.lock() {
             FlightState::Arrived(result) => result.take().expect("it is taken once"),
             FlightState::Under { .. } => unreachable!("an answer comes after the arrival"),
         }
@@ -128,7 +120,7 @@ impl Awaited {
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        if let FlightState::Under { is_awaited } = &mut *lock(&self.0.state) {
+        if let FlightState::Under { is_awaited } = &mut *self.0.state.lock() {
             *is_awaited = false;
         }
     }
@@ -137,7 +129,7 @@ impl Drop for Awaited {
 impl Flight {
     /// Arrives at the store, which decides it. Returns the touched keys if the store has lost its power meanwhile.
     pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Touched> {
-        let is_awaited = matches!(*lock(&self.state), FlightState::Under { is_awaited: true });
+        let is_awaited = matches!(*self.state.lock(), FlightState::Under { is_awaited: true });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
             return None;
@@ -179,7 +171,7 @@ impl Flight {
                 shared.oracle().refused(shared, (self.issuer, self.is_late), error.code(), &keys, &conflicts);
             }
         }
-        *lock(&self.state) = FlightState::Arrived(Some(result));
+        *self.state.lock() = FlightState::Arrived(Some(result));
         None
     }
 

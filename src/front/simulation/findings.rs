@@ -4,10 +4,12 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
+
+use parking_lot::Mutex;
 
 use super::{
     guarantee::Broken,
@@ -34,11 +36,6 @@ pub(super) struct Findings {
     has_failed: AtomicBool,
 }
 
-/// Locks `mutex`. No panic leaves the state half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Findings {
     /// Nothing yet; the trace is kept if `is_traced`.
     pub fn new(is_traced: bool) -> Self {
@@ -47,35 +44,35 @@ impl Findings {
 
     /// Counts `fault`.
     pub fn count(&self, fault: Fault) {
-        *lock(&self.faults).entry(fault).or_default() += 1;
+        *self.faults.lock().entry(fault).or_default() += 1;
         self.note(|| format!("fault: {fault}"));
     }
 
     /// How often `fault` has struck.
     pub fn fault_count(&self, fault: Fault) -> u64 {
-        lock(&self.faults).get(&fault).copied().unwrap_or_default()
+        self.faults.lock().get(&fault).copied().unwrap_or_default()
     }
 
     /// The faults that struck, and how often.
     pub fn faults(&self) -> BTreeMap<Fault, u64> {
-        lock(&self.faults).clone()
+        self.faults.lock().clone()
     }
 
     /// Counts `witness` as met.
     pub fn witness(&self, witness: Witness) {
-        *lock(&self.witnesses).entry(witness).or_default() += 1;
+        *self.witnesses.lock().entry(witness).or_default() += 1;
         self.note(|| format!("witness: {witness}"));
     }
 
     /// From now on a life of a process counts in `stats`.
     pub fn counts_in(&self, stats: &Arc<Stats>) {
-        lock(&self.stats).push(Arc::clone(stats));
+        self.stats.lock().push(Arc::clone(stats));
     }
 
     /// The interesting states that were met, and how often.
     pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
-        let mut met = lock(&self.witnesses).clone();
-        for stats in &*lock(&self.stats) {
+        let mut met = self.witnesses.lock().clone();
+        for stats in &*self.stats.lock() {
             let counts =
                 [(Witness::LeaseLost, &stats.leases_lost), (Witness::NodeFellOut, &stats.nodes_fallen_out)];
             for (witness, count) in counts.into_iter().filter(|(_, count)| count.get() > 0) {
@@ -89,7 +86,7 @@ impl Findings {
     pub fn fail(&self, broken: impl Into<Broken>) {
         let broken = broken.into();
         self.note(|| format!("FAILURE: {broken}"));
-        lock(&self.failure).get_or_insert(broken);
+        self.failure.lock().get_or_insert(broken);
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
@@ -100,7 +97,7 @@ impl Findings {
 
     /// The first breach of a promise.
     pub fn failure(&self) -> Option<Broken> {
-        lock(&self.failure).clone()
+        self.failure.lock().clone()
     }
 
     /// Adds a line to the trace.

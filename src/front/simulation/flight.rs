@@ -1,11 +1,9 @@
 //! [`Flight`]: a commit under way to the store. It belongs to the world, so that it can outlive its process.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::issuer::Issuer;
 use crate::{

@@ -3,10 +3,9 @@
 //! The store is the one of production; its disk is in memory, and keeps everything that a disk may do with unsynced
 //! writes. When the power fails, a random part of them survives.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{path::Path, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     base::{env::Env, error::Result},
@@ -137,9 +136,9 @@ impl Machine {
             .any(|name| Path::new(name).extension().is_some_and(|extension| extension == "new"))
     }
 
-    /// The planned fault. No panic leaves it half changed.
+    /// The planned fault.
     fn trouble(&self) -> MutexGuard<'_, Trouble> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+        self.trouble.lock()
     }
 
     /// Closes the store in order.
@@ -178,7 +177,7 @@ fn plan(disk: &SimulatedDisk, trouble: Trouble) -> Arc<Mutex<Trouble>> {
     let asked = Arc::clone(&trouble);
     disk.plan(move |operation| match operation {
         DiskOperation::Read(_) => None,
-        _ => asked.lock().unwrap_or_else(PoisonError::into_inner).strike(),
+        _ => asked.lock().strike(),
     });
     trouble
 }

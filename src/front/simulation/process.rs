@@ -6,12 +6,13 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 
 /// Whether runs can be replayed: only this cfg makes tokio's own random numbers depend on the seed.
@@ -65,7 +66,7 @@ impl Idle {
     /// The runtime is about to park its thread.
     fn park(&self) {
         self.is_idle.store(true, Ordering::Relaxed);
-        if let Some(waker) = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(waker) = self.waker.lock().take() {
             waker.wake();
         }
     }
@@ -81,7 +82,7 @@ impl Future for UntilIdle<'_> {
         if self.0.is_idle.load(Ordering::Relaxed) {
             return Poll::Ready(());
         }
-        *self.0.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.waker().clone());
+        *self.0.waker.lock() = Some(context.waker().clone());
         Poll::Pending
     }
 }

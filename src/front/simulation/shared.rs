@@ -3,11 +3,13 @@
 use std::{
     ops::{Deref, RangeInclusive},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU8, AtomicUsize, Ordering},
     },
     time::Duration,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     draw::Plan,
@@ -68,11 +70,6 @@ impl Deref for Shared {
     }
 }
 
-/// Locks `mutex`. No panic leaves the state half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// A world of `plan`, whose faults are drawn from `random`.
     pub fn new(plan: Plan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
@@ -91,18 +88,18 @@ impl Shared {
 
     /// Judges what happens.
     pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
-        lock(&self.oracle)
+        self.oracle.lock()
     }
 
     /// A random number.
     pub fn draw(&self, range: RangeInclusive<u64>) -> u64 {
-        lock(&self.random).u64(range)
+        self.random.lock().u64(range)
     }
 
     /// Whether `fault` strikes now.
     pub fn strikes(&self, fault: Fault) -> bool {
         let rate = self.plan.rate(fault);
-        if rate == 0.0 || self.phase() > Phase::Chaos || lock(&self.random).f64() >= rate {
+        if rate == 0.0 || self.phase() > Phase::Chaos || self.random.lock().f64() >= rate {
             return false;
         }
         self.count(fault);
@@ -163,18 +160,18 @@ impl Shared {
 
     /// Keeps the rows of the store at the end of the faults, if `is_asked`.
     pub fn keep_rows(&self, is_asked: bool) {
-        *lock(&self.rows) = is_asked.then(Vec::new);
+        *self.rows.lock() = is_asked.then(Vec::new);
     }
 
     /// Keeps the rows that `read` returns, if they were asked for.
     pub fn see_rows(&self, read: impl FnOnce() -> Rows) {
-        if let Some(rows) = &mut *lock(&self.rows) {
+        if let Some(rows) = &mut *self.rows.lock() {
             *rows = read();
         }
     }
 
     /// Takes the kept rows.
     pub fn take_rows(&self) -> Rows {
-        lock(&self.rows).take().unwrap_or_default()
+        self.rows.lock().take().unwrap_or_default()
     }
 }

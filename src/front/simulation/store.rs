@@ -2,10 +2,11 @@
 //!
 //! Reads and commits go over the [`Link`] of the process. What becomes of a commit is in [`commits`](super::commits).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     commits::commit,
@@ -80,9 +81,9 @@ struct Attempt {
 }
 
 impl SimulatedTransaction {
-    /// The changing part. No panic leaves it half changed.
+    /// The changing part.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn inner(&self) -> Inner {
@@ -110,7 +111,7 @@ impl SimulatedTransaction {
                 env.sleep(pause).await;
             }
             let error = {
-                let mut failed = lock(&failed);
+                let mut failed = failed.lock();
                 if failed.is_none() {
                     failed.clone_from(&fault);
                 }
@@ -122,11 +123,6 @@ impl SimulatedTransaction {
             }
         }))
     }
-}
-
-/// Locks `mutex`. No panic leaves the state half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TransactionBackend for SimulatedTransaction {
@@ -213,7 +209,7 @@ impl TransactionBackend for SimulatedTransaction {
             state.attempt.failed = failed;
             (Arc::clone(&state.inner), taken)
         };
-        if let Some(error) = lock(&attempt.failed).clone() {
+        if let Some(error) = attempt.failed.lock().clone() {
             return Err(error.into()).into();
         }
         if attempt.mutations.is_empty() {

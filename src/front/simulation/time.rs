@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -15,6 +15,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{event::Event, issuer::ProcessId};
 use crate::base::env::Environment;
@@ -51,9 +52,9 @@ struct Schedule {
 }
 
 impl Time {
-    /// The schedule. No panic leaves it half changed.
+    /// The schedule.
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Time since the world began.
@@ -143,7 +144,6 @@ fn nanos(duration: Duration) -> u64 {
 /// The clock of a process: it starts anywhere, runs faster or slower than true time, and sometimes jumps ahead.
 pub(super) struct Clock {
     time: Time,
-    /// The process.
     process: ProcessId,
     /// When the process was started, in true nanoseconds.
     born: u64,
@@ -201,7 +201,7 @@ impl Environment for Arc<Clock> {
     }
 
     fn random(&self) -> u64 {
-        self.random.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
+        self.random.lock().u64(..)
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {

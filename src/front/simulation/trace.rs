@@ -3,10 +3,11 @@
 use std::{
     cell::RefCell,
     fmt::{self, Write},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tracing::{
     Event, Level, Metadata,
     field::{Field, Visit},
@@ -25,7 +26,7 @@ impl Trace {
 
     /// Adds a line of the time `now`.
     pub fn add(&self, now: Duration, line: impl FnOnce() -> String) {
-        let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = self.0.lock();
         if let Some(text) = &mut *text {
             let line = line();
             writeln!(text, "[{:>11.6}] {line}", now.as_secs_f64()).expect("writing to a string cannot fail");
@@ -34,7 +35,7 @@ impl Trace {
 
     /// Takes the lines.
     pub fn take(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

@@ -1,12 +1,9 @@
 //! [`Batch`]: rows of the feed that were read together; and [`Matched`]: the rows of a batch that a pattern matches.
 
 #[cfg(feature = "http")]
-use std::{
-    any::Any,
-    sync::{Mutex, PoisonError},
-};
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc};
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::log::Mark;
@@ -63,7 +60,7 @@ impl Batch {
         K: PartialEq + Send + Sync + 'static,
         T: Send + Sync + 'static,
     {
-        let mut all = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.made.lock();
         let known = all.iter().filter_map(|made| Arc::clone(made).downcast::<(K, T)>().ok());
         if let Some(made) = known.into_iter().find(|made| made.0 == key) {
             return made;

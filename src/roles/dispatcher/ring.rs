@@ -12,10 +12,9 @@
 //!    the newer one delivers its events: in the same batch if that is complete, else in a later one.
 //! 3. The end moves only after every log has the batches before it: first the logs, then [`Ring::push`].
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-};
+use std::{collections::VecDeque, sync::Arc};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{batch::Batch, patterns::Pattern};
 use crate::base::{cursor::Cursor, encoding::Sequence};
@@ -60,11 +59,11 @@ impl Ring {
 
     /// No holder of the lock can panic with the batches half changed.
     fn read(&self) -> RwLockReadGuard<'_, Batches> {
-        self.batches.read().unwrap_or_else(PoisonError::into_inner)
+        self.batches.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Batches> {
-        self.batches.write().unwrap_or_else(PoisonError::into_inner)
+        self.batches.write()
     }
 
     /// Appends a batch that all logs have, and drops the oldest ones above the limit. `patterns` match the batch. Returns the oldest

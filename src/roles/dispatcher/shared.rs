@@ -4,9 +4,10 @@ use std::{
     collections::BTreeMap,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, broadcast, watch};
 
 use super::{
@@ -73,12 +74,12 @@ impl Shared {
 
     /// No holder of the lock can panic with the patterns half changed.
     pub fn patterns(&self) -> MutexGuard<'_, Patterns> {
-        self.patterns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.patterns.lock()
     }
 
     /// No holder of the lock can panic with the subscribers half changed.
     fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
-        self.subscribers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subscribers.lock()
     }
 
     pub fn enter(&self) -> (SubscriberId, Arc<SubscriberState>) {

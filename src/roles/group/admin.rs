@@ -1,6 +1,6 @@
 //! Creates, resets and deletes a group.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use super::{Group, GroupOptions};
 use crate::{
@@ -28,11 +28,11 @@ impl Attempted {
     }
 
     fn get(&self) -> Option<GroupRow> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, row: GroupRow) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
+        *self.0.lock() = Some(row);
     }
 }
 

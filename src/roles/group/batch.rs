@@ -3,10 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::FencingToken;
 use crate::{
@@ -51,17 +52,17 @@ impl Stored {
     }
 
     pub fn get(&self) -> Sequence {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     /// Sets the position that the store has.
     pub fn set(&self, position: Sequence) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = position;
+        *self.0.lock() = position;
     }
 
     /// Sets the position, if it is greater.
     pub fn raise(&self, position: Sequence) {
-        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.0.lock();
         *stored = position.max(*stored);
     }
 }

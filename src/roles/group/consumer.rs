@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -41,7 +41,6 @@ pub struct Consumer {
     shards: Working,
     /// Observers that are being closed.
     pending_closes: PendingCloses,
-    /// The group.
     group: Group<()>,
     /// The facts behind the group's lowest checkpoint.
     lowest: Arc<Lowest>,
@@ -117,7 +116,7 @@ impl Consumer {
     /// The shards on which it works at the moment, in order. They include shards that are drained, but wait for others before
     /// their successors begin.
     pub fn shards(&self) -> Vec<ShardId> {
-        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut shards = self.shards.lock().clone();
         shards.sort_unstable();
         shards.dedup();
         shards
@@ -202,14 +201,14 @@ struct Present {
 
 impl Present {
     fn enter(shards: &Working, shard: ShardId) -> Self {
-        shards.lock().unwrap_or_else(PoisonError::into_inner).push(shard);
+        shards.lock().push(shard);
         Self { shards: Arc::clone(shards), shard }
     }
 }
 
 impl Drop for Present {
     fn drop(&mut self) {
-        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shards = self.shards.lock();
         if let Some(place) = shards.iter().position(|shard| *shard == self.shard) {
             shards.swap_remove(place);
         }

@@ -7,11 +7,9 @@
 //!
 //! Feeds of documents have no tombstones, and their groups no such row.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::Group;
@@ -62,7 +60,7 @@ impl Lowest {
 
     /// What is known of the shards. Nothing that is done under the lock can be left half done.
     fn shards(&self) -> MutexGuard<'_, Shards> {
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards.lock()
     }
 
     /// The shards of the group were read; this is the first of them.
@@ -74,7 +72,7 @@ impl Lowest {
     /// The shards, if the consumer works on the first one: then the row is its business.
     fn if_mine(&self) -> Option<Shards> {
         let shards = *self.shards();
-        let working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        let working = self.working.lock();
         shards.first.is_some_and(|first| working.contains(&first)).then_some(shards)
     }
 

@@ -5,13 +5,14 @@ use std::{
     fmt,
     panic::AssertUnwindSafe,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -129,13 +130,13 @@ impl PendingCloses {
             }
             drop(owner);
         };
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn_on(closing, &runtime);
     }
 
     pub async fn finish(&self) {
-        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}
     }
 }

@@ -1,10 +1,8 @@
 //! [`Fence`]: makes the transactions of cancelled work fail, and notes progress.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use crate::{
     base::{env::Env, error::Result},
@@ -64,13 +62,13 @@ impl Progress {
     }
 
     pub fn note(&self) {
-        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = self.env.now();
+        *self.at.lock() = self.env.now();
     }
 
     /// Completes once there was no progress for `limit`.
     pub async fn stalled(&self, limit: Duration) {
         loop {
-            let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = *self.at.lock();
             let rest = at.saturating_add(limit).saturating_sub(self.env.now());
             if rest.is_zero() {
                 return;

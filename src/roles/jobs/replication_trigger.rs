@@ -3,7 +3,9 @@
 //! It does what CouchDB's `couch_multidb_changes` does for its replicator. That reads all such databases from the beginning
 //! after every restart; here the last seen sequence of each is saved.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::{
     Fence,
@@ -67,7 +69,7 @@ impl Scan {
                 break page;
             }
         };
-        *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.next;
+        *self.read_to.lock() = page.next;
         self.fence.note_progress();
         Ok(page)
     }

@@ -9,10 +9,9 @@
 //! That is safe: whatever the mark should have said, the folded events were subtracted, and a copy of a fold that is still under way
 //! has the mark in its read-conflict set.
 
-use std::sync::Mutex;
-
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use tokio::task::coop;
 
 use super::{
@@ -110,14 +109,14 @@ impl Folder<'_> {
             .context
             .db
             .run_committed(&RetryPolicy::default(), async |tx| {
-                let earlier = attempts.lock().expect("no attempt panics").0;
-                attempts.lock().expect("no attempt panics").0 += 1;
+                let earlier = attempts.lock().0;
+                attempts.lock().0 += 1;
                 let replaced_mark = match self.mark(&tx, fold).await? {
                     Mark::Before => None,
                     Mark::Committed => {
                         // The last attempt committed although its result was unknown.
                         let version = tx.read_version().await?;
-                        let done = attempts.lock().expect("no attempt panics").1.clone();
+                        let done = attempts.lock().1.clone();
                         return Ok(Done { committed: true, version, ..done });
                     }
                     Mark::Damaged(error) => Some(error),
@@ -125,11 +124,11 @@ impl Folder<'_> {
                 // A fold that takes too long must become shorter at some time.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
                 let done = Folder { size_max, ..*self }.attempt(&tx, fold, from, replaced_mark).await?;
-                attempts.lock().expect("no attempt panics").1 = done.clone();
+                attempts.lock().1 = done.clone();
                 Ok(done)
             })
             .await;
-        let (attempts, last) = attempts.into_inner().expect("no attempt panics");
+        let (attempts, last) = attempts.into_inner();
         match result {
             Ok((done, committed)) => {
                 let version = committed.map_or(done.version, |committed| committed.versionstamp.version());

@@ -1,9 +1,8 @@
 //! [`HeldPartitions`]: shared by the tasks of a notifier and its poll.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::state::keys::Partition;
 
@@ -13,9 +12,9 @@ use crate::state::keys::Partition;
 pub(super) struct HeldPartitions(Arc<Mutex<BTreeMap<(Partition, u64), bool>>>);
 
 impl HeldPartitions {
-    /// A panic elsewhere cannot leave the map half changed, so a poisoned lock is fine.
+    /// The map, locked.
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<(Partition, u64), bool>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub fn numbers(&self) -> Vec<u32> {

@@ -75,7 +75,6 @@ pub(crate) struct Probe<'a> {
 
 /// The result of a poll, in one transaction.
 pub(crate) struct PulseRead {
-    /// The pulse.
     pulse: PulseValue,
     /// The version at which it was read.
     version: u64,

@@ -10,11 +10,12 @@
 use std::{
     collections::BTreeMap,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
@@ -46,11 +47,6 @@ pub(super) type Roles = BTreeMap<Role, u32>;
 
 /// The roles, shared by the heartbeat and the guards of the roles.
 pub(super) type SharedRoles = Arc<Mutex<Roles>>;
-
-/// Locks `mutex`. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
@@ -225,7 +221,7 @@ impl Heartbeat {
     /// Writes the next beat, and roles that have changed. Returns both with a time just before the commit, or `None` if
     /// the row is no longer that of this process.
     async fn beat(&mut self) -> Result<Option<(NodeRow, Roles, Duration)>> {
-        let roles = lock(&self.roles).clone();
+        let roles = self.roles.lock().clone();
         let is_news = self.published.as_ref() != Some(&roles);
         if is_news {
             self.published = None;
@@ -283,7 +279,7 @@ impl Heartbeat {
         // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
         // recognised.
         let token = *self.claiming.get_or_insert_with(|| draw(&env));
-        let roles = lock(&self.roles).clone();
+        let roles = self.roles.lock().clone();
         let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
         let (strangers, policy) = (&self.strangers, self.policy());
         let written = OnceLock::new();

@@ -4,12 +4,13 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -18,7 +19,7 @@ use tokio::{
 use super::{
     NodeOptions,
     changes::Versions,
-    heartbeat::{Claim, Command, Heartbeat, Registration, SharedRoles, lock},
+    heartbeat::{Claim, Command, Heartbeat, Registration, SharedRoles},
     neighbours::{Interests, NeighbourWatch},
 };
 use crate::{
@@ -69,7 +70,7 @@ pub(crate) struct RoleGuard {
 
 impl Drop for RoleGuard {
     fn drop(&mut self) {
-        lock(&self.roles).remove(&self.role);
+        self.roles.lock().remove(&self.role);
     }
 }
 
@@ -158,7 +159,7 @@ impl Member {
 
     /// [`Member::enter`] with the most resources that the node may own by the role; `None` for no limit.
     pub(super) async fn enter_with(&self, role: Role, max: Option<u32>) -> Result<RoleGuard> {
-        match lock(&self.roles).entry(role.clone()) {
+        match self.roles.lock().entry(role.clone()) {
             std::collections::btree_map::Entry::Occupied(_) => {
                 return Err(Error::invalid(
                     "role",
@@ -175,7 +176,7 @@ impl Member {
     /// Publishes that the node may own nothing by `role`, so that others take its resources as soon as their work has
     /// ended.
     pub(super) async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
-        let before = lock(&self.roles).insert(role.role.clone(), 0);
+        let before = self.roles.lock().insert(role.role.clone(), 0);
         if before == Some(0) { Ok(()) } else { self.publish().await }
     }
 
@@ -191,7 +192,7 @@ impl Member {
         workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in self");
         let left = in_time(self.db.env(), "leaving the nodes of the bus", self.command(Command::Leave)).await;
         // After this returns the caller may close the store at once, and open it again.
-        let mut tasks = std::mem::take(&mut *lock(&self.tasks));
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
         left
     }

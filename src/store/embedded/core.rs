@@ -11,7 +11,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -60,7 +60,7 @@ pub(super) struct Request {
     pub mutations: Vec<Mutation>,
     pub watches: Vec<watches::Pending>,
     /// Receives the ranges on which it has failed, if the caller asked for them.
-    pub report: Option<Arc<Mutex<Vec<KeyRange>>>>,
+    pub report: Option<Arc<parking_lot::Mutex<Vec<KeyRange>>>>,
 }
 
 impl Request {
@@ -236,7 +236,7 @@ impl Core {
             if let Some(first) = written.next() {
                 if let Some(report) = &request.report {
                     let ranges = [first].into_iter().chain(written).map(ReadConflict::range).collect();
-                    *report.lock().unwrap_or_else(PoisonError::into_inner) = ranges;
+                    *report.lock() = ranges;
                 }
                 return Err(StoreError::NOT_COMMITTED);
             }

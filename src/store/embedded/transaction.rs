@@ -1,13 +1,10 @@
 //! A transaction of the embedded engine: a snapshot, its writes, and the conflicts that its commit must check.
 
-use std::{
-    mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use super::{
@@ -104,9 +101,9 @@ impl EmbeddedTransaction {
         Self { engine, state: Mutex::new(state) }
     }
 
-    /// The changing part. No panic leaves it half changed.
+    /// The changing part.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Runs `read` on the state, after taking its snapshot.
@@ -401,7 +398,7 @@ impl TransactionBackend for EmbeddedTransaction {
 
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
         let report = self.state().options.report.clone();
-        let ranges = report.map(|report| report.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        let ranges = report.map(|report| report.lock().clone());
         Ok(ranges.unwrap_or_default()).into()
     }
 

@@ -1,9 +1,8 @@
 //! The client's network thread: booted at most once per process, and stopped before the process exits.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, PoisonError},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use parking_lot::Mutex;
 
 use ::foundationdb::{
     FdbError,
@@ -43,7 +42,7 @@ static NETWORK: Mutex<Network> = Mutex::new(Network::Down);
 /// Fails with [`Error::Invalid`] if the client library does not offer the version, if another one was chosen before, or if
 /// something else has booted the network.
 pub(super) fn boot(api_version: i32) -> Result<()> {
-    let mut network = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut network = NETWORK.lock();
     match *network {
         Network::Up { api_version: chosen, .. } if chosen == api_version => return Ok(()),
         Network::Up { api_version: chosen, .. } => {
@@ -99,5 +98,5 @@ fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
 /// itself down while its thread still runs. An exit handler is too late: by then the library has lost parts of
 /// itself, and stopping crashes.
 pub fn stop() {
-    *NETWORK.lock().unwrap_or_else(PoisonError::into_inner) = Network::Over;
+    *NETWORK.lock() = Network::Over;
 }

@@ -1,9 +1,11 @@
 //! A transaction of a cluster.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use ::foundationdb::{
     Database as Client, FdbError, KeySelector, RangeOption, Transaction, TransactionCancelled,
@@ -155,9 +157,9 @@ impl FdbTransaction {
         }
     }
 
-    /// The changing part. No panic leaves it half changed.
+    /// The changing part.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The answer of an operation that `question` starts on the open transaction.

@@ -4,12 +4,9 @@
 //! sync, or as any later write has left it. The file may have its old length or a longer one. Of the changes of names
 //! since the folder was synced, any first ones may have happened.
 
-use std::{
-    collections::BTreeMap,
-    fmt, io,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     base::{env::Env, error::Result},
@@ -300,9 +297,9 @@ impl SimulatedDisk {
         naming.apply(&mut state.synced_names);
     }
 
-    /// The disk. No panic leaves it half changed.
+    /// The disk.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Does `operation` by `happen`, as the plan decides.

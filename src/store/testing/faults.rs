@@ -4,10 +4,12 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     fault::{CommitFault, WatchFault},
@@ -139,7 +141,7 @@ impl Faults {
 
     /// Lets the late commits happen; returns their results.
     pub async fn commit_late(&self) -> Vec<Result<()>> {
-        let late = std::mem::take(&mut *lock(&self.plans.late));
+        let late = std::mem::take(&mut *self.plans.late.lock());
         let mut results = Vec::with_capacity(late.len());
         for transaction in late {
             results.push(transaction.commit().await.map(|_| ()));
@@ -170,14 +172,9 @@ impl fmt::Debug for Faults {
     }
 }
 
-/// Locks `mutex`. A plan that panics leaves no half-done change.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Plans {
     fn plan(&self) -> MutexGuard<'_, Planned> {
-        lock(&self.plan)
+        self.plan.lock()
     }
 }
 
@@ -221,6 +218,6 @@ impl Interceptor for Plans {
     }
 
     fn keep_late(&self, transaction: Inner) {
-        lock(&self.late).push(transaction);
+        self.late.lock().push(transaction);
     }
 }

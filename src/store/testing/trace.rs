@@ -1,10 +1,8 @@
 //! [`Trace`]: records the operations on a store.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     operation::{Attempt, Operation},
@@ -49,9 +47,9 @@ impl fmt::Debug for Trace {
 }
 
 impl Record {
-    /// The operations. No panic leaves them half changed.
+    /// The operations.
     fn attempts(&self) -> MutexGuard<'_, BTreeMap<u64, Attempt>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

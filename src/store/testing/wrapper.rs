@@ -1,12 +1,13 @@
 //! [`Wrapper`]: a backend around another one, which calls an [`Interceptor`] at every operation.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, pending};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     fault::{CommitFault, WatchFault},
@@ -119,9 +120,9 @@ struct State {
 }
 
 impl<I: Interceptor> WrappedTransaction<I> {
-    /// The changing part. No panic leaves it half changed.
+    /// The changing part.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn inner(&self) -> Inner {

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Instant,
 };
 
 use hdrhistogram::Histogram;
 use notibus::{Cursor, DbInstance, DbName, Dispatcher, Filter, Kinds, Notification, Sequence};
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 
@@ -42,11 +43,6 @@ struct Delivered {
     faults: Vec<String>,
 }
 
-/// No holder of the lock panics.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Observer {
     /// Subscribes with `filter`, which must match `kinds` and `wants`.
     pub fn start(
@@ -64,7 +60,7 @@ impl Observer {
             let delivered = Arc::clone(&delivered);
             async move {
                 while let Some(item) = deliveries.next().await {
-                    let mut delivered = lock(&delivered);
+                    let mut delivered = delivered.lock();
                     match item {
                         Ok(delivery) => {
                             let row = delivery.notification();
@@ -82,17 +78,17 @@ impl Observer {
     }
 
     pub fn deliveries(&self) -> u64 {
-        lock(&self.delivered).deliveries
+        self.delivered.lock().deliveries
     }
 
     /// When the last delivery came.
     pub fn last(&self) -> Option<Instant> {
-        lock(&self.delivered).last
+        self.delivered.lock().last
     }
 
     /// The news of `feed` that were not delivered to the subscriber, and its other faults.
     pub fn missing(&self, feed: &FinalFeed) -> Vec<String> {
-        let delivered = lock(&self.delivered);
+        let delivered = self.delivered.lock();
         let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
         let missed = rows.filter_map(|row| {
             let known = delivered.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
@@ -163,7 +159,7 @@ impl Latencies {
     pub fn committed(&self, events: &[Event]) {
         let now = Instant::now();
         for event in events {
-            let mut pending = lock(&self.instances[event.instance]);
+            let mut pending = self.instances[event.instance].lock();
             pending.committed += 1;
             if pending.committed <= pending.delivered {
                 // The delivery came before the writer got here.
@@ -189,7 +185,7 @@ impl Latencies {
 
     /// Notes that the first `count` events of `instance` are delivered.
     fn deliver_up_to(&self, instance: usize, count: u64, now: Instant) {
-        let mut pending = lock(&self.instances[instance]);
+        let mut pending = self.instances[instance].lock();
         while let Some(&(committed, events)) = pending.commits.front()
             && pending.delivered.saturating_add(events) <= count
         {
@@ -203,16 +199,16 @@ impl Latencies {
 
     /// Adds `count` events that took `micros`.
     fn measured(&self, micros: u64, count: u64) {
-        lock(&self.histogram).record_n(micros, count).expect("the histogram grows by itself");
+        self.histogram.lock().record_n(micros, count).expect("the histogram grows by itself");
     }
 
     /// A quantile of the latencies in microseconds.
     pub fn quantile(&self, quantile: f64) -> u64 {
-        lock(&self.histogram).value_at_quantile(quantile)
+        self.histogram.lock().value_at_quantile(quantile)
     }
 
     /// The greatest latency, in microseconds.
     pub fn max(&self) -> u64 {
-        lock(&self.histogram).max()
+        self.histogram.lock().max()
     }
 }

@@ -4,10 +4,9 @@
 //! without those before it. A client that reads in pages asks for this number with every page. The counts are remembered until a
 //! row is appended, so that a page costs its own rows only, and not all rows before it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::{BTreeMap, HashMap};
+
+use parking_lot::Mutex;
 
 use crate::{
     base::{encoding::Sequence, error::Result, event::DbInstance},
@@ -50,7 +49,7 @@ impl Counts {
 
     /// Returns the counts for the nearest positions around `position`.
     fn known(&self, of: Of, position: Sequence) -> Option<Known> {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.0.lock();
         let memory = counts.get(&of)?;
         let mark = |(at, behind): (&Sequence, &u64)| Mark { at: *at, behind: *behind };
         let below = memory.behind.range(..=position).next_back().map(mark);
@@ -59,7 +58,7 @@ impl Counts {
     }
 
     fn remember(&self, of: Of, newest: Sequence, (position, behind): (Sequence, u64)) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         if counts.len() >= FEEDS_MAX && !counts.contains_key(&of) {
             counts.clear();
         }

@@ -3,11 +3,9 @@
 //! Notifications wake feeds for nearly all changes. The polls keep the others from leaving a feed asleep for ever. A thousand feeds
 //! of one database would all find the same, so they share one poll.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
+
+use parking_lot::Mutex;
 
 use crate::{
     base::{
@@ -60,13 +58,13 @@ impl SharedPolls {
 
     /// Returns the last result for `instance`; `None` if it is time to poll.
     fn lately(&self, instance: DbInstance, now: Duration) -> Option<Sequence> {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock();
         let found = found.get(&instance).filter(|found| now.saturating_sub(found.at) < self.fresh);
         found.map(|found| found.last)
     }
 
     fn remember(&self, instance: DbInstance, new: Found) {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.found.lock();
         if found.len() >= DATABASES_MAX {
             found.clear();
         }

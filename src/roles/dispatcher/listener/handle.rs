@@ -3,11 +3,12 @@
 use std::{
     any::Any,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
 use dashmap::DashMap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{mpsc, watch},
     task::{self, AbortHandle, JoinSet},
@@ -110,7 +111,7 @@ impl Control {
 
     /// No holder of the lock can panic with it half changed.
     fn parent(&self) -> MutexGuard<'_, Weak<watch::Sender<bool>>> {
-        self.parent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parent.lock()
     }
 
     /// The parent of its children; a new one if the old one was dropped, which has ended its children.
@@ -255,7 +256,7 @@ pub(in super::super) struct Listeners {
 impl Listeners {
     /// No holder of the lock can panic with the set half changed.
     fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tasks.lock()
     }
 
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {

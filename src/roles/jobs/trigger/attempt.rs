@@ -1,10 +1,6 @@
 //! One attempt of a job: limits the time without progress, and parks the database after the last failure.
 
-use std::{
-    panic::AssertUnwindSafe,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 
@@ -97,7 +93,7 @@ async fn run<K: Kind>(
     let mark = marks::begin(context, cursor, &db, (&turn, K::is_fresh(&work))).await?;
     let (given, seen) = K::given(context, db, work, (mark.clone(), turn));
     kind.job().run(given).await.map_err(Failure::Job)?;
-    let seen = seen.map_or(mark.position, |seen| *seen.lock().unwrap_or_else(PoisonError::into_inner));
+    let seen = seen.map_or(mark.position, |seen| *seen.lock());
     if seen > mark.position {
         mark.report(seen).await?;
     }

@@ -1,9 +1,8 @@
 //! [`Kind`]: the kinds of triggers, and how their tasks end.
 
-use std::{
-    error::Error as StdError,
-    sync::{Arc, Mutex},
-};
+use std::{error::Error as StdError, sync::Arc};
+
+use parking_lot::Mutex;
 
 use super::{TriggerJob, plan::Work};
 use crate::{

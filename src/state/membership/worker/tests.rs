@@ -1,12 +1,10 @@
 //! Tests of workers, with a work that records what happens to it, and misbehaves on demand.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
+use parking_lot::Mutex;
 
 use super::*;
 use crate::state::keys::Role;
@@ -66,12 +64,12 @@ impl Probe {
 
     /// Records an event.
     fn record(&self, what: &'static str, epoch: u64) {
-        self.events.lock().unwrap().push((what, epoch));
+        self.events.lock().push((what, epoch));
     }
 
     /// Takes the events.
     fn take(&self) -> Vec<(&'static str, u64)> {
-        std::mem::take(&mut self.events.lock().unwrap())
+        std::mem::take(&mut self.events.lock())
     }
 }
 
@@ -94,7 +92,7 @@ impl Work for Probe {
         } else {
             Ok((0..self.count).collect())
         };
-        let delay = *self.delay.lock().unwrap();
+        let delay = *self.delay.lock();
         async move {
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
@@ -109,12 +107,12 @@ impl Work for Probe {
     }
 
     fn acquired(&self, _: &Transaction, resource: u64, epoch: u64) {
-        self.acquired.lock().unwrap().push((resource, epoch));
+        self.acquired.lock().push((resource, epoch));
     }
 
     fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
         async move {
-            let manner = *self.manner.lock().unwrap();
+            let manner = *self.manner.lock();
             self.record("started", lease.epoch);
             let mut aborted = Aborted(Some((&self, lease.epoch)));
             match manner {
@@ -188,7 +186,7 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
         assert_eq!(starts, [1, 2, 3, 4, 5], "{manner:?}: at first, and after 1, 3, 7 and 15 s");
         let panics = if manner == Manner::Panics { 5 } else { 0 };
         assert_eq!(member.stats.snapshot().work_panics, panics);
-        *probe.manner.lock().unwrap() = Manner::Good;
+        *probe.manner.lock() = Manner::Good;
         seconds(60).await;
         assert_eq!(probe.take(), [("started", 6)]);
         worker.shutdown().await.unwrap();
@@ -208,7 +206,7 @@ async fn work_that_fails_while_the_worker_rests_is_taken_again() {
     let worker = start(&member, &probe).await;
     seconds(595).await;
     assert_eq!(probe.take(), [("started", 1)]);
-    *probe.manner.lock().unwrap() = Manner::Good;
+    *probe.manner.lock() = Manner::Good;
     seconds(10).await;
     assert_eq!(probe.take(), [("started", 2)]);
     worker.shutdown().await.unwrap();
@@ -259,13 +257,13 @@ async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     let first = start(&a, &old).await;
     let _b = start(&b, &new).await;
     seconds(8).await;
-    assert_eq!(*new.acquired.lock().unwrap(), [(2, 2), (3, 2)]);
+    assert_eq!(*new.acquired.lock(), [(2, 2), (3, 2)]);
     let ending = tokio::spawn(first.shutdown());
     seconds(5).await;
-    assert_eq!(*new.acquired.lock().unwrap(), [(2, 2), (3, 2), (1, 2)], "the slow one is not taken from it");
+    assert_eq!(*new.acquired.lock(), [(2, 2), (3, 2), (1, 2)], "the slow one is not taken from it");
     ending.await.unwrap().unwrap();
     seconds(5).await;
-    assert_eq!(*new.acquired.lock().unwrap(), [(2, 2), (3, 2), (1, 2), (0, 2)]);
+    assert_eq!(*new.acquired.lock(), [(2, 2), (3, 2), (1, 2), (0, 2)]);
     assert_eq!(old.take().last(), Some(&("ended", 1)), "nothing was aborted");
 }
 
@@ -394,7 +392,7 @@ async fn a_start_that_fails_leaves_nothing_and_a_round_that_fails_is_repeated() 
     assert_eq!(probe.take(), [("started", 1), ("started", 1)], "what is held is worked on");
     probe.is_blind.store(false, Ordering::SeqCst);
     worker.shutdown().await.unwrap();
-    assert_eq!(*probe.acquired.lock().unwrap(), [(0, 1), (1, 1)]);
+    assert_eq!(*probe.acquired.lock(), [(0, 1), (1, 1)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -421,9 +419,9 @@ async fn work_whose_pause_ends_during_a_round_is_taken_again() {
     let worker = start(&member, &probe).await;
     seconds(5).await;
     assert_eq!(probe.take(), [("started", 1), ("started", 1)]);
-    *probe.delay.lock().unwrap() = Duration::from_millis(500);
+    *probe.delay.lock() = Duration::from_millis(500);
     // Running work fails all the same, one job a little later than the other.
-    *probe.manner.lock().unwrap() = Manner::Good;
+    *probe.manner.lock() = Manner::Good;
     seconds(30).await;
     assert_eq!(probe.take(), [("started", 2), ("started", 2)], "both are taken again");
     worker.shutdown().await.unwrap();
@@ -434,7 +432,7 @@ struct StopsWhenAborted(Arc<Mutex<Option<watch::Sender<bool>>>>);
 
 impl Drop for StopsWhenAborted {
     fn drop(&mut self) {
-        if let Some(stop) = self.0.lock().unwrap().take() {
+        if let Some(stop) = self.0.lock().take() {
             stop.send_replace(true);
         }
     }
@@ -471,7 +469,7 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     let Worker { stop, mut task, .. } =
         Worker::start(&member, pool(), Arc::clone(&work), BalanceOptions::default()).await.unwrap();
     seconds(1).await;
-    *stopping.lock().unwrap() = Some(stop);
+    *stopping.lock() = Some(stop);
     let keys = &member.keys;
     db.run(async |tx| {
         tx.clear_range(&keys.all_of_nodes());
@@ -480,7 +478,7 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     .await
     .unwrap();
     task.join_next().await.unwrap().unwrap().unwrap();
-    assert!(stopping.lock().unwrap().is_none(), "it was stopped by the abort");
+    assert!(stopping.lock().is_none(), "it was stopped by the abort");
     assert_eq!(member.stats.snapshot().work_panics, 0);
 }
 

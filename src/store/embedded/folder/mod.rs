@@ -28,12 +28,13 @@ mod snapshot;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
@@ -188,8 +189,8 @@ impl Folder {
     }
 
     /// The state of the snapshots. No code that holds the lock panics.
-    fn snapshots(&self) -> std::sync::MutexGuard<'_, Snapshots> {
-        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn snapshots(&self) -> parking_lot::MutexGuard<'_, Snapshots> {
+        self.snapshots.lock()
     }
 
     /// The length of the journals since the snapshot.
@@ -199,7 +200,7 @@ impl Folder {
 
     /// Whether the next snapshot should be written.
     fn is_snapshot_due(&mut self) -> bool {
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut snapshots = self.snapshots.lock();
         if std::mem::take(&mut snapshots.is_finished) {
             self.sealed_len = 0;
         }
@@ -300,7 +301,7 @@ impl SnapshotTask {
             }
             Ok(len)
         });
-        let mut snapshots = snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut snapshots = snapshots.lock();
         snapshots.is_writing = false;
         match written {
             Ok(len) => (snapshots.len, snapshots.due_at, snapshots.is_finished) = (len, 0, true),

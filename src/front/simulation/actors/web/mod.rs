@@ -227,10 +227,10 @@ impl Client {
     async fn follow_changes(self, db: Db) {
         let place = &self.place;
         let id = place.shared.oracle().doc_tailed(place.issuer, db.instance, Sequence::MIN);
-        let since = std::sync::Mutex::new("0".to_owned());
+        let since = parking_lot::Mutex::new("0".to_owned());
         while place.shared.phase() != Phase::End {
             let asked = self.draw();
-            let from = since.lock().expect("nobody panics with it").clone();
+            let from = since.lock().clone();
             let target =
                 format!("/{}/_changes?since={from}{}", db.name.as_str().replace('/', "%2F"), asked.query);
             place.shared.oracle().doc_tail_goes_on(id);
@@ -250,7 +250,7 @@ impl Client {
                     Piece::Seq(seq) => seq.clone(),
                     Piece::Head(_) | Piece::Refusal(_) | Piece::End => return Ok(()),
                 };
-                *since.lock().expect("nobody panics with it") = seq;
+                *since.lock() = seq;
                 Ok(())
             };
             match self.ask(&target, &asked, take).await {

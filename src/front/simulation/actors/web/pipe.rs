@@ -4,10 +4,11 @@ use std::{
     collections::VecDeque,
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// One direction.
@@ -34,9 +35,9 @@ impl Shared {
         Self(Arc::new(Mutex::new(way)))
     }
 
-    /// The direction. No panic leaves it half changed.
+    /// The direction.
     fn way(&self) -> MutexGuard<'_, Way> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Ends the direction: no bytes are given or taken any more.
