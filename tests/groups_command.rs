@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod served;
+
 use std::{
     path::Path,
     process::{Command, Output},
@@ -152,6 +154,42 @@ async fn groups_are_shown_and_managed() {
     assert!(code == Some(2) && message.contains("--yes"), "nobody is there to be asked: {message}");
     printed(folder, &["delete", "idle", "--yes"]);
     assert_eq!(objects(folder, &["list"]).len(), 2);
+}
+
+/// With and without a filter, on a folder and on a running node. There are no consumers, so what is replayed stays parked.
+#[tokio::test]
+async fn what_was_worked_on_is_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    fill(folder).await;
+    assert_eq!(
+        printed(folder, &["replay", "mailer", "--filter", "{a,x*}"]),
+        "1 rows wait for another delivery\n"
+    );
+    let waiting = || -> Vec<_> {
+        let parked = objects(folder, &["parked", "list", "mailer"]);
+        parked.iter().map(|parked| parked["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(waiting(), ["a"]);
+
+    let store = format!("dir:{}", folder.display());
+    let served = served::Served::start(&["--store", &store], None);
+    let url = format!("http://{}", served.at);
+    let on_node = |args: &[&str]| {
+        let output = served::notibus().args(["groups", "replay"]).args(args).args(["--url", &url]).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let none = (Some(0), "0 rows wait for another delivery\n".to_owned());
+    assert_eq!(on_node(&["mailer", "--filter", "a"]), none, "it waits already");
+    assert_eq!(on_node(&["mailer", "--json"]), (Some(0), "{\"ok\":true,\"rows\":2}\n".to_owned()));
+    assert_eq!(on_node(&["idle"]), none, "it has worked on nothing");
+    for (args, part) in [(&["nobody"][..], "no group nobody"), (&["mailer", "--filter", "a["], "glob")] {
+        let (code, reason) = on_node(args);
+        assert!(code == Some(2) && reason.contains(part), "{reason}");
+    }
+    assert!(served.stop());
+    assert_eq!(waiting(), ["a", "b", "bad"]);
 }
 
 #[tokio::test]

@@ -65,6 +65,18 @@ pub(crate) struct PatternKey {
 /// The longest glob, in bytes.
 const GLOB_LEN_MAX: usize = 1_024;
 
+/// A matcher of the glob `pattern`, as [`Filter::glob`] has it.
+pub(crate) fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
+    if pattern.len() > GLOB_LEN_MAX {
+        return Err(Error::invalid("glob", format!("it is longer than {GLOB_LEN_MAX} bytes")));
+    }
+    let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
+    let glob = build_glob(pattern).map_err(invalid)?;
+    // A matcher alone would panic if it were too large.
+    GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
+    Ok(glob.compile_matcher())
+}
+
 /// Builds a glob as filters understand it.
 pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
     GlobBuilder::new(pattern).literal_separator(false).build()
@@ -172,14 +184,7 @@ impl Filter {
     ///
     /// Fails with [`Error::Invalid`] if it is malformed, or too long to be compiled: above 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {
-        if pattern.len() > GLOB_LEN_MAX {
-            return Err(Error::invalid("glob", format!("it is longer than {GLOB_LEN_MAX} bytes")));
-        }
-        let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
-        let glob = build_glob(pattern).map_err(invalid)?;
-        // A matcher alone would panic if it were too large.
-        GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
-        Ok(Self::of(Names::Glob(Box::new(glob.compile_matcher()))))
+        Ok(Self::of(Names::Glob(Box::new(glob_matcher(pattern)?))))
     }
 
     /// Rows for which `predicate` is true. It runs for every row of the feed, so it should be quick; it must not block.

@@ -120,6 +120,10 @@ async fn feeds_and_groups_are_managed() {
         ("parked/retry", json!({ "id": "a" }), 400),
         ("dead_letters/delete", json!({ "all": true }), 200),
         ("parked/retry", json!({}), 202),
+        ("replay", json!({ "filter": "a[" }), 400),
+        ("replay", json!({ "after": "x" }), 400),
+        ("replay", json!({ "after": format!("1-1-{}", "0".repeat(26)) }), 404),
+        ("replay", json!({}), 202),
         ("delete", json!({}), 200),
         ("delete", json!({}), 404),
     ] {

@@ -17,6 +17,9 @@ use crate::{
     topology::FeedName,
 };
 
+/// How often a replay asks whether consumers have worked on enough of what waits.
+const REPLAY_PAUSE: Duration = Duration::from_millis(500);
+
 /// What to do with groups.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -76,9 +79,9 @@ enum Command {
         /// The group.
         #[command(flatten)]
         of: Of,
-        /// A glob on the names of databases, or on the ids of documents, as "tenant-7/*".
+        /// A glob on the names of databases, or on the ids of documents, as "tenant-7/*". Default: all.
         #[arg(long)]
-        filter: String,
+        filter: Option<String>,
     },
     /// List or delete rows that a group could not work on. A program can replay them.
     #[command(subcommand)]
@@ -242,17 +245,7 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
             let answer = of.post("delete", json!({ "force": force }), deadline).await?;
             of.done(&answer, &format!("{} is deleted", of.group))
         }
-        Command::Replay { of, filter } => {
-            let glob = globset::GlobBuilder::new(&filter).literal_separator(false).build();
-            let glob = glob.map_err(|error| Failure::BadInput(error.to_string()))?.compile_matcher();
-            let wants = |id: &str| {
-                moves.step();
-                glob.is_match(id)
-            };
-            let group = of.target.open_store().await?.any_group(of.feed.instance(), &of.group)?;
-            let count = group.replay_ids(wants).await?;
-            out::line(&format!("{count} rows wait for another delivery"))
-        }
+        Command::Replay { of, filter } => replay(&of, filter.as_deref(), moves, deadline).await,
         Command::Parked(command) => parked(command, moves, deadline).await,
         Command::DeadLetters(DeadLetters::List(of)) => {
             let opened = of.target.open(Intent::Reads, deadline).await?;
@@ -269,6 +262,28 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
             let wish = json!({ "seq": seq, "all": all });
             let answer = of.post("dead_letters/delete", wish, deadline).await?;
             of.done(&answer, if all { "all are deleted" } else { "it is deleted" })
+        }
+    }
+}
+
+/// Replays page after page. What waits for consumers is no progress.
+async fn replay(of: &Of, filter: Option<&str>, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
+    let opened = of.open(deadline).await?;
+    let (mut rows, mut after) = (0, Value::Null);
+    loop {
+        let wish = json!({ "feed": of.feed.to_string(), "filter": filter, "after": after });
+        let mut answer = opened.post(&of.path("replay"), &wish).await?;
+        rows += answer["rows"].as_u64().unwrap_or(0);
+        let next = answer["next"].take();
+        if next.is_null() {
+            let said = format!("{rows} rows wait for another delivery");
+            return of.done(&json!({ "ok": true, "rows": rows }), &said);
+        }
+        if next == after {
+            tokio::time::sleep(REPLAY_PAUSE).await;
+        } else {
+            moves.step();
+            after = next;
         }
     }
 }

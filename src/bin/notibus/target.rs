@@ -96,15 +96,6 @@ impl Target {
         self.url.is_some()
     }
 
-    /// The bus of a store, to change something that a node has no route for.
-    pub async fn open_store(&self) -> Result<Bus, Failure> {
-        let Some(store) = &self.store else {
-            return Err(Failure::BadInput("this needs --store: a node has no route for it".to_owned()));
-        };
-        store.check_exists()?;
-        Ok(Bus::open_existing(&store.open().await?, self.prefix.as_bytes()).await?)
-    }
-
     /// Opens it.
     pub async fn open(&self, intent: Intent, deadline: Deadline) -> Result<Opened, Failure> {
         let store = match (&self.store, &self.url) {

@@ -71,16 +71,6 @@ impl FromStr for FeedName {
     }
 }
 
-impl FeedName {
-    /// Whose documents the feed has; `None` of the notifications.
-    pub fn instance(self) -> Option<DbInstance> {
-        match self {
-            Self::Notifications => None,
-            Self::Documents(instance) => Some(instance),
-        }
-    }
-}
-
 impl fmt::Display for FeedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -5,7 +5,7 @@
 //! that come meanwhile wait behind it, and what fails again is tried on. Only rows that are done are parked so, and only the newest one
 //! of each id: so a row is still to be read, parked or done, and only one of these.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 
@@ -34,6 +34,47 @@ const WAITING_MAX: usize = 500;
 /// How often a replay asks whether there is room again.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// Where a replay goes on. Its text form is for clients that ask for page after page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReplayPosition {
+    /// The token of the group when the replay began: a group that was reset or created again has another one.
+    token: u128,
+    shard: ShardId,
+    after: Sequence,
+}
+
+impl fmt::Display for ReplayPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}-{}", self.token, self.shard, self.after)
+    }
+}
+
+impl FromStr for ReplayPosition {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = || Error::invalid("position of a replay", "it is not the `next` of an answer");
+        let mut parts = text.split('-');
+        let mut part = || parts.next().ok_or_else(invalid);
+        Ok(Self {
+            token: u128::from_str_radix(part()?, 16).map_err(|_| invalid())?,
+            shard: ShardId(part()?.parse().map_err(|_| invalid())?),
+            after: part()?.parse().map_err(|_| invalid())?,
+        })
+    }
+}
+
+/// A page of a replay.
+#[derive(Debug)]
+pub(crate) struct ReplayPage {
+    /// How many rows were parked.
+    pub rows: u64,
+    /// Where it goes on; `None` at the end.
+    pub next: Option<ReplayPosition>,
+    /// Whether nothing was parked because too many rows wait for consumers.
+    pub is_full: bool,
+}
+
 impl<R: FeedRow> Group<R> {
     /// Has consumers work once more on the rows that `wants` accepts, of those that the group has worked on: of each id the newest row,
     /// if the group has passed it. Returns how many rows wait for that, or were worked on meanwhile.
@@ -59,64 +100,102 @@ impl<R: FeedRow> Group<R> {
 impl Group<()> {
     /// [`Group::replay`] of the rows whose ids `wants` accepts: names of databases, or ids of documents.
     pub async fn replay_ids(&self, wants: impl Fn(&str) -> bool) -> Result<u64> {
-        let is_of_documents = self.instance().is_some();
-        self.replay_rows(|StoredRow { sequence, value }| {
-            let id = if is_of_documents {
-                Change::from_stored(*sequence, value).ok().map(|row| Bytes::copy_from_slice(row.id()))
-            } else {
-                Notification::from_stored(*sequence, value).ok().map(|row| Bytes::copy_from_slice(row.id()))
-            };
-            id.filter(|id| wants(&String::from_utf8_lossy(id)))
-        })
-        .await
+        self.replay_rows(|row| self.id_if(row, &wants)).await
+    }
+
+    /// A page of [`Group::replay_ids`], from `from` on. It waits for no consumer.
+    #[cfg(feature = "http")]
+    pub(crate) async fn replay_page_of_ids(
+        &self,
+        from: Option<ReplayPosition>,
+        wants: impl Fn(&str) -> bool,
+    ) -> Result<ReplayPage> {
+        self.replay_page(from, &|row| self.id_if(row, &wants)).await
+    }
+
+    /// The id of `row`, if `wants` accepts it.
+    fn id_if(&self, row: &StoredRow, wants: impl Fn(&str) -> bool) -> Option<Bytes> {
+        let StoredRow { sequence, value } = row;
+        let id = if self.instance().is_some() {
+            Change::from_stored(*sequence, value).ok().map(|row| Bytes::copy_from_slice(row.id()))
+        } else {
+            Notification::from_stored(*sequence, value).ok().map(|row| Bytes::copy_from_slice(row.id()))
+        };
+        id.filter(|id| wants(&String::from_utf8_lossy(id)))
     }
 }
 
 impl<R> Group<R> {
     /// Parks the rows for which `wanted` returns the id.
     async fn replay_rows(&self, wanted: impl Fn(&StoredRow) -> Option<Bytes>) -> Result<u64> {
+        let (mut count, mut from) = (0, None);
+        loop {
+            let page = self.replay_page(from, &wanted).await?;
+            count += page.rows;
+            if page.next.is_none() {
+                return Ok(count);
+            }
+            from = page.next;
+            if page.is_full {
+                self.context.env().sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Parks the rows of a page, from `from` on, for which `wanted` returns the id.
+    async fn replay_page(
+        &self,
+        from: Option<ReplayPosition>,
+        wanted: &impl Fn(&StoredRow) -> Option<Bytes>,
+    ) -> Result<ReplayPage> {
         let db = &self.context.db;
         let begin = async |tx: Transaction| {
             let group = self.row(&tx).await?.ok_or_else(|| self.missing())?;
             Ok((group, self.raw().topology(&tx).await?))
         };
         let (group, topology) = db.run(begin).await?;
-        let mut count = 0;
-        for shard in topology.after(group.start).iter().flat_map(TopologyRow::shards) {
-            let mut next = Some(group.start);
-            while let Some(after) = next {
-                let read =
-                    db.run(async |tx| self.raw().kept_shard_page(&tx, shard, after, PAGE_ROWS).await).await;
-                let page = match read {
-                    // It had no rows any more.
-                    Err(Error::NoShard { is_trimmed: true, .. }) => break,
-                    read => read?.page,
-                };
-                next = page.more.then(|| page.next.position());
-                let rows: Vec<_> =
-                    page.rows.into_iter().filter_map(|row| Some((wanted(&row)?, row))).collect();
-                if rows.is_empty() {
-                    continue;
-                }
-                self.until_room().await?;
-                let park = async |tx: Transaction| self.park_again(&tx, &group, shard, &rows).await;
-                count += db.run_once(park).await?.value;
-            }
+        let token = u128::from_be_bytes(group.token);
+        if from.is_some_and(|from| from.token != token) {
+            return Err(self.missing());
         }
-        Ok(count)
+        let mut shards = topology
+            .after(group.start)
+            .iter()
+            .flat_map(TopologyRow::shards)
+            .skip_while(|shard| from.is_some_and(|from| *shard < from.shard));
+        let Some(shard) = shards.next() else {
+            return Ok(ReplayPage { rows: 0, next: None, is_full: false });
+        };
+        let position = |shard, after| ReplayPosition { token, shard, after };
+        let from = from.filter(|from| from.shard == shard).unwrap_or(position(shard, group.start));
+        let behind = shards.next().map(|shard| position(shard, group.start));
+        let read =
+            async |tx: Transaction| self.raw().kept_shard_page(&tx, shard, from.after, PAGE_ROWS).await;
+        let page = match db.run(read).await {
+            // It had no rows any more.
+            Err(Error::NoShard { is_trimmed: true, .. }) => {
+                return Ok(ReplayPage { rows: 0, next: behind, is_full: false });
+            }
+            page => page?.page,
+        };
+        let next = if page.more { Some(position(shard, page.next.position())) } else { behind };
+        let rows: Vec<_> = page.rows.into_iter().filter_map(|row| Some((wanted(&row)?, row))).collect();
+        if rows.is_empty() {
+            return Ok(ReplayPage { rows: 0, next, is_full: false });
+        }
+        if !self.has_room().await? {
+            return Ok(ReplayPage { rows: 0, next: Some(from), is_full: true });
+        }
+        let park = async |tx: Transaction| self.park_again(&tx, &group, shard, &rows).await;
+        Ok(ReplayPage { rows: db.run_once(park).await?.value, next, is_full: false })
     }
 
-    /// Waits until few parked ids are to be tried at once.
-    async fn until_room(&self) -> Result<()> {
+    /// Whether few parked ids are to be tried at once.
+    async fn has_room(&self) -> Result<bool> {
         let (db, range) = (&self.context.db, self.context.keys.group_parked_ids(&self.id));
-        loop {
-            let rows = db.run(async |tx| tx.all_rows(range.clone(), Isolation::Snapshot).await).await?;
-            let is_new = |value: &Bytes| GroupParkedRow::from_bytes(value).is_ok_and(|row| row.attempts == 0);
-            if rows.iter().filter(|(_, value)| is_new(value)).count() < WAITING_MAX {
-                return Ok(());
-            }
-            self.context.env().sleep(PAUSE).await;
-        }
+        let rows = db.run(async |tx| tx.all_rows(range.clone(), Isolation::Snapshot).await).await?;
+        let is_new = |value: &Bytes| GroupParkedRow::from_bytes(value).is_ok_and(|row| row.attempts == 0);
+        Ok(rows.iter().filter(|(_, value)| is_new(value)).count() < WAITING_MAX)
     }
 
     /// Parks those of `rows` of `shard` that are done, and the newest ones of their ids. Returns how many. A reset of the group and a newer

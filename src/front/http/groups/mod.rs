@@ -1,8 +1,9 @@
-//! `/_notibus/groups`: lists the groups of durable consumers and their lag; creates, resets and deletes them.
+//! `/_notibus/groups`: lists the groups of durable consumers and their lag; creates, resets, replays and deletes them.
 
 mod dead_letters;
 mod found;
 mod parked;
+mod replay;
 
 use std::{sync::Arc, time::Duration};
 
@@ -55,13 +56,14 @@ struct GroupRequest {
 }
 
 impl Api {
-    /// The groups of the bus: `/_notibus/groups` and `…/{group}/lag` for those who may see the status; to create, reset and delete
-    /// them, what they could not work on, and what they have parked, for admins.
+    /// The groups of the bus: `/_notibus/groups` and `…/{group}/lag` for those who may see the status; to create, reset, replay and
+    /// delete them, what they could not work on, and what they have parked, for admins.
     pub fn groups(&self) -> Router {
         let seen = [("", any(groups)), ("/{group}/lag", any(lag))];
         let managed = [
             ("/{group}/reset", any(reset)),
             ("/{group}/delete", any(delete)),
+            ("/{group}/replay", any(replay::replay)),
             ("/{group}/dead_letters", any(dead_letters::list)),
             ("/{group}/dead_letters/delete", any(dead_letters::delete)),
             ("/{group}/parked", any(parked::list)),
