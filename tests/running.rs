@@ -4,8 +4,15 @@
 
 mod common;
 
-use common::{LIMIT, db, narrow_bus, record, until};
-use notibus::{DispatcherOptions, Filter, Roles, dispatcher::Interruption, store::Database};
+use std::time::Duration;
+
+use common::{LIMIT, db, narrow_bus, record, rows, until};
+use notibus::{
+    Cursor, DispatcherOptions, Filter, Notification, Roles,
+    dispatcher::Interruption,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    store::{Database, testing::Faults},
+};
 use tokio_stream::StreamExt;
 
 #[tokio::test(start_paused = true)]
@@ -53,6 +60,42 @@ async fn dropping_it_stops_it_as_a_crash_would() {
     let next = bus.start(Roles::default()).await.unwrap();
     until("the next one to take over", async || next.notifier().unwrap().partitions().len() == 1).await;
     next.shutdown().await.unwrap();
+}
+
+/// The canary comes back without a reader seeing it, and costs little. Regression: subscribers of everything saw its database updated, so
+/// it was off unless somebody asked for it.
+#[tokio::test(start_paused = true)]
+async fn the_canary_costs_little_and_no_reader_sees_it() {
+    let mut cost = Vec::new();
+    for canary_interval in [None, Roles::default().canary_interval] {
+        let faults = Faults::new(&Database::memory());
+        let bus = narrow_bus(&faults.database()).await;
+        let running = bus.start(Roles { canary_interval, ..Roles::default() }).await.unwrap();
+        let stream = running.dispatcher().subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        let before = faults.counts();
+        tokio::time::sleep(Duration::from_hours(1)).await;
+        let after = faults.counts();
+        cost.push((after.write_commits - before.write_commits, after.reads - before.reads));
+        let folds = bus.stats().folds;
+        assert!(if canary_interval.is_some() { (60..=81).contains(&folds) } else { folds == 0 }, "{folds}");
+
+        let group = bus.group("g").unwrap();
+        group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
+        let fail = |batch: GroupBatch<Notification>| async move { panic!("{:?}", batch.rows) };
+        let _consumer =
+            running.node().consumer(&group, move |_| fail, ConsumerOptions::default()).await.unwrap();
+        tokio::time::sleep(Duration::from_mins(10)).await;
+        assert!(
+            rows(&bus).await.is_empty() && group.lag().await.unwrap().iter().all(|shard| shard.rows == 0)
+        );
+        assert_eq!(bus.stats().group_errors, 0);
+        running.shutdown().await.unwrap();
+        let items: Vec<_> = stream.collect().await;
+        assert!(items.iter().all(|item| matches!(item, Err(Interruption::Synced { .. }))), "{items:?}");
+    }
+    let [(off, reads_off), (on, reads_on)] = cost[..] else { unreachable!("both were measured") };
+    println!("an hour without it: {off} writes, {reads_off} reads; with it: {on} writes, {reads_on} reads");
+    assert!(on - off <= 81 * 2 && reads_on - reads_off <= 81 * 40, "{cost:?}");
 }
 
 /// Regression: programs ignored the request to terminate that every process supervisor sends.

@@ -1,7 +1,7 @@
-//! The canary: each node regularly records an event of its own, and waits for its delivery.
+//! The canary: each node regularly records an event of its own, and waits until its dispatcher has read the row.
 //!
-//! All nodes share one database for it: `_notibus/canary`. Each time costs one transaction, one fold and one row. Subscribers of
-//! everything, `_db_updates` included, see that database updated whenever a node records. Therefore it is off by default.
+//! So `ready` knows that what is recorded now is delivered, and a metric has the time from commit to delivery. All nodes share one
+//! database for it, [`CANARY`], whose row readers of the feed leave out. Each time costs one transaction, one fold and one row.
 
 use std::time::Duration;
 
@@ -10,52 +10,98 @@ use crate::{
     base::{
         error::{Error, Result},
         event::{Db, DbInstance},
+        notification::CANARY,
     },
     roles::dispatcher::Fanout,
+    state::{keys::Role, membership::members},
 };
-
-const NAME: &str = "_notibus/canary";
 
 /// The name of its failure in `ready`.
 const WHAT: &str = "delivery of the canary";
 
-/// The least time after which an event counts as lost.
-const LIMIT_MIN: Duration = Duration::from_secs(5);
+/// After which time an event counts as lost. Until then other nodes may have taken over from one that has died.
+const LIMIT: Duration = Duration::from_secs(15);
 
-/// Records an event every `interval`, for ever. It counts the time from the commit to the delivery. A lost event keeps the
+/// The longest pause after an event that was lost.
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// With more nodes each one waits for longer, so that all of them together record no more.
+const NODES_MAX: usize = 100;
+
+/// Records an event about every `interval`, for ever, and counts the time from the commit to the delivery. A lost event keeps the
 /// node from being ready until one is delivered.
 pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
     let context = &bus.context;
     let (env, health) = (context.env(), &context.stats.health);
-    let limit = interval.max(LIMIT_MIN);
     loop {
         let sent = tokio::select! {
             biased;
             sent = send(&bus, &dispatcher) => sent,
-            () = env.sleep(limit) => Err(Error::GaveUp { what: "waiting for the canary", after: limit }),
+            () = env.sleep(LIMIT) => Err(Error::GaveUp { what: "waiting for the canary", after: LIMIT }),
         };
-        match sent {
-            Ok(took) => {
+        let pause = match sent {
+            Ok((took, nodes)) => {
                 context.stats.deliveries.add(took);
                 health.works(WHAT, 0);
+                interval.saturating_mul(u32::try_from(nodes.div_ceil(NODES_MAX)).unwrap_or(u32::MAX).max(1))
             }
             // The dispatcher has ended.
             Err(Error::NoSubscriber { .. }) => return,
-            Err(error) => health.failed(env, WHAT, 0, &error),
-        }
-        env.sleep(interval).await;
+            Err(error) => {
+                health.failed(env, WHAT, 0, &error);
+                interval.min(RETRY_PAUSE_MAX)
+            }
+        };
+        env.sleep(env.spread(pause, 0.75, 1.0)).await;
     }
 }
 
-/// Records one event; returns the time from the commit until its row was delivered here.
-async fn send(bus: &Bus, dispatcher: &Fanout) -> Result<Duration> {
-    let db = Db::new(NAME.parse().expect("it is a name"), DbInstance([0; 16]));
+/// Records one event. Returns the time from the commit until its row was read here, and how many nodes do the same.
+async fn send(bus: &Bus, dispatcher: &Fanout) -> Result<(Duration, usize)> {
+    let db = Db::new(CANARY.parse().expect("it is a name"), DbInstance([0; 16]));
     let tx = bus.store().begin();
+    let nodes = members(&tx, &bus.context.keys, &Role::DISPATCHER).await?.len();
     bus.producer().updated(&tx, &db);
     let committed = tx.commit().await?;
     let began = bus.context.env().now();
     if let Some(committed) = committed {
         dispatcher.reached(committed.versionstamp.version()).await?;
     }
-    Ok(bus.context.env().now().saturating_sub(began))
+    Ok((bus.context.env().now().saturating_sub(began), nodes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        bus::{BusOptions, running::Roles},
+        store::{
+            AtomicOp, Database,
+            testing::{CommitFault, Faults, Gate},
+        },
+    };
+
+    /// A fold that hangs fails nowhere, and its notifier still owns all partitions.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_whose_canary_does_not_come_back_is_not_ready() {
+        let faults = Faults::new(&Database::memory());
+        let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+        let running = bus.start(Roles::default()).await.unwrap();
+        let trouble = || bus.context.stats.health.troubles().first().map(|trouble| trouble.what);
+        let minutes = async |count| tokio::time::sleep(Duration::from_mins(count)).await;
+        minutes(10).await;
+        let delivered = bus.context.stats.deliveries.snapshot().1.iter().map(|(_, count)| count).sum::<u64>();
+        assert!((10..=14).contains(&delivered) && trouble().is_none(), "{delivered}, {:?}", trouble());
+        let gate = Gate::default();
+        let held = gate.clone();
+        let is_fold = AtomicOp::CompareAndClear;
+        faults.plan_commits(move |attempt| attempt.applies(is_fold).then(|| CommitFault::Hold(held.clone())));
+        minutes(2).await;
+        assert_eq!(trouble(), Some(WHAT));
+        faults.heal();
+        gate.open();
+        minutes(1).await;
+        assert_eq!(trouble(), None);
+        running.shutdown().await.unwrap();
+    }
 }

@@ -29,9 +29,9 @@ pub struct Roles {
     pub notifier: Option<NotifierOptions>,
     /// Options of the janitor; `None` leaves cleaning to other nodes. Default: with the default options.
     pub janitor: Option<JanitorOptions>,
-    /// How often the node records an event of its own and waits for its delivery. A lost event makes the node not
-    /// ready, and the time of the delivery is a metric. It costs a transaction, a fold and a row each time, and subscribers of everything
-    /// see the database `_notibus/canary` updated as often. Default: never.
+    /// About how often the node records an event of its own, and waits until its dispatcher has read the row: the canary. If it waits for
+    /// longer than 15 s, the node is not ready. The time from commit to delivery is a metric. Each time costs a transaction, a fold and
+    /// a row, which no reader is given. `None` switches it off. Default: every minute.
     pub canary_interval: Option<Duration>,
     /// The most time that [`Running::shutdown`] takes: one half for feeds, connections and subscribers, which are cut off after it, and
     /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
@@ -45,7 +45,7 @@ impl Default for Roles {
             dispatcher: DispatcherOptions::default(),
             notifier: Some(NotifierOptions::default()),
             janitor: Some(JanitorOptions::default()),
-            canary_interval: None,
+            canary_interval: Some(Duration::from_mins(1)),
             shutdown_timeout: Duration::from_secs(10),
         }
     }
@@ -69,7 +69,7 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// let running = bus.start(Roles::default()).await?;
 /// let mut updates = running.dispatcher().subscribe(Filter::all()).stream();
 ///
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// assert!(updates.next().await.is_some());
 /// running.shutdown().await

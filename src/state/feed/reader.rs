@@ -13,6 +13,7 @@ use crate::{
         cursor::{Cursor, Knowledge},
         encoding::Sequence,
         error::{Error, Result},
+        notification::Notification,
     },
     state::keys::{Lanes, RowSpace, ShardId, TopologyRow},
     store::{Isolation, RangeRead, Transaction},
@@ -156,7 +157,7 @@ impl<'a> RawFeed<'a> {
             Some(row) if more => cursor.at(row.sequence),
             _ => last.into(),
         };
-        Ok(StoredPage { rows, next, more })
+        Ok(StoredPage { rows: self.of_readers(rows), next, more })
     }
 
     /// The rows of all shards before `before`, at most `limit`, newest first.
@@ -167,7 +168,15 @@ impl<'a> RawFeed<'a> {
         let (rows, more) =
             self.rows_of(tx, entries, Lanes::ALL, bounds, limit, Direction::Descending).await?;
         let to = rows.last().filter(|_| more).map_or(Sequence::MIN, |row| row.sequence);
-        Ok(StoredPage { rows, next: to.into(), more })
+        Ok(StoredPage { rows: self.of_readers(rows), next: to.into(), more })
+    }
+
+    /// `rows` without the one that only the nodes themselves wait for.
+    fn of_readers(self, mut rows: Vec<StoredRow>) -> Vec<StoredRow> {
+        if self.id.instance().is_none() {
+            rows.retain(|row| !Notification::is_canary(&row.value));
+        }
+        rows
     }
 
     /// The rows of the shards of `entries` on `lanes`, one entry after the other, at most `limit`, which is at least 1;
@@ -241,7 +250,7 @@ impl<'a> RawFeed<'a> {
             (_, None) => last.into(),
         };
         let resharded = successor.filter(|_| !more).map(Resharded::from);
-        Ok(StoredShardPage { page: StoredPage { rows, next, more }, resharded })
+        Ok(StoredShardPage { page: StoredPage { rows: self.of_readers(rows), next, more }, resharded })
     }
 
     /// The row at `sequence`, if there is one.

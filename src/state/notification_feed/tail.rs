@@ -62,7 +62,7 @@ impl NotificationTail {
         self.had_more = false;
     }
 
-    /// The next page, once there is one. A page is empty only after a page that had more after it.
+    /// The next page, once there is one. A page is empty only after a page that had more after it, or if all its rows were left out.
     ///
     /// # Cancel safety
     ///
@@ -82,11 +82,12 @@ impl NotificationTail {
                     continue;
                 }
             };
-            self.cursor = page.next;
+            let before = std::mem::replace(&mut self.cursor, page.next).position();
             self.is_at_end = !page.more;
             self.pulse.adopt(read, self.is_at_end);
             let had_more = std::mem::replace(&mut self.had_more, page.more);
-            if had_more || !page.rows.is_empty() {
+            // Rows that are left out move the position, too: barriers wait for it.
+            if had_more || !page.rows.is_empty() || self.cursor.position() > before {
                 return Ok(page);
             }
         }
