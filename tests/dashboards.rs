@@ -88,7 +88,10 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         "notibus_store_commits_total ",
         "notibus_store_retries_total ",
         "notibus_rows_tailed_total ",
-        "notibus_backlog_oldest_seconds ",
+        "notibus_leases_wanted{pool=\"partition\"} 1",
+        "notibus_leases_wanted{pool=\"groups\"} 4",
+        "notibus_backlog_rows{partitions=\"0\"} ",
+        "notibus_backlog_oldest_seconds{partitions=\"0\"} ",
         "notibus_group_lag_rows{group=\"mailer\"} 1",
     ] {
         assert!(answer.lines().any(|it| it.starts_with(line)), "{line}\n{answer}");

@@ -26,6 +26,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// The most partitions with a backlog, and the most groups, that are read.
 const READ_MAX: usize = 100;
 
+/// The most runs of partitions that are told apart.
+const RUNS_MAX: u32 = 16;
+
 /// An observation of a bus.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
@@ -33,13 +36,23 @@ pub(crate) struct Observed {
     pub living: usize,
     /// Nodes whose heartbeat has paused for longer than their expiry.
     pub silent: usize,
-    pub leases: [(&'static str, u64); 3],
-    /// Events that wait to be folded.
-    pub backlog: Backlog,
-    /// How long the oldest backlog was seen to wait without a fold of its partition.
-    pub oldest: Duration,
+    /// Leases that nodes hold, and resources that they have to divide.
+    pub leases: [(&'static str, u64, u64); 3],
+    /// Events that wait to be folded, by runs of partitions.
+    pub runs: Vec<Run>,
     /// Groups of the notifications: the rows that each is behind, and the age of the oldest in milliseconds.
     pub groups: Vec<(String, u64, u64)>,
+}
+
+/// Adjacent partitions, and the events that wait in them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub first: u32,
+    pub last: u32,
+    /// Databases with events that wait to be folded.
+    pub rows: u64,
+    /// How long the oldest backlog was seen to wait without a fold of its partition.
+    pub oldest: Duration,
 }
 
 /// State between observations.
@@ -82,6 +95,9 @@ impl Watch {
 
 /// The result of one read.
 struct Read {
+    partitions: u32,
+    /// Shards that groups have to work on.
+    shards: u64,
     nodes: Vec<NodeStatus>,
     backlog: Backlog,
     /// The fold marks of partitions with a backlog.
@@ -104,6 +120,7 @@ async fn read(bus: &Bus) -> Result<Read> {
             try_join_all(marks).await
         })
         .await?;
+    let shards = groups.iter().map(|group| group.shards.len() as u64).sum();
     let mut with_lag = Vec::new();
     for group in groups.iter().filter(|group| group.instance.is_none()).take(READ_MAX) {
         // It may be deleted meanwhile.
@@ -111,14 +128,15 @@ async fn read(bus: &Bus) -> Result<Read> {
             with_lag.push((group.name.as_str().to_owned(), lag));
         }
     }
-    Ok(Read { nodes, backlog, marks: partitions.into_iter().zip(marks).collect(), groups: with_lag })
+    let marks = partitions.into_iter().zip(marks).collect();
+    Ok(Read { partitions: bus.context.config.partitions, shards, nodes, backlog, marks, groups: with_lag })
 }
 
 impl Seen {
     /// Derives an observation at `now` from `read` and the earlier reads.
     fn see(&mut self, now: Duration, read: Read) -> Arc<Observed> {
-        let Read { nodes, backlog, marks, groups } = read;
-        let mut observed = Observed { backlog, ..Observed::default() };
+        let Read { partitions, shards, nodes, backlog, marks, groups } = read;
+        let mut observed = Observed::default();
         let mut beats = BTreeMap::new();
         for node in &nodes {
             let beat = (node.started_ms, node.beat);
@@ -134,9 +152,9 @@ impl Seen {
             held.map(|(_, count)| count).sum()
         };
         observed.leases = [
-            ("partition", leases(|pool| pool == "partition")),
-            ("janitor", leases(|pool| pool == "janitor")),
-            ("groups", leases(|pool| pool != "partition" && pool != "janitor")),
+            ("partition", leases(|pool| pool == "partition"), partitions.into()),
+            ("janitor", leases(|pool| pool == "janitor"), 1),
+            ("groups", leases(|pool| pool != "partition" && pool != "janitor"), shards),
         ];
         let waiting = marks.into_iter().map(|(partition, mark)| {
             let before = self.waiting.get(&partition).filter(|(before, _)| *before == mark);
@@ -144,8 +162,7 @@ impl Seen {
             (partition, (mark, since))
         });
         self.waiting = waiting.collect();
-        let oldest = self.waiting.values().map(|(_, since)| now.saturating_sub(*since)).max();
-        observed.oldest = oldest.unwrap_or_default();
+        observed.runs = self.runs(partitions, &backlog, now);
         observed.groups = groups
             .into_iter()
             .map(|(name, lag)| {
@@ -157,6 +174,19 @@ impl Seen {
         let observed = Arc::new(observed);
         self.last = Some((now, Arc::clone(&observed)));
         observed
+    }
+
+    /// The backlog at `now` of runs that are as long as each other.
+    fn runs(&self, partitions: u32, backlog: &Backlog, now: Duration) -> Vec<Run> {
+        let length = partitions.div_ceil(RUNS_MAX);
+        let firsts = (0..partitions).step_by(length as usize);
+        let run = |first: u32| {
+            let last = (first + length).min(partitions) - 1;
+            let here = backlog.partitions.iter().filter(|one| (first..=last).contains(&one.partition));
+            let ages = self.waiting.range(first..=last).map(|(_, (_, since))| now.saturating_sub(*since));
+            Run { first, last, rows: here.map(|one| one.rows).sum(), oldest: ages.max().unwrap_or_default() }
+        };
+        firsts.map(run).collect()
     }
 }
 
@@ -182,10 +212,13 @@ mod tests {
         };
         store.run(create).await.unwrap();
         let watch = Watch::default();
+        let run = |observed: &Observed| observed.runs.iter().find(|run| run.rows > 0).cloned();
         let first = watch.observe(&bus).await.unwrap();
-        assert_eq!((first.backlog.rows, first.oldest, first.living), (1, Duration::ZERO, 0));
+        let waits = run(&first).unwrap();
+        assert_eq!((first.runs.len(), waits.last - waits.first, waits.rows), (16, 3, 1));
+        assert_eq!((waits.oldest, first.living), (Duration::ZERO, 0));
         tokio::time::sleep(Duration::from_mins(1)).await;
-        assert!(watch.observe(&bus).await.unwrap().oldest >= Duration::from_mins(1));
+        assert!(run(&*watch.observe(&bus).await.unwrap()).unwrap().oldest >= Duration::from_mins(1));
 
         let running = bus.start(Roles::default()).await.unwrap();
         while !bus.is_drained().await.unwrap() {
@@ -193,10 +226,10 @@ mod tests {
         }
         tokio::time::sleep(FRESH_FOR).await;
         let after = watch.observe(&bus).await.unwrap();
-        assert_eq!((after.backlog.rows, after.oldest), (0, Duration::ZERO));
+        assert_eq!(run(&after), None);
         assert_eq!(
-            (after.living, after.silent, after.leases[0], after.leases[1]),
-            (1, 0, ("partition", 64), ("janitor", 1))
+            (after.living, after.silent, after.leases),
+            (1, 0, [("partition", 64, 64), ("janitor", 1, 1), ("groups", 0, 0)])
         );
 
         drop(running);

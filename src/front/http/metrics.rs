@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     base::{durations::Durations, event::EventKind},
-    bus::observed::Observed,
+    bus::observed::{Observed, Run},
 };
 
 /// Registers what the process counts of the store and of its work.
@@ -56,29 +56,38 @@ fn register_bus(registry: &mut Registry, inner: &Inner) {
 
 /// Registers what was seen of the whole bus. All nodes report the same.
 fn register_observed(registry: &mut Registry, observed: &Observed) {
-    let gauge = |count: u64| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
     let nodes = Family::<Labels, Gauge>::default();
     for (state, count) in [("living", observed.living), ("silent", observed.silent)] {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         nodes.get_or_create(&vec![("state", state.to_owned())]).set(count);
     }
     registry.register("nodes", "Nodes of the bus, by whether their heartbeat goes on", nodes);
-    let leases = Family::<Labels, Gauge>::default();
-    for (pool, count) in observed.leases {
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        leases.get_or_create(&vec![("pool", pool.to_owned())]).set(count);
+    let (held, wanted) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
+    for (pool, has, wants) in observed.leases {
+        let labels = vec![("pool", pool.to_owned())];
+        held.get_or_create(&labels).set(i64::try_from(has).unwrap_or(i64::MAX));
+        wanted.get_or_create(&labels).set(i64::try_from(wants).unwrap_or(i64::MAX));
     }
-    registry.register("leases", "Leases that nodes hold, by what is divided", leases);
+    registry.register("leases", "Leases that nodes hold, by what is divided", held);
+    registry.register("leases_wanted", "What there is to divide, each of which needs a lease", wanted);
+    let waiting = Family::<Labels, Gauge>::default();
+    let oldest = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+    for Run { first, last, rows, oldest: age } in &observed.runs {
+        let run = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let labels = vec![("partitions", run)];
+        waiting.get_or_create(&labels).set(i64::try_from(*rows).unwrap_or(i64::MAX));
+        oldest.get_or_create(&labels).set(age.as_secs_f64());
+    }
     registry.register(
         "backlog_rows",
-        "Databases with events that wait to be folded, up to 10,000",
-        gauge(observed.backlog.rows),
+        "Databases with events that wait to be folded, by runs of partitions; up to 10,000 in all",
+        waiting,
     );
     registry.register_with_unit(
         "backlog_oldest",
-        "For how long events were seen to wait without a fold of their partition",
+        "For how long events were seen to wait without a fold of their partition, by runs of partitions",
         Unit::Seconds,
-        ConstGauge::new(observed.oldest.as_secs_f64()),
+        oldest,
     );
     let rows = Family::<Labels, Gauge>::default();
     let ages = Family::<Labels, Gauge<f64, AtomicU64>>::default();
