@@ -151,7 +151,7 @@ async fn template(bus: &Bus, store: &Database) -> Notification {
         bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut rows = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
-    let db = Db::new("template".parse().unwrap(), DbInstance::random(store.env()));
+    let db = Db::new("template".parse().unwrap(), DbInstance::new());
     let producer = bus.producer();
     store
         .run(async |tx| {

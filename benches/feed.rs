@@ -65,7 +65,7 @@ impl World {
     async fn new(shards: u32) -> Self {
         let store = Database::memory();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-        let db = Db::new("docs".parse().unwrap(), DbInstance::random(store.env()));
+        let db = Db::new("docs".parse().unwrap(), DbInstance::new());
         let options = ChangesOptions { shards, ..ChangesOptions::default() };
         let changes = bus.changes();
         store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();

@@ -37,7 +37,7 @@ async fn open(store: &Database, name: &str) -> Bus {
 
 /// Databases to record events of.
 fn databases(store: &Database, count: u64) -> Arc<Vec<Db>> {
-    let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::random(store.env()));
+    let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::new());
     Arc::new((0..count).map(db).collect())
 }
 

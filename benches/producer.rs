@@ -35,9 +35,8 @@ fn producer(c: &mut Criterion) {
     let stamping: Producer = bus
         .producer_with(ProducerOptions { record_versionstamps: true, ..ProducerOptions::default() })
         .unwrap();
-    let dbs: Vec<_> = (0..32)
-        .map(|n| Db::new(format!("database-{n}").parse().unwrap(), DbInstance::random(store.env())))
-        .collect();
+    let dbs: Vec<_> =
+        (0..32).map(|n| Db::new(format!("database-{n}").parse().unwrap(), DbInstance::new())).collect();
     let id = DdocId::new("_design/index").unwrap();
 
     let mut group = c.benchmark_group("producer");

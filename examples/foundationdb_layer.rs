@@ -76,7 +76,7 @@ pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let running = bus.start(Roles::default()).await?;
     let mut orders = running.dispatcher().subscribe(Filter::name("orders")?).stream();
 
-    let new = Db::new("orders".parse()?, DbInstance::random(store.env()));
+    let new = Db::new("orders".parse()?, DbInstance::new());
     write(&client, &bus.producer(), &new, "1", "{\"total\": 42}").await?;
 
     let delivery = orders.next().await.ok_or("the dispatcher has ended")??;

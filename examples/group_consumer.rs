@@ -68,7 +68,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     group.create(&GroupOptions::default()).await?;
     let producer = bus.producer();
     for n in 0..100 {
-        let db = Db::new(format!("db{n}").parse()?, DbInstance::random(store.env()));
+        let db = Db::new(format!("db{n}").parse()?, DbInstance::new());
         let create = async |tx| {
             producer.created(&tx, &db);
             Ok(())

@@ -192,7 +192,7 @@ fn number(bytes: &[u8]) -> u64 {
 async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let db = Db::new("people".parse()?, DbInstance::random(store.env()));
+    let db = Db::new("people".parse()?, DbInstance::new());
     let layer = Layer { store, changes: bus.changes(), db };
     let options = ChangesOptions { shards: 8, ..ChangesOptions::default() };
     layer.store.run(async |tx| layer.changes.create(&tx, &layer.db, &options).await).await?;

@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A layer creates a database and writes a document: the events are part of the transaction.
     let producer = bus.producer();
-    let db = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
+    let db = Db::new("shop/orders".parse()?, DbInstance::new());
     store
         .run(async |tx| {
             tx.set(b"shop/orders/1", b"{\"total\": 42}");

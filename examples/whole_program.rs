@@ -81,7 +81,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(listen.as_deref().unwrap_or("127.0.0.1:0")).await?;
     println!("http://{}", running.serve(listener, routes, ServerOptions::default()).await?);
 
-    let orders = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
+    let orders = Db::new("shop/orders".parse()?, DbInstance::new());
     write(&store, &bus.producer(), &orders, "{\"total\":42}").await?;
     let delivery = stream.next().await.ok_or("the dispatcher has ended")??;
     println!("stream: {}", delivery.notification().name);

@@ -16,7 +16,7 @@
 //! let mut updates = running.dispatcher().subscribe(Filter::suffix("orders")).stream();
 //!
 //! let producer = bus.producer();
-//! let db = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
+//! let db = Db::new("shop/orders".parse()?, DbInstance::new());
 //! store.run(async |tx| Ok(producer.created(&tx, &db))).await?;
 //!
 //! let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");

@@ -450,7 +450,7 @@ async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
     for _ in 0..3 {
         let store = Database::open_dir(folder.path()).expect("nobody else has it open");
         let bus = Bus::open(&store, BusOptions::default()).await.expect("the bus opens");
-        let db = Db::new("db".parse().expect("a name"), DbInstance::random(store.env()));
+        let db = Db::new("db".parse().expect("a name"), DbInstance::new());
         let producer = bus.producer();
         let tx = store.begin();
         producer.updated(&tx, &db);
@@ -463,7 +463,7 @@ async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
 async fn more_events_than_a_lane_holds_are_refused() {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.expect("the bus opens");
-    let db = Db::new("db".parse().expect("a name"), DbInstance::random(store.env()));
+    let db = Db::new("db".parse().expect("a name"), DbInstance::new());
     let tx = store.begin();
     let updated = Counters { updated: 1 << 32, ..Counters::ZERO };
     let ddocs = Counters { ddoc_updated: 1 << 32, ..Counters::ZERO };

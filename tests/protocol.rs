@@ -202,6 +202,13 @@ fn recorders_that_read_lines_agree_with_the_vectors() {
     if is_there("go", "version") {
         check("Go", Command::new("go").env("GOCACHE", folder.path()).args(["run", "clients/go/notibus.go"]));
     }
+    if is_there("rustc", "--version") {
+        let program = folder.path().join("recorder");
+        let mut compiler = Command::new("rustc");
+        compiler.args(["--edition", "2024", "-D", "warnings", "-o"]).arg(&program);
+        run(compiler.arg("clients/rust/notibus.rs"), "");
+        check("Rust", &mut Command::new(program));
+    }
     if is_there("erlc", "-help") || is_there("erl", "-version") {
         run(Command::new("erlc").arg("-o").arg(folder.path()).arg("clients/erlang/notibus.erl"), "");
         let mut command = Command::new("erl");

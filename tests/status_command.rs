@@ -130,7 +130,7 @@ fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
     let served = Served::start(&["--store", "memory"], None);
     let url = format!("http://{}", served.at);
     for (arguments, input, named) in [
-        (&["record", "a", "gone"][..], "", "its type is none of"),
+        (&["record", "a", "gone"][..], "", "is none of created"),
         (&["record", "-"], "{\"db\":\"a\",\"type\":\"created\"}\nnothing\n", "line 2: "),
         (&["groups", "create", ""], "", "name"),
         (&["groups", "create", "g", "--start", "then"], "", "then"),

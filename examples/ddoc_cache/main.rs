@@ -49,8 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let cache = DdocCache::start(&store, dispatcher).await?;
 
     let names = (0..DBS).map(|n| format!("db{n}").parse());
-    let dbs: Vec<_> =
-        names.map(|name| Ok(Db::new(name?, DbInstance::random(store.env())))).collect::<Result<Vec<_>>>()?;
+    let dbs: Vec<_> = names.map(|name| Ok(Db::new(name?, DbInstance::new()))).collect::<Result<Vec<_>>>()?;
     let (producer, id): (_, DdocId) = (bus.producer(), "_design/app".parse()?);
     let mut random = fastrand::Rng::new();
     let mut versions = vec![0; dbs.len()];

@@ -50,7 +50,7 @@ impl Layer {
 
     /// Creates a database.
     pub async fn create(&self, name: &str, shards: u32) -> Result<Db> {
-        let db = Db::new(name.parse()?, DbInstance::random(self.store.env()));
+        let db = Db::new(name.parse()?, DbInstance::new());
         let options = ChangesOptions { shards, ..ChangesOptions::default() };
         self.store
             .run(async |tx| {

@@ -53,14 +53,14 @@ impl Couch {
 
     /// A new id for a document without one.
     pub fn random_id(&self) -> String {
-        DbInstance::random(self.store.env()).to_string()
+        DbInstance::new().to_string()
     }
 
     /// Creates a database.
     pub async fn create_database(&self, name: &DbName) -> Result<(), Problem> {
         check_name(name)?;
         // Drawn before the transaction, so that every attempt creates the same instance.
-        let db = &Db::new(name.clone(), DbInstance::random(self.store.env()));
+        let db = &Db::new(name.clone(), DbInstance::new());
         self.write(async |tx| {
             if find_in(&tx, name).await?.is_some() {
                 return Err(Problem::DatabaseExists);

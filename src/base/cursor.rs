@@ -19,12 +19,11 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::base::{
     bugs::{Bug, is_on},
     encoding::{Reader, Sequence},
     error::{Error, Result},
+    text::serde_as_text,
 };
 
 /// What a reader knew when its reading began. Less knowledge sorts first.
@@ -301,17 +300,7 @@ impl FromStr for Cursor {
     }
 }
 
-impl Serialize for Cursor {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cursor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_as_text!(Cursor);
 
 #[cfg(test)]
 mod tests {

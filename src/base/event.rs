@@ -2,12 +2,13 @@
 
 use std::{borrow::Borrow, fmt, ops::BitOr, ops::BitOrAssign, str::FromStr, sync::Arc};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::base::{
     encoding::Counters,
     env::Env,
     error::{Error, Result},
+    text::serde_as_text,
 };
 
 /// The longest name of a database and the longest id of a design document, in bytes. Both are part of keys, where escaping
@@ -82,11 +83,7 @@ impl fmt::Debug for DbName {
     }
 }
 
-impl Serialize for DbName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
+serde_as_text!(DbName);
 
 /// The id of a design document: UTF-8, 1 to 1,024 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,13 +116,21 @@ impl fmt::Display for DdocId {
     }
 }
 
+serde_as_text!(DdocId);
+
 /// Identifies one life of a database, from its creation to its deletion: 16 bytes, new at each creation. As text it is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DbInstance(pub [u8; 16]);
 
 impl DbInstance {
-    /// A new one from 128 random bits of `env`.
-    pub fn random(env: &Env) -> Self {
+    /// One for a database that is being created: 128 random bits.
+    #[expect(clippy::new_without_default, reason = "a default would be the same each time")]
+    pub fn new() -> Self {
+        Self::random(&Env::system())
+    }
+
+    /// [`DbInstance::new`] with the random bits of `env`.
+    pub(crate) fn random(env: &Env) -> Self {
         let bits = u128::from(env.random()) << 64 | u128::from(env.random());
         Self(bits.to_be_bytes())
     }
@@ -158,16 +163,13 @@ impl fmt::Debug for DbInstance {
     }
 }
 
-impl Serialize for DbInstance {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serde_as_text!(DbInstance);
 
 /// A database: a name and one creation of it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Db {
     /// Its name.
+    #[serde(rename = "db")]
     pub name: DbName,
     /// The creation of the name.
     pub instance: DbInstance,
@@ -181,8 +183,7 @@ impl Db {
 }
 
 /// A kind of event. The numbers are the indices of the lanes and of the bits in stored rows; they never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
     /// The database was created.
     Created = 0,
@@ -215,6 +216,26 @@ impl EventKind {
         Counters::from_lanes(lanes)
     }
 }
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for EventKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let kind = Self::ALL.into_iter().find(|kind| kind.as_str() == text);
+        kind.ok_or_else(|| {
+            let known = Self::ALL.map(Self::as_str).join(", ");
+            Error::invalid("kind of event", format!("{text:?} is none of {known}"))
+        })
+    }
+}
+
+serde_as_text!(EventKind);
 
 /// A set of kinds of events.
 ///
@@ -307,6 +328,12 @@ impl fmt::Debug for Kinds {
     }
 }
 
+impl<'de> Deserialize<'de> for Kinds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Vec::<EventKind>::deserialize(deserializer)?.into_iter().collect())
+    }
+}
+
 impl Serialize for Kinds {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.iter())
@@ -316,6 +343,26 @@ impl Serialize for Kinds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a program has kept is what it reads again. Regression: ids could be written and not read.
+    #[test]
+    fn what_is_kept_is_read_again() {
+        fn check<T: Serialize + for<'de> Deserialize<'de> + PartialEq + fmt::Debug>(value: &T, text: &str) {
+            assert_eq!(serde_json::to_string(value).unwrap(), text);
+            assert_eq!(&serde_json::from_str::<T>(text).unwrap(), value);
+        }
+        let db = Db::new("a/\u{e4}".parse().unwrap(), DbInstance([1; 16]));
+        check(&db, &format!("{{\"db\":\"a/\u{e4}\",\"instance\":\"{}\"}}", "01".repeat(16)));
+        check(&DdocId::new("_design/a\n").unwrap(), "\"_design/a\\n\"");
+        check(&EventKind::DdocUpdated, "\"ddoc_updated\"");
+        check(&(Kinds::from(EventKind::Created) | EventKind::Deleted.into()), "[\"created\",\"deleted\"]");
+        for kind in EventKind::ALL {
+            assert_eq!(kind.to_string().parse::<EventKind>().unwrap(), kind);
+        }
+        assert!(serde_json::from_str::<DbName>("\"\"").is_err(), "it has to be a name");
+        assert!(serde_json::from_str::<EventKind>("\"gone\"").is_err());
+        assert_ne!(DbInstance::new(), DbInstance::new());
+    }
 
     #[test]
     fn names_have_limits() {

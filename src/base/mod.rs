@@ -16,3 +16,4 @@ pub(crate) mod health;
 pub(crate) mod notification;
 pub(crate) mod sequence;
 pub(crate) mod tasks;
+pub(crate) mod text;

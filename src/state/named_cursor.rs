@@ -40,7 +40,7 @@ use crate::{
 /// assert_eq!(cursor.read().await?, None);
 /// // From now on, and after a restart from where it was.
 /// let mut updates = running.dispatcher().subscribe(Filter::all()).durable(&cursor).await?.stream();
-/// # let db = notibus::Db::new("orders".parse()?, notibus::DbInstance::random(store.env()));
+/// # let db = notibus::Db::new("orders".parse()?, notibus::DbInstance::new());
 /// # store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
 /// println!("{}", delivery.notification().name);

@@ -2,11 +2,10 @@
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::base::{
     error::{Error, Result},
     sequence::{SEQUENCE_LEN, Sequence},
+    text::serde_as_text,
 };
 
 impl Sequence {
@@ -39,17 +38,7 @@ impl FromStr for Sequence {
     }
 }
 
-impl Serialize for Sequence {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Sequence {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_as_text!(Sequence);
 
 #[cfg(test)]
 mod tests {

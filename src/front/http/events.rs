@@ -77,11 +77,7 @@ struct Event {
 impl Posted {
     /// Checks the event. Fails with the reason if it cannot be recorded.
     fn check(self) -> Result<Event, String> {
-        let kinds = [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated];
-        let kind = kinds
-            .into_iter()
-            .find(|kind| kind.as_str() == self.kind)
-            .ok_or_else(|| format!("its type is none of {}", kinds.map(EventKind::as_str).join(", ")))?;
+        let kind = self.kind.parse::<EventKind>().map_err(|error| error.to_string())?;
         let name = DbName::new(&self.db).map_err(|error| error.to_string())?;
         let ddoc = self.doc.filter(|_| kind == EventKind::DdocUpdated);
         let ddoc = ddoc.map(|id| DdocId::new(&id)).transpose().map_err(|error| error.to_string())?;

@@ -73,7 +73,7 @@ impl Default for ChangesOptions {
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let changes = bus.changes();
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default()).await).await?;
 ///
 /// for revision in ["1-7051cbe5c8faecd085a3fa619e6e6337", "2-eec205a9d413992850a6e32678485900"] {

@@ -40,7 +40,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 /// let running = bus.start(Roles::default()).await?;
 /// let mirror = running.dispatcher().mirror(Filter::all())?;
 ///
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// let producer = bus.producer();
 /// let created = store.run_once(async |tx| Ok(producer.created(&tx, &db))).await?;
 /// mirror.reached(created.committed.versionstamp.version()).await?;

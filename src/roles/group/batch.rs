@@ -325,7 +325,7 @@ impl fmt::Debug for Checkpointer {
 /// };
 /// let consumer = running.node().consumer(&group, move |_| count.clone(), ConsumerOptions::default()).await?;
 ///
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// while store.begin().get(b"rows", Isolation::Snapshot).await?.is_none() {
 ///     tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -141,7 +141,7 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 /// let options = TriggerOptions { debounce: std::time::Duration::ZERO, ..TriggerOptions::index("views") };
 /// let trigger = index_trigger(running.dispatcher(), options, build).await?;
 ///
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// assert!(trigger.wait_for(|status| status.done == 1).await);
 /// trigger.shutdown().await?;

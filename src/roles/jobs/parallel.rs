@@ -111,7 +111,7 @@ impl<R: FeedRow> Batch<R> {
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
-/// let (changes, db) = (bus.changes(), Db::new("orders".parse()?, DbInstance::random(store.env())));
+/// let (changes, db) = (bus.changes(), Db::new("orders".parse()?, DbInstance::new()));
 /// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions { shards: 8, ..Default::default() }).await).await?;
 /// store
 ///     .run(async |tx| {

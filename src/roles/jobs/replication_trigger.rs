@@ -185,7 +185,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 /// let trigger = replication_trigger(running.dispatcher(), options, scan).await?;
 ///
 /// let (changes, producer) = (bus.changes(), bus.producer());
-/// let db = Db::new("shop/_replicator".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("shop/_replicator".parse()?, DbInstance::new());
 /// store
 ///     .run(async |tx| {
 ///         changes.create(&tx, &db, &ChangesOptions::default()).await?;

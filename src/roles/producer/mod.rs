@@ -55,7 +55,7 @@ const SLOTS_MAX: u16 = 256;
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let producer = bus.producer();
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store
 ///     .run(async |tx| {
 ///         tx.set(b"documents/1", b"{}");

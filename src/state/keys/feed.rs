@@ -61,7 +61,7 @@ impl std::fmt::Display for FeedId {
 }
 
 /// A shard of a feed. Ids are unique within the feed and never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ShardId(pub u64);
 
 impl std::fmt::Display for ShardId {

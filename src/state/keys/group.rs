@@ -2,13 +2,12 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use serde::{Serialize, Serializer};
-
 use super::{CELL, FeedId, Keys, Role, family};
 use crate::{
     base::{
         encoding::{Reader, Sequence},
         error::{Error, Result},
+        text::serde_as_text,
     },
     store::{KeyRange, Page, RangeRead, Row},
 };
@@ -83,11 +82,7 @@ impl FromStr for GroupName {
     }
 }
 
-impl Serialize for GroupName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
+serde_as_text!(GroupName);
 
 /// The id of a group.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

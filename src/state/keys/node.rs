@@ -8,7 +8,7 @@
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use foundationdb_tuple::Bytes;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::{CELL, Keys, family};
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
         encoding::Reader,
         env::Env,
         error::{Error, Result},
+        text::serde_as_text,
     },
     store::KeyRange,
 };
@@ -69,11 +70,7 @@ impl FromStr for NodeId {
     }
 }
 
-impl Serialize for NodeId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serde_as_text!(NodeId);
 
 /// A kind of work of a node. Work is divided among the nodes that have its role.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

@@ -10,7 +10,6 @@ use std::{
 use notibus::{
     Db, DbInstance, DbName, EventKind,
     event::{Counters, DdocId},
-    store::Env,
 };
 
 use crate::Failure;
@@ -78,20 +77,18 @@ pub struct History {
 }
 
 /// State while a history is read.
-struct Parser<'a> {
+struct Parser {
     /// The history so far.
     history: History,
     /// The index of each name.
     names: HashMap<DbName, usize>,
     /// The transaction number of the row before.
     transaction: Option<u64>,
-    /// Draws new instances.
-    env: &'a Env,
 }
 
 impl History {
     /// Reads the history in `path`, plain or gzip, or from standard input if it is "-".
-    pub fn read(path: &Path, env: &Env) -> Result<Self, Failure> {
+    pub fn read(path: &Path) -> Result<Self, Failure> {
         let fail = |error: io::Error| Failure::BadInput(format!("{}: {error}", path.display()));
         let source: Box<dyn Read> = if path == Path::new("-") {
             Box::new(io::stdin())
@@ -100,23 +97,19 @@ impl History {
         };
         let mut source = BufReader::new(source);
         let is_gzip = source.fill_buf().map_err(fail)?.starts_with(&[0x1f, 0x8b]);
-        if is_gzip {
-            Self::parse(flate2::bufread::MultiGzDecoder::new(source), env)
-        } else {
-            Self::parse(source, env)
-        }
-        .map_err(|reason| Failure::BadInput(format!("{}: {reason}", path.display())))
+        if is_gzip { Self::parse(flate2::bufread::MultiGzDecoder::new(source)) } else { Self::parse(source) }
+            .map_err(|reason| Failure::BadInput(format!("{}: {reason}", path.display())))
     }
 
     /// Reads rows. Fails with the line and the reason of the first one that is malformed.
-    fn parse(source: impl Read, env: &Env) -> Result<Self, String> {
+    fn parse(source: impl Read) -> Result<Self, String> {
         let mut rows = csv::ReaderBuilder::new()
             .delimiter(b'\t')
             .quoting(false)
             .has_headers(false)
             .flexible(true)
             .from_reader(source);
-        let mut parser = Parser { history: Self::default(), names: HashMap::new(), transaction: None, env };
+        let mut parser = Parser { history: Self::default(), names: HashMap::new(), transaction: None };
         let mut row = csv::StringRecord::new();
         loop {
             let line = rows.position().line();
@@ -141,7 +134,7 @@ fn explain(error: &csv::Error) -> String {
     }
 }
 
-impl Parser<'_> {
+impl Parser {
     /// Adds a row.
     fn row(&mut self, line: u64, row: &csv::StringRecord) -> Result<(), String> {
         let fields: Vec<_> = row.iter().collect();
@@ -186,7 +179,7 @@ impl Parser<'_> {
                 return Err(format!("{name:?} is created although it exists"));
             }
             (EventKind::Created, false) => {
-                let db = Db::new(name.clone(), DbInstance::random(self.env));
+                let db = Db::new(name.clone(), DbInstance::new());
                 known.instances.push(instances.len());
                 instances.push(Instance { db, totals: Counters::ZERO });
             }
@@ -227,7 +220,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<History, String> {
-        History::parse(text.as_bytes(), &Env::system())
+        History::parse(text.as_bytes())
     }
 
     #[test]
@@ -271,7 +264,7 @@ mod tests {
             assert_eq!(parse(text).unwrap_err(), reason);
         }
         let bytes = b"1\t1\tcreate\ta\t\n1\t1\tupdate\ta\t\xff\n";
-        let error = History::parse(&bytes[..], &Env::system()).unwrap_err();
+        let error = History::parse(&bytes[..]).unwrap_err();
         assert_eq!(error, "line 2: it is not UTF-8");
     }
 }

@@ -14,11 +14,8 @@ use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 use indicatif::{ProgressBar, ProgressStyle};
 use notibus::{
     Bus, BusOptions, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, NodeOptions, Notifier,
-    NotifierOptions, Producer,
-    event::Counters,
-    node::BalanceOptions,
-    producer::ProducerOptions,
-    store::{Database, Env},
+    NotifierOptions, Producer, event::Counters, node::BalanceOptions, producer::ProducerOptions,
+    store::Database,
 };
 
 use self::{
@@ -182,7 +179,7 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
 /// Replays the history and prints the result.
 pub async fn run(args: Args) -> Result<(), Failure> {
     // Read before the store is opened, so that a bad history changes nothing, and makes no folder.
-    let history = Arc::new(History::read(&args.file, &Env::system())?);
+    let history = Arc::new(History::read(&args.file)?);
     let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open().await?;
     made::check(&args, &db).await?;

@@ -113,7 +113,7 @@ impl<M> fmt::Debug for Message<M> {
 ///     .restart(RestartPolicy::Times(5))
 ///     .start()?;
 ///
-/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let db = Db::new("orders".parse()?, DbInstance::new());
 /// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
 /// loop {
 ///     let (reply, answer) = tokio::sync::oneshot::channel();
