@@ -13,6 +13,7 @@ use tracing::Instrument;
 
 use super::{
     Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Right, cookie::set_cookie,
+    socket::during_check,
 };
 use crate::base::env::Env;
 
@@ -64,7 +65,7 @@ async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next
     let asks_for_dialog = request.headers().get("x-couchdb-www-authenticate").is_some_and(|scheme| {
         scheme.as_bytes().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic"))
     });
-    let caught = credentials.check(request.headers(), peer, env).await;
+    let caught = during_check(request.extensions(), credentials.check(request.headers(), peer, env)).await;
     let Caught { caller, session } =
         match caught.and_then(|caught| caught.caller.check(*right).map(|()| caught)) {
             Ok(caught) => caught,

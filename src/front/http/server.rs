@@ -325,6 +325,8 @@ impl Served {
         request.extensions_mut().insert(Peer(peer));
         // The metrics show the counts of this listener.
         request.extensions_mut().insert(self.refusals.clone());
+        // The checks of credentials are marked there.
+        request.extensions_mut().insert(self.answering.clone());
         let mut router = self.router.clone();
         let answering = self.answering.begin();
         let id = request_id(request.headers()).unwrap_or_else(|| format!("{:010x}", self.env.random() >> 24));

@@ -17,6 +17,7 @@ use super::{
     access::Caught,
     answer::{at, json as answer_json},
     cookie::set_cookie,
+    socket::during_check,
 };
 
 impl Api {
@@ -50,7 +51,8 @@ async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
         Access::Credentials(credentials) => {
             let is_known = parts.headers.contains_key(header::AUTHORIZATION);
             let peer = parts.extensions.get::<Peer>().copied();
-            match credentials.check(&parts.headers, peer, inner.env()).await {
+            let check = credentials.check(&parts.headers, peer, inner.env());
+            match during_check(&parts.extensions, check).await {
                 Ok(Caught { caller, session }) => {
                     let by = if session.is_some() { "cookie" } else { "default" };
                     (Some(caller.name().to_owned()), caller.roles().to_vec(), by)
@@ -81,7 +83,8 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Fa
         return Err(Failure::unauthorized("This server is open and has no accounts: leave out the log-in."));
     };
     let peer = parts.extensions.get::<Peer>().copied();
-    let (caller, value) = credentials.begin_session(&name, &password, peer, inner.env()).await?;
+    let check = credentials.begin_session(&name, &password, peer, inner.env());
+    let (caller, value) = during_check(&parts.extensions, check).await?;
     let mut response =
         answer_json(StatusCode::OK, &json!({ "ok": true, "name": name, "roles": caller.roles() }));
     response

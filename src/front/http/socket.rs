@@ -18,6 +18,7 @@ use std::{
 
 use axum::{
     body::{Body, Bytes, HttpBody},
+    http::Extensions,
     response::Response,
 };
 use futures_util::future::BoxFuture;
@@ -33,7 +34,7 @@ use crate::base::env::Env;
 const HALF_CLOSED_MAX: Duration = Duration::from_secs(10);
 
 /// How long such a client gets a lasting feed: enough for the rows that there are. CouchDB also ends such feeds, when it checks the
-/// connection.
+/// connection. A check of credentials takes far less, unless many guessers wait for theirs; mostly they have hung up.
 const HALF_CLOSED_LIVE_MAX: Duration = Duration::from_millis(500);
 
 /// The header that every answer to a request has. Answers of the protocol itself do not have it.
@@ -45,6 +46,8 @@ const IDLE: u8 = 0;
 const BUSY: u8 = 1;
 /// A lasting feed is being sent.
 const LIVE: u8 = 2;
+/// The credentials of a request are being checked.
+const CHECKING: u8 = 3;
 
 /// Marks, in the extensions of an answer, that it lasts until its client leaves.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +66,16 @@ impl Answering {
         self.0.store(BUSY, Ordering::Relaxed);
         Answer(self.clone())
     }
+}
+
+/// Awaits `check`, which checks the credentials of a request with these extensions.
+pub(super) async fn during_check<T>(extensions: &Extensions, check: impl Future<Output = T>) -> T {
+    let answering = extensions.get::<Answering>();
+    let mark = |state| answering.iter().for_each(|answering| answering.0.store(state, Ordering::Relaxed));
+    mark(CHECKING);
+    let checked = check.await;
+    mark(BUSY);
+    checked
 }
 
 impl Answer {
@@ -116,8 +129,8 @@ pub(super) struct Socket {
     env: Env,
     /// Completes after `limit`, while written data waits for the client.
     stuck: Option<BoxFuture<'static, ()>>,
-    /// Completes when a client that has closed its side counts as gone.
-    ended: Option<BoxFuture<'static, ()>>,
+    /// How long a client that has closed its side may wait, and a timer for that.
+    ended: Option<(Duration, BoxFuture<'static, ()>)>,
     /// The rest of the answer that replaces an empty refusal.
     refusal: Vec<u8>,
 }
@@ -196,11 +209,18 @@ impl AsyncRead for Socket {
         }
         let most = match this.answering.0.load(Ordering::Relaxed) {
             BUSY => HALF_CLOSED_MAX,
-            LIVE => HALF_CLOSED_LIVE_MAX,
+            LIVE | CHECKING => HALF_CLOSED_LIVE_MAX,
             _ => return Poll::Ready(Ok(())),
         };
-        let ended = this.ended.get_or_insert_with(|| this.env.sleep(most));
-        ended.as_mut().poll(context).map(Ok)
+        // The request may have come with the end, so its check begins only now. After the shorter time it is known what lasts.
+        let first = || (HALF_CLOSED_LIVE_MAX, this.env.sleep(HALF_CLOSED_LIVE_MAX));
+        let (allowed, timer) = this.ended.get_or_insert_with(first);
+        ready!(timer.as_mut().poll(context));
+        if *allowed < most {
+            (*allowed, *timer) = (most, this.env.sleep(most.saturating_sub(*allowed)));
+            ready!(timer.as_mut().poll(context));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
