@@ -60,6 +60,18 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Held {
+    /// Takes room and memory for `len` more bytes, of which there are at most `len_max` together. Fails with 503 if there is no room.
+    /// What grows by doubling has up to twice the memory of its bytes, so the room is that of the memory.
+    pub fn reserve(&mut self, bodies: &Bodies, len: usize, len_max: usize) -> Result<(), Failure> {
+        let (needed, capacity) = (self.bytes.len() + len, self.bytes.capacity());
+        if needed > capacity {
+            let wanted = needed.max((2 * capacity).min(len_max));
+            self.grow(bodies, wanted - capacity)?;
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+        }
+        Ok(())
+    }
+
     /// Takes room for `len` more bytes. Fails with 503 if there is none.
     pub fn grow(&mut self, bodies: &Bodies, len: usize) -> Result<(), Failure> {
         let more = take(&bodies.room, len, "The server holds too many bodies of requests. Try again.")?;

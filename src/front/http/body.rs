@@ -55,7 +55,7 @@ impl Inner {
             if held.bytes.len() + data.len() > self.options.body_len_max {
                 return Err(too_large(self.options.body_len_max));
             }
-            held.grow(&self.bodies, data.len())?;
+            held.reserve(&self.bodies, data.len(), self.options.body_len_max)?;
             held.bytes.extend_from_slice(&data);
         }
         Ok(held)
