@@ -38,6 +38,9 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// By how many KiB the memory of the server may grow in the full load, after everything bounded is full.
 const GROWTH_MAX: u64 = 4_096;
 
+/// A feed of all databases.
+const FEED: &str = "/_db_updates?feed=continuous&since=0&heartbeat=10000";
+
 /// Returns the small number, or the full one if the variable asks for it.
 fn sized<T>(small: T, full: T) -> T {
     if std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full") { full } else { small }
@@ -266,23 +269,29 @@ fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
 
 #[test]
 fn who_does_not_read_holds_little_and_is_dropped() {
-    stall("short names", "some/database", sized(3_000, 20_000));
+    stall(FEED, "short names", "some/database", sized(3_000, 20_000));
+}
+
+/// Regression: the list was one text in memory for each client.
+#[test]
+fn who_does_not_read_the_list_of_databases_holds_little() {
+    stall("/_all_dbs", "the list of databases", "some/database", sized(30_000, 300_000));
 }
 
 /// Regression: pages were bounded by rows alone, so such a client held 580 KB.
 #[test]
 fn who_does_not_read_long_names_holds_little() {
-    stall("long names", &"x".repeat(1_000), sized(1_000, 5_000));
+    stall(FEED, "long names", &"x".repeat(1_000), sized(1_000, 5_000));
 }
 
 /// JSON needs six bytes for each of these characters. Regression: such a client held 3.1 MB.
 #[test]
 fn who_does_not_read_escaped_names_holds_little() {
-    stall("names of control characters", &"\\u0001".repeat(1_000), sized(1_000, 5_000));
+    stall(FEED, "names of control characters", &"\\u0001".repeat(1_000), sized(1_000, 5_000));
 }
 
-/// Creates databases whose names begin with `name` in JSON. Many clients then request them, and read nothing but the status.
-fn stall(what: &str, name: &str, databases: u64) {
+/// Creates databases whose names begin with `name` in JSON. Many clients then request `target`, and read nothing but the status.
+fn stall(target: &str, what: &str, name: &str, databases: u64) {
     let feeds = sized(400_u64, 1_000);
     let served = Served::start(&["--store", "memory", "--write-timeout", "3s"], None);
     let (at, process) = (served.at, served.id());
@@ -304,7 +313,6 @@ fn stall(what: &str, name: &str, databases: u64) {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4 << 10).unwrap();
             let mut socket = socket.connect(at).await.unwrap();
-            let target = "/_db_updates?feed=continuous&since=0&heartbeat=10000";
             socket
                 .write_all(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes())
                 .await
@@ -318,7 +326,7 @@ fn stall(what: &str, name: &str, databases: u64) {
             socket.read_exact(&mut status).await.unwrap();
             assert_eq!(&status, b"HTTP/1.1 200");
         }
-        while served.metric("notibus_http_feeds") > 0 {
+        while served.metric("notibus_tasks") > tasks {
             assert!(began.elapsed() < LIMIT, "they are dropped");
             most = most.max(memory(process));
             tokio::time::sleep(Duration::from_millis(20)).await;
