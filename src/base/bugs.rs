@@ -124,6 +124,22 @@ bugs! {
     WebPositionsPlain,
     /// A tombstone is dropped, and still counted as a row of its shard.
     RemovalNotCounted,
+    /// A writer of documents goes on after the feed was removed in its transaction.
+    WriterOutlivesRemoval,
+    /// The fence of a job does not check whether its work was cancelled.
+    FenceNotRead,
+    /// A trigger does not park databases whose jobs fail or hang, but tries them again and again.
+    FailingJobsNotParked,
+    /// A trigger moves its cursor past owed work without listing it.
+    OwedNotListed,
+    /// A trigger that has another filter than before goes on at its cursor.
+    ChangedFilterIgnored,
+    /// A trigger informs its job of a deleted database only if it gets a delivery that names the instance.
+    GoneInstancesForgotten,
+    /// A scan that has failed has seen all that it has read.
+    FailedScanCountsAsSeen,
+    /// A parallel job reads only the shards of the open topology entry.
+    ClosedShardsSkipped,
 }
 
 /// Whether `bug` is in the program.

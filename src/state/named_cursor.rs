@@ -96,7 +96,7 @@ impl NamedCursor {
             let stored = self.row(&tx).await?;
             let is_other = stored.is_some_and(|row| row.filter != filter);
             let mut cursor = stored.map_or(start, |row| row.cursor);
-            if is_other {
+            if is_other && !(starts_over && is_on(Bug::ChangedFilterIgnored)) {
                 cursor = if starts_over { Cursor::NOTHING } else { cursor.rewound() };
             }
             let marks = RangeRead::new(self.context.keys.scans(&self.id)).limit(1);
@@ -321,6 +321,9 @@ impl ScanMark {
     /// Makes `tx` fail unless the scan is still the current one at the commit. Fails with [`Error::Cancelled`] if it
     /// is not any more.
     pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        if is_on(Bug::FenceNotRead) {
+            return Ok(());
+        }
         let stored = tx.get(&self.key, Isolation::Serializable).await?;
         let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
         if stored.is_some_and(|row| row.token == self.token) {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     base::{
+        bugs::{Bug, is_on},
         error::{Error, panic_text},
         event::Db,
     },
@@ -67,7 +68,8 @@ pub(super) async fn attempt<K: Kind>(
             (reason.into(), true)
         }
     };
-    if !is_stuck && terms.parked.is_none() && terms.number < terms.attempts_max {
+    let is_last = is_stuck || terms.parked.is_some() || terms.number >= terms.attempts_max;
+    if !is_last || is_on(Bug::FailingJobsNotParked) {
         return Err(Failure::Job(error));
     }
     let row = ParkedRow {
@@ -92,7 +94,10 @@ async fn run<K: Kind>(
 ) -> Ended {
     let mark = marks::begin(context, cursor, &db, (&turn, K::is_fresh(&work))).await?;
     let (given, seen) = K::given(context, db, work, (mark.clone(), turn));
-    kind.job().run(given).await.map_err(Failure::Job)?;
+    let done = kind.job().run(given).await.map_err(Failure::Job);
+    if !is_on(Bug::FailedScanCountsAsSeen) {
+        done?;
+    }
     let seen = seen.map_or(mark.position, |seen| *seen.lock());
     if seen > mark.position {
         mark.report(seen).await?;
@@ -102,6 +107,10 @@ async fn run<K: Kind>(
 
 /// Informs the job that a database is gone, after which nothing is kept of it.
 async fn inform<W>(context: &Arc<Context>, job: &impl TriggerJob<W>, cursor: &OpenCursor, db: Db) -> Ended {
+    if marks::lives(context, &db).await? {
+        // The feed delivers it again.
+        return Ok(Vec::new());
+    }
     cursor.end_scan(&db).await?;
     job.deleted(db.clone()).await.map_err(Failure::Job)?;
     cursor.unmark(&db).await?;

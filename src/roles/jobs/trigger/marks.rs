@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 
-use super::kind::{Failure, Turn};
+use super::{
+    is_gone,
+    kind::{Failure, Turn},
+};
 use crate::{
     base::{
-        error::Result,
+        bugs::{Bug, is_on},
+        error::{Error, Result},
         event::{Db, DbName},
     },
     state::{
@@ -34,17 +38,33 @@ pub(super) async fn begin(
     }
 }
 
-/// Finds instances of the database `name` that are marked and gone, without `living`; if they are many, some of them. A row
-/// names only one replaced instance, so only the marks know all.
+/// Whether the newest row of its name shows that `db` lives. The dispatcher may be behind what the trigger has looked up in the store:
+/// then it delivers the predecessor of `db` as if that had replaced it.
+pub(super) async fn lives(context: &Arc<Context>, db: &Db) -> Result<bool> {
+    let feed = NotificationFeed::new(Arc::clone(context), context.feed.clone());
+    match feed.newest(&db.name).await {
+        Ok(row) => Ok(!is_gone(db, row.as_ref())),
+        Err(Error::Corrupt { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Finds instances of the database `name` that are marked and gone; if they are many, some of them. A row names only one replaced
+/// instance, so only the marks know all. If other instances than `next` are marked, `next` counts as well: the trigger may have seen
+/// a newer one already.
 pub(super) async fn find_gone(
     context: &Arc<Context>,
     cursor: &OpenCursor,
-    living: Option<&Db>,
+    next: Option<&Db>,
     name: &DbName,
 ) -> Result<Vec<Db>> {
+    if is_on(Bug::GoneInstancesForgotten) {
+        return Ok(Vec::new());
+    }
     let mut gone = cursor.marked_as(name).await?;
-    gone.retain(|db| Some(db) != living);
+    gone.retain(|db| Some(db) != next);
     if !gone.is_empty() {
+        gone.extend(next.cloned());
         let feed = NotificationFeed::new(Arc::clone(context), context.feed.clone());
         let row = feed.newest(name).await?.filter(|row| !row.is_deleted());
         gone.retain(|db| row.as_ref().is_none_or(|row| row.instance != db.instance));

@@ -403,9 +403,14 @@ impl<W: Work> Plan<W> {
         match (&mut entry.work, work) {
             (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
             (None, Some((db, work))) => {
-                // The feed has delivered another instance since, which is newer.
-                let is_same = entry.running.as_ref().is_some_and(|running| *running.task.db() == db);
-                if is_same || !is_known {
+                // The feed may have delivered the end of this instance since, or another one, which is newer. A parked one that is
+                // tried again is not of the feed, and older.
+                let is_over = match &entry.running {
+                    Some(Running { task: Task::Gone(known), .. }) => *known == db,
+                    Some(Running { task: Task::Work(known, _), is_retry, .. }) => *known != db && !is_retry,
+                    None => false,
+                };
+                if !is_over && !entry.gone.contains(&db) {
                     entry.work = Some((db, work));
                 }
             }

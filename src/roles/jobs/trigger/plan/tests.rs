@@ -319,3 +319,27 @@ fn a_name_that_is_to_be_listed_is_not_removed_from_the_list() {
     assert!(plan.settled(5).is_empty());
     assert_eq!(since(&plan), Some(at(6)));
 }
+
+/// A database was parked, deleted and created again. A trigger that started tried the parked instance again while it read the owed work
+/// on the new one, took the parked one for newer, and removed the name from the list: the new one was never built. A world has
+/// found it (seed 1555 of its day).
+#[test]
+fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
+    let mut plan = plan();
+    let name = db(1).name;
+    let number = plan.start_retry(&Task::Work(db(1), vec![1])).unwrap();
+    plan.observe_owed(SECOND, &name, Some((db(2), vec![2])), Vec::new());
+    plan.end(SECOND, (&name, number), End::Parked, |_| SECOND);
+    assert!(plan.settled(5).is_empty());
+    let (number, task, _) = plan.start(SECOND * 3).unwrap();
+    assert_eq!(task, Task::Work(db(2), vec![2]));
+
+    // The feed has delivered the end of the instance since.
+    plan.observe(SECOND * 3, Observed { db: db(2), replaced: None, work: None, since: at(1) });
+    plan.observe_owed(SECOND * 3, &name, Some((db(2), vec![2])), Vec::new());
+    plan.end(SECOND * 3, (&name, number), End::Done(Vec::new()), |_| SECOND);
+    let (number, task, _) = plan.start(SECOND * 9).unwrap();
+    assert_eq!(task, Task::Gone(db(2)));
+    plan.end(SECOND * 9, (&name, number), End::Done(Vec::new()), |_| SECOND);
+    assert_eq!(plan.len(), 0);
+}
