@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{
     extract::{Path, Request, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -13,11 +13,7 @@ use serde_json::json;
 use super::found::find;
 use crate::{
     base::filter::glob_matcher,
-    front::http::{
-        Failure, Inner,
-        answer::json as answer,
-        manage::{check_changes, parameters, posted},
-    },
+    front::http::{Failure, Inner, answer::json as answer, manage::posted},
 };
 
 /// How many pages of rows a request reads at most, so that it is answered soon.
@@ -40,26 +36,20 @@ pub(super) async fn replay(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,
     request: Request,
-) -> Response {
-    let (parts, body) = request.into_parts();
-    let replayed = async {
-        check_changes(&parts)?;
-        parameters(&parts, &[])?;
-        let wish: Wish = posted(&inner, &parts, body, "{\"filter\":\"eu/*\"}").await?;
-        let group = find(&inner, &name, wish.feed.as_deref())?;
-        let glob = wish.filter.as_deref().map(glob_matcher).transpose()?;
-        let wants = |id: &str| glob.as_ref().is_none_or(|glob| glob.is_match(id));
-        let mut next = wish.after.as_deref().map(str::parse).transpose()?;
-        let mut rows = 0;
-        for _ in 0..PAGES_MAX {
-            let page = group.replay_page_of_ids(next, wants).await?;
-            (rows, next) = (rows + page.rows, page.next);
-            if next.is_none() || page.is_full {
-                break;
-            }
+) -> Result<Response, Failure> {
+    let wish: Wish = posted(&inner, request, "{\"filter\":\"eu/*\"}").await?;
+    let group = find(&inner, &name, wish.feed.as_deref())?;
+    let glob = wish.filter.as_deref().map(glob_matcher).transpose()?;
+    let wants = |id: &str| glob.as_ref().is_none_or(|glob| glob.is_match(id));
+    let mut next = wish.after.as_deref().map(str::parse).transpose()?;
+    let mut rows = 0;
+    for _ in 0..PAGES_MAX {
+        let page = group.replay_page_of_ids(next, wants).await?;
+        (rows, next) = (rows + page.rows, page.next);
+        if next.is_none() || page.is_full {
+            break;
         }
-        let next = next.map(|next| next.to_string());
-        Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "rows": rows, "next": next })))
-    };
-    replayed.await.unwrap_or_else(|failure: Failure| failure.into_response())
+    }
+    let next = next.map(|next| next.to_string());
+    Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "rows": rows, "next": next })))
 }
