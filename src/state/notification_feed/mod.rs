@@ -129,7 +129,9 @@ impl NotificationFeed {
         };
         let rows = try_join_all(page.rows.iter().map(row)).await?;
         let last = rows.last().map(|row| row.name.clone());
-        let living = rows.into_iter().filter(|row| !row.is_deleted()).map(|row| row.name);
+        let is_living =
+            |row: &Notification| !row.is_deleted() && row.name.as_str() != crate::base::notification::CANARY;
+        let living = rows.into_iter().filter(is_living).map(|row| row.name);
         Ok((living.collect(), last))
     }
 
