@@ -5,17 +5,13 @@
 //! so an idle process begins one read transaction a second, whatever it has to do.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    fmt,
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
 use futures_util::future::pending;
 use parking_lot::Mutex;
-use tokio::{
-    sync::{Notify, oneshot},
-    task::JoinSet,
-};
 
 use crate::{
     base::{env::Env, error::Result},
@@ -25,32 +21,23 @@ use crate::{
 /// The time between two moments at which polls fire together. Shorter pauses are kept as they are.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The polls of one bus in one process.
+/// The polls of one bus in one process. Each sleeps by itself, in its own task: a bus can be used from several runtimes, and
+/// one of them may end or rest.
 #[derive(Debug)]
 pub(crate) struct Polls {
-    shared: Arc<Shared>,
-    /// Fires the polls, once there are any.
-    timer: OnceLock<JoinSet<()>>,
-}
-
-#[derive(Debug)]
-struct Shared {
     env: Env,
     /// A time at which polls fire, and with it each whole tick before and after.
     origin: Duration,
-    queue: Mutex<Queue>,
-    /// Wakes the timer when a poll is due before all others.
-    sooner: Notify,
+    last: Mutex<Moment>,
 }
 
-/// The polls that wait.
+/// The last moment at which polls were due.
 #[derive(Debug, Default)]
-struct Queue {
-    /// By the time when each is due, and a number.
-    waiting: BTreeMap<(Duration, u64), oneshot::Sender<Poll>>,
-    next: u64,
-    /// When the timer fires.
-    fires: Option<Duration>,
+struct Moment {
+    at: Duration,
+    /// When the first of them came.
+    came: Duration,
+    transaction: Weak<Shareable>,
 }
 
 /// A poll that is due, or several together. They read at one version, which is later than what any of them knew before.
@@ -61,21 +48,17 @@ pub(crate) struct Poll {
     transaction: Arc<Shareable>,
 }
 
-/// A transaction that the first one of several begins.
+/// A transaction that the first of several polls begins.
 #[derive(Default)]
 struct Shareable(OnceLock<Transaction>);
 
-impl std::fmt::Debug for Shareable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Shareable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Shareable").field(&self.0.get().is_some()).finish()
     }
 }
 
 impl Poll {
-    fn new(at: Duration) -> Self {
-        Self { at, transaction: Arc::default() }
-    }
-
     /// The transaction in which all polls of the moment read. Nobody commits it.
     pub fn transaction(&self, db: &Database) -> Transaction {
         self.transaction.0.get_or_init(|| db.begin()).clone()
@@ -99,8 +82,7 @@ where
 impl Polls {
     pub fn new(env: &Env) -> Arc<Self> {
         let origin = env.now() + TICK.mul_f64(env.random_fraction());
-        let shared = Shared { env: env.clone(), origin, queue: Mutex::default(), sooner: Notify::new() };
-        Arc::new(Self { shared: Arc::new(shared), timer: OnceLock::new() })
+        Arc::new(Self { env: env.clone(), origin, last: Mutex::default() })
     }
 
     /// Completes after `pause`, or less than a tick before that; never after [`Duration::MAX`]. Cancel safe.
@@ -108,93 +90,39 @@ impl Polls {
         if pause == Duration::MAX {
             return pending().await;
         }
-        let env = &self.shared.env;
-        let now = env.now();
-        let Some(at) = self.shared.tick_within(now, pause) else {
-            env.sleep(pause).await;
-            return Poll::new(env.now());
+        let since = self.env.now();
+        let Some(at) = self.tick_within(since, pause) else {
+            self.env.sleep(pause).await;
+            return Poll { at: self.env.now(), transaction: Arc::default() };
         };
-        let (place, fired) = self.shared.enqueue(at);
-        let shared = Arc::clone(&self.shared);
-        self.timer.get_or_init(|| {
-            let mut timer = JoinSet::new();
-            timer.spawn(shared.fire());
-            timer
+        self.env.sleep(at - since).await;
+        let poll = self.join(at, since);
+        // Others whose sleep has ended at the same moment join before anybody reads.
+        tokio::task::yield_now().await;
+        poll
+    }
+
+    /// The poll of the moment `at` for one who has waited since `since`. It is shared only if its transaction begins after that.
+    fn join(&self, at: Duration, since: Duration) -> Poll {
+        let mut last = self.last.lock();
+        let shared = last.transaction.upgrade().filter(|_| last.at == at && last.came > since);
+        let transaction = shared.unwrap_or_else(|| {
+            let transaction = Arc::default();
+            *last = Moment { at, came: self.env.now(), transaction: Arc::downgrade(&transaction) };
+            transaction
         });
-        let fired = fired.await;
-        drop(place);
-        // The timer ends after everything that polls.
-        fired.expect("the timer fires all polls")
+        Poll { at, transaction }
     }
-}
 
-/// The place of a poll in the queue, until it is dropped.
-struct Place<'a> {
-    shared: &'a Shared,
-    key: (Duration, u64),
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.shared.queue.lock().waiting.remove(&self.key);
-    }
-}
-
-impl Shared {
     /// The last tick within `pause` after `now`, if there is one.
     fn tick_within(&self, now: Duration, pause: Duration) -> Option<Duration> {
-        let first = match self.origin.checked_sub(now) {
-            Some(left) => Duration::from_nanos((left.as_nanos() % TICK.as_nanos()) as u64),
-            None => TICK - Duration::from_nanos(((now - self.origin).as_nanos() % TICK.as_nanos()) as u64),
+        let part = |time: Duration| Duration::from_nanos((time.as_nanos() % TICK.as_nanos()) as u64);
+        let first = match now.checked_sub(self.origin) {
+            Some(past) => TICK - part(past),
+            None => part(self.origin - now),
         };
         let rest = pause.checked_sub(first)?;
-        Some(
-            now.saturating_add(first)
-                .saturating_add(rest - Duration::from_nanos((rest.as_nanos() % TICK.as_nanos()) as u64)),
-        )
-    }
-
-    fn enqueue(&self, at: Duration) -> (Place<'_>, oneshot::Receiver<Poll>) {
-        let (sender, fired) = oneshot::channel();
-        let mut queue = self.queue.lock();
-        let key = (at, queue.next);
-        queue.next += 1;
-        queue.waiting.insert(key, sender);
-        if queue.fires.is_none_or(|fires| at < fires) {
-            self.sooner.notify_one();
-        }
-        (Place { shared: self, key }, fired)
-    }
-
-    /// Fires polls until it is dropped.
-    async fn fire(self: Arc<Self>) {
-        loop {
-            let next = {
-                let mut queue = self.queue.lock();
-                queue.fires = queue.waiting.keys().next().map(|(at, _)| *at);
-                queue.fires
-            };
-            let pause = next.map_or(Duration::MAX, |next| next.saturating_sub(self.env.now()));
-            tokio::select! {
-                biased;
-                () = self.sooner.notified() => {}
-                () = self.env.sleep(pause) => self.fire_until(next.unwrap_or_default()),
-            }
-        }
-    }
-
-    /// Fires the polls that are due at `at` or before, together.
-    fn fire_until(&self, at: Duration) {
-        let due = {
-            let mut queue = self.queue.lock();
-            let later = queue.waiting.split_off(&(at, u64::MAX));
-            std::mem::replace(&mut queue.waiting, later)
-        };
-        let poll = Poll::new(at);
-        for (_, sender) in due {
-            // One that was cancelled does not listen.
-            let _ = sender.send(poll.clone());
-        }
+        Some(now.saturating_add(first).saturating_add(rest - part(rest)))
     }
 }
 
@@ -246,20 +174,21 @@ mod tests {
         }
     }
 
-    /// A poll that is cancelled leaves nothing behind, and one that is due sooner does not wait for those before it.
-    #[tokio::test(start_paused = true)]
-    async fn cancelled_polls_leave_the_queue() {
-        let db = Database::memory();
+    /// Regression: one task fired all polls. It belonged to the runtime in which the first poll began, and when that had ended,
+    /// no poll came any more: events without a doorbell were never folded, and dead nodes were never removed.
+    #[test]
+    fn polls_outlive_the_runtime_of_the_first() {
+        let runtime = || {
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+        };
+        let first = runtime();
+        let db = first.block_on(async { Database::memory() });
         let polls = Polls::new(db.env());
-        let (later, begun) = (polls.due(60 * TICK), db.env().now());
-        let mut later = Box::pin(later);
-        tokio::select! {
-            _ = &mut later => panic!("it was not due"),
-            sooner = polls.due(2 * TICK) => assert!(sooner.at - begun <= 2 * TICK),
-        }
-        assert_eq!(polls.shared.queue.lock().waiting.len(), 1);
-        drop(later);
-        assert!(polls.shared.queue.lock().waiting.is_empty());
+        first.block_on(polls.due(2 * TICK));
+        drop(first);
+        runtime().block_on(async {
+            tokio::time::timeout(3 * TICK, polls.due(2 * TICK)).await.expect("it comes");
+        });
     }
 
     /// What fails in the common transaction is read once more in one of its own.

@@ -25,10 +25,15 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
     let mut pause = interval;
     let health = &context.stats.health;
     loop {
-        let tx = context.polls.due(pause).await.transaction(&context.db);
+        let poll = context.polls.due(pause).await;
         let mut found = 0;
         for run in runs(&partitions.numbers()) {
-            match poll_run(&context, &tx, run).await {
+            let mut polled = poll_run(&context, &poll.transaction(&context.db), run).await;
+            if polled.is_err() {
+                // What fails in the common transaction may well succeed in another one.
+                polled = poll_run(&context, &context.db.begin(), run).await;
+            }
+            match polled {
                 // Rows that cannot be decoded stay until somebody repairs them; they are no missed events.
                 Ok(waiting) => {
                     found += waiting.iter().filter(|&&waiting| !partitions.has_left(waiting)).count();

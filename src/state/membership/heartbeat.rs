@@ -226,7 +226,9 @@ impl Heartbeat {
         if is_news {
             self.published = None;
         }
-        let row = NodeRow { beat: self.row.beat + 1, ..self.row };
+        // Raised whatever becomes of it: others may have seen a beat whose commit has failed here.
+        self.row.beat += 1;
+        let row = self.row;
         let policy = self.policy();
         let written = OnceLock::new();
         let beaten = self.db.run_with(&policy, async |tx| {
@@ -280,7 +282,13 @@ impl Heartbeat {
         // recognised.
         let token = *self.claiming.get_or_insert_with(|| draw(&env));
         let roles = self.roles.lock().clone();
-        let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
+        self.row.beat += 1;
+        let row = NodeRow {
+            beat: self.row.beat,
+            token,
+            started_ms: env.wall_ms(),
+            expiry_ms: self.options.expiry_ms(),
+        };
         let (strangers, policy) = (&self.strangers, self.policy());
         let written = OnceLock::new();
         let claimed = self.db.run_with(&policy, async |tx| {

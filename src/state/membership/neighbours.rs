@@ -148,7 +148,7 @@ impl NeighbourWatch {
 
     /// Polls once, and removes dead nodes. Returns whether there were any.
     async fn poll(&mut self, poll: Poll, pools: Vec<Arc<str>>) -> Result<bool> {
-        let began = poll.at;
+        let (began, now) = (poll.at, self.env().now());
         let watches_all = began < self.all_until;
         let read = async |tx: Transaction| {
             let nodes = async { if watches_all { self.all(&tx).await } else { self.neighbours(&tx).await } };
@@ -162,7 +162,7 @@ impl NeighbourWatch {
             self.seen = LastSeen::default();
             return Ok(false);
         }
-        self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), began);
+        self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), now);
         let is_dead = |(node, row): &&(NodeId, NodeRow)| {
             self.seen.age(node, &(row.token, row.beat), began) >= row.expiry()
         };
