@@ -14,7 +14,7 @@ use crate::{
     front::http::{Failure, Inner, answer::done, manage::posted},
 };
 
-/// DeadLettersRequest ones to delete: one or all.
+/// Which dead letters to delete: one or all.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DeadLettersRequest {
@@ -27,7 +27,7 @@ struct DeadLettersRequest {
     all: bool,
 }
 
-/// A page of them.
+/// Lists a page of dead letters.
 pub(super) async fn list(
     State(inner): State<Arc<Inner>>,
     Path(name): Path<String>,

@@ -22,7 +22,7 @@ const PAGES_MAX: usize = 20;
 /// What to replay.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct ReplayRequest {
     /// The feed that the group follows.
     feed: Option<String>,
     /// A glob on the names of databases, or on the ids of documents. Without it all rows are meant.
@@ -37,11 +37,11 @@ pub(super) async fn replay(
     Path(name): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let wish: Wish = posted(&inner, request, "{\"filter\":\"eu/*\"}").await?;
-    let group = find(&inner, &name, wish.feed.as_deref())?;
-    let glob = wish.filter.as_deref().map(glob_matcher).transpose()?;
+    let wanted: ReplayRequest = posted(&inner, request, "{\"filter\":\"eu/*\"}").await?;
+    let group = find(&inner, &name, wanted.feed.as_deref())?;
+    let glob = wanted.filter.as_deref().map(glob_matcher).transpose()?;
     let wants = |id: &str| glob.as_ref().is_none_or(|glob| glob.is_match(id));
-    let mut next = wish.after.as_deref().map(str::parse).transpose()?;
+    let mut next = wanted.after.as_deref().map(str::parse).transpose()?;
     let mut rows = 0;
     for _ in 0..PAGES_MAX {
         let page = group.replay_page_of_ids(next, wants).await?;
