@@ -3,6 +3,7 @@
 use notibus::{
     EventKind,
     http::{Access, ApiOptions, Credentials, ServerOptions},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
 use crate::{
@@ -132,4 +133,22 @@ async fn a_long_list_of_databases_comes_in_pieces() {
     }
     assert!(pieces >= 3, "{pieces}");
     assert_eq!(serde_json::from_str::<Vec<String>>(&list).unwrap(), names);
+}
+
+/// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, for good.
+#[tokio::test]
+async fn a_broken_row_does_not_stop_the_list_of_databases() {
+    let world = world(Access::Open).await;
+    for name in ["a", "b", "c"] {
+        world.event(&db(name, 1), EventKind::Created).await;
+    }
+    let read = RangeRead::new(KeyRange::prefix(b"notibus\x15\x04".to_vec()));
+    let rows = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+    let broken = async |tx: Transaction| {
+        tx.set(&rows[1].0, b"junk");
+        Ok(())
+    };
+    world.store.run(broken).await.unwrap();
+    let answer = get(world.at(), "/_all_dbs").await;
+    assert_eq!(answer.json(), serde_json::json!(["a", "c"]));
 }

@@ -532,3 +532,26 @@ async fn every_call_says_what_is_wanted_next() {
     assert_eq!(within("a timeout", heard.recv()).await, Some("timeout"));
     assert!((6.5..7.5).contains(&began.elapsed().as_secs_f64()), "{:?}", began.elapsed());
 }
+
+/// Regression: a listener's report of its progress woke its own supervisor. While anybody waited for a position that the listener had
+/// not reached, such as one of its next round, the supervisor never rested, and paused time stood still.
+#[test]
+fn a_listener_rests_while_a_caller_waits_for_it() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().unwrap().block_on(async {
+            let world = SubscriberFixture::new().await;
+            let subscriber =
+                world.dispatcher.subscribe(Filter::all()).every(Duration::from_secs(30)).unwrap();
+            let listener = subscriber.listener(|| Quiet).start().unwrap();
+            for kind in [EventKind::Created, EventKind::Updated] {
+                let sequence = world.folded(&db("a", 1), kind).await;
+                assert!(listener.reached(sequence).await);
+            }
+        });
+        done.send(()).unwrap();
+    });
+    // Real time, since that of the other thread stands still when the test fails.
+    ended.recv_timeout(Duration::from_secs(60)).expect("the second round has come");
+}

@@ -353,10 +353,10 @@ where
     /// Reports progress, if a caller waits for more than was reported.
     fn note_progress(&mut self) {
         let State { awaited, worked_to, .. } = *self.control.state.borrow();
-        if awaited > worked_to
-            && let Some(worked_to) = known(self.source.cursor())
-        {
-            self.control.state.send_modify(|state| state.worked_to = Some(worked_to));
+        let known = known(self.source.cursor());
+        // A report wakes the supervisor itself, too, so only news are reported.
+        if awaited > worked_to && known > worked_to {
+            self.control.state.send_modify(|state| state.worked_to = known);
         }
     }
 

@@ -12,15 +12,16 @@ use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
-        error::Result,
+        error::{Error, Result},
         event::{Db, DbName, DdocId},
         notification::Notification,
     },
     state::{
         context::Context,
         feed::{Feed, FeedPage, FeedRow, StoredRow},
+        skipped::Place,
     },
-    store::{Isolation, RangeRead, Transaction},
+    store::{Isolation, RangeRead, Row, Transaction},
 };
 
 /// How many names one transaction looks up.
@@ -99,10 +100,10 @@ impl NotificationFeed {
     /// The names of some databases that are not deleted, in order, after the name `after`. None if there are no more.
     #[cfg(feature = "http")]
     pub(crate) async fn living_names(&self, after: Option<&DbName>) -> Result<Vec<DbName>> {
-        let mut after = after.cloned();
+        let mut after = after.map(|name| name.as_str().as_bytes().to_vec());
         loop {
             let (living, last) =
-                self.context.db.run(async |tx| self.names_in(&tx, after.as_ref()).await).await?;
+                self.context.db.run(async |tx| self.names_in(&tx, after.as_deref()).await).await?;
             if !living.is_empty() || last.is_none() {
                 return Ok(living);
             }
@@ -110,28 +111,36 @@ impl NotificationFeed {
         }
     }
 
-    /// The names of databases that are not deleted among the next names after `after`, and the last of those.
+    /// The names of databases that are not deleted among the next ids after `after`, and the last of those ids. Leaves out
+    /// rows that cannot be decoded.
     #[cfg(feature = "http")]
     async fn names_in(
         &self,
         tx: &Transaction,
-        after: Option<&DbName>,
-    ) -> Result<(Vec<DbName>, Option<DbName>)> {
+        after: Option<&[u8]>,
+    ) -> Result<(Vec<DbName>, Option<Vec<u8>>)> {
         let (feed, keys) = (self.raw(), &self.context.keys);
-        let range = keys.newest_after(feed.id, after.map(|name| name.as_str().as_bytes()));
+        let range = keys.newest_after(feed.id, after);
         let read = RangeRead::new(range).limit(NAMES_PER_READ);
         let (page, topology) = tokio::join!(tx.get_range(&read, Isolation::Snapshot), feed.topology(tx));
         let (page, topology) = (page?, topology?);
-        let row = async |(key, newest): &crate::store::Row| {
+        let row = async |(key, newest): &Row| {
             let id = keys.newest_id(key)?;
-            let row = feed.newest_at(tx, &topology, &id, Sequence::from_bytes(newest)?).await?;
-            Notification::from_bytes(row.sequence, &row.value)
+            let sequence = Sequence::from_bytes(newest).unwrap_or(Sequence::MIN);
+            let stored = feed.newest_at(tx, &topology, &id, sequence).await;
+            match stored.and_then(|row| Notification::from_bytes(row.sequence, &row.value)) {
+                Err(error @ Error::Corrupt { .. }) => {
+                    self.context.skip(&Place::Row(feed.id.clone(), sequence), &error);
+                    Ok(None)
+                }
+                decoded => decoded.map(Some),
+            }
         };
-        let rows = try_join_all(page.rows.iter().map(row)).await?;
-        let last = rows.last().map(|row| row.name.clone());
+        let rows: Vec<Option<Notification>> = try_join_all(page.rows.iter().map(row)).await?;
+        let last = page.rows.last().map(|(key, _)| keys.newest_id(key)).transpose()?;
         let is_living =
             |row: &Notification| !row.is_deleted() && row.name.as_str() != crate::base::notification::CANARY;
-        let living = rows.into_iter().filter(is_living).map(|row| row.name);
+        let living = rows.into_iter().flatten().filter(is_living).map(|row| row.name);
         Ok((living.collect(), last))
     }
 
