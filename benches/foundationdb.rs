@@ -36,7 +36,7 @@ async fn open(store: &Database, name: &str) -> Bus {
 }
 
 /// Databases to record events of.
-fn databases(store: &Database, count: u64) -> Arc<Vec<Db>> {
+fn databases(count: u64) -> Arc<Vec<Db>> {
     let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::new());
     Arc::new((0..count).map(db).collect())
 }
@@ -67,7 +67,7 @@ async fn write(store: &Database, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>
 async fn fold(store: &Database) -> Duration {
     let bus = open(store, "fold").await;
     let producer = bus.producer();
-    for some in databases(store, DATABASES).chunks(100) {
+    for some in databases(DATABASES).chunks(100) {
         store
             .run(async |tx| {
                 for db in some {
@@ -97,7 +97,7 @@ async fn latency(store: &Database, count: u64) -> Duration {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut deliveries = dispatcher.subscribe(Filter::all()).stream();
     let producer = bus.producer();
-    let dbs = databases(store, 1);
+    let dbs = databases(1);
     let mut took = Duration::ZERO;
     for _ in 0..count {
         let tx = store.begin();
@@ -118,7 +118,7 @@ fn run(c: &mut Criterion, runtime: &Runtime, store: &Database) {
     group.sample_size(10).measurement_time(Duration::from_secs(10));
     let bus = runtime.block_on(open(store, "producer"));
     let producer = bus.producer();
-    let (one, many) = (databases(store, 1), databases(store, 1_000));
+    let (one, many) = (databases(1), databases(1_000));
     group.throughput(Throughput::Elements(1));
     for (name, producer, dbs) in [
         ("producer/document", None, &one),

@@ -38,7 +38,7 @@ async fn frequent(bus: &Bus) -> Janitor {
         tombstone_retention: RETENTION,
         ..JanitorOptions::default()
     };
-    joined(&bus).await.janitor(options).await.unwrap()
+    joined(bus).await.janitor(options).await.unwrap()
 }
 
 /// Creates and deletes `name`; returns the sequence of its tombstone.

@@ -51,11 +51,6 @@ impl Couch {
         &self.changes
     }
 
-    /// A new id for a document without one.
-    pub fn random_id(&self) -> String {
-        DbInstance::new().to_string()
-    }
-
     /// Creates a database.
     pub async fn create_database(&self, name: &DbName) -> Result<(), Problem> {
         check_name(name)?;

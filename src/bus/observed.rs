@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((first.runs.len(), waits.last - waits.first, waits.rows), (16, 3, 1));
         assert_eq!((waits.oldest, first.living), (Duration::ZERO, 0));
         tokio::time::sleep(Duration::from_mins(1)).await;
-        assert!(run(&*watch.observe(&bus).await.unwrap()).unwrap().oldest >= Duration::from_mins(1));
+        assert!(run(&watch.observe(&bus).await.unwrap()).unwrap().oldest >= Duration::from_mins(1));
 
         let running = bus.start(Roles::default()).await.unwrap();
         while !bus.is_drained().await.unwrap() {

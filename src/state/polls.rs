@@ -18,16 +18,13 @@ use crate::{
     store::{Database, Transaction},
 };
 
-/// The time between two moments at which polls fire together. Shorter pauses are kept as they are.
-const TICK: Duration = Duration::from_secs(1);
-
 /// The polls of one bus in one process. Each sleeps by itself, in its own task: a bus can be used from several runtimes, and
 /// one of them may end or rest.
 #[derive(Debug)]
 pub(crate) struct Polls {
     env: Env,
-    /// A time at which polls fire, and with it each whole tick before and after.
-    origin: Duration,
+    /// At which nanosecond of each second polls fire together.
+    phase: u32,
     last: Mutex<Moment>,
 }
 
@@ -81,11 +78,11 @@ where
 
 impl Polls {
     pub fn new(env: &Env) -> Arc<Self> {
-        let origin = env.now() + TICK.mul_f64(env.random_fraction());
-        Arc::new(Self { env: env.clone(), origin, last: Mutex::default() })
+        let phase = Duration::from_secs(1).mul_f64(env.random_fraction()).subsec_nanos();
+        Arc::new(Self { env: env.clone(), phase, last: Mutex::default() })
     }
 
-    /// Completes after `pause`, or less than a tick before that; never after [`Duration::MAX`]. Cancel safe.
+    /// Completes after `pause`, or less than a second before that; never after [`Duration::MAX`]. Cancel safe.
     pub async fn due(&self, pause: Duration) -> Poll {
         if pause == Duration::MAX {
             return pending().await;
@@ -95,7 +92,7 @@ impl Polls {
             self.env.sleep(pause).await;
             return Poll { at: self.env.now(), transaction: Arc::default() };
         };
-        self.env.sleep(at - since).await;
+        self.env.sleep(at.saturating_sub(since)).await;
         let poll = self.join(at, since);
         // Others whose sleep has ended at the same moment join before anybody reads.
         tokio::task::yield_now().await;
@@ -116,19 +113,18 @@ impl Polls {
 
     /// The last tick within `pause` after `now`, if there is one.
     fn tick_within(&self, now: Duration, pause: Duration) -> Option<Duration> {
-        let part = |time: Duration| Duration::from_nanos((time.as_nanos() % TICK.as_nanos()) as u64);
-        let first = match now.checked_sub(self.origin) {
-            Some(past) => TICK - part(past),
-            None => part(self.origin - now),
-        };
-        let rest = pause.checked_sub(first)?;
-        Some(now.saturating_add(first).saturating_add(rest - part(rest)))
+        let end = now.saturating_add(pause);
+        let second = end.as_secs().checked_sub(u64::from(end.subsec_nanos() < self.phase))?;
+        let tick = Duration::new(second, self.phase);
+        (tick > now).then_some(tick)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TICK: Duration = Duration::from_secs(1);
     use crate::store::Isolation;
 
     /// Polls of different intervals that began at different times read in one transaction at each tick.
@@ -138,9 +134,9 @@ mod tests {
         let polls = Polls::new(db.env());
         let begun = db.env().now();
         let first = polls.due(Duration::from_millis(1_500)).await.at;
-        assert!((500..=1_500).contains(&(first - begun).as_millis()));
+        assert!((begun + TICK / 2..=begun + TICK * 3 / 2).contains(&first));
         let (one, three) = tokio::join!(polls.due(TICK), polls.due(3 * TICK));
-        assert_eq!((one.at - first, three.at - first), (TICK, 3 * TICK));
+        assert_eq!((one.at, three.at), (first + TICK, first + 3 * TICK));
         db.env().sleep(Duration::from_millis(300)).await;
         let (one, other) = tokio::join!(polls.due(TICK), polls.due(TICK.mul_f64(1.2)));
         assert_eq!((one.at, other.at), (first + 4 * TICK, first + 4 * TICK));
@@ -164,9 +160,9 @@ mod tests {
         let polls = Polls::new(db.env());
         let tick = polls.due(2 * TICK).await.at;
         let short = polls.due(Duration::from_millis(10)).await.at;
-        assert!((10..=12).contains(&(short - tick).as_millis()));
+        assert!((tick + Duration::from_millis(10)..=tick + Duration::from_millis(12)).contains(&short));
         let long = polls.due(Duration::from_hours(1)).await.at;
-        assert_eq!(long - tick, Duration::from_hours(1));
+        assert_eq!(long, tick + Duration::from_hours(1));
         let mut never = std::pin::pin!(polls.due(Duration::MAX));
         tokio::select! {
             _ = &mut never => panic!("it has ended"),

@@ -223,7 +223,7 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
         clients.push((fixture::bus(&store, &prefix).await, store));
     }
     let [(recorder, store), (folder, _), (teller, _)] = &clients[..] else { unreachable!("there are three") };
-    let notifier = joined(&folder).await.notifier(unpolled()).await.unwrap();
+    let notifier = joined(folder).await.notifier(unpolled()).await.unwrap();
     let options = DispatcherOptions { poll_interval: crate::common::NEVER, ..Default::default() };
     let dispatcher = teller.dispatcher(options).await.unwrap();
     let observer = Observer::start(&dispatcher);

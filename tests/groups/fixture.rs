@@ -153,7 +153,7 @@ impl Log {
         let log = self.clone();
         // The group as the process of the bus opens it.
         let group = bus.group(group.name().as_str()).unwrap();
-        joined(&bus).await.consumer(&group, move |_| log.observer(), options).await.unwrap()
+        joined(bus).await.consumer(&group, move |_| log.observer(), options).await.unwrap()
     }
 
     /// All logged calls.

@@ -18,7 +18,7 @@ use crate::{
 /// Removes all tombstones.
 async fn forget(bus: &Bus) {
     let dropped = bus.stats().tombstones_dropped;
-    let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
+    let janitor = joined(bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
     janitor.shutdown().await.unwrap();
 }

@@ -192,10 +192,10 @@ fn each_line_of_the_comparison_names_a_test() {
     for line in lines {
         let cell = line.trim_end_matches(" |").rsplit(" | ").next().unwrap();
         for name in cell.split(", ") {
-            let (file, test) = name.trim_matches('`').split_once("::").unwrap_or_else(|| panic!("{line}"));
+            let (file, case) = name.trim_matches('`').split_once("::").unwrap_or_else(|| panic!("{line}"));
             let places = [format!("tests/http/{file}.rs"), format!("tests/{file}.rs")];
             let source = places.iter().find_map(|place| fs::read_to_string(root().join(place)).ok());
-            assert!(source.is_some_and(|text| text.contains(&format!("fn {test}()"))), "{line}");
+            assert!(source.is_some_and(|text| text.contains(&format!("fn {case}()"))), "{line}");
         }
     }
 }

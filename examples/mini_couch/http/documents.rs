@@ -13,7 +13,6 @@ use notibus::changes::{DocId, Revision};
 use serde_json::{Value, json};
 
 use super::super::{
-    couch::Couch,
     document::{Document, Edit, doc_id, revision},
     problem::Problem,
 };
@@ -29,7 +28,7 @@ fn parse(body: &[u8]) -> Result<Value, Problem> {
 
 /// Writes a document, whose id may be left to the server.
 pub async fn add(State(couch): Shared, path: Places, body: Bytes) -> Answer {
-    let edit = edit_of(&couch, parse(&body)?)?;
+    let edit = edit_of(parse(&body)?)?;
     Ok(answer(StatusCode::CREATED, &edit, couch.edit(&database(&path)?, &edit).await?))
 }
 
@@ -76,7 +75,7 @@ pub async fn bulk(State(couch): Shared, path: Places, body: Bytes) -> Answer {
     let Some(Value::Array(docs)) = request.get_mut("docs").map(Value::take) else {
         return Err(Problem::BadRequest("POST body must include `docs` parameter.".to_owned()));
     };
-    let edits: Vec<_> = docs.into_iter().map(|doc| edit_of(&couch, doc)).collect::<Result<_, _>>()?;
+    let edits: Vec<_> = docs.into_iter().map(edit_of).collect::<Result<_, _>>()?;
     let results = couch.edit_many(&database(&path)?, &edits).await?;
     let row = |(edit, result): (&Edit, Result<Revision, Problem>)| match result {
         Ok(rev) => json!({ "ok": true, "id": edit.id, "rev": rev }),
@@ -133,8 +132,8 @@ fn row(document: &Document, with_docs: bool) -> Result<Value, Problem> {
 }
 
 /// Parses an edit, whose id may be left to the server.
-fn edit_of(couch: &Couch, doc: Value) -> Result<Edit, Problem> {
-    let id = if doc["_id"].is_null() { Some(couch.random_id()) } else { None };
+fn edit_of(doc: Value) -> Result<Edit, Problem> {
+    let id = if doc["_id"].is_null() { Some(notibus::DbInstance::new().to_string()) } else { None };
     Edit::from_json(doc, id.as_deref())
 }
 

@@ -121,7 +121,7 @@ impl Writer {
             WireFormat::Array => {}
             WireFormat::Lines => self.bytes.push(b'\n'),
             WireFormat::Events => {
-                writeln!(self.bytes, "\nid: \"{seq}\"\n").expect("a vector takes all bytes")
+                writeln!(self.bytes, "\nid: \"{seq}\"\n").expect("a vector takes all bytes");
             }
         }
         self.has_begun = true;

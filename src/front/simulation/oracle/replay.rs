@@ -73,7 +73,7 @@ impl Seen {
                 known_as(id, oracle.subscribed_durably(findings, by.into(), durable))?;
             }
             Self::Resumed { id, by, manner, start } => {
-                oracle.resumed(findings, (by.into(), id), manner, start)
+                oracle.resumed(findings, (by.into(), id), manner, start);
             }
             Self::Replaced { id, interest, start } => oracle.replaced(findings, id, &interest.read()?, start),
             Self::Stands { id, at } => oracle.stands(findings, id, at),
