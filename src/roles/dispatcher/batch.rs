@@ -1,8 +1,10 @@
 //! [`Batch`]: rows of the feed that were read together; and [`Matched`]: the rows of a batch that a pattern matches.
 
 #[cfg(feature = "http")]
-use std::{any::Any, fmt, sync::Arc};
+use std::any::Any;
+use std::{fmt, sync::Arc};
 
+#[cfg(feature = "http")]
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 

@@ -8,20 +8,21 @@ use std::sync::Arc;
 pub use self::tail::NotificationTail;
 use futures_util::future::try_join_all;
 
+#[cfg(feature = "http")]
+use crate::{base::error::Error, state::skipped::Place, store::Row};
 use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
-        error::{Error, Result},
+        error::Result,
         event::{Db, DbName, DdocId},
         notification::Notification,
     },
     state::{
         context::Context,
         feed::{Feed, FeedPage, FeedRow, StoredRow},
-        skipped::Place,
     },
-    store::{Isolation, RangeRead, Row, Transaction},
+    store::{Isolation, RangeRead, Transaction},
 };
 
 /// How many names one transaction looks up.

@@ -96,8 +96,17 @@ enum Listed {
     No,
     /// It did, and was to remove it. It is not known whether it has.
     Perhaps,
-    /// It does, so that the name does not hold the cursor back.
+    /// It does, so that the name does not hold the cursor back. It may list other work of the name as well, which found no room
+    /// in the plan.
     Yes,
+    /// It does, and all that it lists of the name is in the plan.
+    Read,
+}
+
+impl Listed {
+    fn is_certain(self) -> bool {
+        matches!(self, Self::Yes | Self::Read)
+    }
 }
 
 /// The work of one name.
@@ -128,7 +137,7 @@ impl<W> Entry<W> {
     /// Its cause for holding the cursor back, if any.
     fn held(&self) -> Option<Hold> {
         let running = self.running.as_ref().and_then(|running| running.hold);
-        both(self.hold, running).filter(|_| self.listed != Listed::Yes)
+        both(self.hold, running).filter(|_| !self.listed.is_certain())
     }
 
     /// Whether its database was created since the last work on it, as `is_fresh` says.
@@ -239,6 +248,8 @@ pub(super) struct Plan<W> {
     spilled: Spilled,
     /// Tenants with names that are only in the store.
     left: BTreeSet<Tenant>,
+    /// Those of them whose names are read just now.
+    reading: BTreeSet<Tenant>,
     running: usize,
     /// How many of them are of parked databases.
     retrying: usize,
@@ -254,6 +265,7 @@ impl<W: Work> Plan<W> {
             settled: BTreeSet::new(),
             spilled: BTreeMap::new(),
             left: BTreeSet::new(),
+            reading: BTreeSet::new(),
             running: 0,
             retrying: 0,
             next: 0,
@@ -322,10 +334,13 @@ impl<W: Work> Plan<W> {
     /// Notes that the store lists `names` as owed. Those without room in the plan wait there.
     pub fn set_listed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) {
         for name in names {
-            if let Some(entry) = self.entries.get_mut(name) {
+            let was_spilled = self.spilled.remove(name).is_some();
+            if let Some(entry) = self.entries.get_mut(name)
+                && (was_spilled || entry.listed != Listed::Read)
+            {
                 entry.listed = Listed::Yes;
             }
-            if self.spilled.remove(name).is_some() {
+            if was_spilled {
                 self.left.insert(self.queue.tenant(name));
             }
         }
@@ -371,7 +386,7 @@ impl<W: Work> Plan<W> {
     /// Whether to look up the owed `name`: it is not in the plan, and there is room for it. If there is no room, notes its
     /// tenant.
     pub fn wants_owed(&mut self, name: &DbName) -> bool {
-        let is_listed = |entry: &Entry<W>| entry.listed == Listed::Yes;
+        let is_listed = |entry: &Entry<W>| entry.listed.is_certain();
         if self.settled.contains(name) || self.entries.get(name).is_some_and(is_listed) {
             return false;
         }
@@ -382,12 +397,11 @@ impl<W: Work> Plan<W> {
         !is_full
     }
 
-    /// Whether names that are only in the store have room again; returns true once.
+    /// Whether names that are only in the store have room again; returns true once. To be asked when nothing is being read.
     pub fn has_place_for_left(&mut self) -> bool {
-        let before = self.left.len();
-        let Self { left, queue, .. } = self;
-        left.retain(|tenant| !queue.is_half_empty(tenant));
-        left.len() < before
+        let Self { left, queue, reading, .. } = self;
+        *reading = left.extract_if(.., |tenant| queue.is_half_empty(tenant)).collect();
+        !reading.is_empty()
     }
 
     /// Adds at `now` the owed work of `name`: all work of its living database or, if none lives, its gone
@@ -399,7 +413,9 @@ impl<W: Work> Plan<W> {
             return;
         }
         let (entry, queue) = self.entry(name);
-        entry.listed = Listed::Yes;
+        entry.listed = Listed::Read;
+        // What the feed has delivered of the name is newer. A parked one that is tried again is not of the feed.
+        let is_new = !entry.waits() && entry.running.as_ref().is_none_or(|running| running.is_retry);
         match (&mut entry.work, work) {
             (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
             (None, Some((db, work))) => {
@@ -416,7 +432,7 @@ impl<W: Work> Plan<W> {
             }
             _ => {}
         }
-        if !is_known {
+        if is_new {
             entry.add_gone(gone);
         }
         if entry.waits() {
@@ -593,8 +609,15 @@ impl<W: Work> Plan<W> {
         } else {
             let entry = place.remove();
             self.queue.leave(&entry.tenant);
-            if entry.listed != Listed::No {
-                Self::settle(&mut self.settled, &self.spilled, name);
+            match entry.listed {
+                Listed::No => {}
+                // Other work of the name may still be only in the store. It is looked up once more, rather than removed undone.
+                Listed::Yes if self.left.contains(&entry.tenant) || self.reading.contains(&entry.tenant) => {
+                    self.left.insert(entry.tenant);
+                }
+                Listed::Yes | Listed::Perhaps | Listed::Read => {
+                    Self::settle(&mut self.settled, &self.spilled, name);
+                }
             }
         }
         outcome

@@ -343,3 +343,30 @@ fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
     plan.end(SECOND * 9, (&name, number), End::Done(Vec::new()), |_| SECOND);
     assert_eq!(plan.len(), 0);
 }
+
+/// A name had work that found no room, while the retry of a parked instance of it ran. When the work was listed in the store, the retry
+/// was taken for it, and its end removed the name from the list: the job was never informed that the parked instance was gone. A world
+/// has found it (seed 800001565 of its day).
+#[test]
+fn the_end_of_a_retry_does_not_settle_work_that_found_no_room() {
+    let mut plan = Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default().pending_max(1));
+    let [other, name] = ["a/1", "a/2"].map(|name| DbName::new(name).unwrap());
+    let of = |name: &DbName| Db::new(name.clone(), DbInstance([1; 16]));
+    plan.observe(SECOND, Observed { db: of(&other), ..seen(1, 1, 5) });
+    assert!(plan.is_full_for(&name));
+    plan.spill(SECOND, name.clone(), at(6), false);
+    let retry = plan.start_retry(&Task::Work(of(&name), vec![1])).unwrap();
+    let owed = plan.overdue(SECOND, (SECOND * 9, 5), |_| false);
+    assert_eq!(owed, [(name.clone(), false)]);
+    plan.set_listed(owed.iter().map(|(name, _)| name));
+    plan.end(SECOND, (&name, retry), End::Parked, |_| SECOND);
+    assert!(plan.settled(5).is_empty(), "the store lists it still");
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    plan.end(SECOND * 2, (&other, number), End::Done(Vec::new()), |_| SECOND);
+    assert!(plan.has_place_for_left() && plan.wants_owed(&name));
+    plan.observe_owed(SECOND * 3, &name, None, vec![of(&name)]);
+    let (number, task, _) = plan.start(SECOND * 3).unwrap();
+    assert_eq!(task, Task::Gone(of(&name)));
+    plan.end(SECOND * 3, (&name, number), End::Done(Vec::new()), |_| SECOND);
+    assert_eq!(plan.settled(5), [name]);
+}
