@@ -76,7 +76,7 @@ impl<M> fmt::Debug for Message<M> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, Delivery, Filter, dispatcher::{Listener, Message, Next, RestartPolicy, StopReason}, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Delivery, Filter, Roles, dispatcher::{Listener, Message, Next, RestartPolicy, StopReason}, store::Database};
 ///
 /// /// Counts databases.
 /// struct Counter(usize);
