@@ -26,7 +26,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// The most partitions with a backlog, and the most groups, that are read.
 const READ_MAX: usize = 100;
 
-/// The most runs of partitions that are told apart.
+/// The most runs of partitions that are reported one by one.
 const RUNS_MAX: u32 = 16;
 
 /// An observation of a bus.

@@ -82,7 +82,7 @@ impl TransactionIds {
     /// The ids of a new process under `prefix`.
     pub fn new(prefix: &[u8]) -> Result<Self> {
         let reason = match prefix {
-            [] => "it is empty: ids and other keys could not be told apart".to_owned(),
+            [] => "it is empty: ids and other keys could not be distinguished".to_owned(),
             [0xff, ..] => "it starts with 0xff, which the store keeps for itself".to_owned(),
             _ if prefix.len() > PREFIX_LEN_MAX => {
                 format!("it has {} bytes, at most {PREFIX_LEN_MAX} are allowed", prefix.len())

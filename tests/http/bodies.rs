@@ -174,7 +174,7 @@ async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     until("room", async || follow().await.1 == 200).await;
 }
 
-/// Regression: a client that asked whether to send a body was told to, although the body was too long.
+/// Regression: a client that asked whether to send a body got `100 Continue`, although the body was too long.
 #[tokio::test]
 async fn a_body_that_will_be_refused_need_not_be_sent() {
     let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };

@@ -360,8 +360,8 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
 }
 
-/// Regression: a layer may show each caller something else, but the entity tag was the same. So a shared cache that had the answer of
-/// one caller was told that it is right for another one.
+/// Regression: a layer may show each caller something else, but the entity tag was the same. So a shared cache that had the answer for
+/// one caller got 304 for another one.
 #[tokio::test]
 async fn what_a_layer_shows_is_known_by_caller() {
     let token = |name: &str| format!("{name}-0123456789abcdef");
