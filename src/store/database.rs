@@ -12,6 +12,7 @@ use super::{
     Committed, FolderReport, RetryPolicy, Transaction,
     backend::Backend,
     embedded::{self, Embedded, Engine, SystemFiles},
+    limits,
     retry::Tries,
     transaction_ids::TransactionIds,
 };
@@ -56,6 +57,9 @@ struct Runs {
 }
 
 impl Database {
+    /// How many watches a client can have at once.
+    pub const WATCHES_MAX: usize = limits::WATCHES_MAX;
+
     /// A new store in memory. It is gone with its last handle.
     pub fn memory() -> Self {
         Self::memory_in(Env::system())
@@ -191,7 +195,7 @@ impl Database {
 
     /// A handle on the same store whose [`Database::run_once`] keeps its transaction ids under `prefix`, which must
     /// have no other keys. Its clones share the ids; to the store it is a process of its own. Default:
-    /// [`TRANSACTION_IDS_PREFIX`](super::TRANSACTION_IDS_PREFIX).
+    /// [`Database::TRANSACTION_IDS_PREFIX`].
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is empty, longer than 256 bytes or starts with
     /// `0xff`.

@@ -17,11 +17,13 @@
 //!   body must be right if it happens twice; the body of [`Database::run_once`] happens once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
+mod additions;
 mod backend;
 mod database;
 mod embedded;
 #[cfg(feature = "foundationdb")]
 mod fdb;
+mod limits;
 mod mutation;
 mod once;
 mod options;
@@ -46,10 +48,11 @@ pub use embedded::{Damage, FolderReport};
 pub(crate) use embedded::{Embedded, FolderOptions};
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
+pub(crate) use limits::{KEY_LEN_MAX, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, VALUE_LEN_MAX};
 pub use mutation::AtomicOp;
 #[cfg(feature = "simulation")]
 pub(crate) use mutation::Mutation;
-pub use once::{CommittedOnce, UNKNOWN_RESULT_AGE_MAX};
+pub use once::CommittedOnce;
 pub use options::{Isolation, Priority, TransactionOption};
 pub use pages::Pages;
 pub(crate) use range::key_after;
@@ -58,20 +61,4 @@ pub use retry::RetryPolicy;
 pub use sweeper::{Swept, TransactionIdSweeper};
 pub(crate) use transaction::AfterCommit;
 pub use transaction::{Committed, Transaction};
-pub use transaction_ids::{FINISHED_IDS_MAX, TRANSACTION_IDS_PREFIX};
 pub use watch::Watch;
-
-/// The longest key, in bytes.
-pub const KEY_LEN_MAX: usize = 10_000;
-
-/// The longest value, in bytes.
-pub const VALUE_LEN_MAX: usize = 100_000;
-
-/// The largest transaction, in bytes of keys, values and conflict ranges.
-pub const TRANSACTION_LEN_MAX: usize = 10_000_000;
-
-/// How long a transaction can read and commit.
-pub const TRANSACTION_LIFETIME: std::time::Duration = std::time::Duration::from_secs(5);
-
-/// How many watches a client can have at once.
-pub const WATCHES_MAX: usize = 10_000;

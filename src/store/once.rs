@@ -20,22 +20,19 @@
 //! # How long a run can find its result
 //!
 //! Ids of crashed processes have to be swept some day. So a missing id proves something only while no sweeper can
-//! have removed it: a run that is older than [`UNKNOWN_RESULT_AGE_MAX`] gives up instead.
+//! have removed it: a run that is older than [`Database::UNKNOWN_RESULT_AGE_MAX`] gives up instead.
 
 use std::time::Duration;
 
 use super::{
     AtomicOp, Committed, Database, Isolation, KeyRange, RetryPolicy, Transaction,
     retry::Tries,
-    transaction_ids::{Clearing, TransactionId, mark, read_mark},
+    transaction_ids::{self, Clearing, TransactionId, mark, read_mark},
 };
 use crate::base::{
     bugs::{Bug, is_on},
     error::{Error, Result, StoreError},
 };
-
-/// How old a run of [`Database::run_once`] can be and still resolve an unknown result.
-pub const UNKNOWN_RESULT_AGE_MAX: Duration = Duration::from_mins(5);
 
 /// How many ranges one transaction of [`Database::clear_finished_ids`] clears.
 const RANGES_PER_TRANSACTION: usize = 1_000;
@@ -50,6 +47,15 @@ pub struct CommittedOnce<T> {
 }
 
 impl Database {
+    /// How old a run of [`Database::run_once`] can be and still resolve an unknown result.
+    pub const UNKNOWN_RESULT_AGE_MAX: Duration = Duration::from_mins(5);
+
+    /// How many runs of [`Database::run_once`] have to end before another one clears their ids.
+    pub const FINISHED_IDS_MAX: u64 = transaction_ids::FINISHED_IDS_MAX;
+
+    /// The prefix of the keys of transaction ids, unless [`Database::with_transaction_ids`] sets another.
+    pub const TRANSACTION_IDS_PREFIX: &[u8] = transaction_ids::TRANSACTION_IDS_PREFIX;
+
     /// Runs `body` in a transaction and commits it exactly once: as [`Database::run`], but never twice after an
     /// unknown result.
     ///
@@ -84,22 +90,22 @@ impl Database {
     ///
     /// # What it leaves in the store
     ///
-    /// One key of about 50 bytes per run, under [`TRANSACTION_IDS_PREFIX`](super::TRANSACTION_IDS_PREFIX) or the
+    /// One key of about 50 bytes per run, under [`Database::TRANSACTION_IDS_PREFIX`] or the
     /// prefix of [`Database::with_transaction_ids`]. Later runs clear them,
-    /// [`FINISHED_IDS_MAX`](super::FINISHED_IDS_MAX) at a time, [`Database::clear_finished_ids`] does at shutdown,
+    /// [`Database::FINISHED_IDS_MAX`] at a time, [`Database::clear_finished_ids`] does at shutdown,
     /// and a [`TransactionIdSweeper`](super::TransactionIdSweeper) after a crash. A run that never ends keeps the ids
     /// of the runs after it.
     ///
     /// # Errors
     ///
     /// Any error of `body` that is not retryable, and [`Error::RetriesExhausted`] at the limits of
-    /// [`RetryPolicy::default`] or when a result is still unknown [`UNKNOWN_RESULT_AGE_MAX`] after the run began. If
+    /// [`RetryPolicy::default`] or when a result is still unknown [`Database::UNKNOWN_RESULT_AGE_MAX`] after the run began. If
     /// [`Error::is_maybe_committed`], the transaction may have been committed, once; any other error means that it
     /// was not, and will not be. So a failure with an unknown result takes precedence over the error that has ended
     /// the run.
     ///
     /// After `transaction_timed_out` (1031), which is not tried again, the commit may still come, as long as
-    /// [`TRANSACTION_LIFETIME`](super::TRANSACTION_LIFETIME).
+    /// [`Transaction::LIFETIME`](super::Transaction::LIFETIME).
     ///
     /// # Known limit
     ///
@@ -188,7 +194,7 @@ impl<T> Run<T> {
         }
         let Some(mark) = tx.get(self.id.key(), Isolation::Serializable).await? else {
             // Checked only now, because the read itself may have taken long.
-            let is_too_old = tries.elapsed() > UNKNOWN_RESULT_AGE_MAX;
+            let is_too_old = tries.elapsed() > Database::UNKNOWN_RESULT_AGE_MAX;
             if let Some(last) = self.unknown.clone().filter(|_| is_too_old) {
                 return Err(Error::RetriesExhausted { attempts: tries.number(), last });
             }

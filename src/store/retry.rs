@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{TRANSACTION_LIFETIME, Transaction};
+use super::{Transaction, limits::TRANSACTION_LIFETIME};
 use crate::base::{
     env::Env,
     error::{Error, Result},
@@ -18,7 +18,7 @@ pub struct RetryPolicy {
     /// Give up after this many attempts. Default: no limit.
     pub attempts_max: Option<u32>,
     /// Begin no attempt after this much time of trying. An attempt counts for at most
-    /// [`TRANSACTION_LIFETIME`](super::TRANSACTION_LIFETIME): if it takes longer, the store was away, and the run
+    /// [`Transaction::LIFETIME`]: if it takes longer, the store was away, and the run
     /// deserves another attempt when it is back. Default: 60 s.
     pub elapsed_max: Option<Duration>,
     /// The first pause. Default: 1 ms.

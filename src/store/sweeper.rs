@@ -3,8 +3,7 @@
 //! The store does not show whether a process lives, and wall clocks are not compared. So the sweeper remembers when
 //! it has first seen the greatest counter of each process. Once that is `max_age` ago by its own clock, it clears the
 //! ids up to that counter: every run with such a counter had begun by then, and is too old to trust a missing id
-//!  ([`UNKNOWN_RESULT_AGE_MAX`](super::UNKNOWN_RESULT_AGE_MAX)). It reads two keys per process, however many ids
-//! there are.
+//! ([`Database::UNKNOWN_RESULT_AGE_MAX`]). It reads two keys per process, however many ids there are.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,7 +14,7 @@ use bytes::Bytes;
 
 use super::{
     Database, Isolation, KeyRange, Priority, RangeRead, Transaction, TransactionOption,
-    UNKNOWN_RESULT_AGE_MAX, transaction_ids::Process,
+    transaction_ids::Process,
 };
 use crate::base::error::{Error, Result};
 
@@ -110,12 +109,12 @@ impl TransactionIdSweeper {
     /// `max_age` ago. An id is cleared at most `max_age` and one interval of its calls after a sweep has seen it; if
     /// sweeps are less than an eighth of `max_age` apart, it may take that eighth longer.
     ///
-    /// Fails with [`Error::Invalid`] unless `max_age` is longer than [`UNKNOWN_RESULT_AGE_MAX`], the time for which
+    /// Fails with [`Error::Invalid`] unless `max_age` is longer than [`Database::UNKNOWN_RESULT_AGE_MAX`], the time for which
     /// runs trust their ids. Twice that leaves room for clocks of different speed.
     pub fn new(db: &Database, max_age: Duration) -> Result<Self> {
-        if max_age <= UNKNOWN_RESULT_AGE_MAX {
-            let reason =
-                format!("{max_age:?} is too short: runs look for their ids for {UNKNOWN_RESULT_AGE_MAX:?}");
+        if max_age <= Database::UNKNOWN_RESULT_AGE_MAX {
+            let trusted = Database::UNKNOWN_RESULT_AGE_MAX;
+            let reason = format!("{max_age:?} is too short: runs look for their ids for {trusted:?}");
             return Err(Error::invalid("max_age", reason));
         }
         Ok(Self { db: db.clone(), max_age, marks: BTreeMap::new() })

@@ -6,14 +6,15 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
-    AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
-    backend::TransactionBackend, mutation::Mutation,
+    AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch, additions::Additions,
+    backend::TransactionBackend, limits, mutation::Mutation,
 };
 use crate::base::{
     encoding::{Tally, Versionstamp},
@@ -76,8 +77,7 @@ pub(crate) trait AfterCommit: Send + Sync {
 /// The writes that a transaction holds back until its commit, to merge them.
 #[derive(Default)]
 struct Held {
-    /// Keys and the counters to add to each.
-    additions: BTreeMap<Bytes, Tally>,
+    additions: Additions,
     /// By feed, keys and the numbers of rows to add to each.
     counts: BTreeMap<Bytes, BTreeMap<Bytes, i64>>,
     /// Keys whose values get the versionstamp, each with the operand.
@@ -92,6 +92,15 @@ struct Held {
 }
 
 impl Transaction {
+    /// The longest key, in bytes.
+    pub const KEY_LEN_MAX: usize = limits::KEY_LEN_MAX;
+    /// The longest value, in bytes.
+    pub const VALUE_LEN_MAX: usize = limits::VALUE_LEN_MAX;
+    /// The largest transaction, in bytes of keys, values and conflict ranges.
+    pub const LEN_MAX: usize = limits::TRANSACTION_LEN_MAX;
+    /// How long a transaction can read and commit.
+    pub const LIFETIME: Duration = limits::TRANSACTION_LIFETIME;
+
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
         Self(Arc::new(Inner {
             backend,
@@ -178,9 +187,8 @@ impl Transaction {
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
         let Held { additions, counts, stamps, listeners, .. } = std::mem::take(&mut *self.held());
-        for (key, counters) in additions {
-            let operand = Bytes::copy_from_slice(&counters.to_bytes());
-            self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
+        for addition in additions.into_mutations() {
+            self.0.backend.mutate(addition);
         }
         for (key, rows) in counts.into_values().flatten().filter(|(_, rows)| *rows != 0) {
             let operand = Bytes::copy_from_slice(&rows.to_le_bytes());
@@ -203,7 +211,8 @@ impl Transaction {
 
     /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
     pub async fn approximate_size(&self) -> Result<usize> {
-        self.0.backend.approximate_size().await
+        let held = self.held().additions.size();
+        Ok(self.0.backend.approximate_size().await? + held)
     }
 
     /// Sets an option of this transaction. An invalid one makes all later operations fail: with
@@ -269,8 +278,8 @@ impl Transaction {
 
     /// Adds `tally` to the counters at `key` with the commit. However often this is called for one key, the commit
     /// has one `ADD` for it. Reads of this transaction do not see it.
-    pub(crate) fn add_merged(&self, key: Bytes, tally: &Tally) {
-        *self.held().additions.entry(key).or_default() += *tally;
+    pub(crate) fn add_merged(&self, key: Vec<u8>, tally: &Tally) {
+        self.held().additions.add(key, tally);
     }
 
     /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However

@@ -32,11 +32,11 @@ use crate::base::{
 
 /// The prefix of the keys of transaction ids, unless
 /// [`Database::with_transaction_ids`](super::Database::with_transaction_ids) sets another.
-pub const TRANSACTION_IDS_PREFIX: &[u8] = b"notibus-transactions";
+pub(crate) const TRANSACTION_IDS_PREFIX: &[u8] = b"notibus-transactions";
 
 /// How many runs of [`Database::run_once`](super::Database::run_once) have to end before another one clears their
 /// ids.
-pub const FINISHED_IDS_MAX: u64 = 256;
+pub(super) const FINISHED_IDS_MAX: u64 = 256;
 
 /// The longest prefix, in bytes.
 const PREFIX_LEN_MAX: usize = 256;

@@ -17,7 +17,7 @@ use notibus::{
     Error, Result,
     store::{
         AtomicOp, Committed, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError,
-        TRANSACTION_LIFETIME, Transaction, Watch,
+        Transaction, Watch,
     },
 };
 use tempfile::TempDir;
@@ -232,7 +232,7 @@ impl Fixture {
     /// Waits until every transaction that has begun to read is too old.
     pub async fn outlive(&self) {
         // An idle cluster forgets old versions only every few seconds.
-        let time = TRANSACTION_LIFETIME + Duration::from_secs(5);
+        let time = Transaction::LIFETIME + Duration::from_secs(5);
         match &self.clock {
             Some(clock) => {
                 let time_ms = u64::try_from(time.as_millis()).expect("it is short");

@@ -2,10 +2,7 @@
 
 use notibus::{
     Result,
-    store::{
-        AtomicOp, Isolation::Snapshot, KEY_LEN_MAX, KeyRange, RangeRead, StoreError, TRANSACTION_LEN_MAX,
-        Transaction, VALUE_LEN_MAX,
-    },
+    store::{AtomicOp, Isolation::Snapshot, KeyRange, RangeRead, StoreError, Transaction},
 };
 
 use crate::fixture::{Fixture, fails};
@@ -29,7 +26,7 @@ async fn defers(f: &Fixture, expected: &StoreError, bad: impl FnOnce(&Transactio
 /// A key that is too long by one byte.
 fn long_key(f: &Fixture) -> Vec<u8> {
     let mut key = f.key("");
-    key.resize(KEY_LEN_MAX + 1, b'k');
+    key.resize(Transaction::KEY_LEN_MAX + 1, b'k');
     key
 }
 
@@ -43,7 +40,7 @@ pub(crate) async fn a_long_key_is_refused(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn a_long_value_is_refused(f: &Fixture) -> Result<()> {
-    let value = vec![0; VALUE_LEN_MAX + 1];
+    let value = vec![0; Transaction::VALUE_LEN_MAX + 1];
     let key = f.key("k");
     defers(f, &StoreError::VALUE_TOO_LARGE, |tx| tx.set(&key, &value)).await?;
     defers(f, &StoreError::VALUE_TOO_LARGE, |tx| {
@@ -63,7 +60,7 @@ pub(crate) async fn a_bad_write_fails_a_commit_without_reads(f: &Fixture) -> Res
 
 pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
-    tx.set(&f.key("k"), &vec![0; VALUE_LEN_MAX + 1]);
+    tx.set(&f.key("k"), &vec![0; Transaction::VALUE_LEN_MAX + 1]);
     tx.set(&long_key(f), b"v");
     tx.set(b"\xffk", b"v");
     fails(tx.commit().await, &StoreError::VALUE_TOO_LARGE);
@@ -149,15 +146,15 @@ pub(crate) async fn inverted_ranges_are_refused(f: &Fixture) -> Result<()> {
 
 /// Sets as many of the longest values as fit into `len` bytes.
 fn set_many(f: &Fixture, tx: &Transaction, len: usize) {
-    let value = vec![7; VALUE_LEN_MAX];
-    for n in 0..len / VALUE_LEN_MAX {
+    let value = vec![7; Transaction::VALUE_LEN_MAX];
+    for n in 0..len / Transaction::VALUE_LEN_MAX {
         tx.set(&f.key(format!("{n:03}")), &value);
     }
 }
 
 pub(crate) async fn a_large_transaction_is_refused(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
-    set_many(f, &tx, TRANSACTION_LEN_MAX + VALUE_LEN_MAX);
+    set_many(f, &tx, Transaction::LEN_MAX + Transaction::VALUE_LEN_MAX);
     assert!(tx.get(&f.key("000"), Snapshot).await?.is_some(), "only the commit is refused");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_LARGE);
     assert!(f.suffixes().await?.is_empty());
@@ -168,7 +165,7 @@ pub(crate) async fn a_transaction_below_the_limit_is_committed(f: &Fixture) -> R
     let tx = f.db.begin();
     set_many(f, &tx, 9_000_000);
     tx.commit().await?;
-    assert_eq!(f.value("089").await?.map(|value| value.len()), Some(VALUE_LEN_MAX));
+    assert_eq!(f.value("089").await?.map(|value| value.len()), Some(Transaction::VALUE_LEN_MAX));
     let clearing = f.db.begin();
     clearing.clear_range(&f.all());
     clearing.commit().await.map(drop)

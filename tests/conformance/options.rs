@@ -11,8 +11,7 @@ use notibus::{
     store::{
         AtomicOp,
         Isolation::{Serializable, Snapshot},
-        KeyRange, Priority, RangeRead, RetryPolicy, StoreError, TRANSACTION_LEN_MAX, Transaction,
-        TransactionOption,
+        KeyRange, Priority, RangeRead, RetryPolicy, StoreError, Transaction, TransactionOption,
     },
 };
 
@@ -128,7 +127,7 @@ async fn refused(f: &Fixture, option: TransactionOption, expected: &StoreError) 
 }
 
 pub(crate) async fn a_bad_size_limit_is_refused(f: &Fixture) -> Result<()> {
-    for bad in [0, 31, TRANSACTION_LEN_MAX + 1, usize::MAX] {
+    for bad in [0, 31, Transaction::LEN_MAX + 1, usize::MAX] {
         refused(f, TransactionOption::SizeLimit(bad), &StoreError::INVALID_OPTION_VALUE).await?;
     }
     assert!(f.suffixes().await?.is_empty());

@@ -11,7 +11,7 @@ use notibus::{
     store::{
         AtomicOp, Database,
         Isolation::{Serializable, Snapshot},
-        KEY_LEN_MAX, RetryPolicy, StoreError,
+        RetryPolicy, StoreError, Transaction,
     },
 };
 
@@ -127,7 +127,7 @@ pub(crate) async fn a_final_error_of_the_commit_is_returned_at_once(f: &Fixture)
     let result =
         f.db.run(async |tx| {
             runs.set(runs.get() + 1);
-            tx.set(&vec![b'k'; KEY_LEN_MAX + 1], b"v");
+            tx.set(&vec![b'k'; Transaction::KEY_LEN_MAX + 1], b"v");
             Ok(())
         })
         .await;

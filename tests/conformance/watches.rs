@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use notibus::{
     Result,
-    store::{AtomicOp, Isolation::Serializable, StoreError, Transaction, VALUE_LEN_MAX, WATCHES_MAX, Watch},
+    store::{AtomicOp, Database, Isolation::Serializable, StoreError, Transaction, Watch},
 };
 
 use crate::fixture::{Fixture, conflicts, fails, soon, still_waits};
@@ -116,7 +116,7 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
 pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
     let watch = tx.watch(&f.key("k")).await?;
-    let value = vec![0; VALUE_LEN_MAX];
+    let value = vec![0; Transaction::VALUE_LEN_MAX];
     for n in 0..110_u8 {
         tx.set(&f.key([b'v', n]), &value);
     }
@@ -223,7 +223,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
         Ok(some)
     };
     let mut watches = Vec::new();
-    while watches.len() < WATCHES_MAX - WATCHES_AT_ONCE {
+    while watches.len() < Database::WATCHES_MAX - WATCHES_AT_ONCE {
         watches.extend(f.db.run(set).await?);
     }
     let tx = f.db.begin();
@@ -242,7 +242,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     tx.commit().await?;
     let other = f.db.begin();
     fails(watched(&other, &f.key("l")).await, &StoreError::TOO_MANY_WATCHES);
-    watches.truncate(WATCHES_MAX / 2);
+    watches.truncate(Database::WATCHES_MAX / 2);
     other.reset();
     let watch = other.watch(&f.key("l")).await?;
     other.commit().await?;

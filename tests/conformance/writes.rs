@@ -2,7 +2,7 @@
 
 use notibus::{
     Result,
-    store::{KEY_LEN_MAX, KeyRange, VALUE_LEN_MAX},
+    store::{KeyRange, Transaction},
 };
 
 use crate::fixture::Fixture;
@@ -94,10 +94,10 @@ pub(crate) async fn overlapping_clear_ranges_add_up(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn the_longest_key_and_value_are_kept(f: &Fixture) -> Result<()> {
-    let mut suffix = vec![b'k'; KEY_LEN_MAX];
-    suffix.truncate(KEY_LEN_MAX - f.key("").len());
-    let value = vec![7; VALUE_LEN_MAX];
-    assert_eq!(f.key(&suffix).len(), KEY_LEN_MAX);
+    let mut suffix = vec![b'k'; Transaction::KEY_LEN_MAX];
+    suffix.truncate(Transaction::KEY_LEN_MAX - f.key("").len());
+    let value = vec![7; Transaction::VALUE_LEN_MAX];
+    assert_eq!(f.key(&suffix).len(), Transaction::KEY_LEN_MAX);
     f.put(&suffix, &value).await?;
     assert_eq!(f.value(&suffix).await?.as_deref(), Some(&value[..]));
     Ok(())

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use smallvec::SmallVec;
 
 use crate::{
     base::{
@@ -12,12 +13,30 @@ use crate::{
     store::AtomicOp,
 };
 
-/// The result of `op` on `value`; `None` is a missing key. Versionstamped operations do not depend on the old value:
+/// What an operation does to the value of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It stays, and is not copied: a small operation may meet a large value, and often.
+    Keep,
+    /// It becomes this; `None` is a missing key.
+    Become(Option<Bytes>),
+}
+
+/// The effect of `op` on `value`; `None` is a missing key. Versionstamped operations do not depend on the old value:
 /// [`stamped`] resolves them.
-pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Option<Bytes> {
+pub(super) fn apply(op: AtomicOp, value: Option<&[u8]>, operand: &Bytes) -> Effect {
     let old = value.filter(|old| !old.is_empty() && !operand.is_empty());
-    match op {
-        AtomicOp::Add => Some(old.map_or_else(|| operand.clone(), |old| add(old, operand))),
+    let is_kept = match op {
+        AtomicOp::ByteMax => value.is_some_and(|old| old > operand),
+        AtomicOp::ByteMin => value.is_some_and(|old| old < operand),
+        AtomicOp::CompareAndClear => value.is_none_or(|old| old != operand),
+        _ => false,
+    };
+    if is_kept {
+        return Effect::Keep;
+    }
+    Effect::Become(match op {
+        AtomicOp::Add => Some(Bytes::copy_from_slice(&add(value.unwrap_or_default(), operand))),
         AtomicOp::Max => Some(match old {
             Some(old) if compare(old, operand).is_gt() => fit(old, operand.len()),
             _ => operand.clone(),
@@ -27,37 +46,40 @@ pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Opt
             Some(old) if compare(old, operand).is_lt() => fit(old, operand.len()),
             _ => operand.clone(),
         }),
-        AtomicOp::ByteMax => Some(value.filter(|old| *old > operand).unwrap_or(operand).clone()),
-        AtomicOp::ByteMin => Some(value.filter(|old| *old < operand).unwrap_or(operand).clone()),
-        AtomicOp::CompareAndClear => value.filter(|old| *old != operand).cloned(),
+        AtomicOp::ByteMax | AtomicOp::ByteMin => Some(operand.clone()),
+        AtomicOp::CompareAndClear => None,
         AtomicOp::SetVersionstampedKey | AtomicOp::SetVersionstampedValue => {
             unreachable!("versionstamped operations are resolved before they are applied")
         }
-    }
+    })
 }
 
-/// The sum of two little-endian numbers, cut to the length of `operand`.
-fn add(old: &[u8], operand: &[u8]) -> Bytes {
-    let mut total = Vec::with_capacity(operand.len());
-    let mut carry = false;
-    for at in (0..operand.len()).step_by(WORD_LEN) {
-        let (sum, over) = word(old, at).overflowing_add(word(operand, at));
+/// The sum of two little-endian numbers, cut to the length of `operand`. Counters need no allocation.
+pub(super) fn add(old: &[u8], operand: &[u8]) -> SmallVec<[u8; 64]> {
+    let mut total = SmallVec::from_slice(operand);
+    let (mut rest, mut carry) = (old, false);
+    for part in total.chunks_mut(WORD_LEN) {
+        let word = take_word(&mut rest);
+        let (sum, over) = word.overflowing_add(take_word(&mut &*part));
         let (sum, carried) = sum.overflowing_add(carry.into());
         carry = over || carried;
-        total.extend_from_slice(&sum.to_le_bytes()[..WORD_LEN.min(operand.len() - at)]);
+        part.copy_from_slice(&sum.to_le_bytes()[..part.len()]);
     }
-    total.into()
+    total
 }
 
 /// The bytes of a word.
 const WORD_LEN: usize = size_of::<u64>();
 
-/// The word of a little-endian number that begins at byte `at`, padded with zeros.
-fn word(number: &[u8], at: usize) -> u64 {
-    let rest = number.get(at..).unwrap_or_default();
+/// The next word of a little-endian number, padded with zeros.
+fn take_word(number: &mut &[u8]) -> u64 {
+    if let Some((word, rest)) = number.split_first_chunk() {
+        *number = rest;
+        return u64::from_le_bytes(*word);
+    }
     let mut word = [0; WORD_LEN];
-    let len = rest.len().min(WORD_LEN);
-    word[..len].copy_from_slice(&rest[..len]);
+    word[..number.len()].copy_from_slice(number);
+    *number = &[];
     u64::from_le_bytes(word)
 }
 
@@ -65,7 +87,7 @@ fn word(number: &[u8], at: usize) -> u64 {
 fn compare(old: &[u8], operand: &[u8]) -> Ordering {
     (0..operand.len())
         .rev()
-        .map(|place| old.get(place).copied().unwrap_or(0).cmp(&operand[place]))
+        .map(|offset| old.get(offset).copied().unwrap_or(0).cmp(&operand[offset]))
         .find(|order| order.is_ne())
         .unwrap_or(Ordering::Equal)
 }
@@ -79,20 +101,20 @@ fn fit(old: &[u8], len: usize) -> Bytes {
 }
 
 /// The offset of the stamp in `operand`, from its last 4 bytes.
-pub(super) fn stamp_place(operand: &[u8]) -> Result<usize, StoreError> {
-    let (payload, place) = operand.split_last_chunk::<4>().ok_or(StoreError::CLIENT_INVALID_OPERATION)?;
-    let place = usize::try_from(u32::from_le_bytes(*place)).unwrap_or(usize::MAX);
-    match place.checked_add(STAMP_LEN) {
-        Some(end) if end <= payload.len() => Ok(place),
+pub(super) fn stamp_offset(operand: &[u8]) -> Result<usize, StoreError> {
+    let (payload, offset) = operand.split_last_chunk::<4>().ok_or(StoreError::CLIENT_INVALID_OPERATION)?;
+    let offset = usize::try_from(u32::from_le_bytes(*offset)).unwrap_or(usize::MAX);
+    match offset.checked_add(STAMP_LEN) {
+        Some(end) if end <= payload.len() => Ok(offset),
         _ => Err(StoreError::CLIENT_INVALID_OPERATION),
     }
 }
 
 /// `operand` with `stamp` at its offset and without the last 4 bytes. The offset must be valid.
 pub(super) fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
-    let place = stamp_place(operand).expect("the place was checked when the operation was added");
+    let offset = stamp_offset(operand).expect("the offset was checked when the operation was added");
     let mut bytes = BytesMut::from(&operand[..operand.len() - 4]);
-    bytes[place..place + STAMP_LEN].copy_from_slice(&stamp.0);
+    bytes[offset..offset + STAMP_LEN].copy_from_slice(&stamp.0);
     bytes.freeze()
 }
 
@@ -102,8 +124,10 @@ mod tests {
 
     /// Applies `op` and returns the bytes.
     fn on(op: AtomicOp, value: Option<&[u8]>, operand: &[u8]) -> Option<Vec<u8>> {
-        let value = value.map(Bytes::copy_from_slice);
-        apply(op, value.as_ref(), &Bytes::copy_from_slice(operand)).map(|bytes| bytes.to_vec())
+        match apply(op, value, &Bytes::copy_from_slice(operand)) {
+            Effect::Keep => value.map(<[u8]>::to_vec),
+            Effect::Become(value) => value.map(|bytes| bytes.to_vec()),
+        }
     }
 
     #[test]
@@ -152,7 +176,7 @@ mod tests {
     #[test]
     fn a_stamp_outside_its_operand_is_refused() {
         for bad in [&b"abc"[..], &[0; 13], &[[0; 10].as_slice(), &[1, 0, 0, 0]].concat(), &[0xff; 20]] {
-            assert_eq!(stamp_place(bad), Err(StoreError::CLIENT_INVALID_OPERATION));
+            assert_eq!(stamp_offset(bad), Err(StoreError::CLIENT_INVALID_OPERATION));
         }
         let operand = [b"k".as_slice(), &[0; 10], b"z", &[1, 0, 0, 0]].concat();
         assert_eq!(

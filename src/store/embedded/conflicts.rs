@@ -14,6 +14,7 @@ use std::{
 
 use bytes::Bytes;
 
+use super::rows::Rows;
 use crate::store::KeyRange;
 
 /// The bounds of `range` for an ordered map.
@@ -43,9 +44,20 @@ impl ReadConflict {
 #[derive(Debug, Default)]
 struct Generation {
     /// The keys, each with the version of its newest write in this generation.
-    keys: BTreeMap<Bytes, u64>,
+    keys: Rows,
     /// The newest version among them.
     newest: u64,
+}
+
+impl Generation {
+    /// Whether a key of `read` was written after `version`.
+    fn is_written_after(&self, read: &ReadConflict, version: u64) -> bool {
+        let is_later = |at: &[u8]| at > &version.to_be_bytes()[..];
+        match read {
+            ReadConflict::Key(key) => self.keys.get(key).is_some_and(is_later),
+            ReadConflict::Range(range) => self.keys.range(range, false).any(|(_, at)| is_later(at)),
+        }
+    }
 }
 
 /// The newest write of every key and range since some version.
@@ -68,15 +80,12 @@ const STEPS_MIN: usize = 64;
 impl Conflicts {
     /// Whether anything of `read` was written after `version`.
     pub fn written_after(&self, read: &ReadConflict, version: u64) -> bool {
+        let is_written = || self.generations_after(version).any(|of| of.is_written_after(read, version));
         match read {
-            ReadConflict::Key(key) => {
-                self.generations_after(version).any(|of| of.keys.get(key).is_some_and(|&at| at > version))
-                    || self.step_at(key) > version
-            }
+            ReadConflict::Key(key) => is_written() || self.step_at(key) > version,
             ReadConflict::Range(range) if range.is_empty() => false,
             ReadConflict::Range(range) => {
-                let mut generations = self.generations_after(version);
-                generations.any(|of| of.keys.range::<[u8], _>(bounds(range)).any(|(_, &at)| at > version))
+                is_written()
                     || self.step_at(&range.begin) > version
                     || self.ranges.range::<[u8], _>(bounds(range)).any(|(_, &written)| written > version)
             }
@@ -95,12 +104,12 @@ impl Conflicts {
     }
 
     /// Notes that `key` was written at `version`, which is not below the version of the previous write.
-    pub fn key_written(&mut self, key: Bytes, version: u64) {
+    pub fn key_written(&mut self, key: &[u8], version: u64) {
         if self.generations.back().is_none_or(|last| last.keys.len() >= GENERATION_KEYS_MAX) {
             self.generations.push_back(Generation::default());
         }
         let last = self.generations.back_mut().expect("there is one by now");
-        last.keys.insert(key, version);
+        last.keys.change(key, |_| Some(version.to_be_bytes()));
         last.newest = version;
     }
 
@@ -172,8 +181,8 @@ mod tests {
         let mut conflicts = Conflicts::default();
         let last = 3 * GENERATION_KEYS_MAX as u64;
         for version in 1..=last {
-            conflicts.key_written(format!("{version:06}").into(), version);
-            conflicts.key_written("hot".into(), version);
+            conflicts.key_written(format!("{version:06}").as_bytes(), version);
+            conflicts.key_written(b"hot", version);
         }
         let key = |version: u64| ReadConflict::Key(format!("{version:06}").into());
         let written = |conflicts: &Conflicts, begin: u64, end: u64, after: u64| {

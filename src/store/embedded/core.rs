@@ -16,11 +16,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use imbl::OrdMap;
 
 use super::{
-    atomic,
-    conflicts::{Conflicts, ReadConflict, bounds},
+    atomic::{self, Effect},
+    conflicts::{Conflicts, ReadConflict},
+    rows::Rows,
+    undo::Undo,
     watches::{self, Watches},
 };
 use crate::{
@@ -31,12 +32,10 @@ use crate::{
     store::{AtomicOp, KeyRange, TRANSACTION_LIFETIME, mutation::Mutation},
 };
 
-pub(super) type Root = OrdMap<Bytes, Bytes>;
-
 /// The rows at the read version of a transaction.
 #[derive(Debug, Clone)]
 pub(super) struct Snapshot {
-    pub root: Root,
+    pub root: Rows,
     pub version: u64,
     /// Since when a newer version may exist, on the clock of the engine.
     pub taken: Duration,
@@ -77,10 +76,10 @@ pub(super) type Outcome = Result<Option<Versionstamp>, StoreError>;
 #[derive(Debug)]
 pub(super) struct Staged {
     /// The rows with the group's writes.
-    pub root: Root,
+    pub root: Rows,
     /// The group's version.
     pub version: u64,
-    written: Written,
+    undo: Undo,
     /// The answers, in the order of the requests.
     pub outcomes: Vec<Outcome>,
     /// The watches to arm.
@@ -94,16 +93,20 @@ impl Staged {
     }
 
     /// The keys that the group wrote, each as often as it was written.
-    pub fn keys(&self) -> impl Iterator<Item = &Bytes> {
-        self.written.undo.iter().map(|(key, _)| key)
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.undo.keys()
     }
-}
 
-/// The writes of a group of commits.
-#[derive(Debug, Default)]
-struct Written {
-    /// Each written key with its value before, in order.
-    undo: Vec<(Bytes, Option<Bytes>)>,
+    /// Gives `key` what `change` makes of its value.
+    fn change<V: AsRef<[u8]>>(&mut self, key: &[u8], change: impl FnOnce(Option<&[u8]>) -> Option<V>) {
+        if self.undo.is_full() {
+            self.undo.share(self.root.clone());
+        }
+        self.root.change(key, |before| {
+            self.undo.push(key, before);
+            change(before)
+        });
+    }
 }
 
 /// A published group.
@@ -114,14 +117,14 @@ struct Past {
     at: Duration,
     /// When the previous version was last given out.
     given_out_before: Duration,
-    written: Written,
+    undo: Undo,
 }
 
 /// The newest rows, and the state for deciding commits.
 #[derive(Debug)]
 pub(super) struct Core {
     /// The newest rows.
-    root: Root,
+    root: Rows,
     version: u64,
     /// The groups of the last 5 s.
     history: VecDeque<Past>,
@@ -134,11 +137,13 @@ pub(super) struct Core {
     given_out: Duration,
     /// The version at time zero of the engine's clock.
     version_start: u64,
+    /// Memory for what the next group replaces.
+    spare: Undo,
 }
 
 impl Core {
     /// A core that starts with `root` at `version`.
-    pub fn new(root: Root, version: u64) -> Self {
+    pub fn new(root: Rows, version: u64) -> Self {
         Self {
             root,
             version,
@@ -148,6 +153,7 @@ impl Core {
             watches: Watches::default(),
             given_out: Duration::ZERO,
             version_start: version,
+            spare: Undo::default(),
         }
     }
 
@@ -179,12 +185,7 @@ impl Core {
         // nothing was written since.
         let mut snapshot = Snapshot { root: self.root.clone(), version: self.version, taken: self.given_out };
         for past in self.history.iter().rev().take_while(|past| past.version > version) {
-            for (key, value) in past.written.undo.iter().rev() {
-                match value {
-                    Some(value) => snapshot.root.insert(key.clone(), value.clone()),
-                    None => snapshot.root.remove(key),
-                };
-            }
+            past.undo.revert(&mut snapshot.root);
             snapshot.taken = past.given_out_before;
         }
         snapshot.version = version;
@@ -193,13 +194,13 @@ impl Core {
 
     /// Decides `group` and applies the commits to `root`, which must be the newest one. They can be read only after
     /// [`Core::publish`].
-    pub fn stage(&mut self, root: Root, group: Vec<Request>, now: Duration) -> Staged {
+    pub fn stage(&mut self, root: Rows, group: Vec<Request>, now: Duration) -> Staged {
         let elapsed_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         let version = (self.version + 1).max(self.version_start.saturating_add(elapsed_us));
         let mut staged = Staged {
             root,
             version,
-            written: Written::default(),
+            undo: std::mem::take(&mut self.spare),
             outcomes: Vec::with_capacity(group.len()),
             watches: Vec::new(),
         };
@@ -252,63 +253,70 @@ impl Core {
 
     /// Applies one write to the staged rows.
     fn apply(&mut self, mutation: Mutation, stamp: Versionstamp, staged: &mut Staged) {
-        let (key, value) = match mutation {
-            Mutation::Set(key, value) => (key, Some(value)),
-            Mutation::Clear(key) => (key, None),
+        match mutation {
+            Mutation::Set(key, value) => self.write(&key, staged, |_| Some(value)),
+            Mutation::Clear(key) => self.write(&key, staged, |_| None::<Bytes>),
             Mutation::ClearRange(begin, end) => {
                 let range = KeyRange { begin, end };
                 self.conflicts.range_written(&range, staged.version);
-                let keys: Vec<_> =
-                    staged.root.range::<_, [u8]>(bounds(&range)).map(|(key, _)| key.clone()).collect();
+                let keys: Vec<_> = staged.root.range(&range, false).map(|(key, _)| key.to_vec()).collect();
                 for key in keys {
-                    let old = staged.root.remove(&key);
-                    staged.written.undo.push((key, old));
+                    staged.change(&key, |_| None::<Bytes>);
                 }
-                return;
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, value) => {
-                (atomic::stamped(&key, stamp), Some(value))
+                self.write(&atomic::stamped(&key, stamp), staged, |_| Some(value));
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, value) => {
-                (key, Some(atomic::stamped(&value, stamp)))
+                self.write(&key, staged, |_| Some(atomic::stamped(&value, stamp)));
             }
-            Mutation::Atomic(op, key, operand) => {
-                let value = atomic::apply(op, staged.root.get(&key), &operand);
-                (key, value)
+            Mutation::Atomic(AtomicOp::Add, key, operand) => {
+                self.write(&key, staged, |value| Some(atomic::add(value.unwrap_or_default(), &operand)));
             }
-        };
-        let old = match value {
-            Some(value) => staged.root.insert(key.clone(), value),
-            None => staged.root.remove(&key),
-        };
-        self.conflicts.key_written(key.clone(), staged.version);
-        staged.written.undo.push((key, old));
+            Mutation::Atomic(op, key, operand) => match atomic::apply(op, staged.root.get(&key), &operand) {
+                Effect::Keep => self.conflicts.key_written(&key, staged.version),
+                Effect::Become(value) => self.write(&key, staged, |_| value),
+            },
+        }
+    }
+
+    /// Gives `key` what `change` makes of its value.
+    fn write<V: AsRef<[u8]>>(
+        &mut self,
+        key: &[u8],
+        staged: &mut Staged,
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) {
+        staged.change(key, change);
+        self.conflicts.key_written(key, staged.version);
     }
 
     /// Takes the newest rows, to be changed in place. Until [`Core::publish`] the core has none.
-    pub fn take_root(&mut self) -> Root {
+    pub fn take_root(&mut self) -> Rows {
         std::mem::take(&mut self.root)
     }
 
-    pub fn share_root(&self) -> Root {
+    pub fn share_root(&self) -> Rows {
         self.root.clone()
     }
 
     /// Makes the group readable, fires and arms watches, and forgets old history.
-    pub fn publish(&mut self, staged: Staged, now: Duration) -> Vec<Outcome> {
+    pub fn publish(&mut self, mut staged: Staged, now: Duration) -> Vec<Outcome> {
         let is_commit = staged.is_commit();
         self.root = staged.root;
         if is_commit {
             self.version = staged.version;
             if !self.watches.is_empty() {
-                for (key, _) in &staged.written.undo {
+                for key in staged.undo.keys() {
                     self.watches.key_changed(key, self.root.get(key));
                 }
             }
             let given_out_before = std::mem::replace(&mut self.given_out, now);
-            let written = staged.written;
-            self.history.push_back(Past { version: staged.version, at: now, given_out_before, written });
+            let undo = staged.undo.take();
+            self.history.push_back(Past { version: staged.version, at: now, given_out_before, undo });
         }
+        staged.undo.clear();
+        self.spare = staged.undo;
         self.arm(staged.watches);
         self.forget(now);
         staged.outcomes
@@ -361,14 +369,14 @@ mod tests {
 
     #[test]
     fn past_versions_can_be_read_until_they_are_forgotten() {
-        let mut core = Core::new(Root::new(), 0);
+        let mut core = Core::new(Rows::default(), 0);
         let second = Duration::from_secs(1);
         let first = commit(&mut core, set("k", "1"), second).unwrap().unwrap().version();
         let newer = commit(&mut core, set("k", "2"), 2 * second).unwrap().unwrap().version();
         assert!(newer > first && newer - first >= 1_000_000, "versions advance with time");
 
         let then = core.snapshot_at(first).unwrap();
-        assert_eq!(then.root.get(&b"k"[..]).unwrap(), "1");
+        assert_eq!(then.root.get(b"k").unwrap(), b"1");
         assert_eq!(then.taken, second, "it ages from when it was last given out");
         assert_eq!(core.snapshot_at(newer + 1).unwrap_err(), StoreError::FUTURE_VERSION);
 
@@ -379,7 +387,7 @@ mod tests {
 
     #[test]
     fn transactions_of_one_group_see_each_other_as_conflicts() {
-        let mut core = Core::new(Root::new(), 0);
+        let mut core = Core::new(Rows::default(), 0);
         let read = |key: &'static str, request: Request| Request {
             snapshot: Some((0, Duration::ZERO)),
             reads: vec![ReadConflict::Key(key.into())],
@@ -390,5 +398,42 @@ mod tests {
         let outcomes = core.publish(staged, Duration::ZERO);
         assert!(outcomes[0].is_ok());
         assert_eq!(outcomes[1], Err(StoreError::NOT_COMMITTED));
+    }
+
+    /// Regression: each operation that kept a value copied it, so a transaction of 200 kB took hundreds of megabytes for 5 s.
+    #[test]
+    fn operations_that_keep_a_large_value_copy_nothing() {
+        let mut core = Core::new(Rows::default(), 0);
+        let second = Duration::from_secs(1);
+        let large = Mutation::Set("k".into(), vec![7; 100_000].into());
+        commit(&mut core, Request { mutations: vec![large], ..Request::default() }, second).unwrap();
+        let before = core.version();
+        let operations = [AtomicOp::CompareAndClear, AtomicOp::ByteMax];
+        let mutations =
+            (0..1_000).map(|n| Mutation::Atomic(operations[n % 2], "k".into(), Bytes::from_static(b"a")));
+        let mutations: Vec<_> = mutations.collect();
+        commit(&mut core, Request { mutations, ..Request::default() }, 2 * second).unwrap();
+        // 97 is greater than 7, so the first ByteMax has replaced the value, and nothing else has.
+        assert!(core.history.back().unwrap().undo.len() < 2 * 100_000);
+        assert_eq!(core.root.get(b"k").unwrap(), b"a");
+        assert!(core.conflicts.written_after(&ReadConflict::Key("k".into()), before));
+    }
+
+    /// Regression: a clear copied all that it cleared, twice while it was published.
+    #[test]
+    fn a_big_clear_shares_what_it_clears() {
+        let mut core = Core::new(Rows::default(), 0);
+        let second = Duration::from_secs(1);
+        let rows =
+            (0..2_000_u32).map(|n| Mutation::Set(n.to_be_bytes().to_vec().into(), vec![7; 100].into()));
+        commit(&mut core, Request { mutations: rows.collect(), ..Request::default() }, second).unwrap();
+        let (before, full) = (core.version(), core.share_root());
+        let clear = Mutation::ClearRange(Bytes::new(), Bytes::from_static(b"\xff"));
+        let and = Mutation::Set("k".into(), "v".into());
+        commit(&mut core, Request { mutations: vec![clear, and], ..Request::default() }, 2 * second).unwrap();
+        assert_eq!(core.root.len(), 1);
+        assert!(core.history.back().unwrap().undo.len() < 10_000);
+        let past = core.snapshot_at(before).unwrap().root;
+        assert!(past.iter().eq(full.iter()));
     }
 }

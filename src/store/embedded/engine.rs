@@ -11,8 +11,9 @@ use futures_util::future::BoxFuture;
 
 use super::{
     committer::{Committer, Failed, Worker},
-    core::{self, Core, Outcome, Request, Root},
+    core::{self, Core, Outcome, Request},
     folder::{Files, Folder, FolderOptions, History, Inspection, Opened, SystemFiles},
+    rows::Rows,
 };
 use crate::base::{
     env::Env,
@@ -62,7 +63,7 @@ fn version_now(env: &Env) -> u64 {
 impl Engine {
     /// A store in memory.
     pub fn memory(env: Env) -> Self {
-        let core = Arc::new(Mutex::new(Core::new(Root::new(), version_now(&env))));
+        let core = Arc::new(Mutex::new(Core::new(Rows::default(), version_now(&env))));
         Self::new(core, env, History::default(), |_, _| Committing::Caller)
     }
 
@@ -154,7 +155,7 @@ impl Engine {
     /// out.
     pub fn is_first_use(&self, name: &[u8]) -> bool {
         // A folder is open in one process at a time.
-        matches!(self.committing, Committing::Thread(_))
+        matches!(self.committing, Committing::Thread(_) | Committing::Turns(_))
             && self.used.lock().expect("no holder panics").insert(name.to_vec())
     }
 

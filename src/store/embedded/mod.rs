@@ -12,11 +12,16 @@ mod conflicts;
 mod core;
 mod engine;
 mod folder;
+#[cfg(test)]
+mod models;
 mod overlay;
+mod packed;
+mod rows;
 mod scan;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod undo;
 mod watches;
 
 pub use self::folder::{Damage, FolderReport};

@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, ops::Bound};
 
 use bytes::Bytes;
 
-use super::{atomic, conflicts::bounds};
+use super::{
+    atomic::{self, Effect},
+    conflicts::bounds,
+};
 use crate::{
     base::{encoding::Versionstamp, error::StoreError},
     store::{AtomicOp, KeyRange, mutation::Mutation, range::key_after},
@@ -27,12 +30,20 @@ pub(super) enum Own {
 
 impl Own {
     /// The value of the key if `stored` is in the store.
-    pub fn over(&self, stored: Option<&Bytes>) -> Result<Option<Bytes>, StoreError> {
+    pub fn over(&self, stored: Option<&[u8]>) -> Result<Option<Bytes>, StoreError> {
         match self {
             Self::Independent(value) => Ok(value.clone()),
-            Self::Dependent(operations) => Ok(operations
-                .iter()
-                .fold(stored.cloned(), |value, (op, operand)| atomic::apply(*op, value.as_ref(), operand))),
+            Self::Dependent(operations) => {
+                let apply = |value: Option<Bytes>, (op, operand): &(AtomicOp, Bytes)| match atomic::apply(
+                    *op,
+                    value.as_deref(),
+                    operand,
+                ) {
+                    Effect::Keep => value,
+                    Effect::Become(value) => value,
+                };
+                Ok(operations.iter().fold(stored.map(Bytes::copy_from_slice), apply))
+            }
             Self::Unreadable => Err(StoreError::ACCESSED_UNREADABLE),
         }
     }
@@ -135,7 +146,11 @@ impl Overlay {
             .entry(key.clone())
             .or_insert_with(|| if cleared { Own::Independent(None) } else { Own::Dependent(Vec::new()) });
         match own {
-            Own::Independent(value) => *value = atomic::apply(op, value.as_ref(), operand),
+            Own::Independent(value) => {
+                if let Effect::Become(new) = atomic::apply(op, value.as_deref(), operand) {
+                    *value = new;
+                }
+            }
             Own::Dependent(operations) => operations.push((op, operand.clone())),
             Own::Unreadable => {}
         }

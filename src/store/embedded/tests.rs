@@ -386,22 +386,22 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
     for (state, folder) in [("killed", &killed), ("closed", &disk)] {
         for name in folder.names() {
             let bytes = folder.read(&name);
-            for place in 0..bytes.len() {
+            for offset in 0..bytes.len() {
                 let copy = folder.copied();
                 let mut flipped = bytes.clone();
-                flipped[place] ^= 1 << (place % 8);
+                flipped[offset] ^= 1 << (offset % 8);
                 copy.write(&name, &flipped);
                 match copy.open_small(ENDLESS) {
                     Ok(db) => {
-                        assert_eq!(rows(&db).await, expected, "{state}: {name} at {place}");
+                        assert_eq!(rows(&db).await, expected, "{state}: {name} at {offset}");
                         harmless += 1;
                     }
                     Err(Error::Open { reason, .. }) => {
                         let is_small = name.starts_with("NOTIBUS_");
                         let at = reason.split("at byte ").nth(1).and_then(|rest| rest.split(':').next());
                         let at: Option<usize> = at.and_then(|at| at.parse().ok());
-                        let is_placed = reason.contains(&name) && at.is_some_and(|at| at <= place);
-                        assert!(is_small || is_placed, "{state}: {name} at {place}: {reason}");
+                        let is_placed = reason.contains(&name) && at.is_some_and(|at| at <= offset);
+                        assert!(is_small || is_placed, "{state}: {name} at {offset}: {reason}");
                         refused += 1;
                     }
                     Err(error) => panic!("{error}"),

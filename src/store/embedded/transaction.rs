@@ -189,7 +189,7 @@ impl State {
         }
         let own = self.overlay().and_then(|overlay| overlay.own(key));
         let value = match &own {
-            None => self.snapshot().root.get(key).cloned(),
+            None => self.snapshot().root.get(key).map(Bytes::copy_from_slice),
             Some(own) => own.over(self.snapshot().root.get(key))?,
         };
         if isolation == Isolation::Serializable {
@@ -493,9 +493,9 @@ fn check_mutation(mutation: &Mutation) -> Result<bool, StoreError> {
         return Err(StoreError::VALUE_TOO_LARGE);
     }
     match mutation {
-        Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => atomic::stamp_place(key).map(|_| true),
+        Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => atomic::stamp_offset(key).map(|_| true),
         Mutation::Atomic(AtomicOp::SetVersionstampedValue, _, value) => {
-            atomic::stamp_place(value).map(|_| true)
+            atomic::stamp_offset(value).map(|_| true)
         }
         _ => Ok(true),
     }

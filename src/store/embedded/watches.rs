@@ -1,11 +1,12 @@
 //! [`Watches`]: waits for changes of keys.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
+use foldhash::fast::FixedState;
 use tokio::sync::oneshot;
 
-use crate::{base::error::StoreError, store::WATCHES_MAX};
+use crate::{base::error::StoreError, store::limits::WATCHES_MAX};
 
 /// A watch of a transaction, which its commit will arm.
 #[derive(Debug)]
@@ -37,15 +38,15 @@ pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
 /// The armed watches of a store.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    armed: BTreeMap<Bytes, Vec<Pending>>,
+    armed: HashMap<Bytes, Vec<Pending>, FixedState>,
     /// Held once by each [`Place`], also by those of dropped watches until they are found.
     places: Arc<()>,
 }
 
 impl Watches {
     /// Arms `watch`, or fires it at once if the key no longer has the value that the transaction saw.
-    pub fn arm(&mut self, watch: Pending, now: Option<&Bytes>) {
-        if watch.seen.as_ref() != now {
+    pub fn arm(&mut self, watch: Pending, now: Option<&[u8]>) {
+        if watch.seen.as_deref() != now {
             // The receiver may be gone.
             let _ = watch.fire.send(Ok(()));
             return;
@@ -72,11 +73,11 @@ impl Watches {
     }
 
     /// Fires the watches on `key` that saw another value than `now`.
-    pub fn key_changed(&mut self, key: &Bytes, now: Option<&Bytes>) {
+    pub fn key_changed(&mut self, key: &[u8], now: Option<&[u8]>) {
         let Some(waiting) = self.armed.get_mut(key) else {
             return;
         };
-        for watch in waiting.extract_if(.., |watch| watch.seen.as_ref() != now || watch.fire.is_closed()) {
+        for watch in waiting.extract_if(.., |watch| watch.seen.as_deref() != now || watch.fire.is_closed()) {
             let _ = watch.fire.send(Ok(()));
         }
         if waiting.is_empty() {

@@ -9,16 +9,20 @@ use std::{
     },
 };
 
+use futures_util::future::{BoxFuture, pending, ready};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     fault::{CommitFault, WatchFault},
     operation::{Attempt, Operation},
-    wrapper::{Inner, Interceptor, wrap},
+    wrapper::{Commit, Failed, Inner, Interceptor, wrap},
 };
 use crate::{
-    base::error::{Result, StoreError},
-    store::Database,
+    base::{
+        encoding::Versionstamp,
+        error::{Result, StoreError},
+    },
+    store::{Database, Watch},
 };
 
 /// Counts of the operations on the store, faults included.
@@ -176,6 +180,18 @@ impl Plans {
     fn plan(&self) -> MutexGuard<'_, Planned> {
         self.plan.lock()
     }
+
+    /// The fault of the commit of `attempt`, if any.
+    fn commit_fault(&self, attempt: &Attempt) -> Option<CommitFault> {
+        let mut plan = self.plan();
+        if attempt.writes() {
+            self.write_commits.fetch_add(1, Ordering::Relaxed);
+            if let Some(fault) = plan.script.pop_front() {
+                return Some(fault);
+            }
+        }
+        plan.commits.as_mut()?(attempt)
+    }
 }
 
 impl Interceptor for Plans {
@@ -194,30 +210,52 @@ impl Interceptor for Plans {
         self.written_bytes.fetch_add(operation.written_bytes() as u64, Ordering::Relaxed);
     }
 
-    fn has_read(&self, bytes: usize) {
-        self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    fn before_read(&self, operation: &Operation, _failed: &Failed) -> Option<BoxFuture<'static, Result<()>>> {
+        let error = self.plan().reads.as_mut()?(operation)?;
+        Some(Box::pin(ready(Err(error.into()))))
     }
 
-    fn read(&self, operation: &Operation) -> Option<StoreError> {
-        self.plan().reads.as_mut()?(operation)
+    fn has_read(&self, operation: &Operation, _rows: usize, bytes: usize) {
+        self.read_bytes.fetch_add((operation.requested_bytes() + bytes) as u64, Ordering::Relaxed);
     }
 
-    fn watch(&self, key: &[u8]) -> Option<WatchFault> {
-        self.plan().watches.as_mut()?(key)
+    fn watch(
+        self: &Arc<Self>,
+        key: &[u8],
+        set: BoxFuture<'static, Result<Watch>>,
+    ) -> BoxFuture<'static, Result<Watch>> {
+        let fault = self.plan().watches.as_mut().and_then(|plan| plan(key));
+        match fault {
+            None => set,
+            Some(WatchFault::Refuse(error)) => Box::pin(ready(Err(error.into()))),
+            Some(WatchFault::Drop) => Box::pin(ready(Ok(Watch::new(pending())))),
+            Some(WatchFault::Spurious) => Box::pin(ready(Ok(Watch::new(ready(Ok(())))))),
+        }
     }
 
-    fn commit(&self, attempt: &Attempt) -> Option<CommitFault> {
-        let mut plan = self.plan();
-        if attempt.writes() {
-            self.write_commits.fetch_add(1, Ordering::Relaxed);
-            if let Some(fault) = plan.script.pop_front() {
-                return Some(fault);
+    fn commit(self: &Arc<Self>, mut commit: Commit<'_>) -> BoxFuture<'static, Result<Option<Versionstamp>>> {
+        match self.commit_fault(commit.attempt) {
+            None => commit.happen(),
+            Some(CommitFault::Before(error)) => Box::pin(ready(Err(error.into()))),
+            Some(CommitFault::After(error)) => {
+                let done = commit.happen();
+                Box::pin(async move {
+                    done.await?;
+                    Err(error.into())
+                })
+            }
+            Some(CommitFault::Late(error)) => {
+                commit.detach();
+                self.late.lock().push(commit.inner);
+                Box::pin(ready(Err(error.into())))
+            }
+            Some(CommitFault::Hold(gate)) => {
+                let done = commit.happen();
+                Box::pin(async move {
+                    gate.pass().await;
+                    done.await
+                })
             }
         }
-        plan.commits.as_mut()?(attempt)
-    }
-
-    fn keep_late(&self, transaction: Inner) {
-        self.late.lock().push(transaction);
     }
 }

@@ -41,3 +41,5 @@ pub use faults::{Faults, OperationCounts};
 pub use gate::Gate;
 pub use operation::{Attempt, Operation};
 pub use trace::Trace;
+#[cfg(feature = "simulation")]
+pub(crate) use wrapper::{Commit, Failed, Inner, Interceptor, Wrapper};

@@ -6,13 +6,10 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, pending};
+use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{
-    fault::{CommitFault, WatchFault},
-    operation::{Attempt, Operation},
-};
+use super::operation::{Attempt, Operation};
 use crate::{
     base::{
         encoding::Versionstamp,
@@ -26,42 +23,76 @@ use crate::{
 };
 
 /// A wrapped transaction, kept alive by the operations on it.
-pub(super) type Inner = Arc<dyn TransactionBackend>;
+pub(crate) type Inner = Arc<dyn TransactionBackend>;
 
-/// Decides about each operation. By default it changes nothing.
-pub(super) trait Interceptor: Send + Sync + 'static {
+/// The error with which an attempt has failed for good, if its interceptor wants it to.
+pub(crate) type Failed = Arc<Mutex<Option<StoreError>>>;
+
+/// The result of a commit: the stamp, if there was anything to write.
+type Stamp = Result<Option<Versionstamp>>;
+
+/// Stands between a transaction and its store. By default it changes nothing.
+pub(crate) trait Interceptor: Send + Sync + 'static {
     /// An attempt does its first operation.
     fn begins(&self) {}
 
     /// Attempt number `attempt` does `operation`.
     fn sees(&self, _attempt: u64, _operation: &Operation) {}
 
-    /// A read has returned `bytes` bytes of keys and values.
-    fn has_read(&self, _bytes: usize) {}
-
-    /// Whether a read fails.
-    fn read(&self, _operation: &Operation) -> Option<StoreError> {
+    /// Completes when the read `operation` may happen. Its error becomes that of the read.
+    fn before_read(
+        &self,
+        _operation: &Operation,
+        _failed: &Failed,
+    ) -> Option<BoxFuture<'static, Result<()>>> {
         None
     }
 
-    /// The fault of a watch, if any.
-    fn watch(&self, _key: &[u8]) -> Option<WatchFault> {
-        None
+    /// The read `operation` has returned `rows` rows, of `bytes` bytes of keys and values.
+    fn has_read(&self, _operation: &Operation, _rows: usize, _bytes: usize) {}
+
+    /// Sets a watch on `key` by `set`.
+    fn watch(
+        self: &Arc<Self>,
+        _key: &[u8],
+        set: BoxFuture<'static, Result<Watch>>,
+    ) -> BoxFuture<'static, Result<Watch>> {
+        set
     }
 
-    /// The fault of the commit of `attempt`, if any.
-    fn commit(&self, _attempt: &Attempt) -> Option<CommitFault> {
-        None
+    /// Commits.
+    fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
+        commit.happen()
+    }
+}
+
+/// A commit that an interceptor decides about.
+pub(crate) struct Commit<'a> {
+    /// What is committed.
+    pub attempt: &'a Attempt,
+    pub inner: Inner,
+    /// The wrapped store.
+    pub store: &'a Arc<dyn Backend>,
+    /// The transaction that the wrapper goes on with.
+    next: &'a mut Inner,
+}
+
+impl Commit<'_> {
+    /// Has it happen.
+    pub fn happen(self) -> BoxFuture<'static, Stamp> {
+        let inner = self.inner;
+        Box::pin(async move { inner.commit().await })
     }
 
-    /// Keeps a transaction whose commit happens late.
-    fn keep_late(&self, _transaction: Inner) {}
+    /// Gives the wrapper another transaction: this one goes on without it.
+    pub fn detach(&mut self) {
+        *self.next = Arc::from(self.store.begin());
+    }
 }
 
 /// A backend around another one.
-pub(super) struct Wrapper<I> {
+pub(crate) struct Wrapper<I> {
     inner: Arc<dyn Backend>,
-    /// Shared with the handle of the test.
     interceptor: Arc<I>,
     /// The number of the last attempt.
     attempts: Arc<AtomicU64>,
@@ -69,7 +100,14 @@ pub(super) struct Wrapper<I> {
 
 /// The store of `db` behind `interceptor`.
 pub(super) fn wrap<I: Interceptor>(db: &Database, interceptor: &Arc<I>) -> Database {
-    db.wrapped(|inner| Wrapper { inner, interceptor: Arc::clone(interceptor), attempts: Arc::default() })
+    db.wrapped(|inner| Wrapper::new(inner, Arc::clone(interceptor)))
+}
+
+impl<I> Wrapper<I> {
+    /// The store `inner` behind `interceptor`.
+    pub fn new(inner: Arc<dyn Backend>, interceptor: Arc<I>) -> Self {
+        Self { inner, interceptor, attempts: Arc::default() }
+    }
 }
 
 impl<I: Interceptor> Backend for Wrapper<I> {
@@ -90,6 +128,7 @@ impl<I: Interceptor> Backend for Wrapper<I> {
             inner: Arc::from(self.inner.begin()),
             attempt: Attempt::default(),
             number: self.attempts.fetch_add(1, Ordering::Relaxed),
+            failed: Failed::default(),
         };
         Box::new(WrappedTransaction {
             store: Arc::clone(&self.inner),
@@ -102,7 +141,7 @@ impl<I: Interceptor> Backend for Wrapper<I> {
 
 /// A transaction around another one.
 struct WrappedTransaction<I> {
-    /// Begins another transaction when the wrapped one is kept for a late commit.
+    /// Begins another transaction when the wrapped one goes on alone.
     store: Arc<dyn Backend>,
     interceptor: Arc<I>,
     /// The number of the last attempt.
@@ -117,6 +156,7 @@ struct State {
     attempt: Attempt,
     /// The number of the attempt.
     number: u64,
+    failed: Failed,
 }
 
 impl<I: Interceptor> WrappedTransaction<I> {
@@ -134,6 +174,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
         let mut state = self.state();
         state.attempt = Attempt::default();
         state.number = self.attempts.fetch_add(1, Ordering::Relaxed);
+        state.failed = Failed::default();
         state
     }
 
@@ -148,24 +189,35 @@ impl<I: Interceptor> WrappedTransaction<I> {
         Arc::clone(&state.inner)
     }
 
-    /// Records a read and does it, unless it should fail.
-    fn reading<T>(
+    /// Records a read and does it, as the interceptor lets it.
+    fn reading<T: Send + 'static>(
         &self,
         operation: Operation,
-        read: impl FnOnce(Inner) -> BoxFuture<'static, Result<T>>,
+        read: impl FnOnce(Inner) -> BoxFuture<'static, Result<T>> + Send + 'static,
+        measure: impl FnOnce(&T) -> (usize, usize) + Send + 'static,
     ) -> Answer<'_, T> {
-        let fault = self.interceptor.read(&operation);
-        let inner = self.note(operation);
-        match fault {
-            Some(error) => Err(Error::Store(error)).into(),
-            None => Answer::Waiting(read(inner)),
-        }
+        // A plan that decides about a read may use the transaction.
+        let failed = Arc::clone(&self.state().failed);
+        let permission = self.interceptor.before_read(&operation, &failed);
+        let inner = self.note(operation.clone());
+        let interceptor = Arc::clone(&self.interceptor);
+        Answer::Waiting(Box::pin(async move {
+            if let Some(permission) = permission {
+                permission.await?;
+            }
+            let result = read(inner).await?;
+            let (rows, bytes) = measure(&result);
+            interceptor.has_read(&operation, rows, bytes);
+            Ok(result)
+        }))
     }
 }
 
 impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
     fn read_version(&self) -> Answer<'_, u64> {
-        self.reading(Operation::ReadVersion, |inner| Box::pin(async move { inner.read_version().await }))
+        let read =
+            |inner: Inner| -> BoxFuture<'static, _> { Box::pin(async move { inner.read_version().await }) };
+        self.reading(Operation::ReadVersion, read, |_| (0, 0))
     }
 
     fn set_read_version(&self, version: u64) {
@@ -175,30 +227,24 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
         let key = Bytes::copy_from_slice(key);
         let operation = Operation::Get { key: key.clone(), isolation };
-        let interceptor = Arc::clone(&self.interceptor);
-        self.reading(operation, move |inner| {
-            Box::pin(async move {
-                let value = inner.get(&key, isolation).await?;
-                interceptor.has_read(key.len() + value.as_ref().map_or(0, Bytes::len));
-                Ok(value)
-            })
-        })
+        self.reading(
+            operation,
+            move |inner| Box::pin(async move { inner.get(&key, isolation).await }),
+            |value| value.as_ref().map_or((0, 0), |value| (1, value.len())),
+        )
     }
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         let read = read.clone();
         let operation = Operation::GetRange { range: read.range.clone(), isolation };
-        let interceptor = Arc::clone(&self.interceptor);
-        self.reading(operation, move |inner| {
-            Box::pin(async move {
-                let page = inner.get_range(&read, isolation).await?;
-                let range = read.range.begin.len() + read.range.end.len();
-                interceptor.has_read(
-                    page.rows.iter().fold(range, |sum, (key, value)| sum + key.len() + value.len()),
-                );
-                Ok(page)
-            })
-        })
+        self.reading(
+            operation,
+            move |inner| Box::pin(async move { inner.get_range(&read, isolation).await }),
+            |page| {
+                let bytes = page.rows.iter().map(|(key, value)| key.len() + value.len()).sum();
+                (page.rows.len(), bytes)
+            },
+        )
     }
 
     fn mutate(&self, mutation: Mutation) {
@@ -217,40 +263,31 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
 
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
         let key = Bytes::copy_from_slice(key);
-        let fault = self.interceptor.watch(&key);
         let operation = Operation::Watch { key: key.clone() };
-        self.reading(operation, move |inner| {
-            Box::pin(async move {
-                match fault {
-                    None => inner.watch(&key).await,
-                    Some(WatchFault::Refuse(error)) => Err(error.into()),
-                    Some(WatchFault::Drop) => Ok(Watch::new(pending())),
-                    Some(WatchFault::Spurious) => Ok(Watch::new(async { Ok(()) })),
-                }
-            })
-        })
+        let interceptor = Arc::clone(&self.interceptor);
+        self.reading(
+            operation,
+            move |inner| {
+                let watched = key.clone();
+                interceptor.watch(&key, Box::pin(async move { inner.watch(&watched).await }))
+            },
+            |_| (0, 0),
+        )
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
-        let inner = self.note(Operation::Commit);
-        let fault = self.interceptor.commit(&self.state().attempt);
-        Answer::Waiting(match fault {
-            None => Box::pin(async move { inner.commit().await }),
-            Some(CommitFault::Before(error)) => Box::pin(async { Err(error.into()) }),
-            Some(CommitFault::After(error)) => Box::pin(async move {
-                inner.commit().await?;
-                Err(error.into())
-            }),
-            Some(CommitFault::Late(error)) => {
-                self.state().inner = Arc::from(self.store.begin());
-                self.interceptor.keep_late(inner);
-                Box::pin(async { Err(error.into()) })
-            }
-            Some(CommitFault::Hold(gate)) => Box::pin(async move {
-                gate.pass().await;
-                inner.commit().await
-            }),
-        })
+        self.note(Operation::Commit);
+        let state = &mut *self.state();
+        if let Some(error) = state.failed.lock().clone() {
+            return Err(error.into()).into();
+        }
+        let commit = Commit {
+            attempt: &state.attempt,
+            inner: Arc::clone(&state.inner),
+            store: &self.store,
+            next: &mut state.inner,
+        };
+        Answer::Waiting(self.interceptor.commit(commit))
     }
 
     fn approximate_size(&self) -> Answer<'_, usize> {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     base::error::{Error, Result},
-    store::embedded::core::Root,
+    store::embedded::rows::Rows,
 };
 
 /// How often a folder is read again because another process changes it.
@@ -37,7 +37,7 @@ pub struct FolderReport {
 /// The content of a folder.
 pub(in crate::store) struct Inspection {
     /// All undamaged rows.
-    pub root: Root,
+    pub root: Rows,
     /// The versions that it has used.
     pub history: History,
     pub report: FolderReport,
@@ -98,7 +98,7 @@ pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Ins
 pub(super) fn make(
     files: &dyn Files,
     path: &Path,
-    (root, version): (&Root, u64),
+    (root, version): (&Rows, u64),
     history: &History,
 ) -> io::Result<()> {
     write_text(files, path, MARKER, FORMAT_UNFINISHED)?;

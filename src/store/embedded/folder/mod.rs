@@ -33,7 +33,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
@@ -46,7 +45,7 @@ use self::{
     record::Kind,
     recover::{Contents, Names},
 };
-use super::core::{Root, Staged};
+use super::{core::Staged, rows::Rows};
 use crate::base::{
     bugs::{Bug, is_on},
     error::{Error, Result},
@@ -105,7 +104,7 @@ struct Snapshots {
 pub(super) struct Opened {
     pub folder: Folder,
     /// All rows.
-    pub root: Root,
+    pub root: Rows,
     /// The version to go on from.
     pub version: u64,
     /// The versions that it has used.
@@ -165,7 +164,7 @@ impl Folder {
     /// Writes the changes of a group, all or nothing, and waits until they are on disk. After an error no group may
     /// be written any more.
     pub fn persist(&mut self, staged: &Staged) -> io::Result<()> {
-        let mut keys: Vec<&Bytes> = staged.keys().collect();
+        let mut keys: Vec<_> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
         let is_synced = !is_on(Bug::CommitNotSynced);
@@ -174,7 +173,7 @@ impl Folder {
                 .expect("a group is in memory, and each of its rows takes many bytes");
             out.extend_from_slice(&count.to_be_bytes());
             for key in keys {
-                record::append_row(out, key, staged.root.get(key).map(|value| &value[..]));
+                record::append_row(out, key, staged.root.get(key));
             }
         })?;
         self.history.reached(staged.version);
@@ -210,7 +209,7 @@ impl Folder {
 
     /// Begins the next journal, and has the snapshot of `root` at `version` written, which replaces the earlier
     /// journals.
-    fn begin_snapshot(&mut self, root: &Root, version: u64) -> io::Result<()> {
+    fn begin_snapshot(&mut self, root: &Rows, version: u64) -> io::Result<()> {
         let number = self.journal.number + 1;
         let next = Journal::create(&*self.files, &self.path, number, version, self.journal.end);
         let next = match next {
@@ -279,7 +278,7 @@ struct SnapshotTask {
     files: Arc<dyn Files>,
     path: PathBuf,
     number: u64,
-    root: Root,
+    root: Rows,
     version: u64,
     /// The versions that were used up to there.
     history: History,
@@ -345,7 +344,7 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
                 "damaged: it has lost its snapshot, and maybe rows; restore it from a copy".to_owned()
             );
         }
-        inspect::make(files, path, (&Root::new(), 0), &History::default()).map_err(io)?;
+        inspect::make(files, path, (&Rows::default(), 0), &History::default()).map_err(io)?;
     } else {
         write_text(files, path, MARKER, FORMAT).map_err(io)?;
     }

@@ -16,7 +16,6 @@
 
 use std::io;
 
-use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::files::{File, read_all};
@@ -96,17 +95,20 @@ pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
     out.extend_from_slice(value.unwrap_or_default());
 }
 
+/// A row of a payload: its key, and its value unless it was removed.
+type PayloadRow<'a> = (&'a [u8], Option<&'a [u8]>);
+
 /// The rows of a payload, which begins with their number.
-pub(super) fn rows(payload: &[u8]) -> Result<Vec<(Bytes, Option<Bytes>)>> {
+pub(super) fn rows(payload: &[u8]) -> Result<Vec<PayloadRow<'_>>> {
     let mut reader = Reader::new("record", payload);
     let count = reader.u32()?;
     let mut rows = Vec::new();
     for _ in 0..count {
         let (key_len, value_len) = (reader.u32()?, reader.u32()?);
-        let key = Bytes::copy_from_slice(reader.take(key_len as usize)?);
+        let key = reader.take(key_len as usize)?;
         let value = match value_len {
             REMOVED => None,
-            len => Some(Bytes::copy_from_slice(reader.take(len as usize)?)),
+            len => Some(reader.take(len as usize)?),
         };
         rows.push((key, value));
     }

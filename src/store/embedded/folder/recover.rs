@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     base::{encoding::Reader, error::Result},
-    store::embedded::core::Root,
+    store::embedded::rows::Rows,
 };
 
 /// A place in a file that was on disk once, and has changed.
@@ -40,7 +40,7 @@ impl fmt::Display for Damage {
 /// The content of a folder.
 pub(super) struct Contents {
     /// All undamaged rows.
-    pub root: Root,
+    pub root: Rows,
     /// The version of the newest commit, or of the newest opening.
     pub version: u64,
     /// The versions that it has used.
@@ -128,7 +128,7 @@ pub(super) fn read(files: &dyn Files, folder: &Path) -> io::Result<Contents> {
 impl Contents {
     fn nothing() -> Self {
         Self {
-            root: Root::new(),
+            root: Rows::default(),
             version: 0,
             history: History::default(),
             damages: Vec::new(),
@@ -297,12 +297,9 @@ impl Reading<'_> {
 }
 
 /// Applies the rows of a payload to `root`.
-fn apply(root: &mut Root, payload: &[u8]) -> Result<()> {
+fn apply(root: &mut Rows, payload: &[u8]) -> Result<()> {
     for (key, value) in record::rows(payload)? {
-        match value {
-            Some(value) => root.insert(key, value),
-            None => root.remove(&key),
-        };
+        root.change(key, |_| value);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::{
     history::History,
     record::{self, Kind},
 };
-use crate::store::embedded::core::Root;
+use crate::store::embedded::rows::Rows;
 
 /// The payload length at which a record of rows ends, in bytes.
 const RECORD_LEN: usize = 64 * 1_024;
@@ -29,7 +29,7 @@ pub(super) fn write(
     files: &dyn Files,
     folder: &Path,
     number: u64,
-    (root, version): (&Root, u64),
+    (root, version): (&Rows, u64),
     history: &History,
 ) -> io::Result<u64> {
     let (seed, mut at, mut record) = (seed(number), 0, Vec::new());
@@ -52,7 +52,7 @@ pub(super) fn write(
             *count = 0;
             Ok::<_, io::Error>(())
         };
-        for (key, value) in root {
+        for (key, value) in root.iter() {
             record::append_row(&mut rows, key, Some(value));
             count += 1;
             if rows.len() >= RECORD_LEN {
