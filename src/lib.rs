@@ -27,6 +27,9 @@
 //!
 //! `ARCHITECTURE.md` describes the design, layer by layer.
 
+// There the pages say which feature an item needs; only a nightly compiler can do so.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 /// The programs of README are run as tests of the documentation, too.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -69,11 +72,14 @@ pub use state::membership::NodeOptions;
 
 #[doc = include_str!("../docs/guide/subscribers.md")]
 pub mod dispatcher {
-    pub use crate::roles::dispatcher::{
-        BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-        Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle,
-        Message, Mirror, MirrorView, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe,
-        SubscriberId, Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
+    pub use crate::roles::{
+        dispatcher::{
+            BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
+            Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle,
+            Message, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription,
+            Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
+        },
+        mirror::{Mirror, MirrorView},
     };
 }
 
@@ -83,10 +89,10 @@ pub mod group {
         roles::group::{
             CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions,
             DeadLetter, DeadLetterInfo, FailurePolicy, FencingToken, Group, GroupBatch, GroupOptions,
-            GroupStatus, GroupTrouble, LAG_ROWS_MAX, Observer, ObserverResult, ParkedId, Replayed, ShardLag,
-            ShardStatus, each_concurrent,
+            GroupStatus, GroupTrouble, Observer, ObserverResult, ParkedId, Replayed, ShardLag, ShardStatus,
+            each_concurrent,
         },
-        state::keys::{GROUP_NAME_LEN_MAX, GroupName},
+        state::keys::GroupName,
     };
 }
 
@@ -103,7 +109,7 @@ pub mod jobs {
 pub mod changes {
     pub use crate::roles::changes::{
         Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
-        DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
+        DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
     };
 }
 
@@ -122,7 +128,7 @@ pub mod feed {
 pub mod cursor {
     pub use crate::{
         base::cursor::{Cursor, Knowledge, Start},
-        state::{keys::CURSOR_NAME_LEN_MAX, named_cursor::NamedCursor},
+        state::named_cursor::NamedCursor,
     };
 }
 
@@ -130,7 +136,7 @@ pub mod cursor {
 pub mod event {
     pub use crate::base::{
         encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp},
-        event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX},
+        event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds},
         notification::{News, Notification, Replaced},
     };
 }
@@ -151,7 +157,7 @@ pub mod node {
         bus::{
             Announced, Node,
             running::{Roles, Running},
-            status::{BACKLOG_ROWS_MAX, Backlog, BusStatus, FeedStatus, GroupLag, PartitionBacklog},
+            status::{Backlog, BusStatus, FeedStatus, GroupLag, PartitionBacklog},
         },
         state::{
             keys::{NodeId, Role},

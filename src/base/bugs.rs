@@ -110,8 +110,18 @@ bugs! {
     CommittedTwice,
     /// A commit is answered before it is synced to the disk.
     CommitNotSynced,
+    /// A commit whose write or sync has failed is answered as if it had not happened.
+    FailedSyncRefused,
+    /// The nodes of earlier processes stay when a folder is opened.
+    DeadNodesStay,
+    /// A reader at a position of another history does not get `Expired`.
+    HistoryNotChecked,
     /// A change of a lease does not move the version of its pool, so that idle workers do not see it.
     LeaseChangeNotCounted,
+    /// Resources are divided as if each node could own any number of them.
+    MaximaIgnored,
+    /// A node takes others for dead after its own pace, whatever expiry they declare.
+    ExpiryOfOthersIgnored,
     /// A fold does not move the pulse of the feed.
     PulseNotMoved,
     /// The documents of a database stay when it is deleted.

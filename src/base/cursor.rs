@@ -27,9 +27,10 @@ use crate::base::{
 };
 
 /// What a reader knew when its reading began. Less knowledge sorts first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Knowledge {
     /// No database at all.
+    #[default]
     Nothing,
     /// Everything that happened up to this sequence.
     UpTo(Sequence),

@@ -11,16 +11,12 @@ use crate::base::{
     text::serde_as_text,
 };
 
-/// The longest name of a database and the longest id of a design document, in bytes. Both are part of keys, where escaping
-/// can double their length; keys must stay below the store's limit.
-pub const NAME_LEN_MAX: usize = 1_024;
-
-/// Fails unless `text` is 1 to 1,024 bytes long.
+/// Fails unless `text` has 1 byte to [`DbName::LEN_MAX`] bytes.
 fn check_len(what: &'static str, text: &str) -> Result<()> {
     match text.len() {
         0 => Err(Error::invalid(what, "it is empty")),
-        len if len > NAME_LEN_MAX => {
-            Err(Error::invalid(what, format!("it has {len} bytes, at most {NAME_LEN_MAX} are allowed")))
+        len if len > DbName::LEN_MAX => {
+            Err(Error::invalid(what, format!("it has {len} bytes, at most {} are allowed", DbName::LEN_MAX)))
         }
         _ => Ok(()),
     }
@@ -40,6 +36,10 @@ fn check_len(what: &'static str, text: &str) -> Result<()> {
 pub struct DbName(Arc<str>);
 
 impl DbName {
+    /// The longest name, in bytes. It is part of keys, where escaping can double its length; keys must stay below the
+    /// store's limit.
+    pub const LEN_MAX: usize = 1_024;
+
     /// A name; fails if it is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
         check_len("database name", name)?;
@@ -90,6 +90,9 @@ serde_as_text!(DbName);
 pub struct DdocId(Arc<str>);
 
 impl DdocId {
+    /// The longest id, in bytes: that of a name, for the same reason.
+    pub const LEN_MAX: usize = DbName::LEN_MAX;
+
     /// An id; fails if it is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
         check_len("design document id", id)?;
@@ -366,8 +369,8 @@ mod tests {
 
     #[test]
     fn names_have_limits() {
-        assert!(DbName::new(&"x".repeat(NAME_LEN_MAX)).is_ok());
-        for bad in [String::new(), "x".repeat(NAME_LEN_MAX + 1)] {
+        assert!(DbName::new(&"x".repeat(DbName::LEN_MAX)).is_ok());
+        for bad in [String::new(), "x".repeat(DbName::LEN_MAX + 1)] {
             assert!(matches!(DbName::new(&bad), Err(Error::Invalid { what: "database name", .. })));
             assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { what: "design document id", .. })));
         }

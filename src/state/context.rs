@@ -33,7 +33,7 @@ pub(crate) struct Context {
     /// The polls of everything that waits for hints.
     pub polls: Arc<Polls>,
     pub stats: Arc<Stats>,
-    pub skipped: Skipped,
+    pub skipped: Arc<Skipped>,
     pub triggers: TriggerBoard,
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
@@ -55,7 +55,7 @@ impl Context {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        let (feed, wakeups, skipped) = (FeedId::notifications(), FeedWakeups::default(), Skipped::default());
+        let (feed, wakeups, skipped) = (FeedId::notifications(), FeedWakeups::default(), Arc::default());
         let (triggers, polls) = (TriggerBoard::default(), Polls::new(db.env()));
         Arc::new(Self {
             db,

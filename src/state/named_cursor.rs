@@ -56,6 +56,9 @@ pub struct NamedCursor {
 }
 
 impl NamedCursor {
+    /// The longest name, in bytes.
+    pub const NAME_LEN_MAX: usize = CursorId::NAME_LEN_MAX;
+
     /// The cursor `name` of `node`, or of the bus as a whole. Fails if the name is empty or too long.
     pub(crate) fn new(context: &Arc<Context>, node: Option<&NodeId>, name: &str) -> Result<Self> {
         Ok(Self { context: Arc::clone(context), id: CursorId::new(node, name)? })

@@ -14,7 +14,7 @@ pub(crate) struct Signals {
     partitions: Box<[PartitionSignal]>,
     /// The partitions whose doorbell is to be rung, a bit each.
     dirty: Box<[AtomicU64]>,
-    /// Wakes the bell ringer.
+    /// Wakes the doorbell ringer.
     ringer: Notify,
     /// The version of the last append to a feed by this process.
     appends: watch::Sender<u64>,

@@ -63,7 +63,7 @@ stats! {
     /// How often a reader went on without a row that cannot be decoded.
     rows_skipped,
     /// Doorbells rung in the store.
-    bells,
+    doorbells,
     /// Rows that the dispatcher's tail has read.
     rows_tailed,
     /// Leases acquired, also those that the process had before.

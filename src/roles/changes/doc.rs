@@ -2,18 +2,16 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, sync::Arc};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::{
     base::{
         encoding::Sequence,
         error::{Error, Result},
+        text::serde_as_text,
     },
     state::feed::FeedRow,
 };
-
-/// The longest id of a document, in bytes.
-pub const DOC_ID_LEN_MAX: usize = 8_192;
 
 /// The format of stored rows.
 const FORMAT: u16 = 1;
@@ -23,12 +21,15 @@ const FORMAT: u16 = 1;
 pub struct DocId(Arc<str>);
 
 impl DocId {
+    /// The longest id, in bytes.
+    pub const LEN_MAX: usize = 8_192;
+
     /// Fails if `id` is empty or longer than 8,192 bytes.
     pub fn new(id: &str) -> Result<Self> {
-        if (1..=DOC_ID_LEN_MAX).contains(&id.len()) {
+        if (1..=Self::LEN_MAX).contains(&id.len()) {
             return Ok(Self(id.into()));
         }
-        let reason = format!("it has {} bytes, of 1 to {DOC_ID_LEN_MAX}", id.len());
+        let reason = format!("it has {} bytes, of 1 to {}", id.len(), Self::LEN_MAX);
         Err(Error::invalid("document id", reason))
     }
 
@@ -49,11 +50,15 @@ impl fmt::Display for DocId {
     }
 }
 
-impl Serialize for DocId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
+impl FromStr for DocId {
+    type Err = Error;
+
+    fn from_str(id: &str) -> Result<Self> {
+        Self::new(id)
     }
 }
+
+serde_as_text!(DocId);
 
 /// A revision of a document. As text: the position, `-`, and the hash in 32 hexadecimal digits.
 ///
@@ -97,11 +102,7 @@ impl FromStr for Revision {
     }
 }
 
-impl Serialize for Revision {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serde_as_text!(Revision);
 
 /// A document after an edit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -194,6 +195,16 @@ mod tests {
     }
 
     #[test]
+    fn ids_and_revisions_are_their_text() {
+        let doc = doc("_design/x", 3, 1, false);
+        assert_eq!("_design/x".parse::<DocId>().unwrap(), doc.id);
+        assert!("".parse::<DocId>().is_err());
+        let kept = serde_json::to_string(&(&doc.id, doc.revision)).unwrap();
+        assert_eq!(kept, r#"["_design/x","3-07070707070707070707070707070707"]"#);
+        assert_eq!(serde_json::from_str::<(DocId, Revision)>(&kept).unwrap(), (doc.id, doc.revision));
+    }
+
+    #[test]
     fn contradictory_bytes_are_refused() {
         let good = doc("x", 3, 2, false).to_bytes();
         let read = |bytes: &[u8]| Change::from_stored(Sequence::MIN, bytes);
@@ -222,7 +233,7 @@ mod tests {
         ] {
             assert!(bad.parse::<Revision>().is_err(), "{bad}");
         }
-        assert!(DocId::new("").is_err() && DocId::new(&"x".repeat(DOC_ID_LEN_MAX + 1)).is_err());
+        assert!(DocId::new("").is_err() && DocId::new(&"x".repeat(DocId::LEN_MAX + 1)).is_err());
     }
 
     proptest! {

@@ -19,7 +19,7 @@ use dashmap::DashMap;
 #[cfg(feature = "http")]
 pub(crate) use self::tail::{LOOK_INTERVAL, some_time};
 pub use self::{
-    doc::{Change, DOC_ID_LEN_MAX, DocId, DocSummary, Revision},
+    doc::{Change, DocId, DocSummary, Revision},
     rows::{ChangeRow, ChangesPage, ChangesQuery, DocSource, Leaf},
     tail::ChangesTail,
     writer::{ChangesWriter, PendingSequence},

@@ -15,9 +15,8 @@ use crate::base::filter::Filter;
 #[must_use = "dropping the handle ends the subscription"]
 pub struct CallbackHandle {
     listener: ListenerHandle<()>,
-    task: AbortHandle,
-    /// Whether `stop` has ended the subscription, so that the task need not be aborted.
-    is_stopped: bool,
+    /// Its task, which dropping the handle aborts; `None` once `stop` has ended it.
+    task: Option<AbortHandle>,
 }
 
 impl CallbackHandle {
@@ -27,7 +26,7 @@ impl CallbackHandle {
         F: FnMut() -> L + Send + 'static,
     {
         let (listener, task) = listen.start_callback();
-        Self { listener, task, is_stopped: false }
+        Self { listener, task: Some(task) }
     }
 
     /// The id of the subscriber.
@@ -44,19 +43,19 @@ impl CallbackHandle {
     /// callback itself calls it.
     pub async fn stop(mut self) {
         self.listener.stop().await;
-        self.is_stopped = true;
+        self.task = None;
     }
 
     /// Whether the subscription has ended: its dispatcher ended, it was stopped, or another subscriber opened its cursor.
     pub fn is_finished(&self) -> bool {
-        self.task.is_finished()
+        self.listener.is_finished()
     }
 }
 
 impl Drop for CallbackHandle {
     fn drop(&mut self) {
-        if !self.is_stopped {
-            self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
         }
     }
 }

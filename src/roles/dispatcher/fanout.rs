@@ -24,7 +24,7 @@ pub struct Fanout {
 }
 
 impl Fanout {
-    pub(crate) fn new(context: Arc<Context>, options: &DispatcherOptions, start: Sequence) -> Result<Self> {
+    pub(crate) fn new(context: Arc<Context>, options: DispatcherOptions, start: Sequence) -> Result<Self> {
         options.check()?;
         Ok(Self { shared: Shared::new(context, options, start), is_owner: true })
     }

@@ -9,9 +9,9 @@
 //! ```text
 //! tail                                        subscriber at place p
 //! 1. append the batch to the ring             a. register the waker
-//! 2. append to the log, take the waiting      b. read the first entry from p on; if there is none, join the
-//!    list (one critical section)                 waiting list (one critical section)
-//! 3. move the end of the ring
+//! 2. append to the log, take the waiting      b. if it is on the waiting list: there is no entry from p on; else read
+//!    list (one critical section)                 the first one, and if there is none, or none after it, join the
+//! 3. move the end of the ring                    waiting list (one critical section)
 //! 4. wake the subscribers that were taken     c. asked for its cursor: read the end of the ring, then the log;
 //!                                                if the log has no entry from p on, its cursor is that end
 //! ```
@@ -19,7 +19,9 @@
 //! # Invariants
 //!
 //! 1. No wake is lost. A subscriber registers its waker, then joins the waiting list; (b) and (2) exclude each other. So a subscriber
-//!    on the list joined it before the next entry was appended, and that append wakes it.
+//!    on the list joined it before the next entry was appended, and that append wakes it. One that was on the list before it registered
+//!    its waker looks at the list afterwards: either it is still there, and the next append wakes it, or it reads the log. So it takes
+//!    the lock of the log, for which all subscribers of the pattern compete, once for each wake.
 //! 2. (c) skips nothing. The end of the ring moves last. So a subscriber that has read the end, and then finds no entry from its place
 //!    on, has none before that end.
 //! 3. A subscriber is on the list at most once, so an append wakes it at most once.
@@ -58,6 +60,8 @@ pub struct SubscriberState {
     phase: AtomicU8,
     /// Its index in the waiting list of its log, or [`UNLISTED`]; changed under the lock of the log only.
     index: AtomicUsize,
+    /// When it joined the list, there was no entry from this place on. Used by the subscriber itself only.
+    waits_from: AtomicU64,
     /// The begin of the entry that last took it off a list; changed and read under the lock of the log only.
     taken_at: [AtomicU64; 2],
     waker: AtomicWaker,
@@ -69,8 +73,13 @@ impl SubscriberState {
     const ENDED: u8 = 2;
 
     pub fn new() -> Self {
-        let (index, taken_at) = (AtomicUsize::new(UNLISTED), [AtomicU64::new(0), AtomicU64::new(0)]);
-        Self { phase: AtomicU8::new(Self::OPEN), index, taken_at, waker: AtomicWaker::new() }
+        Self {
+            phase: AtomicU8::new(Self::OPEN),
+            index: AtomicUsize::new(UNLISTED),
+            waits_from: AtomicU64::new(0),
+            taken_at: [AtomicU64::new(0), AtomicU64::new(0)],
+            waker: AtomicWaker::new(),
+        }
     }
 
     /// Lets the subscriber end once all that waits is delivered. Wake it afterwards.
@@ -93,6 +102,11 @@ impl SubscriberState {
         self.phase.load(Ordering::Acquire) == Self::ENDED
     }
 
+    /// Whether it is on the list, and its log has no entry from `place` on.
+    fn waits(&self, place: u64) -> bool {
+        self.index.load(Ordering::Acquire) != UNLISTED && self.waits_from.load(Ordering::Relaxed) <= place
+    }
+
     fn take_at(&self, begin: Mark) {
         for (part, begin) in self.taken_at.iter().zip(begin) {
             part.store(begin, Ordering::Relaxed);
@@ -110,14 +124,22 @@ impl SubscriberState {
     }
 }
 
-/// What a log holds from a place on.
+/// The first entry of a log from a place on.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found<P> {
-    /// The first entry, the number of its batch, and whether there are `more` entries after it.
-    Entry { number: u64, entry: P, more: bool },
-    /// No entry.
+pub struct Entry<P> {
+    /// The number of its batch.
+    pub number: u64,
+    pub content: P,
+    /// Whether there are entries after it.
+    pub more: bool,
+}
+
+/// Why a log has no entry from a place on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Empty {
+    /// There is none yet.
     Nothing,
-    /// Entries from that place on have left the ring, or may have.
+    /// It has left the ring, or may have.
     Behind,
 }
 
@@ -183,7 +205,7 @@ impl<P: Clone> Log<P> {
     }
 
     /// The first entry from `place` on.
-    pub fn read(&self, place: u64) -> Found<P> {
+    pub fn read(&self, place: u64) -> Result<Entry<P>, Empty> {
         self.state().read(place)
     }
 
@@ -197,11 +219,21 @@ impl<P: Clone> Log<P> {
         self.state().has_entries(place)
     }
 
-    /// The first entry from `place` on. If there is none, the next append wakes `subscriber`, whose waker is registered.
-    pub fn read_or_wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> Found<P> {
+    /// The first entry from `place` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker is
+    /// registered.
+    pub fn read_or_wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> Result<Entry<P>, Empty> {
+        if subscriber.waits(place) {
+            return Err(Empty::Nothing);
+        }
         let mut state = self.state();
         let found = state.read(place);
-        if matches!(found, Found::Nothing) && subscriber.index.load(Ordering::Relaxed) == UNLISTED {
+        let from = match &found {
+            Ok(Entry { number, more: false, .. }) => number + 1,
+            Err(Empty::Nothing) => place,
+            _ => return found,
+        };
+        subscriber.waits_from.store(from, Ordering::Relaxed);
+        if subscriber.index.load(Ordering::Relaxed) == UNLISTED {
             subscriber.index.store(state.waiting.len(), Ordering::Relaxed);
             state.waiting.push(Arc::clone(subscriber));
         }
@@ -235,18 +267,16 @@ impl<P: Clone> State<P> {
         place < self.begin || self.entries.back().is_some_and(|(newest, _)| *newest >= place)
     }
 
-    fn read(&self, place: u64) -> Found<P> {
+    fn read(&self, place: u64) -> Result<Entry<P>, Empty> {
         if place < self.begin {
-            return Found::Behind;
+            return Err(Empty::Behind);
         }
         // It is mostly among the last ones.
         let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < place;
         let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
         let index = near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place));
-        match self.entries.get(index).cloned() {
-            Some((number, entry)) => Found::Entry { number, entry, more: index + 1 < self.entries.len() },
-            None => Found::Nothing,
-        }
+        let (number, content) = self.entries.get(index).cloned().ok_or(Empty::Nothing)?;
+        Ok(Entry { number, content, more: index + 1 < self.entries.len() })
     }
 
     /// Moves the waiting subscribers to `woken`.

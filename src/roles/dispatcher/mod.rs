@@ -32,7 +32,6 @@ mod fanout;
 mod listen;
 mod listener;
 mod log;
-mod mirror;
 mod options;
 mod pace;
 mod patterns;
@@ -58,7 +57,6 @@ pub use self::{
         Supervision, SupervisionEvents,
     },
     log::SubscriberId,
-    mirror::{Mirror, MirrorView},
     options::DispatcherOptions,
     running::{Dispatcher, SuspendedDispatcher},
     subscribe::Subscribe,

@@ -67,23 +67,22 @@ pub(super) struct Patterns {
 impl Patterns {
     pub fn new() -> Self {
         let key = Filter::all().key();
-        let everything = Arc::new(Pattern { key: key.clone(), log: Log::new(0), index: AtomicU32::new(0) });
+        let everything = Pattern::new(key.clone(), 0);
         let all = [(key, (Arc::clone(&everything), 1))].into();
         Self { all, everything, by: Default::default(), compiled: None }
     }
 
     /// Adds a subscriber to the pattern `key`. A new pattern is matched from batch number `begin` on.
-    pub fn join(&mut self, key: &PatternKey, begin: u64) -> Arc<Pattern> {
-        if let Some((pattern, subscribers)) = self.all.get_mut(key) {
+    pub fn join(&mut self, key: PatternKey, begin: u64) -> Arc<Pattern> {
+        if let Some((pattern, subscribers)) = self.all.get_mut(&key) {
             *subscribers += 1;
             return Arc::clone(pattern);
         }
-        let (log, index) = (Log::new(begin), AtomicU32::new(0));
-        let pattern = Arc::new(Pattern { key: key.clone(), log, index });
+        let pattern = Pattern::new(key.clone(), begin);
         for atom in &*key.atoms {
             self.of(atom).add(&atom.text, &pattern);
         }
-        self.all.insert(key.clone(), (Arc::clone(&pattern), 1));
+        self.all.insert(key, (Arc::clone(&pattern), 1));
         pattern
     }
 
@@ -163,6 +162,11 @@ impl Patterns {
 }
 
 impl Pattern {
+    /// Makes a pattern that is matched from batch number `begin` on.
+    fn new(key: PatternKey, begin: u64) -> Arc<Self> {
+        Arc::new(Self { key, log: Log::new(begin), index: AtomicU32::new(0) })
+    }
+
     /// Adds a matching row to what was found in the present batch.
     fn add_row(self: &Arc<Self>, row: u32, found: &mut Vec<(Arc<Self>, Indices)>) {
         let mut index = self.index.load(Ordering::Relaxed) as usize;

@@ -6,15 +6,6 @@
 //!
 //! # States
 //!
-//! ```text
-//!            the ring has what follows         an entry (or all, in a round)
-//! READING ────────────────────────► ON THE RING ───────────────► CHOOSING ──► READING DDOCS ──► returned
-//!  ▲  │ ▲                             │  │  ▲                                                    │
-//!  │  │ └─ behind ────────────────────┘  │  └────────────────────────────────────────────────────┘
-//!  │  └─ a page ─► CHOOSING …            └─ nothing: it rests, on the list of its log
-//!  └── the ring has left the end of the reading meanwhile; a replaced filter; `Expired`
-//! ```
-//!
 //! A reader is *on the ring* while `place` has the number of its next batch, and on the feed otherwise. What is under way goes first,
 //! whichever it is:
 //!
@@ -56,7 +47,7 @@ use super::{
     catch_up::{DdocRead, Load, Page, load, read_ddocs},
     coalesce::{coalesce, has_all_news},
     delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, Item},
-    log::{Found, Log, SubscriberId, SubscriberState},
+    log::{Empty, Entry, Log, SubscriberId, SubscriberState},
     options::Order,
     pace::Pace,
     patterns::Pattern,
@@ -98,14 +89,6 @@ struct Choice {
     /// How many rows the filter has judged.
     judged: usize,
     passed: Indices,
-}
-
-/// Why nothing was taken from the ring.
-enum Empty {
-    /// The ring has nothing; the next append wakes the reader.
-    Nothing,
-    /// The next entry has left the ring, or may have.
-    Behind,
 }
 
 /// What was taken from the ring: a batch to return, or other progress.
@@ -237,7 +220,7 @@ impl Reader {
 
     fn leave(&self) {
         self.log().leave(&self.state);
-        self.shared.patterns().leave(&self.pattern);
+        self.shared.patterns.lock().leave(&self.pattern);
     }
 
     /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
@@ -299,29 +282,20 @@ impl Reader {
         let Some(place) = self.place else {
             return Poll::Ready(Err(if is_closed { Empty::Nothing } else { Empty::Behind }));
         };
-        if self.pace.is_some() && !is_closed {
-            ready!(self.poll_pace(place, context));
+        if let Some(pace) = self.pace.as_mut().filter(|_| !is_closed) {
+            pace.end();
+            if self.pattern.log.has_entries(place) {
+                ready!(pace.poll_open(context));
+            }
         }
         // However much waits, other tasks of the thread get their turn.
         ready!(tokio::task::coop::poll_proceed(context)).made_progress();
         Poll::Ready(if self.pace.is_some() { self.take_round(place) } else { self.take(place) })
     }
 
-    /// Completes when the next round may begin, or at once if nothing waits.
-    fn poll_pace(&mut self, from: u64, context: &mut Context<'_>) -> Poll<()> {
-        let waits = self.log().has_entries(from);
-        let pace = self.pace.as_mut().expect("it has a pace");
-        pace.end();
-        if waits { pace.poll_open(context) } else { Poll::Ready(()) }
-    }
-
     /// Takes the next batch of the ring.
     fn take(&mut self, place: u64) -> Took {
-        let (mut number, mut matched, more) = match self.log().read_or_wait(place, &self.state) {
-            Found::Entry { number, entry, more } => (number, entry, more),
-            Found::Nothing => return Err(Empty::Nothing),
-            Found::Behind => return Err(Empty::Behind),
-        };
+        let Entry { mut number, content: mut matched, more } = self.log().read_or_wait(place, &self.state)?;
         let since = self.cursor.joined(matched.batch.since);
         if more
             && self.filter.exact().is_some_and(|names| names.len() == 1)
@@ -347,12 +321,14 @@ impl Reader {
                 None => self.log().read_or_wait(at, &self.state),
                 Some(_) => self.log().read(at),
             };
-            let (number, matched) = match found {
-                Found::Entry { number, entry, .. } => (number, entry),
-                Found::Nothing => break,
-                Found::Behind => return Err(Empty::Behind),
+            let matched = match found {
+                Ok(Entry { number, content, .. }) => {
+                    at = number + 1;
+                    content
+                }
+                Err(Empty::Nothing) => break,
+                Err(Empty::Behind) => return Err(Empty::Behind),
             };
-            at = number + 1;
             let since = since.get_or_insert_with(|| self.cursor.joined(matched.batch.since));
             for row in matched.rows() {
                 coalesce(since, row, &mut newest, &mut kept);

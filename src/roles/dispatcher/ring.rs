@@ -14,7 +14,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLock;
 
 use super::{batch::Batch, patterns::Pattern};
 use crate::base::{cursor::Cursor, encoding::Sequence};
@@ -57,19 +57,10 @@ impl Ring {
         Self { batches: RwLock::new(batches), rows_max }
     }
 
-    /// No holder of the lock can panic with the batches half changed.
-    fn read(&self) -> RwLockReadGuard<'_, Batches> {
-        self.batches.read()
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Batches> {
-        self.batches.write()
-    }
-
     /// Appends a batch that all logs have, and drops the oldest ones above the limit. `patterns` match the batch. Returns the oldest
     /// place in the ring, and the patterns that matched a batch which has left it. For one caller at a time.
     pub fn push(&self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> (u64, Vec<Arc<Pattern>>) {
-        let mut batches = self.write();
+        let mut batches = self.batches.write();
         batches.end.cursor = batch.cursor_after(batch.since);
         if !batch.rows.is_empty() {
             batches.end.place += 1;
@@ -88,24 +79,24 @@ impl Ring {
 
     /// Continues at `to` with batch number `next`, which is after the next one. Drops everything before.
     pub fn skip_to(&self, next: u64, to: Sequence) {
-        let mut batches = self.write();
+        let mut batches = self.batches.write();
         let end = End { place: next, cursor: to.into() };
         *batches = Batches { queue: VecDeque::new(), rows: 0, begin: (next, to), end };
     }
 
     pub fn end(&self) -> End {
-        self.read().end
+        self.batches.read().end
     }
 
     /// The oldest place in the ring, and the position before it.
     pub fn begin(&self) -> (u64, Sequence) {
-        self.read().begin
+        self.batches.read().begin
     }
 
     /// The place of the first batch with rows after `position`; `None` if such rows have left the ring. If `may_be_ahead`, a position
     /// ahead of the ring has its place at the end.
     pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
-        let batches = self.read();
+        let batches = self.batches.read();
         if position < batches.begin.1 || (position > batches.end.cursor.position() && !may_be_ahead) {
             return None;
         }

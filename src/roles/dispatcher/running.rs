@@ -6,8 +6,6 @@ use super::{
     fanout::Fanout,
     listener::{ListenerHandle, SHUTDOWN_LIMIT, StopReason, SupervisionEvents},
     log::SubscriberId,
-    mirror::Mirror,
-    options::DispatcherOptions,
     subscribe::Subscribe,
     tail,
 };
@@ -15,7 +13,7 @@ use super::{
 use crate::base::error::Error;
 use crate::{
     base::{encoding::Sequence, error::Result, event::DbName, filter::Filter, tasks::Task},
-    state::{context::Context, notification_feed::NotificationFeed},
+    state::context::Context,
 };
 
 /// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that wait for them.
@@ -30,37 +28,31 @@ pub struct Dispatcher {
 /// A dispatcher that does not read the feed. Its subscribers receive nothing until it is resumed. Dropping
 /// it ends them.
 #[derive(Debug)]
-pub struct SuspendedDispatcher {
-    fanout: Fanout,
-    options: DispatcherOptions,
-}
+pub struct SuspendedDispatcher(Fanout);
 
 impl SuspendedDispatcher {
     /// Continues where it was. Nothing that has happened meanwhile is missed, unless the dispatcher was suspended for longer than the
     /// retention: then subscribers get
     /// [`Interruption::Expired`](super::Interruption).
     pub fn resume(self) -> Dispatcher {
-        let tail = tail::run(Arc::clone(self.fanout.shared()), self.options.clone());
+        let tail = tail::run(Arc::clone(self.0.shared()));
         Dispatcher { tail: Task::spawn(tail), suspended: self }
     }
 
     /// Number of subscriptions.
     pub fn subscribers(&self) -> usize {
-        self.fanout.subscribers()
+        self.0.subscribers()
     }
 }
 
 impl Dispatcher {
-    /// Starts the tail at the end of the feed.
-    pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
-        options.check()?;
-        let start = NotificationFeed::new(Arc::clone(&context), context.feed.clone()).now().await?;
-        let fanout = Fanout::new(context, &options, start)?;
-        Ok(SuspendedDispatcher { fanout, options }.resume())
+    /// Starts the tail of `fanout`.
+    pub(crate) fn start(fanout: Fanout) -> Self {
+        SuspendedDispatcher(fanout).resume()
     }
 
     fn fanout(&self) -> &Fanout {
-        &self.suspended.fanout
+        &self.suspended.0
     }
 
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
@@ -90,16 +82,10 @@ impl Dispatcher {
         (&self.fanout().shared().supervision).into()
     }
 
-    /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
-    /// kinds of events, or has a predicate.
-    pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
-        Mirror::start(self.fanout().shared(), filter)
-    }
-
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
     /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has published its row.
     /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
-    /// ([`ListenerHandle::reached`], [`Mirror::reached`]).
+    /// ([`ListenerHandle::reached`], [`Mirror::reached`](crate::dispatcher::Mirror::reached)).
     ///
     /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
     /// milliseconds, the rows of databases that had unfolded events when it began.
@@ -122,7 +108,7 @@ impl Dispatcher {
 
     /// Number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
-        self.fanout().shared().patterns().subscribers_of(name.as_str())
+        self.fanout().shared().patterns.lock().subscribers_of(name.as_str())
     }
 
     /// A handle that does not keep the dispatcher running: its subscriptions end with the dispatcher.
@@ -142,7 +128,7 @@ impl Dispatcher {
     /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer
     /// than 10 s to terminate is aborted.
     pub async fn shutdown(self) {
-        let Self { tail, suspended: SuspendedDispatcher { fanout, .. } } = self;
+        let Self { tail, suspended: SuspendedDispatcher(fanout) } = self;
         let shared = Arc::clone(fanout.shared());
         drop(tail);
         drop(fanout);

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, broadcast, watch};
 
 use super::{
@@ -31,10 +31,11 @@ use crate::{
 
 pub(crate) struct Shared {
     pub context: Arc<Context>,
+    pub options: DispatcherOptions,
     pub feed: NotificationFeed,
     pub ring: Ring,
     /// Locked while a batch is matched, too.
-    patterns: Mutex<Patterns>,
+    pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
     /// The position up to which the ring is complete; barriers wait for it.
     known: watch::Sender<Sequence>,
@@ -57,7 +58,7 @@ struct Subscribers {
 
 impl Shared {
     /// Makes the state of a dispatcher at `start`, without subscribers.
-    pub fn new(context: Arc<Context>, options: &DispatcherOptions, start: Sequence) -> Arc<Self> {
+    pub fn new(context: Arc<Context>, options: DispatcherOptions, start: Sequence) -> Arc<Self> {
         Arc::new(Self {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
@@ -67,23 +68,14 @@ impl Shared {
             known: watch::Sender::new(start),
             turns: Semaphore::new(options.catch_ups_max),
             batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
+            options,
             listeners: Listeners::default(),
             supervision: broadcast::Sender::new(EVENTS_MAX),
         })
     }
 
-    /// No holder of the lock can panic with the patterns half changed.
-    pub fn patterns(&self) -> MutexGuard<'_, Patterns> {
-        self.patterns.lock()
-    }
-
-    /// No holder of the lock can panic with the subscribers half changed.
-    fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
-        self.subscribers.lock()
-    }
-
     pub fn enter(&self) -> (SubscriberId, Arc<SubscriberState>) {
-        let mut subscribers = self.subscribers();
+        let mut subscribers = self.subscribers.lock();
         subscribers.last_id += 1;
         let (id, state) = (SubscriberId(subscribers.last_id), Arc::new(SubscriberState::new()));
         if subscribers.is_closed {
@@ -95,17 +87,17 @@ impl Shared {
 
     /// Forgets the subscriber `id`.
     pub fn exit(&self, id: SubscriberId) {
-        self.subscribers().states.remove(&id);
+        self.subscribers.lock().states.remove(&id);
     }
 
     /// Number of present subscribers.
     pub fn count(&self) -> usize {
-        self.subscribers().states.len()
+        self.subscribers.lock().states.len()
     }
 
     /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is no such subscriber or it has ended.
     pub fn end(&self, id: SubscriberId) -> Result<()> {
-        let state = self.subscribers().states.get(&id).map(Arc::clone);
+        let state = self.subscribers.lock().states.get(&id).map(Arc::clone);
         let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
         state.end();
         wake(vec![state]);
@@ -122,9 +114,10 @@ impl Shared {
 
     /// Adds a subscriber to the pattern of `filter`.
     pub fn join(&self, filter: &Filter) -> Arc<Pattern> {
+        let key = filter.key();
         // No batch is half matched now, so the log of a new pattern has all batches from here on.
-        let mut patterns = self.patterns();
-        patterns.join(&filter.key(), self.ring.end().place)
+        let mut patterns = self.patterns.lock();
+        patterns.join(key, self.ring.end().place)
     }
 
     /// Appends rows to the ring and the logs, and wakes their subscribers. `is_complete` says that the feed ended after them.
@@ -149,7 +142,7 @@ impl Shared {
     fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
         let batch = Arc::new(batch);
         let (number, begin) = (self.ring.end().place, to_mark(batch.since.position()));
-        let mut patterns = self.patterns();
+        let mut patterns = self.patterns.lock();
         let mut append = |pattern: Arc<Pattern>, chosen| {
             pattern.log.append(number, begin, Matched { batch: Arc::clone(&batch), chosen }, woken);
             pattern
@@ -181,7 +174,7 @@ impl Shared {
     /// cursors show whether they have expired.
     pub fn expire(&self, horizon: Sequence) {
         let mut woken = Vec::new();
-        let patterns = self.patterns();
+        let patterns = self.patterns.lock();
         // One number is left out, so that a subscriber at the end is behind as well.
         let next = self.ring.end().place + 1;
         for pattern in patterns.all() {
@@ -197,7 +190,7 @@ impl Shared {
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
         let at = self.feed.folded(version).await?;
         let mut known = self.known.subscribe();
-        let reached = known.wait_for(|known| *known >= at || self.subscribers().is_closed).await;
+        let reached = known.wait_for(|known| *known >= at || self.subscribers.lock().is_closed).await;
         if reached.is_ok_and(|known| *known >= at) {
             return Ok(at);
         }
@@ -207,7 +200,7 @@ impl Shared {
     /// Ends all subscriptions after the deliveries that wait for them.
     pub fn close(&self) {
         let all: Vec<_> = {
-            let mut subscribers = self.subscribers();
+            let mut subscribers = self.subscribers.lock();
             subscribers.is_closed = true;
             subscribers.states.values().cloned().collect()
         };

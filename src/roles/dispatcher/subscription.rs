@@ -1,6 +1,7 @@
 //! [`BatchSubscription`] and [`Subscription`]: streams of deliveries; and [`Source`], which both are built on.
 
 use std::{
+    convert::identity,
     fmt,
     pin::Pin,
     sync::Arc,
@@ -95,16 +96,6 @@ impl Source {
         Some(Interruption::Failed(error))
     }
 
-    /// The next batch. The caller has worked on what was returned before.
-    fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Item> {
-        self.poll_given(context, true)
-    }
-
-    /// The next delivery. The caller has worked on what was returned before.
-    fn poll_delivery(&mut self, context: &mut Context<'_>) -> Poll<Item<Delivery>> {
-        self.poll_given(context, false).map_ok(DeliveryBatch::into_first)
-    }
-
     /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. What [`Source::give_apart`] returns goes first,
     /// one delivery at a time. The caller has worked on what was returned before.
     pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Item> {
@@ -136,7 +127,7 @@ impl Source {
 
 /// The methods of both kinds of streams.
 macro_rules! subscription {
-    ($name:ident, $item:ty, $poll:ident) => {
+    ($name:ident, $item:ty, $in_batches:literal, $into_item:expr) => {
         impl $name {
             pub(super) fn new(shared: Arc<Shared>, order: Order) -> Self {
                 Self(Source::new(shared, order))
@@ -177,7 +168,7 @@ macro_rules! subscription {
             type Item = Result<$item, Interruption>;
 
             fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-                self.0.$poll(context)
+                self.0.poll_given(context, $in_batches).map_ok($into_item)
             }
         }
 
@@ -202,7 +193,7 @@ macro_rules! subscription {
 /// If the future is dropped, the next call returns the batch.
 pub struct BatchSubscription(Source);
 
-subscription!(BatchSubscription, DeliveryBatch, poll_batch);
+subscription!(BatchSubscription, DeliveryBatch, true, identity);
 
 /// A stream of deliveries, one at a time. It has the guarantees of a [`BatchSubscription`].
 ///
@@ -211,7 +202,7 @@ subscription!(BatchSubscription, DeliveryBatch, poll_batch);
 /// If the future is dropped, the next call returns the delivery.
 pub struct Subscription(Source);
 
-subscription!(Subscription, Delivery, poll_delivery);
+subscription!(Subscription, Delivery, false, DeliveryBatch::into_first);
 
 impl Subscription {
     /// Takes the cursor of a durable subscription, which then no longer saves.

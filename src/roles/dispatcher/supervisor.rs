@@ -1,7 +1,7 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which survives the listener, so that the next listener
 //! continues where the last one was.
 
-use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration};
+use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -19,8 +19,7 @@ use super::{
 };
 use crate::{
     base::{
-        cursor::{Cursor, Knowledge},
-        encoding::Sequence,
+        cursor::Cursor,
         error::{Error, panic_text},
     },
     store::RetryPolicy,
@@ -171,7 +170,11 @@ where
         // If it was not saved, an unfinished interruption comes again.
         let is_interrupted = self.given.as_ref().is_some_and(|given| given.item.is_err());
         if self.reason != StopReason::CursorLost && !is_interrupted {
-            self.save().await;
+            let cursor = self.worked_to();
+            if let Err(error) = self.source.checkpoint_at(cursor).await {
+                let context = &self.shared.context;
+                context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
+            }
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, reason = %self.reason, "a listener has ended");
         self.emit(Supervised::Stopped(self.reason.clone()));
@@ -279,16 +282,15 @@ where
                 }
                 return Ok(next);
             }
-            self.note_progress();
-            let (source, in_batches) = (&mut self.source, self.terms.in_batches);
-            let State { awaited, worked_to, .. } = *self.control.state.borrow();
-            // `None` if the cursor has moved without an item while a caller waits for that.
+            let (source, state, in_batches) = (&mut self.source, &self.control.state, self.terms.in_batches);
             let receive = poll_fn(|context| {
+                note_progress(state, source);
                 let polled = source.poll_given(context, in_batches);
-                if polled.is_pending() && awaited > worked_to && known(source.cursor()) > worked_to {
-                    return Poll::Ready(None);
+                if polled.is_pending() {
+                    // The cursor may have moved without an item.
+                    note_progress(state, source);
                 }
-                polled.map(Some)
+                polled
             });
             tokio::select! {
                 () = commanded(&mut self.state, &mut self.ending) => {}
@@ -298,9 +300,8 @@ where
                     None => self.inbox = None,
                 },
                 received = catch(receive), if self.pause.is_none() => match received {
-                    Ok(None) => {}
-                    Ok(Some(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
-                    Ok(Some(Some(item))) => {
+                    Ok(None) => return Ok(Next::Stop(StopReason::Shutdown)),
+                    Ok(Some(item)) => {
                         if let Err(Interruption::Failed(error)) = &item {
                             if matches!(error, Error::CursorLost { .. }) {
                                 tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
@@ -333,9 +334,6 @@ where
 
     /// Replaces the filter, if a command says so.
     async fn replace(&mut self) {
-        if self.control.state.borrow().filter.is_none() {
-            return;
-        }
         let mut taken = None;
         self.control.state.send_if_modified(|state| {
             taken = state.filter.take();
@@ -347,16 +345,6 @@ where
         self.given.take_if(|given| given.item.is_ok());
         if let Err(panicked) = catch(async { self.source.replace_at(filter, cursor) }).await {
             self.note_panic(&panicked);
-        }
-    }
-
-    /// Reports progress, if a caller waits for more than was reported.
-    fn note_progress(&mut self) {
-        let State { awaited, worked_to, .. } = *self.control.state.borrow();
-        let known = known(self.source.cursor());
-        // A report wakes the supervisor itself, too, so only news are reported.
-        if awaited > worked_to && known > worked_to {
-            self.control.state.send_modify(|state| state.worked_to = known);
         }
     }
 
@@ -378,15 +366,6 @@ where
         let given = self.given.as_ref().and_then(Given::cursor);
         given.unwrap_or_else(|| self.source.cursor())
     }
-
-    /// Saves the cursor before the delivery in hand.
-    async fn save(&mut self) {
-        let cursor = self.worked_to();
-        if let Err(error) = self.source.checkpoint_at(cursor).await {
-            let context = &self.shared.context;
-            context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
-        }
-    }
 }
 
 /// Completes when a command comes, or the parent has ended.
@@ -398,11 +377,16 @@ async fn commanded(state: &mut watch::Receiver<State>, ending: &mut watch::Recei
     }
 }
 
-/// The sequence up to which a reader at `cursor` knows everything.
-fn known(cursor: Cursor) -> Option<Sequence> {
-    match cursor.knowledge() {
-        Knowledge::UpTo(known) => Some(known),
-        Knowledge::Nothing => None,
+/// Reports up to where everything was worked on, if a caller waits for more than was reported.
+fn note_progress(state: &watch::Sender<State>, source: &mut Source) {
+    let State { awaited, worked_to, .. } = *state.borrow();
+    if awaited <= worked_to {
+        return;
+    }
+    let known = source.cursor().knowledge();
+    // A report wakes the supervisor itself, too, so only news are reported.
+    if known > worked_to {
+        state.send_modify(|state| state.worked_to = known);
     }
 }
 

@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 
-use super::{options::DispatcherOptions, shared::Shared};
+use super::shared::Shared;
 use crate::{base::error::Error, state::notification_feed::NotificationTail};
 
 const TAIL: &str = "tail of a dispatcher";
@@ -14,7 +14,8 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads the feed from the position of the ring, and publishes what it reads, until it is aborted. After a panic it starts again,
 /// which subscribers do not notice.
-pub(super) async fn run(shared: Arc<Shared>, options: DispatcherOptions) {
+pub(super) async fn run(shared: Arc<Shared>) {
+    let options = &shared.options;
     loop {
         let tail = shared.feed.tail(shared.ring.position());
         let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);

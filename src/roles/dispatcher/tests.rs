@@ -33,7 +33,7 @@ fn database(name: &str, version: u64) -> Arc<Notification> {
 fn fanout(ring_rows_max: usize) -> Fanout {
     let config = Config { partitions: 1, incarnation: Incarnation(0) };
     let context = Context::new(Database::memory(), Keys::new(b"t").unwrap(), config, Schemes::default());
-    Fanout::new(context, &DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }, at(100))
+    Fanout::new(context, DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }, at(100))
         .unwrap()
 }
 

@@ -128,7 +128,7 @@ impl BatchContext {
             };
             tx.set(&key, &parked.to_bytes());
         }
-        // What is not behind the position was worked on after all.
+        // What is not after the stored position was worked on after all.
         for (sequence, letter) in parks.letters.iter().filter(|(at, _)| stored < **at && **at <= to) {
             tx.set(&self.context.keys.dead_letter(&self.group, *sequence), &letter.to_bytes());
         }
@@ -369,13 +369,13 @@ impl<R> GroupBatch<R> {
 }
 
 impl<R: FeedRow> GroupBatch<R> {
-    /// Saves that the rows up to index `place`, counted from 0, and all before the batch were worked on.
+    /// Saves that the rows up to the one at `index`, counted from 0, and all before the batch were worked on.
     ///
     /// Fails with [`Error::LeaseLost`] if the lease is lost.
-    pub async fn checkpoint_up_to(&self, place: usize) -> Result<()> {
-        match self.rows.get(place) {
+    pub async fn checkpoint_up_to(&self, index: usize) -> Result<()> {
+        match self.rows.get(index) {
             Some(row) => self.checkpointer.up_to(row.sequence()).checkpoint().await,
-            None => Err(Error::invalid("place", format!("the batch has {} rows", self.rows.len()))),
+            None => Err(Error::invalid("index", format!("the batch has {} rows", self.rows.len()))),
         }
     }
 }

@@ -57,19 +57,19 @@ where
     W: Future<Output = ObserverResult> + Send,
 {
     async fn batch(&mut self, batch: GroupBatch<R>) -> ObserverResult {
-        let work = |(place, row): (usize, &Arc<R>)| {
+        let work = |(index, row): (usize, &Arc<R>)| {
             let work = (self.work)(Arc::clone(row));
-            async move { (place, work.await) }
+            async move { (index, work.await) }
         };
         // Collected first, because the compiler cannot name the type of the futures otherwise.
         let works: Vec<_> = batch.rows.iter().enumerate().map(work).collect();
         let mut works = stream::iter(works).buffer_unordered(self.most);
         let mut first = None;
-        while let Some((place, worked)) = works.next().await {
+        while let Some((index, worked)) = works.next().await {
             if let Err(error) = worked
-                && first.as_ref().is_none_or(|(failed, _)| place < *failed)
+                && first.as_ref().is_none_or(|(failed, _)| index < *failed)
             {
-                first = Some((place, error));
+                first = Some((index, error));
             }
         }
         drop(works);

@@ -67,7 +67,7 @@ impl Consumer {
     {
         options.check()?;
         let context = &group.context;
-        if context.keys.prefix() != member.keys.prefix() {
+        if context.keys.prefix() != member.keys().prefix() {
             return Err(Error::invalid(
                 "group",
                 "it belongs to another bus than the node; open it on the node's bus",
@@ -209,8 +209,8 @@ impl Present {
 impl Drop for Present {
     fn drop(&mut self) {
         let mut shards = self.shards.lock();
-        if let Some(place) = shards.iter().position(|shard| *shard == self.shard) {
-            shards.swap_remove(place);
+        if let Some(index) = shards.iter().position(|shard| *shard == self.shard) {
+            shards.swap_remove(index);
         }
     }
 }

@@ -15,9 +15,6 @@ use crate::{
     store::{Database, Isolation, Transaction},
 };
 
-/// The most rows of a shard that are counted.
-pub const LAG_ROWS_MAX: u64 = 10_000;
-
 /// How far a group is behind in a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -30,7 +27,7 @@ pub struct ShardLag {
     pub checkpoint: Option<Sequence>,
     /// Number of rows that are not worked on.
     pub rows: u64,
-    /// Whether `rows` is exact; otherwise there are more than [`LAG_ROWS_MAX`], and the count stopped there.
+    /// Whether `rows` is exact; otherwise there are more than [`ShardLag::ROWS_MAX`], and the count stopped there.
     pub is_exact: bool,
     /// The position of the oldest of these rows; `None` if there is none.
     pub oldest: Option<Sequence>,
@@ -39,9 +36,14 @@ pub struct ShardLag {
     pub age_ms: Option<u64>,
 }
 
+impl ShardLag {
+    /// The most rows of a shard that are counted.
+    pub const ROWS_MAX: u64 = 10_000;
+}
+
 impl<R> Group<R> {
     /// How far the group is behind in each shard that it has yet to read, in the order of their ids, even if no consumer
-    /// runs. Successors after a reshard are included. At most [`LAG_ROWS_MAX`] rows of each shard are counted.
+    /// runs. Successors after a reshard are included. At most [`ShardLag::ROWS_MAX`] rows of each shard are counted.
     ///
     /// The sum of `rows` is exact if each count is, and nothing is written meanwhile: all is read at one version,
     /// unless it takes longer than a transaction lives.
@@ -95,9 +97,9 @@ impl<R> Group<R> {
         (mut lag, begin): (ShardLag, Sequence),
         now: Sequence,
     ) -> Result<ShardLag> {
-        let most = LAG_ROWS_MAX as usize;
+        let most = ShardLag::ROWS_MAX as usize;
         let mut next = Some(begin);
-        while let Some(after) = next.filter(|_| lag.rows < LAG_ROWS_MAX) {
+        while let Some(after) = next.filter(|_| lag.rows < ShardLag::ROWS_MAX) {
             let left = most - lag.rows as usize;
             let count = async |tx| self.raw().count_shard(&tx, lag.shard, (after, now), left).await;
             let (count, rest) = db.run(count).await?;

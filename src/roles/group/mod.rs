@@ -58,7 +58,7 @@ pub use self::{
     consumer::Consumer,
     dead_letters::{DeadLetter, DeadLetterInfo, Replayed},
     fencing::FencingToken,
-    lag::{LAG_ROWS_MAX, ShardLag},
+    lag::ShardLag,
     observer::{CloseReason, Observer, ObserverResult},
     options::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions},
     parked::ParkedId,

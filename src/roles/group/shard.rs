@@ -62,8 +62,8 @@ where
                 End::Drained => match self.drain().await? {
                     // A round of balancing comes soon, so that the successors of the shard are worked on.
                     drain::Drained::Replaced => return Ok(()),
-                    // If the janitor drops the successor while other shards are still in work, the next one is further on; then
-                    // drained shards have to report that again.
+                    // The janitor may drop the successor meanwhile. Then the group goes on to a later entry, so a drained shard asks
+                    // again.
                     drain::Drained::Waits => {
                         if self.sleep(self.poll_interval()).await {
                             return Ok(());
@@ -260,7 +260,7 @@ where
     }
 
     /// Saves the position of a shard without new rows: unsaved work, and, now and then while other shards receive
-    /// rows, the position itself, because the janitor keeps tombstones behind it. Feeds of documents have no tombstones.
+    /// rows, the position itself, because the janitor keeps the tombstones after it. Feeds of documents have no tombstones.
     async fn idle(&mut self) -> Result<()> {
         if self.is_explicit() && self.parking.has_pending() {
             self.flush().await?;

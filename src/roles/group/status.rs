@@ -147,6 +147,8 @@ impl<R> Group<R> {
             let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
             Ok::<_, Error>(!page.rows.is_empty())
         };
+        // The consumers of the group report a member that cannot be decoded.
+        let members = members(tx, keys, &self.id.role(), |_, _| {}).await?;
         Ok(GroupStatus {
             name: self.id.name.clone(),
             instance: self.instance(),
@@ -158,7 +160,7 @@ impl<R> Group<R> {
                 .map(|value| Idleness::from_bytes(&value))
                 .transpose()?
                 .map_or(0, |idle| idle.idle_ms),
-            members: members(tx, keys, &self.id.role()).await?.into_iter().map(|(node, _)| node).collect(),
+            members: members.into_iter().map(|(node, _)| node).collect(),
             shards: shards.into_values().collect(),
             has_dead_letters: has_row(keys.dead_letters(&self.id)).await?,
             has_parked: has_row(keys.group_parked_ids(&self.id)).await?,

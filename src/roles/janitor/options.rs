@@ -17,7 +17,7 @@ pub struct JanitorOptions {
     /// [`Error::Expired`]. Only time during which a janitor works counts. Default: 7 days.
     pub tombstone_retention: Duration,
     /// For how long the transaction ids of a crashed process stay, at least; longer than
-    /// [`UNKNOWN_RESULT_AGE_MAX`](crate::store::UNKNOWN_RESULT_AGE_MAX). Default: 1 h.
+    /// [`Database::UNKNOWN_RESULT_AGE_MAX`](crate::store::Database::UNKNOWN_RESULT_AGE_MAX). Default: 1 h.
     pub transaction_id_retention: Duration,
     /// How the nodes agree on which of them is the janitor.
     pub balance: BalanceOptions,

@@ -235,11 +235,11 @@ impl<R: FeedRow> ParallelJob<R> {
             let is_first = std::mem::take(&mut is_first);
             let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
             let mut is_agreed = true;
-            for (place, tasks) in entries.into_iter().enumerate() {
+            for (index, tasks) in entries.into_iter().enumerate() {
                 let mut under_way = Tasks::new();
                 for (task, cursor) in tasks {
                     let turns = Arc::clone(&turns);
-                    let rows = held.as_mut().and_then(|held| held[place].remove(&task.shard));
+                    let rows = held.as_mut().and_then(|held| held[index].remove(&task.shard));
                     under_way.spawn(0, async move {
                         let _turn = turns.acquire().await.expect("the semaphore is never closed");
                         task.run(cursor, version, rows).await

@@ -51,7 +51,7 @@ async fn ring(context: &Context, partitions: &[Partition]) {
         })
         .await;
     match rung {
-        Ok(()) => context.stats.bells.add(partitions.len() as u64),
+        Ok(()) => context.stats.doorbells.add(partitions.len() as u64),
         Err(error) => context.stats.health.complain(context.env(), "ringing of doorbells", &error),
     }
 }

@@ -35,7 +35,7 @@ impl EventTarget for Transaction {
     type Receipt = ();
 
     fn add(&self, key: Vec<u8>, tally: &Tally) {
-        self.add_merged(Bytes::from(key), tally);
+        self.add_merged(key, tally);
     }
 
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {

@@ -29,6 +29,15 @@ impl Config {
         Ok(Self { incarnation, ..self })
     }
 
+    /// The error of a search for a bus under `prefix`, where there is none.
+    pub fn missing(prefix: &[u8]) -> Error {
+        let reason = format!(
+            "there is no bus under \"{}\": `notibus serve` or `Bus::open` creates one",
+            prefix.escape_ascii()
+        );
+        Error::invalid("prefix", reason)
+    }
+
     /// Fails with [`Error::BusGone`] unless `stored`, the present value, is still the bus that was opened with this
     /// configuration.
     pub fn check_stored(self, stored: Option<&[u8]>) -> Result<()> {

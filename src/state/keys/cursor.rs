@@ -14,9 +14,6 @@ use crate::{
     store::{KeyRange, Row},
 };
 
-/// The longest name of a cursor, in bytes.
-pub const CURSOR_NAME_LEN_MAX: usize = 256;
-
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
@@ -38,10 +35,13 @@ pub(crate) struct CursorId {
 }
 
 impl CursorId {
+    /// The longest name, in bytes.
+    pub const NAME_LEN_MAX: usize = 256;
+
     /// The cursor `name` of `owner`, or of the bus. Fails if the name is empty or too long.
     pub fn new(owner: Option<&NodeId>, name: &str) -> Result<Self> {
-        if !(1..=CURSOR_NAME_LEN_MAX).contains(&name.len()) {
-            let reason = format!("it has {} bytes, of 1 to {CURSOR_NAME_LEN_MAX}", name.len());
+        if !(1..=Self::NAME_LEN_MAX).contains(&name.len()) {
+            let reason = format!("it has {} bytes, of 1 to {}", name.len(), Self::NAME_LEN_MAX);
             return Err(Error::invalid("cursor name", reason));
         }
         Ok(Self { owner: owner.map_or(&[][..], |node| &node.0).into(), name: name.into() })
@@ -210,8 +210,8 @@ mod tests {
     #[test]
     fn names_have_limits() {
         assert!(CursorId::new(None, "").is_err());
-        assert!(CursorId::new(None, &"x".repeat(CURSOR_NAME_LEN_MAX + 1)).is_err());
-        assert!(CursorId::new(None, &"x".repeat(CURSOR_NAME_LEN_MAX)).is_ok());
+        assert!(CursorId::new(None, &"x".repeat(CursorId::NAME_LEN_MAX + 1)).is_err());
+        assert!(CursorId::new(None, &"x".repeat(CursorId::NAME_LEN_MAX)).is_ok());
     }
 
     #[test]

@@ -12,9 +12,6 @@ use crate::{
     store::{KeyRange, Page, RangeRead, Row},
 };
 
-/// The longest name of a group, in bytes.
-pub const GROUP_NAME_LEN_MAX: usize = 256;
-
 /// The format of stored rows.
 const FORMAT: u8 = 2;
 
@@ -53,12 +50,15 @@ pub(super) mod status {
 pub struct GroupName(Arc<str>);
 
 impl GroupName {
+    /// The longest name, in bytes.
+    pub const LEN_MAX: usize = 256;
+
     /// A name; fails with [`Error::Invalid`] if it is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
-        if (1..=GROUP_NAME_LEN_MAX).contains(&name.len()) {
+        if (1..=Self::LEN_MAX).contains(&name.len()) {
             return Ok(Self(name.into()));
         }
-        let reason = format!("it has {} bytes, of 1 to {GROUP_NAME_LEN_MAX}", name.len());
+        let reason = format!("it has {} bytes, of 1 to {}", name.len(), Self::LEN_MAX);
         Err(Error::invalid("group name", reason))
     }
 
@@ -387,7 +387,7 @@ mod tests {
     fn roles_are_told_apart_and_short() {
         let instance = DbInstance([1; 16]);
         let documents = |name: &str| GroupId { feed: FeedId::documents(instance), ..group(name) };
-        let long = "x".repeat(GROUP_NAME_LEN_MAX);
+        let long = "x".repeat(GroupName::LEN_MAX);
         assert_eq!(group("a").role().as_str(), "group:a");
         assert_eq!(documents("a").role().as_str(), format!("group-of-{instance}:a"));
         let roles = [group("a"), documents("a"), group(&long), documents(&long), group(&long[1..])];

@@ -55,7 +55,7 @@ pub(super) fn draw(env: &Env) -> [u8; 16] {
 
 /// A command to the heartbeat.
 pub(super) enum Command {
-    /// Beat now, so that other nodes see the present roles.
+    /// Beat now if the roles have changed, so that other nodes see them.
     Publish(oneshot::Sender<Result<()>>),
     /// Remove the row, and end.
     Leave(oneshot::Sender<Result<()>>),
@@ -127,16 +127,20 @@ impl Heartbeat {
 
     /// Beats until it gets the command to leave.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut next = self.options.heartbeat;
+        let env = self.db.env().clone();
+        // A moment, so that what writes nothing does not move it.
+        let mut next = env.now().saturating_add(self.options.heartbeat);
         loop {
-            let env = self.db.env().clone();
             tokio::select! {
                 biased;
                 command = commands.recv() => match command {
                     Some(Command::Publish(reply)) => {
-                        let published = self.guarded_pulse().await;
+                        if self.is_published() {
+                            let _ = reply.send(Ok(()));
+                            continue;
+                        }
                         // The caller may be gone.
-                        let _ = reply.send(published);
+                        let _ = reply.send(self.guarded_pulse().await);
                     }
                     Some(Command::Leave(reply)) => {
                         let left = self.leave().await;
@@ -147,7 +151,7 @@ impl Heartbeat {
                     }
                     None => return,
                 },
-                () = env.sleep(next) => {
+                () = env.sleep(next.saturating_sub(env.now())) => {
                     let beaten = self.guarded_pulse().await;
                     let health = &self.stats.health;
                     match beaten {
@@ -156,10 +160,15 @@ impl Heartbeat {
                     }
                 }
             }
-            let due = self.beaten.saturating_add(self.options.heartbeat).saturating_sub(env.now());
             // A failed beat is not tried again at once.
-            next = due.max(self.options.heartbeat / 8);
+            let soonest = env.now().saturating_add(self.options.heartbeat / 8);
+            next = self.beaten.saturating_add(self.options.heartbeat).max(soonest);
         }
+    }
+
+    /// Whether the stored roles are the present ones.
+    fn is_published(&self) -> bool {
+        self.registration.borrow().is_some() && self.published.as_ref() == Some(&*self.roles.lock())
     }
 
     /// [`Heartbeat::pulse`]; a panic in it costs one beat.

@@ -30,6 +30,7 @@ use crate::{
     state::{
         keys::{Config, Keys, NodeId, Role},
         polls::Polls,
+        skipped::Skipped,
         stats::Stats,
     },
     store::Database,
@@ -43,11 +44,21 @@ const COMMANDS_MAX: usize = 16;
 
 /// A node in its own process. Dropping it ends the heartbeat at once, and others take the node for dead after its
 /// expiry.
+///
+/// Only handles have it. A task of the node has what they [share](Shared), so that the last handle is the last one although an aborted
+/// task has not ended yet.
 pub(crate) struct Member {
+    shared: Arc<Shared>,
+    /// The heartbeat, and the watch over other nodes.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// What the handles on a node share with its workers.
+pub(super) struct Shared {
     id: NodeId,
-    pub(super) db: Database,
+    pub db: Database,
     pub keys: Keys,
-    pub(super) stats: Arc<Stats>,
+    pub stats: Arc<Stats>,
     roles: SharedRoles,
     commands: mpsc::Sender<Command>,
     registration: watch::Receiver<Registration>,
@@ -57,20 +68,24 @@ pub(crate) struct Member {
     next_worker: AtomicU64,
     /// The last versions that were read.
     versions: watch::Receiver<Option<Arc<Versions>>>,
-    /// The heartbeat, and the watch over other nodes.
-    tasks: Mutex<JoinSet<()>>,
 }
 
-/// A role of a node, until it is dropped.
+/// A role of a node, until it is dropped. Others are informed at once.
 #[derive(Debug)]
 pub(crate) struct RoleGuard {
     roles: SharedRoles,
     role: Role,
+    /// To the heartbeat, if it lives.
+    commands: mpsc::WeakSender<Command>,
 }
 
 impl Drop for RoleGuard {
     fn drop(&mut self) {
         self.roles.lock().remove(&self.role);
+        if let Some(commands) = self.commands.upgrade() {
+            // If as many commands wait, the next beat is not far.
+            let _ = commands.try_send(Command::Publish(oneshot::channel().0));
+        }
     }
 }
 
@@ -106,7 +121,7 @@ impl Member {
         db: &Database,
         keys: &Keys,
         config: Option<Config>,
-        (stats, polls): (&Arc<Stats>, &Arc<Polls>),
+        reports @ (stats, ..): (&Arc<Stats>, &Arc<Polls>, &Arc<Skipped>),
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
         options.check()?;
@@ -129,9 +144,9 @@ impl Member {
         let mut tasks = JoinSet::new();
         tasks.spawn(heartbeat.run(received));
         let (interests, (seen, versions)) = (watch::Sender::new(BTreeMap::new()), watch::channel(None));
-        let watch = NeighbourWatch::new((db, keys, stats, polls), id, options.pace(), observed.clone());
+        let watch = NeighbourWatch::new((db, keys), reports, id, options.pace(), observed.clone());
         tasks.spawn(watch.run(interests.subscribe(), seen));
-        Ok(Arc::new(Self {
+        let shared = Arc::new(Shared {
             id,
             db: db.clone(),
             keys: keys.clone(),
@@ -143,22 +158,58 @@ impl Member {
             interests,
             next_worker: AtomicU64::new(0),
             versions,
-            tasks: Mutex::new(tasks),
-        }))
+        });
+        Ok(Arc::new(Self { shared, tasks: Mutex::new(tasks) }))
     }
 
+    pub fn id(&self) -> NodeId {
+        self.shared.id
+    }
+
+    pub fn keys(&self) -> &Keys {
+        &self.shared.keys
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// [`Shared::enter`] without a limit.
+    pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
+        self.shared.enter(role, None).await
+    }
+
+    /// Ends the workers of the node, which release what they hold, and removes its row.
+    pub async fn leave(&self) -> Result<()> {
+        self.shared.stop.send_replace(true);
+        let mut workers = self.shared.interests.subscribe();
+        workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in what is shared");
+        let left = in_time(
+            self.shared.db.env(),
+            "leaving the nodes of the bus",
+            self.shared.command(Command::Leave),
+        )
+        .await;
+        // After this returns the caller may close the store at once, and open it again.
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
+        left
+    }
+
+    /// Whether it was asked to leave.
+    pub fn has_left(&self) -> bool {
+        *self.shared.stop.borrow()
+    }
+}
+
+impl Shared {
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Publishes `role`, so that others see it when this returns. Fails with [`Error::Invalid`] if the node has it
-    /// already.
-    pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
-        self.enter_with(role, None).await
-    }
-
-    /// [`Member::enter`] with the most resources that the node may own by the role; `None` for no limit.
-    pub(super) async fn enter_with(&self, role: Role, max: Option<u32>) -> Result<RoleGuard> {
+    /// Publishes `role` with the most resources that the node may own by it (`None` for no limit), so that others see it when this
+    /// returns. Fails with [`Error::Invalid`] if the node has it already.
+    pub async fn enter(&self, role: Role, max: Option<u32>) -> Result<RoleGuard> {
         match self.roles.lock().entry(role.clone()) {
             std::collections::btree_map::Entry::Occupied(_) => {
                 return Err(Error::invalid(
@@ -168,38 +219,21 @@ impl Member {
             }
             std::collections::btree_map::Entry::Vacant(entry) => drop(entry.insert(max.unwrap_or(u32::MAX))),
         }
-        let guard = RoleGuard { roles: Arc::clone(&self.roles), role };
+        let guard = RoleGuard { roles: Arc::clone(&self.roles), role, commands: self.commands.downgrade() };
         self.publish().await?;
         Ok(guard)
     }
 
     /// Publishes that the node may own nothing by `role`, so that others take its resources as soon as their work has
     /// ended.
-    pub(super) async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
+    pub async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
         let before = self.roles.lock().insert(role.role.clone(), 0);
         if before == Some(0) { Ok(()) } else { self.publish().await }
     }
 
     /// Publishes the present roles.
-    pub(super) async fn publish(&self) -> Result<()> {
+    pub async fn publish(&self) -> Result<()> {
         self.command(Command::Publish).await
-    }
-
-    /// Ends the workers of the node, which release what they hold, and removes its row.
-    pub async fn leave(&self) -> Result<()> {
-        self.stop.send_replace(true);
-        let mut workers = self.interests.subscribe();
-        workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in self");
-        let left = in_time(self.db.env(), "leaving the nodes of the bus", self.command(Command::Leave)).await;
-        // After this returns the caller may close the store at once, and open it again.
-        let mut tasks = std::mem::take(&mut *self.tasks.lock());
-        tasks.shutdown().await;
-        left
-    }
-
-    /// Whether it was asked to leave.
-    pub fn has_left(&self) -> bool {
-        *self.stop.borrow()
     }
 
     /// Sends a command to the heartbeat and waits for its result. A heartbeat that has ended does nothing.
@@ -212,17 +246,17 @@ impl Member {
     }
 
     /// The node's membership, to be watched. Once the heartbeat has ended there is no sender.
-    pub(super) fn registration(&self) -> watch::Receiver<Registration> {
+    pub fn registration(&self) -> watch::Receiver<Registration> {
         self.registration.clone()
     }
 
     /// Whether its workers should end, to be watched.
-    pub(super) fn stop(&self) -> watch::Receiver<bool> {
+    pub fn stop(&self) -> watch::Receiver<bool> {
         self.stop.subscribe()
     }
 
     /// Adds a worker that polls changes of `pool` once per `interval`.
-    pub(super) fn add_worker(&self, pool: &Arc<str>, interval: Duration) -> WorkerGuard {
+    pub fn add_worker(&self, pool: &Arc<str>, interval: Duration) -> WorkerGuard {
         let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
         self.interests.send_modify(|interests| {
             interests.insert(number, (Arc::clone(pool), interval));
@@ -231,14 +265,14 @@ impl Member {
     }
 
     /// The last versions that were read, to be watched.
-    pub(super) fn versions(&self) -> watch::Receiver<Option<Arc<Versions>>> {
+    pub fn versions(&self) -> watch::Receiver<Option<Arc<Versions>>> {
         self.versions.clone()
     }
 }
 
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Member").field(&self.id).finish()
+        f.debug_tuple("Member").field(&self.id()).finish()
     }
 }
 
@@ -256,6 +290,6 @@ pub(super) async fn in_time(
 }
 
 /// The error of calls on a node that has left.
-fn has_left() -> Error {
+pub(super) fn has_left() -> Error {
     Error::invalid("node", "it has been shut down: join with another one")
 }

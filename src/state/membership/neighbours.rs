@@ -7,9 +7,12 @@
 //! found about as soon as the first, even by the only survivor.
 //!
 //! In the same transaction it reads whether members or pools have changed, for the workers of the node.
+//!
+//! A row that cannot be decoded is skipped and reported: nobody can say whether its node lives, and the others go on.
 
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
@@ -21,22 +24,24 @@ use super::{
 };
 use crate::{
     base::{
+        bugs::{Bug, is_on},
         env::Env,
         error::{Error, Result, panic_text},
     },
     state::{
         keys::{Keys, NodeId, NodeRow},
         polls::{self, Poll, Polls},
+        skipped::{Place, Skipped},
         stats::Stats,
     },
-    store::{Database, Isolation, KeyRange, RangeRead, Transaction, key_after},
+    store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
 };
 
 /// How many nodes each one watches.
 const NEIGHBOURS: usize = 8;
 
-/// The most nodes that are removed in one transaction.
-const REMOVALS_MAX: usize = 100;
+/// The most nodes that are removed in one transaction: few, so that it succeeds also where reads often fail.
+const REMOVALS_MAX: usize = 10;
 
 /// How much shorter than its pace the least pause of the watch is.
 const HASTE: u32 = 32;
@@ -53,6 +58,7 @@ pub(super) struct NeighbourWatch {
     keys: Keys,
     stats: Arc<Stats>,
     polls: Arc<Polls>,
+    skipped: Arc<Skipped>,
     me: NodeId,
     /// How often it polls, unless a worker wants it more often.
     pace: Duration,
@@ -60,6 +66,8 @@ pub(super) struct NeighbourWatch {
     registration: watch::Receiver<Registration>,
     /// Since when the rows of the watched nodes have not changed.
     seen: LastSeen<NodeId, Beat>,
+    /// Those found dead, which stay dead while they are silent, however long the removal of others takes.
+    condemned: BTreeMap<NodeId, Beat>,
     /// How long each of them may be silent.
     expiries: BTreeMap<NodeId, Duration>,
     /// Until when it watches all nodes.
@@ -72,7 +80,8 @@ pub(super) struct NeighbourWatch {
 
 impl NeighbourWatch {
     pub fn new(
-        (db, keys, stats, polls): (&Database, &Keys, &Arc<Stats>, &Arc<Polls>),
+        (db, keys): (&Database, &Keys),
+        (stats, polls, skipped): (&Arc<Stats>, &Arc<Polls>, &Arc<Skipped>),
         me: NodeId,
         pace: Duration,
         registration: watch::Receiver<Registration>,
@@ -82,10 +91,12 @@ impl NeighbourWatch {
             keys: keys.clone(),
             stats: Arc::clone(stats),
             polls: Arc::clone(polls),
+            skipped: Arc::clone(skipped),
             me,
             pace,
             registration,
             seen: LastSeen::default(),
+            condemned: BTreeMap::new(),
             expiries: BTreeMap::new(),
             all_until: Duration::ZERO,
             pause: pace,
@@ -125,15 +136,13 @@ impl NeighbourWatch {
                 pools.dedup();
                 pools
             };
-            match AssertUnwindSafe(self.poll(poll, pools)).catch_unwind().await {
-                Ok(Ok(has_removed)) => {
-                    seen.send_replace(Some(Arc::clone(&self.versions)));
-                    // A node that has removed another is the first that can take over.
-                    if has_removed {
-                        (polled, due) = (env.now(), env.now());
-                        continue;
-                    }
+            match AssertUnwindSafe(self.poll(poll, pools, &seen)).catch_unwind().await {
+                // A node that has removed another is the first that can take over.
+                Ok(Ok(true)) => {
+                    (polled, due) = (env.now(), env.now());
+                    continue;
                 }
+                Ok(Ok(false)) => {}
                 Ok(Err(error)) => self.stats.health.complain(&env, "watch other nodes", &error),
                 Err(panic) => {
                     let panic = panic_text(&*panic);
@@ -146,8 +155,13 @@ impl NeighbourWatch {
         }
     }
 
-    /// Polls once, and removes dead nodes. Returns whether there were any.
-    async fn poll(&mut self, poll: Poll, pools: Vec<Arc<str>>) -> Result<bool> {
+    /// Polls once, publishes the versions of `pools`, and removes dead nodes. Returns whether there were any.
+    async fn poll(
+        &mut self,
+        poll: Poll,
+        pools: Vec<Arc<str>>,
+        seen: &watch::Sender<Option<Arc<Versions>>>,
+    ) -> Result<bool> {
         let (began, now) = (poll.at, self.env().now());
         let watches_all = began < self.all_until;
         let read = async |tx: Transaction| {
@@ -158,26 +172,31 @@ impl NeighbourWatch {
         if versions != *self.versions {
             self.versions = Arc::new(versions);
         }
+        // First, because removals may fail again and again.
+        seen.send_replace(Some(Arc::clone(&self.versions)));
         if self.registration.borrow().is_none() {
             self.seen = LastSeen::default();
+            self.condemned.clear();
             return Ok(false);
         }
         self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), now);
         let is_dead = |(node, row): &&(NodeId, NodeRow)| {
-            self.seen.age(node, &(row.token, row.beat), began) >= row.expiry()
+            let expiry = if is_on(Bug::ExpiryOfOthersIgnored) { self.pace * 2 } else { row.expiry() };
+            let beat = (row.token, row.beat);
+            self.condemned.get(node) == Some(&beat) || self.seen.age(node, &beat, began) >= expiry
         };
         let dead: Vec<_> = nodes.iter().filter(is_dead).copied().collect();
+        self.condemned = dead.iter().map(|(node, row)| (*node, (row.token, row.beat))).collect();
         let now = self.env().now();
         self.seen.adopt(nodes.iter().map(|(node, row)| (*node, (row.token, row.beat))), now);
         self.expiries = nodes.iter().map(|(node, row)| (*node, row.expiry())).collect();
-        for dead in dead.chunks(REMOVALS_MAX) {
-            self.remove(dead).await?;
-        }
+        let removed = self.remove_all(&dead).await;
         if let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() {
             // A node seen for the first time can expire an expiry from now, and must be read once more then.
+            let now = self.env().now();
             self.all_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         }
-        Ok(!dead.is_empty())
+        removed.map(|()| !dead.is_empty())
     }
 
     /// The next nodes in the ring, read by snapshot.
@@ -185,37 +204,45 @@ impl NeighbourWatch {
         let (all, mine) = (self.keys.nodes(), self.keys.node(self.me));
         if self.expiries.len() < NEIGHBOURS {
             // They were few the last time; as long as they are, one read has them all.
-            let mut nodes = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
-            if nodes.len() <= NEIGHBOURS + 1 {
+            let rows = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
+            if rows.len() <= NEIGHBOURS + 1 {
+                let mut nodes = self.decoded(&rows);
                 nodes.retain(|(node, _)| *node != self.me);
                 return Ok(nodes);
             }
         }
         let after = KeyRange { begin: key_after(&mine), end: all.end };
-        let mut nodes = self.rows(tx, after, NEIGHBOURS).await?;
-        if nodes.len() < NEIGHBOURS {
+        let mut rows = self.rows(tx, after, NEIGHBOURS).await?;
+        if rows.len() < NEIGHBOURS {
             let before = KeyRange { begin: all.begin, end: mine.into() };
-            let more = self.rows(tx, before, NEIGHBOURS - nodes.len()).await?;
-            nodes.extend(more);
+            let more = self.rows(tx, before, NEIGHBOURS - rows.len()).await?;
+            rows.extend(more);
         }
-        Ok(nodes)
+        Ok(self.decoded(&rows))
     }
 
-    /// Up to `limit` nodes in `range`.
-    async fn rows(&self, tx: &Transaction, range: KeyRange, limit: usize) -> Result<Vec<(NodeId, NodeRow)>> {
-        let page = tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?;
-        page.rows
-            .iter()
-            .map(|(key, value)| Ok((self.keys.node_of(key)?, NodeRow::from_bytes(value)?)))
-            .collect()
+    /// Up to `limit` rows of nodes in `range`.
+    async fn rows(&self, tx: &Transaction, range: KeyRange, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+        Ok(tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?.rows)
+    }
+
+    /// The nodes of `rows`. Those that cannot be decoded are skipped and reported.
+    fn decoded(&self, rows: &[(Bytes, Bytes)]) -> Vec<(NodeId, NodeRow)> {
+        let decode = |(key, value): &(Bytes, Bytes)| {
+            let decoded = self.keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
+            let skip =
+                |error: &Error| self.skipped.note(self.env(), &self.stats, &Place::Key(key.clone()), error);
+            decoded.inspect_err(skip).ok()
+        };
+        rows.iter().filter_map(decode).collect()
     }
 
     /// All other nodes, read by snapshot.
     async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
-        let nodes =
-            rows.iter().map(|(key, value)| Ok((self.keys.node_of(key)?, NodeRow::from_bytes(value)?)));
-        nodes.filter(|node| node.as_ref().map_or(true, |(node, _)| *node != self.me)).collect()
+        let mut nodes = self.decoded(&rows);
+        nodes.retain(|(node, _)| *node != self.me);
+        Ok(nodes)
     }
 
     /// When the next node expires, unless its row changes until then.
@@ -227,10 +254,26 @@ impl NeighbourWatch {
         dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
     }
 
-    /// Removes those of `dead` whose rows are unchanged. Their resources are free from then on.
-    async fn remove(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
+    /// Removes those of `dead` whose rows are unchanged, until it is time for the next poll: the watch forgets what it has seen if
+    /// two polls are too far apart. The next poll finds the rest. If some cannot be removed, the others are all the same.
+    async fn remove_all(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
+        let end = self.env().now().saturating_add(self.pace / 2);
+        let mut removed = Ok(());
+        for some in dead.chunks(REMOVALS_MAX) {
+            let left = end.saturating_sub(self.env().now());
+            if left.is_zero() {
+                break;
+            }
+            removed = removed.and(self.remove(some, left).await);
+        }
+        removed
+    }
+
+    /// Removes those of `dead` whose rows are unchanged. Their resources are free from then on. Begins no attempt after `limit`.
+    async fn remove(&self, dead: &[(NodeId, NodeRow)], limit: Duration) -> Result<()> {
         let keys = &self.keys;
-        let removed = self.db.run(async |tx| {
+        let policy = RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() };
+        let removed = self.db.run_with(&policy, async |tx| {
             let remove = dead.iter().map(|(node, seen)| {
                 let tx = &tx;
                 async move {

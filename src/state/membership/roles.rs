@@ -1,6 +1,8 @@
 //! The stored roles of nodes: under the role, for the nodes that divide its work, and under the node, for the node's
 //! remover. Both are written together, and exist only as long as the node's row: a node with a role counts as living.
 
+use bytes::Bytes;
+
 use super::silence::NodeRows;
 use crate::{
     base::error::{Error, Result},
@@ -13,25 +15,38 @@ pub(super) fn set_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role,
     keys.role(node, role).iter().for_each(|key| tx.set(key, &max.to_be_bytes()));
 }
 
-/// Removes all roles of `node`. The transaction also changes its row, which is in its conflict set.
+/// Removes all roles of `node`, also those that cannot be decoded. The transaction also changes its row, which is in its conflict set.
 pub(super) async fn clear_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<()> {
     for (key, _) in tx.all_rows(keys.roles_of(node), Isolation::Serializable).await? {
-        let (_, role) = keys.role_of_node(&key)?;
-        keys.role(node, &role).iter().for_each(|key| tx.clear(key));
+        tx.clear(&key);
+        if let Ok((_, role)) = keys.role_of_node(&key) {
+            keys.role(node, &role).iter().for_each(|key| tx.clear(key));
+        }
     }
     Ok(())
 }
 
 /// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by
-/// snapshot.
-pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Result<Vec<(NodeId, u32)>> {
+/// snapshot. What cannot be decoded is passed to `skip`: a node whose limit is damaged is a member without one.
+pub(crate) async fn members(
+    tx: &Transaction,
+    keys: &Keys,
+    role: &Role,
+    skip: impl Fn(&Bytes, &Error),
+) -> Result<Vec<(NodeId, u32)>> {
     let rows = tx.all_rows(keys.nodes_with(role), Isolation::Snapshot).await?;
-    rows.into_iter().map(|(key, value)| Ok((keys.node_of_role(&key)?, role_max(&value)?))).collect()
+    let member = |(key, value): &(Bytes, Bytes)| {
+        let node = keys.node_of_role(key).inspect_err(|error| skip(key, error)).ok()?;
+        let max = role_max(value).inspect_err(|error| skip(key, error)).unwrap_or(u32::MAX);
+        Some((node, max))
+    };
+    Ok(rows.iter().filter_map(member).collect())
 }
 
 /// The rows of the nodes with `role`, read by snapshot.
 pub(crate) async fn member_rows(tx: &Transaction, keys: &Keys, role: &Role) -> Result<NodeRows> {
-    let members = members(tx, keys, role).await?;
+    // The nodes that divide the work of the role report what cannot be decoded.
+    let members = members(tx, keys, role, |_, _| {}).await?;
     let rows = members.into_iter().map(|(node, _)| async move {
         let row = tx.get(&keys.node(node), Isolation::Snapshot).await?;
         Ok::<_, Error>(row.map(|value| NodeRow::from_bytes(&value)).transpose()?.map(|row| (node, row)))

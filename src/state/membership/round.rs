@@ -12,7 +12,7 @@ use std::{
 use super::{
     Held, Pool, Work,
     changes::{Version, changed, version_of},
-    member::Member,
+    member::Shared,
     plan::{Plan, View},
     roles::members,
 };
@@ -30,7 +30,7 @@ const ACQUISITIONS_MAX: usize = 1_000;
 
 /// The state of a worker before a round.
 pub(super) struct Known<'a> {
-    pub member: &'a Member,
+    pub member: &'a Shared,
     /// The token of the node's membership.
     pub joined: [u8; 16],
     pub pool: &'a Pool,
@@ -71,7 +71,7 @@ impl Known<'_> {
             tx.get(&mine, Isolation::Snapshot),
             tx.get(&membership, Isolation::Snapshot),
             version_of(tx, keys, pool),
-            members(tx, keys, &self.pool.role),
+            members(tx, keys, &self.pool.role, |key, error| self.work.skip(key, error)),
             tx.all_rows(keys.leases(pool), Isolation::Snapshot),
             self.work.resources(tx),
         )?;

@@ -41,13 +41,14 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
         }
         let mut roles: BTreeMap<NodeId, Vec<Role>> = BTreeMap::new();
         for (key, _) in tx.all_rows(keys.all_roles(), Isolation::Snapshot).await? {
-            let (node, role) = keys.role_of_node(&key)?;
+            let Ok((node, role)) = keys.role_of_node(&key) else { continue };
             roles.entry(node).or_default().push(role);
         }
         let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
-        let nodes = rows.iter().map(|(key, value)| {
-            let (id, row) = (keys.node_of(key)?, NodeRow::from_bytes(value)?);
-            Ok(NodeStatus {
+        let nodes = rows.iter().filter_map(|(key, value)| {
+            // The nodes that watch it report a row that cannot be decoded.
+            let (id, row) = (keys.node_of(key).ok()?, NodeRow::from_bytes(value).ok()?);
+            Some(NodeStatus {
                 id,
                 roles: roles.remove(&id).unwrap_or_default(),
                 beat: row.beat,
@@ -56,7 +57,7 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
                 leases: leases.remove(&id).unwrap_or_default(),
             })
         });
-        nodes.collect()
+        Ok(nodes.collect())
     })
     .await
 }

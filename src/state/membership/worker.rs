@@ -22,7 +22,7 @@ use super::{
     changes::{Version, Versions, changed},
     heartbeat::{Registration, draw},
     leases::release,
-    member::{Member, RoleGuard, WorkerGuard, in_time},
+    member::{Member, RoleGuard, Shared, WorkerGuard, has_left, in_time},
     round::{Known, Outcome},
 };
 use crate::{
@@ -59,7 +59,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Takes the node's present share of `pool`, and starts the work on it. If that fails, it leaves nothing behind.
+    /// Takes the node's present share of `pool`, and starts the work on it. If that fails, or the node leaves meanwhile, it leaves
+    /// nothing behind.
     pub async fn start(
         member: &Arc<Member>,
         pool: Pool,
@@ -67,18 +68,19 @@ impl Worker {
         options: BalanceOptions,
     ) -> Result<Self> {
         options.check()?;
-        let interest = member.add_worker(&pool.name, options.interval);
-        let role = member.enter_with(pool.role.clone(), options.leases_max).await?;
-        let registration = member.registration();
+        let shared = member.shared();
+        let interest = shared.add_worker(&pool.name, options.interval);
+        let role = unless_left(shared, shared.enter(pool.role.clone(), options.leases_max)).await?;
+        let registration = shared.registration();
         let joined = *registration.borrow();
         let mut worker = WorkerTask {
-            member: Arc::clone(member),
+            member: Arc::clone(shared),
             pool,
             work,
             options,
             joined,
             registration,
-            versions: member.versions(),
+            versions: shared.versions(),
             interest,
             tasks: JoinSet::new(),
             ids: HashMap::new(),
@@ -88,11 +90,11 @@ impl Worker {
             due: Duration::ZERO,
             settled: None,
         };
-        if let Err(error) = worker.round().await {
+        if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
             drop(role);
             // Leases that this cannot release are free once the node no longer has the role.
-            if let Err(error) = worker.clean_up().await {
+            if let Err(error) = in_time(worker.env(), "releasing leases", worker.clean_up()).await {
                 tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
             }
             return Err(error);
@@ -152,7 +154,7 @@ enum Event {
 }
 
 struct WorkerTask {
-    member: Arc<Member>,
+    member: Arc<Shared>,
     pool: Pool,
     work: Arc<dyn Work>,
     options: BalanceOptions,
@@ -517,7 +519,7 @@ impl WorkerTask {
             return Ok(());
         }
         let published = self.member.publish().await;
-        let Member { keys, db, .. } = &*self.member;
+        let Shared { keys, db, .. } = &*self.member;
         let me = self.member.id();
         let token = *self.registration.borrow();
         let released = db.run(async |tx| {
@@ -544,9 +546,19 @@ impl WorkerTask {
         released.await.and(published)
     }
 
-    /// Makes the next round due within `pause`, and sure to read everything.
+    /// Makes the next round due within `pause`.
     fn due_within(&mut self, pause: Duration) {
         self.due = self.due.min(self.env().now().saturating_add(pause));
+    }
+}
+
+/// The result of `work`, or an error once the node is asked to leave: leaving waits for all workers.
+async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut leaving = member.stop();
+    tokio::select! {
+        biased;
+        _ = leaving.wait_for(|stop| *stop) => Err(has_left()),
+        done = work => done,
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, watch},
     task::{self, AbortHandle, JoinSet},
@@ -19,6 +19,7 @@ use super::{
     behaviour::{Message, StopReason},
 };
 use crate::base::{
+    cursor::Knowledge,
     encoding::Sequence,
     error::{Error, Result},
     filter::Filter,
@@ -65,10 +66,10 @@ pub(in super::super) struct State {
     pub stop: bool,
     /// The newest filter to switch to, until the listener takes it.
     pub filter: Option<Filter>,
-    /// The last position for which a caller waits.
-    pub awaited: Option<Sequence>,
-    /// The position up to which it has worked on everything, updated while a caller waits for it.
-    pub worked_to: Option<Sequence>,
+    /// The most for which a caller waits.
+    pub awaited: Knowledge,
+    /// What it has worked on, updated while a caller waits for more.
+    pub worked_to: Knowledge,
     pub ended: Option<StopReason>,
 }
 
@@ -103,20 +104,15 @@ impl Control {
     /// Marks it as ended, for `reason` if no other was set. Its children end with it, future ones included.
     pub fn end(&self, reason: StopReason) {
         self.state.send_modify(|state| state.ended = state.ended.take().or(Some(reason)));
-        let parent = self.parent().upgrade();
+        let parent = self.parent.lock().upgrade();
         if let Some(parent) = parent {
             parent.send_replace(true);
         }
     }
 
-    /// No holder of the lock can panic with it half changed.
-    fn parent(&self) -> MutexGuard<'_, Weak<watch::Sender<bool>>> {
-        self.parent.lock()
-    }
-
     /// The parent of its children; a new one if the old one was dropped, which has ended its children.
     fn keep_parent(&self) -> Parent {
-        let mut known = self.parent();
+        let mut known = self.parent.lock();
         if let Some(parent) = known.upgrade() {
             return Parent(parent);
         }
@@ -194,13 +190,14 @@ impl<M: Send + 'static> ListenerHandle<M> {
     /// Waits until it has worked on everything up to `at`, a position that
     /// [`Dispatcher::reached`](crate::Dispatcher::reached) has returned. Returns false if it ended before that.
     pub async fn reached(&self, at: Sequence) -> bool {
+        let at = Knowledge::UpTo(at);
         let mut state = self.control.state.subscribe();
         self.control.state.send_if_modified(|state| {
-            let is_later = state.awaited < Some(at);
-            state.awaited = state.awaited.max(Some(at));
+            let is_later = state.awaited < at;
+            state.awaited = state.awaited.max(at);
             is_later
         });
-        let has = |state: &State| state.worked_to >= Some(at);
+        let has = |state: &State| state.worked_to >= at;
         let waited = state.wait_for(|state| has(state) || state.ended.is_some()).await;
         waited.is_ok_and(|state| has(&state))
     }
@@ -254,13 +251,8 @@ pub(in super::super) struct Listeners {
 }
 
 impl Listeners {
-    /// No holder of the lock can panic with the set half changed.
-    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.tasks.lock()
-    }
-
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        let mut tasks = self.tasks();
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task)
     }
@@ -299,7 +291,7 @@ impl Listeners {
 
     /// Waits until all have ended; aborts those that take longer than `limit`.
     pub async fn finish(&self, limit: impl Future<Output = ()>) {
-        let mut tasks = std::mem::take(&mut *self.tasks());
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         let all = async { while tasks.join_next().await.is_some() {} };
         let in_time = tokio::select! {
             () = all => true,

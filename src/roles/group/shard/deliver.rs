@@ -270,16 +270,16 @@ where
 /// row, and takes nothing then.
 fn decode<R: FeedRow>(rows: &mut Chunk) -> Result<Vec<Arc<R>>> {
     let mut decoded = Vec::with_capacity(rows.rows.len());
-    for (place, row) in rows.rows.iter().enumerate() {
+    for (index, row) in rows.rows.iter().enumerate() {
         match R::from_stored(row.sequence, &row.value) {
             Ok(row) => decoded.push(Arc::new(row)),
             Err(error) => {
-                let kept = place.max(1);
+                let kept = index.max(1);
                 if kept < rows.rows.len() {
                     rows.rows.truncate(kept);
                     rows.to = rows.rows[kept - 1].sequence;
                 }
-                return if place == 0 { Err(error) } else { Ok(decoded) };
+                return if index == 0 { Err(error) } else { Ok(decoded) };
             }
         }
     }

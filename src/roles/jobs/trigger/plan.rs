@@ -5,7 +5,7 @@
 //! 1. At most one task per database runs; a cancelled task counts until it has ended.
 //! 2. The job is informed that an instance is gone before any work on the next instance of the name.
 //! 3. What is observed while a task of its database runs causes another task afterwards.
-//! 4. A trigger that starts again from [`Plan::since`], and with the names that the store lists as owed, observes all unfinished
+//! 4. A trigger that starts again from [`Plan::since_without`], and with the names that the store lists as owed, observes all unfinished
 //!    work again.
 //!
 //! A name whose work takes long, because its job hangs, fails, or waits for its tenant's turn, would hold the cursor back. Then all
@@ -94,7 +94,7 @@ struct Running<W> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Listed {
     No,
-    /// It did, and was to remove it. It is not known whether it has.
+    /// The name was listed; its removal was asked for, and may have happened.
     Perhaps,
     /// It does, so that the name does not hold the cursor back. It may list other work of the name as well, which found no room
     /// in the plan.
@@ -414,13 +414,14 @@ impl<W: Work> Plan<W> {
         }
         let (entry, queue) = self.entry(name);
         entry.listed = Listed::Read;
-        // What the feed has delivered of the name is newer. A parked one that is tried again is not of the feed.
+        // What the feed has delivered of the name is newer. A retry of a parked one did not come from
+        // the feed.
         let is_new = !entry.waits() && entry.running.as_ref().is_none_or(|running| running.is_retry);
         match (&mut entry.work, work) {
             (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
             (None, Some((db, work))) => {
-                // The feed may have delivered the end of this instance since, or another one, which is newer. A parked one that is
-                // tried again is not of the feed, and older.
+                // The feed may have delivered the end of this instance since, or another one, which is newer. A retry of
+                // a parked one did not come from the feed, and is older.
                 let is_over = match &entry.running {
                     Some(Running { task: Task::Gone(known), .. }) => *known == db,
                     Some(Running { task: Task::Work(known, _), is_retry, .. }) => *known != db && !is_retry,

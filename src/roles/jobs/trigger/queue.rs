@@ -199,12 +199,12 @@ mod tests {
     /// A queue in which each tenant has ten due names; those of the first tenant are due first.
     fn filled(tenants: Tenants, named: &[&str]) -> Queue {
         let mut queue = Queue::new(tenants);
-        for (place, tenant) in named.iter().enumerate() {
+        for (index, tenant) in named.iter().enumerate() {
             for n in 0..10 {
                 let name = name(&format!("{tenant}/{n}"));
                 let tenant = queue.tenant(&name);
                 queue.enter(&tenant);
-                queue.put(&tenant, &name, SECOND * place as u32);
+                queue.put(&tenant, &name, SECOND * index as u32);
             }
         }
         queue

@@ -10,7 +10,7 @@ use super::*;
 use crate::state::keys::Role;
 use crate::{
     base::error::StoreError,
-    state::{keys::Keys, membership::NodeOptions, polls::Polls, stats::Stats},
+    state::{keys::Keys, membership::NodeOptions, polls::Polls},
     store::{Database, Transaction},
 };
 
@@ -147,10 +147,13 @@ impl Work for Probe {
 }
 
 async fn join(db: &Database) -> Arc<Member> {
+    join_with(db, NodeOptions::default()).await
+}
+
+async fn join_with(db: &Database, options: NodeOptions) -> Arc<Member> {
     let keys = Keys::new(b"p").unwrap();
-    Member::join(db, &keys, None, (&Arc::<Stats>::default(), &Polls::new(db.env())), NodeOptions::default())
-        .await
-        .unwrap()
+    let reports = (&Arc::default(), &Polls::new(db.env()), &Arc::default());
+    Member::join(db, &keys, None, reports, options).await.unwrap()
 }
 
 fn pool() -> Pool {
@@ -185,7 +188,7 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
             events.iter().filter(|(what, _)| *what == "started").map(|(_, epoch)| *epoch).collect();
         assert_eq!(starts, [1, 2, 3, 4, 5], "{manner:?}: at first, and after 1, 3, 7 and 15 s");
         let panics = if manner == Manner::Panics { 5 } else { 0 };
-        assert_eq!(member.stats.snapshot().work_panics, panics);
+        assert_eq!(member.shared().stats.snapshot().work_panics, panics);
         *probe.manner.lock() = Manner::Good;
         seconds(60).await;
         assert_eq!(probe.take(), [("started", 6)]);
@@ -237,7 +240,7 @@ async fn work_that_does_not_end_within_the_deadline_is_fenced_off() {
     assert_eq!(new.take(), [("started", 2)]);
     seconds(3).await;
     assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), ("aborted", 1)]);
-    assert_eq!(a.stats.snapshot().leases_lost, 1);
+    assert_eq!(a.shared().stats.snapshot().leases_lost, 1);
     // A shutdown does not wait for it longer either.
     let began = tokio::time::Instant::now();
     first.shutdown().await.unwrap();
@@ -344,7 +347,7 @@ async fn a_worker_that_panics_begins_again() {
     };
     change().await;
     seconds(5).await;
-    assert!(member.stats.snapshot().work_panics > 0);
+    assert!(member.shared().stats.snapshot().work_panics > 0);
     probe.is_mad.store(false, Ordering::SeqCst);
     seconds(5).await;
     probe.take();
@@ -357,10 +360,7 @@ async fn a_worker_that_panics_begins_again() {
 async fn a_node_that_never_beats_and_never_takes_over_works() {
     let db = Database::memory();
     let never = NodeOptions { heartbeat: Duration::MAX, expiry: Duration::MAX, ..NodeOptions::default() };
-    let keys = Keys::new(b"p").unwrap();
-    let member = Member::join(&db, &keys, None, (&Arc::<Stats>::default(), &Polls::new(db.env())), never)
-        .await
-        .unwrap();
+    let member = join_with(&db, never).await;
     let probe = Probe::new(2, Manner::Good);
     let balance =
         BalanceOptions { handover: Duration::MAX, interval: Duration::MAX, ..BalanceOptions::default() };
@@ -470,7 +470,7 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
         Worker::start(&member, pool(), Arc::clone(&work), BalanceOptions::default()).await.unwrap();
     seconds(1).await;
     *stopping.lock() = Some(stop);
-    let keys = &member.keys;
+    let keys = member.keys();
     db.run(async |tx| {
         tx.clear_range(&keys.all_of_nodes());
         Ok(())
@@ -479,7 +479,7 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     .unwrap();
     task.join_next().await.unwrap().unwrap().unwrap();
     assert!(stopping.lock().is_none(), "it was stopped by the abort");
-    assert_eq!(member.stats.snapshot().work_panics, 0);
+    assert_eq!(member.shared().stats.snapshot().work_panics, 0);
 }
 
 /// The lease of one resource could not be decoded, and no round of its pool completed any more: nobody took over from

@@ -5,18 +5,15 @@ use std::{fmt, sync::Arc};
 use imbl::OrdMap;
 use tokio::sync::watch;
 
-use super::{
-    delivery::{Delivery, DeliveryBatch, Interruption},
-    listener::{Listener, ListenerHandle, Message, Next, Parent},
-    shared::Shared,
-    subscribe::Subscribe,
+use super::dispatcher::{
+    Delivery, DeliveryBatch, Dispatcher, Fanout, Filter, Interruption, Listener, ListenerHandle, Message,
+    Next, Parent,
 };
 use crate::base::{
     cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
     event::DbName,
-    filter::Filter,
     notification::Notification,
 };
 
@@ -51,7 +48,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 #[must_use = "dropping it ends it"]
 pub struct Mirror {
     content: watch::Sender<Content>,
-    shared: Arc<Shared>,
+    dispatcher: Fanout,
     listener: ListenerHandle<()>,
     _parent: Parent,
 }
@@ -63,8 +60,10 @@ struct Content {
     synced: Option<Sequence>,
 }
 
-impl Mirror {
-    pub(super) fn start(shared: &Arc<Shared>, filter: Filter) -> Result<Self> {
+impl Dispatcher {
+    /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
+    /// kinds of events, or has a predicate.
+    pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
         if !filter.wants_all_kinds() {
             let reason = "a mirror needs all kinds of events: narrow the names only";
             return Err(Error::invalid("filter", reason));
@@ -76,14 +75,18 @@ impl Mirror {
         let content = watch::Sender::<Content>::default();
         let written = content.clone();
         let parent = Parent::new();
-        let listener = Subscribe::new(Arc::clone(shared), filter)
+        let dispatcher = self.subscriptions();
+        let listener = dispatcher
+            .subscribe(filter)
             .since(Cursor::NOTHING)
             .listener(move || Writer { content: written.clone(), aside: None })
             .in_batches()
             .start_linked(&parent)?;
-        Ok(Self { content, shared: Arc::clone(shared), listener, _parent: parent })
+        Ok(Mirror { content, dispatcher, listener, _parent: parent })
     }
+}
 
+impl Mirror {
     /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not reached it.
     pub fn get(&self, name: &DbName) -> Option<Arc<Notification>> {
         self.content.borrow().view.get(name).cloned()
@@ -107,9 +110,9 @@ impl Mirror {
     }
 
     /// Waits until it shows everything that was committed at the version `version` or before. Fails as
-    /// [`Dispatcher::reached`](super::Dispatcher::reached) does.
+    /// [`Dispatcher::reached`] does.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        let at = self.shared.reached(version).await?;
+        let at = self.dispatcher.reached(version).await?;
         if self.listener.reached(at).await { Ok(at) } else { Err(self.ended()) }
     }
 
@@ -131,18 +134,11 @@ struct Writer {
     aside: Option<MirrorView>,
 }
 
-impl Listener for Writer {
-    type Message = ();
-
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.handle_batch(delivery.alone()).await
-    }
-
-    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+impl Writer {
+    fn write<'a>(&mut self, rows: impl IntoIterator<Item = &'a Arc<Notification>>) {
         let is_aside = self.aside.is_some();
         let mut view = self.aside.take().unwrap_or_else(|| self.content.borrow().view.clone());
-        for delivery in &batch {
-            let row = delivery.notification();
+        for row in rows {
             if row.is_deleted() {
                 view.remove(&row.name);
             } else {
@@ -154,6 +150,19 @@ impl Listener for Writer {
         } else {
             self.content.send_modify(|content| content.view = view);
         }
+    }
+}
+
+impl Listener for Writer {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.write([delivery.notification()]);
+        Next::Continue
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        self.write(batch.iter().map(|delivery| delivery.notification()));
         Next::Continue
     }
 
