@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{
     event::Event,
-    flight::{Flight, FlightState, Inner, Touched},
+    flight::{Flight, FlightState, Touched},
     issuer::Issuer,
     keyspace::show_all,
     link::Link,
@@ -21,26 +21,23 @@ use super::{
 use crate::{
     base::{
         encoding::Versionstamp,
-        error::{Result, StoreError},
+        error::{Error, Result, StoreError},
     },
     store::{
-        Answer, AtomicOp, Backend, Isolation, KeyRange, Mutation, RangeRead, TransactionBackend,
-        TransactionOption,
+        Answer, AtomicOp, Isolation, KeyRange, Mutation, RangeRead, TransactionBackend, TransactionOption,
+        testing::{Commit, Operation},
     },
 };
 
 /// The longest delays of commits without a waiting caller, in milliseconds; at most the lifetime of a transaction.
 const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
 
-/// Sends the commit of `inner` to the store, and completes with its answer. `takes_over` gives the process another
-/// transaction if this one goes on without it.
-pub(super) fn commit(
+/// Sends `commit` to the store, and completes with its answer.
+pub(super) fn send(
     link: &Arc<Link>,
-    engine: &Arc<dyn Backend>,
-    inner: Inner,
-    mutations: Vec<Mutation>,
-    takes_over: impl FnOnce(),
+    mut commit: Commit<'_>,
 ) -> BoxFuture<'static, Result<Option<Versionstamp>>> {
+    let mutations: Vec<_> = commit.attempt.operations.iter().filter_map(Operation::mutation).collect();
     let shared = &link.shared;
     shared.may_crash(link.issuer);
     let (mut there, mut back) = (link.latency(), link.latency() + Duration::from_nanos(1));
@@ -76,10 +73,13 @@ pub(super) fn commit(
     link.note(|| format!("commits {}", show_all(&mutations)));
     let state = Mutex::new(FlightState::Under { is_awaited: true });
     let (issuer, is_sure) = (link.issuer, is_late || shared.draw(0..=1) == 0);
-    let flight = Flight { engine: Arc::clone(engine), inner, mutations, issuer, is_late, is_sure, state };
-    let flight = Arc::new(flight);
     if is_late {
-        takes_over();
+        commit.detach();
+    }
+    let Commit { store, inner, .. } = commit;
+    let engine = Arc::clone(store);
+    let flight = Arc::new(Flight { engine, inner, mutations, issuer, is_late, is_sure, state });
+    if is_late {
         let most = LATE_MAX_MS[shared.draw(0..=3) as usize];
         shared.time.after(Duration::from_millis(shared.draw(1..=most)), Event::Arrival(flight));
         return Box::pin(async move {
@@ -127,8 +127,8 @@ impl Drop for Awaited {
 }
 
 impl Flight {
-    /// Arrives at the store, which decides it. Returns the touched keys if the store has lost its power meanwhile.
-    pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Touched> {
+    /// Arrives at the store, which decides it. Returns what is in doubt if the store has lost its power meanwhile.
+    pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Doubt> {
         let is_awaited = matches!(*self.state.lock(), FlightState::Under { is_awaited: true });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
@@ -162,8 +162,12 @@ impl Flight {
             }
             Ok(None) => {}
             // The power has failed: before this commit, or during it.
-            Err(error) if error.code() == Some(StoreError::IO_ERROR.code()) => return Some(touched),
-            Err(error) if error.is_maybe_committed() && !error.is_retryable() => return Some(touched),
+            Err(error)
+                if error.code() == Some(StoreError::IO_ERROR.code())
+                    || error.is_maybe_committed() && !error.is_retryable() =>
+            {
+                return result.err().map(|answer| Doubt { touched, answer });
+            }
             Err(error) => {
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.inner.conflicting_ranges()).unwrap_or_default();
@@ -203,6 +207,14 @@ impl Flight {
         shared.oracle().committed(shared, &seen);
         seen.records()
     }
+}
+
+/// A commit that the power or the disk has failed.
+pub(super) struct Doubt {
+    /// The keys that it touches.
+    pub touched: Touched,
+    /// What the store has answered.
+    pub answer: Error,
 }
 
 /// The answer of the engine, which never waits without a thread.

@@ -155,6 +155,10 @@ pub(super) struct ProcessPlan {
     pub operator: bool,
     /// A follower: it reads the feed shard by shard.
     pub follower: bool,
+    /// How many times slower than others its node beats, and expires, beyond once.
+    pub slowness: u32,
+    /// The most leases that its notifier may hold, and each of its consumers.
+    pub leases_max: Option<u32>,
 }
 
 /// How a group saves its checkpoints.
@@ -254,11 +258,38 @@ impl Plan {
     /// Adds documents, triggers, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the
     /// other worlds of a seed stay the same.
     fn with_guests(self, seed: u64, intensity: f64) -> Self {
-        let plan = self.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
+        let plan = self.with_unequal_nodes(&mut Rng::with_seed(seed ^ 0x6e6f_6465));
+        let plan = plan.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
         let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), intensity);
         #[cfg(feature = "http")]
         let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
         plan
+    }
+
+    /// Makes nodes beat at different paces and own few leases, in some worlds. The first process may own all, so that
+    /// nothing stays without an owner.
+    fn with_unequal_nodes(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..3) > 0 {
+            return self;
+        }
+        for process in &mut self.processes[1..] {
+            process.slowness = random.u32(0..=3);
+            process.leases_max = random.bool().then(|| random.u32(0..=2));
+        }
+        self
+    }
+
+    /// The options of the node of `process`.
+    pub fn node_of(&self, process: ProcessPlan) -> NodeOptions {
+        let slower = 1 + process.slowness;
+        let (heartbeat, expiry) = (self.node.heartbeat * slower, self.node.expiry * slower);
+        NodeOptions { heartbeat, expiry, ..self.node.clone() }
+    }
+
+    /// The longest expiry of a node.
+    pub fn expiry_max(&self) -> Duration {
+        let expiries = self.processes.iter().map(|process| self.node_of(*process).expiry);
+        expiries.max().unwrap_or(self.node.expiry)
     }
 
     /// Adds clients over HTTP, in some worlds.
@@ -420,6 +451,7 @@ fn processes(
             producers: random.u32(0..=1),
             operator: false,
             follower: random.u32(0..4) == 0,
+            ..ProcessPlan::default()
         })
         .collect();
     // The first process has every role that some process must have.

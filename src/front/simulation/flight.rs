@@ -8,11 +8,8 @@ use parking_lot::Mutex;
 use super::issuer::Issuer;
 use crate::{
     base::{encoding::Versionstamp, error::Result},
-    store::{AtomicOp, Backend, Mutation, TransactionBackend},
+    store::{AtomicOp, Backend, Mutation, testing::Inner},
 };
-
-/// A transaction of the engine, kept alive by the operations on it.
-pub(super) type Inner = Arc<dyn TransactionBackend>;
 
 /// A commit under way to the store.
 pub(super) struct Flight {

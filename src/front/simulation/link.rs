@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// A watch, perhaps with a fault.
-    pub fn watch(self: &Arc<Self>, watch: Watch) -> Watch {
+    pub fn disturb(self: &Arc<Self>, watch: Watch) -> Watch {
         let shared = &self.shared;
         if shared.strikes(Fault::WatchDropped) {
             return Watch::new(std::future::pending());

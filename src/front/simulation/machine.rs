@@ -147,6 +147,16 @@ impl Machine {
         self.store.close();
     }
 
+    /// A copy of its folder, which may be in use.
+    pub fn copied(&self) -> SimulatedDisk {
+        self.disk.copied()
+    }
+
+    /// The machine with an earlier copy in the place of its folder.
+    pub fn restored(&self, copy: SimulatedDisk, env: Env) -> Result<Self> {
+        Self::open(copy, self.options, env, Unsynced::default())
+    }
+
     /// The machine after its processes were killed.
     pub fn killed(&self, env: Env) -> Result<Self> {
         Self::open(self.disk.copied(), self.options, env, Unsynced::default())

@@ -38,6 +38,7 @@ mod options;
 mod oracle;
 mod part;
 mod process;
+mod restore;
 mod shared;
 mod store;
 mod time;

@@ -74,7 +74,10 @@ impl Shared {
     /// A world of `plan`, whose faults are drawn from `random`.
     pub fn new(plan: Plan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
         let failing = plan.jobs.as_ref().map(|jobs| jobs.failing.clone());
-        let oracle = Oracle::new(plan.partitions, plan.names.clone(), plan.documents.is_some(), failing);
+        let mut oracle = Oracle::new(plan.partitions, plan.names.clone(), plan.documents.is_some(), failing);
+        if plan.rate(Fault::ClockJump) == 0.0 {
+            oracle.trust_clocks();
+        }
         Arc::new(Self {
             plan,
             findings,

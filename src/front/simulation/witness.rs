@@ -238,6 +238,8 @@ named! {
         PowerFailedWithinSnapshot,
         /// The disk has failed a commit, and the store has ended because of it.
         StoreFailedWithDisk,
+        /// An older copy took the place of the folder, after more had happened.
+        CopyRestored,
     }
 }
 

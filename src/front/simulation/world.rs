@@ -16,22 +16,26 @@ use bytes::Bytes;
 
 use super::{
     actors,
-    commits::ready,
+    commits::{Doubt, ready},
     draw::Plan,
     event::Event,
-    flight::{Flight, Touched},
+    flight::Flight,
     guarantee::Guarantee,
     issuer::{Issuer, ProcessId},
+    link::Link,
     machine::Machine,
     process::Process,
+    restore::{self, Restored},
     shared::{Phase, Shared},
-    store::SimulatedStore,
     time::{Clock, Time},
     witness::{Fault, Witness},
 };
 use crate::{
     base::{encoding::Versionstamp, env::Env},
-    store::{Backend, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, TransactionBackend},
+    store::{
+        Backend, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, TransactionBackend,
+        testing::{SimulatedDisk, Wrapper},
+    },
 };
 
 /// How often pauses and jumps are drawn.
@@ -67,6 +71,8 @@ pub(super) struct World {
     engine: Arc<dyn Backend>,
     /// The machine of a durable store.
     machine: Option<Machine>,
+    /// A copy of the folder, which was made while it was in use, and the version at which that was.
+    copy: Option<(SimulatedDisk, u64)>,
     slots: Vec<Slot>,
     /// Chooses the process to run, and seeds the processes.
     random: fastrand::Rng,
@@ -99,6 +105,7 @@ impl World {
             shared: Arc::clone(shared),
             engine,
             machine,
+            copy: None,
             slots,
             random,
             since: Duration::ZERO,
@@ -177,7 +184,8 @@ impl World {
         slot.clock = Arc::new(Clock::new(&shared.time, process, ppm, self.random.fork()));
         slot.is_paused = false;
         slot.is_done = Arc::default();
-        let store = SimulatedStore::new(Arc::clone(&self.engine), Arc::clone(shared), issuer);
+        let link = Link::new(Arc::clone(shared), issuer);
+        let store = Wrapper::new(Arc::clone(&self.engine), Arc::new(link));
         let db = Database::over(Arc::new(store), Env::new(Arc::clone(&slot.clock)));
         let is_done = Arc::clone(&slot.is_done);
         let main = actors::main(Arc::clone(shared), issuer, db);
@@ -202,7 +210,7 @@ impl World {
                 machine.fail(&mut self.random);
             }
         }
-        let in_doubt = flight.arrive(&self.shared).map(|touched| (flight, touched));
+        let in_doubt = flight.arrive(&self.shared).map(|doubt| (flight, doubt));
         if in_doubt.is_some() || self.machine.as_ref().is_some_and(Machine::is_dark) {
             self.lose_power(in_doubt);
         }
@@ -211,7 +219,7 @@ impl World {
     /// The power has failed, or the store has failed with its disk, and both come back. All processes were on the
     /// same machine. Every answered commit must be there, and the commit under way, if there is one, as a whole or
     /// not at all.
-    fn lose_power(&mut self, in_doubt: Option<(&Flight, Touched)>) {
+    fn lose_power(&mut self, in_doubt: Option<(&Flight, Doubt)>) {
         let (shared, time) = (Arc::clone(&self.shared), true_time(&self.shared.time));
         for process in 0..self.slots.len() {
             if self.slots[process].process.is_some() {
@@ -247,8 +255,12 @@ impl World {
             );
         };
         let (mut expected, found) = (rows(&*before), rows(&*after));
-        if let Some((flight, mut touched)) = in_doubt {
+        if let Some((flight, Doubt { mut touched, answer })) = in_doubt {
             if to > from {
+                if !answer.is_maybe_committed() {
+                    let reason = format!("the answer to a commit was {answer}, and it is on the disk");
+                    return shared.fail(Guarantee::Durable.broken(reason));
+                }
                 let stamp = Versionstamp::new(to, 0);
                 flight.add_stamped(&mut touched, stamp);
                 // The oracle judges the rows that the commit under way touches.
@@ -296,6 +308,13 @@ impl World {
             return;
         }
         let shared = Arc::clone(&self.shared);
+        if let Some(machine) = &self.machine
+            && self.copy.is_none()
+            && shared.time.now() > shared.plan.chaos / 2
+        {
+            let version = ready(self.engine.begin().read_version()).expect("the engine can be read");
+            self.copy = Some((machine.copied(), version));
+        }
         for (process, slot) in self.slots.iter_mut().enumerate() {
             if slot.process.is_none() || slot.is_paused {
                 continue;
@@ -347,7 +366,7 @@ impl World {
             let has_struck = |fault| shared.fault_count(fault) > 0;
             let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
             let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
-            let least = late + shared.plan.node.expiry * 2 + Duration::from_secs(1);
+            let least = late + shared.plan.expiry_max() * 2 + Duration::from_secs(1);
             let (busy, now) = (shared.busy(), shared.time.now());
             if busy > 0 {
                 self.calm_since = now;
@@ -394,11 +413,30 @@ impl World {
                 Ok(_) => self.shared.fail("the store was closed in order, and has other rows".to_owned()),
                 Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),
             }
+            if let Some((disk, version)) = self.copy.take() {
+                self.restore(machine, disk, version);
+            }
         }
         let mut oracle = self.shared.oracle();
         oracle.ended();
         if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_store(&left)) {
             self.shared.fail(reason);
+        }
+    }
+
+    /// Puts a copy of the folder, made at `version`, in its place.
+    fn restore(&self, machine: &Machine, disk: SimulatedDisk, version: u64) {
+        let (shared, env) = (&self.shared, true_time(&self.shared.time));
+        let restored = match machine.restored(disk, env.clone()) {
+            Ok(restored) => restored,
+            Err(error) => {
+                return shared.fail(Guarantee::Durable.broken(format!("a copy of the folder: {error}")));
+            }
+        };
+        match restore::judge((machine.store(), restored.store()), version, &env, version) {
+            Restored::Nothing => {}
+            Restored::Well => shared.witness(Witness::CopyRestored),
+            Restored::Wrong(broken) => shared.fail(broken),
         }
     }
 }

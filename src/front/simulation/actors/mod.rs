@@ -29,6 +29,7 @@ use super::{
 use crate::{
     base::error::Result,
     bus::{Bus, BusOptions, Node},
+    roles::group::Consumer,
     state::keys::Role,
     store::Database,
 };
@@ -75,7 +76,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     }
     let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
     if notifier || dispatcher || janitor || consumer {
-        let node = place.bus.node(shared.plan.node.clone()).await?;
+        let node = place.bus.node(shared.plan.node_of(plan)).await?;
         shared.oracle().joined(issuer, node.id());
         place.note(|| format!("is node {}", node.id()));
         serve(&place, plan, node, &mut tasks, starting).await?;
@@ -108,7 +109,9 @@ async fn serve(
     starting: Busy,
 ) -> Result<()> {
     let options = &place.shared.plan;
-    let notifier = if plan.notifier { Some(node.notifier(options.notifier.clone()).await?) } else { None };
+    let mut notifier = options.notifier.clone();
+    notifier.balance.leases_max = plan.leases_max;
+    let notifier = if plan.notifier { Some(node.notifier(notifier).await?) } else { None };
     let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
     let listed = if plan.dispatcher { Some(node.announce(Role::DISPATCHER).await?) } else { None };
     let dispatcher = match &listed {
@@ -127,12 +130,7 @@ async fn serve(
         _ => None,
     };
     let triggers = dispatcher.as_ref().map(|dispatcher| jobs::start(place, dispatcher)).unwrap_or_default();
-    let mut consumers = Vec::new();
-    if plan.consumer {
-        for group in &options.groups {
-            consumers.push(consumer::start(place, &node, group).await?);
-        }
-    }
+    let consumers = if plan.consumer { consume(place, &node, plan.leases_max).await? } else { Vec::new() };
     drop(starting);
     match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
         Some(group) if plan.consumer => documents::consume(place, &node, group).await,
@@ -175,6 +173,17 @@ async fn serve(
         }
     }
     Ok(())
+}
+
+/// The consumers of a process that holds at most `leases_max` leases of each group.
+async fn consume(place: &Place, node: &Node, leases_max: Option<u32>) -> Result<Vec<Consumer>> {
+    let mut consumers = Vec::new();
+    for group in &place.shared.plan.groups {
+        let mut group = group.clone();
+        group.options.balance.leases_max = leases_max;
+        consumers.push(consumer::start(place, node, &group).await?);
+    }
+    Ok(consumers)
 }
 
 /// Waits until all processes should shut down.

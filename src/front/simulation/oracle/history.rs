@@ -49,6 +49,9 @@ pub(super) struct Head {
     /// The names of the databases whose jobs fail for ever; `None` if there are no triggers.
     #[serde(default)]
     pub failing: Option<Vec<Text<DbName>>>,
+    /// Whether no clock jumps.
+    #[serde(default)]
+    pub steady_clocks: bool,
 }
 
 impl Head {
@@ -62,7 +65,7 @@ impl Head {
     ) -> Self {
         let text = |names: &[DbName]| names.iter().cloned().map(Text).collect();
         let (names, failing) = (text(names), failing.map(text));
-        Self { notibus_history: VERSION, seed, partitions, names, documents, failing }
+        Self { notibus_history: VERSION, seed, partitions, names, documents, failing, steady_clocks: false }
     }
 }
 

@@ -1,8 +1,12 @@
 //! The oracle on nodes and leases: epochs only grow, and only the present or new owner of a lease writes it.
 
+use std::time::Duration;
+
+use bytes::Bytes;
+
 use super::{
     Oracle,
-    commit::{Items, ObservedCommit, Verdict},
+    commit::{Change, Items, ObservedCommit, Verdict},
     stored_item::StoredItem,
 };
 use crate::{
@@ -12,7 +16,7 @@ use crate::{
         issuer::Issuer,
         witness::Witness,
     },
-    state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, Role},
+    state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, NodeRow, Role, role_max},
 };
 
 impl Oracle {
@@ -31,15 +35,9 @@ impl Oracle {
         let sets_group = items.iter().any(|(item, _)| matches!(item, StoredItem::Group(_)));
         for (item, change) in items {
             match item {
-                StoredItem::Node(node)
-                    if change.after.is_none()
-                        && change.before.is_some()
-                        && !self.is_node(seen.issuer, *node) =>
-                {
-                    findings.witness(Witness::NodeBuried);
-                }
+                StoredItem::Node(node) => self.judge_node(findings, seen, *node, change)?,
                 StoredItem::Lease(pool, resource) => {
-                    let read = |value: &Option<bytes::Bytes>| {
+                    let read = |value: &Option<Bytes>| {
                         let lease = value.as_ref().map(|value| Lease::from_bytes(value)).transpose();
                         lease.map_err(|error| error.to_string())
                     };
@@ -47,12 +45,14 @@ impl Oracle {
                     match read(&change.after)? {
                         Some(after) if !sets_group => {
                             self.judge_lease(findings, seen, items, (pool, *resource), (before, after))?;
+                            self.judge_maximum(seen, (pool, *resource), after)?;
                         }
                         None if pool == "partition" || pool == "janitor" => {
                             return Guarantee::Fenced
                                 .fails(format!("the lease of {pool} {resource} was removed"));
                         }
                         after => {
+                            self.owners.remove(&(pool.clone(), *resource));
                             if after.is_some_and(|after| after.epoch < before.epoch || after.owner.is_some())
                             {
                                 return Guarantee::Fenced.fails(format!(
@@ -66,6 +66,76 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// Judges the change of the row of a node: others may remove it after its expiry.
+    fn judge_node(
+        &mut self,
+        findings: &Findings,
+        seen: &ObservedCommit<'_>,
+        node: NodeId,
+        change: &Change,
+    ) -> Verdict {
+        let now = seen.stamp.version();
+        let read = |value: &Option<Bytes>| {
+            let row = value.as_ref().map(|value| NodeRow::from_bytes(value)).transpose();
+            row.map_err(|error| error.to_string())
+        };
+        if let Some(after) = read(&change.after)? {
+            // A beat whose first commit had an unknown result is written twice, and others see only the first.
+            let is_beat = read(&change.before)?
+                .is_none_or(|before| (before.token, before.beat) != (after.token, after.beat));
+            if is_beat {
+                self.beats.insert(node, now);
+            }
+            return Ok(());
+        }
+        let (Some(row), Some(beaten)) = (read(&change.before)?, self.beats.remove(&node)) else {
+            return Ok(());
+        };
+        if self.is_node(seen.issuer, node) {
+            return Ok(());
+        }
+        findings.witness(Witness::NodeBuried);
+        // The observer's clock may be a little fast.
+        let silent = Duration::from_micros(now - beaten).mul_f64(1.1);
+        if self.has_steady_clocks && silent < row.expiry() {
+            return Guarantee::Fenced.fails(format!(
+                "node {node} was removed {silent:?} after it had written its row, which expires after {:?}",
+                row.expiry()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Judges whether the owner of a lease has no more of its pool than it may.
+    fn judge_maximum(
+        &mut self,
+        seen: &ObservedCommit<'_>,
+        (pool, resource): (&str, u64),
+        lease: Lease,
+    ) -> Verdict {
+        let key = (pool.to_owned(), resource);
+        let Some(owner) = lease.owner else {
+            self.owners.remove(&key);
+            return Ok(());
+        };
+        if self.owners.insert(key, owner.node) == Some(owner.node) {
+            return Ok(());
+        }
+        if pool.starts_with("group/") {
+            // After a reshard a node may still have leases of shards that are resources no more.
+            return Ok(());
+        }
+        let of_pool = self.owners.range((pool.to_owned(), 0)..=(pool.to_owned(), u64::MAX));
+        let held = of_pool.filter(|(_, node)| **node == owner.node).count();
+        let [by_node, _] = self.keys.role(owner.node, &role_of(pool)?);
+        let max = (seen.before)(&by_node).map(|value| role_max(&value)).transpose();
+        match max.map_err(|error| error.to_string())? {
+            Some(max) if u32::try_from(held).is_ok_and(|held| held > max) => Guarantee::Fenced
+                .fails(format!("node {} owns {held} resources of {pool}, of at most {max}", owner.node)),
+            _ => Ok(()),
+        }
     }
 
     /// Judges the change of a lease.

@@ -109,6 +109,12 @@ pub(super) struct Oracle {
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
+    /// The owners of leases, by pool and resource.
+    owners: BTreeMap<(String, u64), NodeId>,
+    /// When each node has last written its row, in versions, which are microseconds.
+    beats: BTreeMap<NodeId, u64>,
+    /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
+    has_steady_clocks: bool,
     /// The present databases.
     databases: BTreeMap<DbName, DbInstance>,
     /// All recorded events.
@@ -181,6 +187,9 @@ impl Oracle {
             partitions,
             names,
             nodes: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            beats: BTreeMap::new(),
+            has_steady_clocks: false,
             databases: BTreeMap::new(),
             recorded: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -214,10 +223,16 @@ impl Oracle {
         }
     }
 
+    /// From now on no node may be removed before its expiry, because no clock of this world jumps.
+    pub fn trust_clocks(&mut self) {
+        self.has_steady_clocks = true;
+    }
+
     /// Keeps from now on what it is informed of: it is the oracle of the world of `seed`.
     pub fn keep_history(&mut self, seed: u64) {
         let failing = self.jobs.as_ref().map(Jobs::failing);
-        let head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
+        let mut head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
+        head.steady_clocks = self.has_steady_clocks;
         let head = serde_json::to_string(&head).expect("a head is plain data");
         self.history = Some(head + "\n");
     }

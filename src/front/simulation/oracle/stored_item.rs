@@ -98,7 +98,7 @@ impl StoredItem {
         if let Some(app) = AppKey::decode(key) {
             return Self::App(app);
         }
-        if key.starts_with(crate::store::TRANSACTION_IDS_PREFIX) {
+        if key.starts_with(crate::store::Database::TRANSACTION_IDS_PREFIX) {
             return Self::TransactionId;
         }
         if key.starts_with(OTHER_BUS_PREFIX) {
