@@ -60,7 +60,7 @@ pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
 async fn send(bus: &Bus, dispatcher: &Fanout) -> Result<(Duration, usize)> {
     let db = Db::new(CANARY.parse().expect("it is a name"), DbInstance([0; 16]));
     let tx = bus.store().begin();
-    let nodes = members(&tx, &bus.context.keys, &Role::DISPATCHER).await?.len();
+    let nodes = members(&tx, &bus.context.keys, &Role::DISPATCHER, |_, _| {}).await?.len();
     bus.producer().updated(&tx, &db);
     let committed = tx.commit().await?;
     let began = bus.context.env().now();

@@ -25,6 +25,7 @@ pub use self::{
 };
 use crate::{
     base::{
+        bugs::{Bug, is_on},
         encoding::Incarnation,
         error::{Error, Result},
         event::DbInstance,
@@ -76,7 +77,7 @@ const PARTITIONS_MAX: u32 = 4_096;
 
 /// Removes the nodes of earlier processes if `db` knows that they are dead, so that no node has to wait until they expire.
 async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
-    if db.is_first_use(prefix) {
+    if db.is_first_use(prefix) && !is_on(Bug::DeadNodesStay) {
         db.run(async |tx| forget_nodes(&tx, keys).await).await?;
     }
     Ok(())
@@ -125,7 +126,7 @@ impl Bus {
                 forget_dead(db, prefix, &keys).await?;
                 Ok(Self::new(db, keys, config, Schemes::default()))
             }
-            None => Err(Error::invalid("prefix", "there is no bus under it")),
+            None => Err(Config::missing(prefix)),
         }
     }
 
@@ -218,8 +219,8 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
     /// process may be dead, it waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
-        let Context { db, keys, config, stats, polls, .. } = &*self.context;
-        let member = Member::join(db, keys, Some(*config), (stats, polls), options).await?;
+        let Context { db, keys, config, stats, polls, skipped, .. } = &*self.context;
+        let member = Member::join(db, keys, Some(*config), (stats, polls, skipped), options).await?;
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
@@ -231,13 +232,13 @@ impl Bus {
 
     /// Starts a dispatcher in this process. It shares no work, and so needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        Dispatcher::start(Arc::clone(&self.context), options).await
+        Ok(Dispatcher::start(self.fanout(options).await?))
     }
 
     /// Makes a dispatcher without a tail, at the end of the feed; the caller pushes the rows.
     pub async fn fanout(&self, options: DispatcherOptions) -> Result<Fanout> {
         let start = self.feed().now().await?;
-        Fanout::new(Arc::clone(&self.context), &options, start)
+        Fanout::new(Arc::clone(&self.context), options, start)
     }
 
     /// The changes feeds of the databases' documents, with a producer with default options.

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 
 use super::{Bus, status::Backlog};
@@ -23,8 +22,8 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 /// How long the store may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// The most partitions with a backlog, and the most groups, that are read.
-const READ_MAX: usize = 100;
+/// The most groups that are read.
+const GROUPS_MAX: usize = 100;
 
 /// The most runs of partitions that are reported one by one.
 const RUNS_MAX: u32 = 16;
@@ -51,7 +50,7 @@ pub(crate) struct Run {
     pub last: u32,
     /// Databases with events that wait to be folded.
     pub rows: u64,
-    /// How long the oldest backlog was seen to wait without a fold of its partition.
+    /// How long the oldest counted backlog was seen to wait without a fold of its partition.
     pub oldest: Duration,
 }
 
@@ -107,28 +106,20 @@ struct Read {
 
 async fn read(bus: &Bus) -> Result<Read> {
     let (nodes, backlog, groups) = tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups())?;
-    let partitions: Vec<_> = backlog.partitions.iter().take(READ_MAX).map(|one| one.partition).collect();
     let keys = &bus.context.keys;
-    let marks = bus
-        .store()
-        .run(async |tx| {
-            let marks = partitions.iter().map(|&partition| {
-                let key = keys.fold_mark(Partition(partition));
-                let tx = &tx;
-                async move { tx.get(&key, Isolation::Snapshot).await }
-            });
-            try_join_all(marks).await
-        })
-        .await?;
+    let stored =
+        bus.store().run(async |tx| tx.all_rows(keys.all_fold_marks(), Isolation::Snapshot).await).await?;
+    let stored: BTreeMap<_, _> = stored.into_iter().collect();
+    let mark_of = |partition| stored.get(&keys.fold_mark(Partition(partition))[..]).cloned();
+    let marks = backlog.partitions.iter().map(|one| (one.partition, mark_of(one.partition))).collect();
     let shards = groups.iter().map(|group| group.shards.len() as u64).sum();
     let mut with_lag = Vec::new();
-    for group in groups.iter().filter(|group| group.instance.is_none()).take(READ_MAX) {
+    for group in groups.iter().filter(|group| group.instance.is_none()).take(GROUPS_MAX) {
         // It may be deleted meanwhile.
         if let Ok(lag) = bus.any_group(None, group.name.as_str())?.lag().await {
             with_lag.push((group.name.as_str().to_owned(), lag));
         }
     }
-    let marks = partitions.into_iter().zip(marks).collect();
     Ok(Read { partitions: bus.context.config.partitions, shards, nodes, backlog, marks, groups: with_lag })
 }
 
@@ -198,6 +189,29 @@ mod tests {
         bus::{BusOptions, running::Roles},
         store::Database,
     };
+
+    /// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck. Those
+    /// within the first 10,000 databases, which are counted, age.
+    #[tokio::test(start_paused = true)]
+    async fn the_backlog_of_each_counted_partition_ages() {
+        let store = Database::memory();
+        let options = BusOptions { partitions: 320, ..BusOptions::default() };
+        let bus = Bus::open(&store, options).await.unwrap();
+        let producer = bus.producer();
+        let create = async |tx| {
+            for number in 0..2_000 {
+                let db = Db::new(format!("db{number}").parse().unwrap(), DbInstance([1; 16]));
+                producer.created(&tx, &db);
+            }
+            Ok(())
+        };
+        store.run(create).await.unwrap();
+        let watch = Watch::default();
+        assert!(watch.observe(&bus).await.unwrap().runs.iter().all(|run| run.rows > 0));
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        let runs = &watch.observe(&bus).await.unwrap().runs;
+        assert!(runs.iter().all(|run| run.oldest >= Duration::from_mins(1)), "{runs:?}");
+    }
 
     /// Without a notifier the backlog ages with each observation; a node whose heartbeat stops counts as silent after its expiry.
     #[tokio::test(start_paused = true)]

@@ -13,9 +13,6 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead},
 };
 
-/// The most rows of counters that are counted.
-pub const BACKLOG_ROWS_MAX: usize = 10_000;
-
 /// The status of a bus.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
@@ -62,10 +59,15 @@ pub struct FeedStatus {
 pub struct Backlog {
     /// Number of waiting rows of counters: one for each database with events, and some for design documents.
     pub rows: u64,
-    /// Whether `rows` is exact; otherwise there are more than [`BACKLOG_ROWS_MAX`], and the count stopped there.
+    /// Whether `rows` is exact; otherwise there are more than [`Backlog::ROWS_MAX`], and the count stopped there.
     pub is_exact: bool,
     /// The rows of each partition that has any.
     pub partitions: Vec<PartitionBacklog>,
+}
+
+impl Backlog {
+    /// The most rows of counters that are counted.
+    pub const ROWS_MAX: usize = 10_000;
 }
 
 /// The backlog of a partition.
@@ -91,7 +93,7 @@ pub struct GroupLag {
 
 impl Bus {
     /// The status of the bus: its feed, its backlog, its nodes, and its groups with their lag. It costs some reads per group, and counts
-    /// at most [`BACKLOG_ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
+    /// at most [`Backlog::ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
     pub async fn status(&self) -> Result<BusStatus> {
         let feed = self.feed();
         let (now, last_seq, horizon, topology, nodes, groups, backlog, skipped_rows) = tokio::try_join!(
@@ -124,13 +126,13 @@ impl Bus {
         })
     }
 
-    /// Reads the recorded events that are not folded yet. It counts at most [`BACKLOG_ROWS_MAX`] rows, from the lowest partition on.
+    /// Reads the recorded events that are not folded yet. It counts at most [`Backlog::ROWS_MAX`] rows, from the lowest partition on.
     pub async fn backlog(&self) -> Result<Backlog> {
         let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
         let mut backlog = Backlog::default();
         let mut rest = keys.drains(Partition(0), last);
         loop {
-            let left = BACKLOG_ROWS_MAX - backlog.rows as usize;
+            let left = Backlog::ROWS_MAX - backlog.rows as usize;
             let wanted = &RangeRead::new(rest.clone()).limit(left.min(1_000));
             let page = self.store().run(async |tx| tx.get_range(wanted, Isolation::Snapshot).await).await?;
             for (key, _) in &page.rows {
@@ -146,7 +148,7 @@ impl Bus {
                 backlog.is_exact = true;
                 return Ok(backlog);
             };
-            if backlog.rows as usize >= BACKLOG_ROWS_MAX {
+            if backlog.rows as usize >= Backlog::ROWS_MAX {
                 return Ok(backlog);
             }
             rest = KeyRange::new([&key[..], &[0]].concat(), rest.end);

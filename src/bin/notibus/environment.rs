@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory, builder::BoolishValueParser};
 
 use crate::Cli;
 
@@ -26,6 +26,11 @@ pub fn command(line: impl IntoIterator<Item = OsString>) -> Command {
 fn with_environment(command: Command, says_what_to_ask: bool) -> Command {
     let named = |arg: Arg| {
         let is_out = says_what_to_ask && EITHER.contains(&arg.get_id().as_str());
+        // As people write it in a variable: 1, yes, true.
+        let arg = match arg.get_action() {
+            ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+            _ => arg,
+        };
         match arg.get_long().map(variable) {
             // It is made once, and needed for as long as the process runs.
             Some(name) if arg.get_env().is_none() && !is_out => arg.env(&*name.leak()).hide_env_values(true),

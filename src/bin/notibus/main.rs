@@ -103,7 +103,7 @@ enum Command {
     Simulate(simulate::Args),
     /// Print the status of a bus on one screen: its feed, backlog, nodes and groups.
     Status(status::Args),
-    /// Print the rows of a feed, one JSON object per line.
+    /// Print the rows of the feed of notifications, one for each database, in their order.
     Tail(tail::Args),
     /// Show or change the shards of a feed.
     #[command(subcommand)]

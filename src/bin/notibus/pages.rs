@@ -1,6 +1,6 @@
 //! `notibus completions` and `notibus man`: files that packages install beside the command.
 
-use std::{io, path::PathBuf};
+use std::{fs, io, path::PathBuf};
 
 use clap_complete::Shell;
 
@@ -16,7 +16,7 @@ pub struct CompletionsArgs {
 /// Where to write manual pages.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// The folder. Without it, the page of `notibus` itself is printed.
+    /// The folder, which is made if need be. Without it, the page of `notibus` itself is printed.
     folder: Option<PathBuf>,
 }
 
@@ -34,7 +34,8 @@ pub fn man(args: &ManArgs) -> Result<(), Failure> {
         None => {
             clap_mangen::Man::new(environment::command([])).render(&mut io::stdout()).map_err(out::failed)
         }
-        Some(folder) => clap_mangen::generate_to(environment::command([]), folder)
+        Some(folder) => fs::create_dir_all(folder)
+            .and_then(|()| clap_mangen::generate_to(environment::command([]), folder))
             .map_err(|error| Failure::BadInput(format!("{}: {error}", folder.display()))),
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 /// The configuration of the bus under `keys`. `tx` fails if it changes before the commit.
 pub(crate) async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
     let stored = tx.get(&keys.config(), Isolation::Serializable).await?;
-    Config::from_bytes(&stored.ok_or_else(|| Error::invalid("prefix", "there is no bus under it"))?)
+    Config::from_bytes(&stored.ok_or_else(|| Config::missing(keys.prefix()))?)
 }
 
 /// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).

@@ -136,10 +136,15 @@ impl Credentials {
         peer: Option<Peer>,
         env: &Env,
     ) -> Result<Caught, Failure> {
-        let Some(value) = headers.get(header::AUTHORIZATION) else {
+        let mut values = headers.get_all(header::AUTHORIZATION).iter();
+        let Some(value) = values.next() else {
             let caught = cookie(headers).and_then(|value| self.session(value, env));
             return caught.ok_or_else(|| Failure::unauthorized("You are not a server admin."));
         };
+        if values.next().is_some() {
+            // A proxy in front may have checked the other one.
+            return Err(Failure::bad_request("There are several headers Authorization."));
+        }
         let digest = sha(value.as_bytes());
         if let Some(caller) = self.known(&digest) {
             return Ok(Caught { caller, session: None });

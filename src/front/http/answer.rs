@@ -1,13 +1,36 @@
 //! Routes and answers in CouchDB's form: paths with and without a trailing slash, and JSON objects on one line.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
     body::Body,
-    http::{HeaderValue, StatusCode, header},
+    extract::{FromRequestParts, Path, State},
+    http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
     routing::MethodRouter,
 };
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Failure, Inner};
+
+/// The state of the routes that need nothing but the bus.
+pub(super) type Shared = State<Arc<Inner>>;
+
+/// What a route returns.
+pub(super) type Answered = Result<Response, Failure>;
+
+/// Extracts the placeholders of a path. Its refusals have the same form as all others.
+pub(super) struct Places<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let places = Path::from_request_parts(parts, state).await;
+        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
+    }
+}
 
 /// Adds a route at `path`, with and without a trailing slash: CouchDB ignores that slash.
 pub(super) fn at<S: Clone + Send + Sync + 'static>(
@@ -16,6 +39,15 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
     methods: MethodRouter<S>,
 ) -> Router<S> {
     router.route(&format!("{path}/"), methods.clone()).route(path, methods)
+}
+
+/// Makes a router of these routes, whose paths begin with `start`, as [`at`] adds them.
+pub(super) fn routes<S: Clone + Send + Sync + 'static, const N: usize>(
+    start: &str,
+    routes: [(&str, MethodRouter<S>); N],
+) -> Router<S> {
+    let add = |router, (path, methods)| at(router, &format!("{start}{path}"), methods);
+    routes.into_iter().fold(Router::new(), add)
 }
 
 /// Makes an answer with this object.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::{
     Extension, Router,
     body::{Body, Bytes},
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::get,
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
-    answer::{at, json as answer},
+    answer::{Places, at, json as answer},
     caller::Right,
     manage::parameters,
     stream::respond,
@@ -115,7 +115,7 @@ impl Listing {
 /// Answers with the properties of a database that the bus knows.
 async fn info(
     State(known): State<Arc<Known>>,
-    Path(name): Path<String>,
+    Places(name): Places<String>,
     caller: Option<Extension<Caller>>,
 ) -> Response {
     let find = async {

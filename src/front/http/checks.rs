@@ -16,6 +16,7 @@ use std::{
     collections::HashMap,
     hash::BuildHasher,
     net::IpAddr,
+    num::NonZero,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -35,6 +36,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::lockout::{Failures, network};
 use crate::base::env::Env;
 
+/// The most checks at once.
 const AT_ONCE_MAX: usize = 2;
 
 /// How many failures lock out a pair of a name and an address, as in CouchDB.
@@ -113,7 +115,7 @@ impl Checks {
         let account = |(name, hash)| Account { name, hash, turn: Arc::new(Semaphore::new(1)) };
         Self(Arc::new(Inner {
             accounts: accounts.into_iter().map(account).collect(),
-            turns: Arc::new(Semaphore::new(AT_ONCE_MAX)),
+            turns: Arc::new(Semaphore::new(at_once())),
             memory: Mutex::default(),
             in_progress: Mutex::default(),
             known: Failures::new(FAILURES_MAX, LOCKED_FOR, PAIRS_MAX),
@@ -210,6 +212,12 @@ impl Checks {
         };
         Ok(check.boxed().shared())
     }
+}
+
+/// Returns how many checks run at once. They leave half of the processors, so that a flood of guesses does not hold up answers.
+fn at_once() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    (processors / 2).clamp(1, AT_ONCE_MAX)
 }
 
 impl Inner {

@@ -30,6 +30,7 @@ use crate::{
     base::{
         error::{Error, Result},
         event::{Db, DbInstance, DbName, DdocId, EventKind},
+        notification::{CANARY, Notification},
     },
     roles::{changes::DocSource, notifier::row_if_folded, producer::Producer},
     state::{keys::Keys, notification_feed::NotificationFeed},
@@ -79,6 +80,9 @@ impl Posted {
     fn check(self) -> Result<Event, String> {
         let kind = self.kind.parse::<EventKind>().map_err(|error| error.to_string())?;
         let name = DbName::new(&self.db).map_err(|error| error.to_string())?;
+        if name.as_str() == CANARY {
+            return Err(format!("{CANARY} is the bus's own"));
+        }
         let ddoc = self.doc.filter(|_| kind == EventKind::DdocUpdated);
         let ddoc = ddoc.map(|id| DdocId::new(&id)).transpose().map_err(|error| error.to_string())?;
         let instance = self.instance.map(|instance| instance.parse()).transpose();
@@ -178,11 +182,13 @@ struct Once {
 }
 
 impl Once {
-    /// Reads the key in the headers of a request, if it has one. Fails with 400 if the key is too short or too long.
+    /// Reads the key in the headers of a request, if it has one. Fails with 400 if the key is too short or too long, or if there are
+    /// several.
     fn of(parts: &Parts) -> Result<Option<Self>, Failure> {
-        let Some(key) = parts.headers.get("idempotency-key") else { return Ok(None) };
-        if key.is_empty() || key.len() > KEY_LEN_MAX {
-            let reason = format!("An Idempotency-Key has 1 to {KEY_LEN_MAX} characters.");
+        let mut keys = parts.headers.get_all("idempotency-key").iter();
+        let Some(key) = keys.next() else { return Ok(None) };
+        if key.is_empty() || key.len() > KEY_LEN_MAX || keys.next().is_some() {
+            let reason = format!("There is one Idempotency-Key at most, of 1 to {KEY_LEN_MAX} characters.");
             return Err(Failure::bad_request(reason));
         }
         let caller = parts.extensions.get::<Caller>().map_or("", Caller::name);
@@ -327,7 +333,8 @@ impl Databases for Recorded {
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
         Box::pin(async move {
             let row = row_if_folded(&self.0.context, tx, name).await?;
-            Ok(row.filter(|row| !row.is_deleted()).map(|row| row.db()))
+            let is_shown = |row: &Notification| !row.is_deleted() && name.as_str() != CANARY;
+            Ok(row.filter(is_shown).map(|row| row.db()))
         })
     }
 

@@ -4,9 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::{Path, Request, State},
-    http::StatusCode,
-    response::Response,
+    extract::{Request, State},
+    http::{StatusCode, request::Parts},
     routing::any,
 };
 use serde::Deserialize;
@@ -15,7 +14,7 @@ use tokio_stream::StreamExt;
 
 use super::{
     Api, Failure, Inner,
-    answer::{at, json as answer},
+    answer::{Answered, Places, Shared, at, json as answer},
     caller::Right,
     manage::{instance_of, posted, reads},
     page::{PageSize, cut_at},
@@ -61,12 +60,7 @@ impl Api {
 }
 
 /// The history of a feed's shards, with `rows` also how many rows each has.
-async fn topology(
-    State(inner): State<Arc<Inner>>,
-    Path(feed): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn topology(State(inner): Shared, Places(feed): Places<String>, parts: Parts) -> Answered {
     let counts = match reads(&parts, &["rows"])?.get("rows").map(String::as_str) {
         None | Some("false") => false,
         Some("true") => true,
@@ -110,11 +104,7 @@ fn object(entry: &TopologyEntry) -> Value {
 }
 
 /// Spreads a feed over another number of shards.
-async fn reshard(
-    State(inner): State<Arc<Inner>>,
-    Path(feed): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+async fn reshard(State(inner): Shared, Places(feed): Places<String>, request: Request) -> Answered {
     let wanted: ReshardRequest = posted(&inner, request, "{\"shards\":8}").await?;
     let scheme = wanted.scheme.map(SchemeId);
     let entry = match instance_of(Some(&feed))? {
@@ -128,8 +118,7 @@ async fn reshard(
 
 /// A page of the notifications, as they are kept: `since` says behind what, `timeout` for how many milliseconds to wait for a row if
 /// there is none.
-async fn rows(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn rows(State(inner): Shared, parts: Parts) -> Answered {
     let given = reads(&parts, &["since", "limit", "timeout"])?;
     let number = |name: &str, most: u64| match given.get(name).map(|text| text.parse::<u64>()) {
         None => Ok(None),

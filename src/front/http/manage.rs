@@ -25,20 +25,30 @@ pub(super) fn check_changes(parts: &Parts) -> Result<(), Failure> {
     if parts.method != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
+    check_page(parts)?;
+    parts.extensions.get::<Caller>().map_or(Ok(()), |caller| caller.check(Right::Admin))
+}
+
+/// Fails if a web page sends the request.
+pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
     if parts.headers.contains_key(header::ORIGIN) {
         let reason = "Web pages may look, and change nothing.";
         return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
     }
-    parts.extensions.get::<Caller>().map_or(Ok(()), |caller| caller.check(Right::Admin))
+    Ok(())
 }
 
-/// The parameters of a request, each of which has to be among `known`.
+/// The parameters of a request, each of which has to be among `known`, and there once. Names that begin with `_` are allowed:
+/// clients add them to bypass caches.
 pub(super) fn parameters(
     parts: &Parts,
     known: &[&'static str],
 ) -> Result<BTreeMap<&'static str, String>, Failure> {
     let mut given = BTreeMap::new();
     for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
+        if key.starts_with('_') {
+            continue;
+        }
         let Some(key) = known.iter().find(|known| **known == key) else {
             let reason = match known {
                 [] => "There are no parameters here.".to_owned(),
@@ -46,7 +56,9 @@ pub(super) fn parameters(
             };
             return Err(Failure::bad_request(reason));
         };
-        given.insert(*key, value.into_owned());
+        if given.insert(*key, value.into_owned()).is_some() {
+            return Err(Failure::bad_request(format!("The parameter {key} is given twice.")));
+        }
     }
     Ok(given)
 }

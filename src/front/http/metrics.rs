@@ -80,12 +80,12 @@ fn register_observed(registry: &mut Registry, observed: &Observed) {
     }
     registry.register(
         "backlog_rows",
-        "Databases with events that wait to be folded, by runs of partitions; up to 10,000 in all",
+        "Databases with events that wait to be folded, by runs of partitions; the first 10,000 are counted",
         waiting,
     );
     registry.register_with_unit(
         "backlog_oldest",
-        "For how long events were seen to wait without a fold of their partition, by runs of partitions",
+        "For how long the counted ones were seen to wait without a fold of their partition, by runs of partitions",
         Unit::Seconds,
         oldest,
     );

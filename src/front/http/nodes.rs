@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::StatusCode,
-    response::Response,
+    extract::State,
+    http::{StatusCode, request::Parts},
     routing::any,
 };
 use serde_json::json;
 
 use super::{
-    Api, Failure, Inner,
-    answer::{at, json as answer},
+    Api,
+    answer::{Answered, Shared, at, json as answer},
     caller::Right,
     manage::reads,
 };
@@ -27,8 +26,7 @@ impl Api {
 }
 
 /// All nodes.
-async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn list(State(inner): Shared, parts: Parts) -> Answered {
     reads(&parts, &[])?;
     Ok(answer(StatusCode::OK, &json!({ "nodes": inner.bus.nodes().await? })))
 }

@@ -43,7 +43,7 @@ pub(super) struct Position {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     /// The items of the row that were sent, one bit each.
-    pub told: u8,
+    pub sent: u8,
     pub instance: DbInstance,
     /// The sequence of the row at that time.
     pub at: Sequence,
@@ -66,8 +66,8 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.cursor.fmt(f)?;
         let Some(part) = &self.part else { return Ok(()) };
-        let Part { told, instance, at } = part;
-        write!(f, "{}{told:02x}{instance}{at}", Self::mark(&self.cursor, part))
+        let Part { sent, instance, at } = part;
+        write!(f, "{}{sent:02x}{instance}{at}", Self::mark(&self.cursor, part))
     }
 }
 
@@ -80,13 +80,13 @@ impl FromStr for Position {
         };
         let (mark, part) = marked.split_at(1);
         let malformed = || Error::invalid("position", format!("{text:?} is no text of a position"));
-        let (told, rest) = part.split_at_checked(2).ok_or_else(malformed)?;
+        let (sent, rest) = part.split_at_checked(2).ok_or_else(malformed)?;
         let (instance, at) = rest.split_at_checked(32).ok_or_else(malformed)?;
-        if !told.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        if !sent.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(malformed());
         }
-        let told = u8::from_str_radix(told, 16).map_err(|_| malformed())?;
-        let part = Part { told, instance: instance.parse()?, at: at.parse()? };
+        let sent = u8::from_str_radix(sent, 16).map_err(|_| malformed())?;
+        let part = Part { sent, instance: instance.parse()?, at: at.parse()? };
         let cursor = cursor.parse()?;
         if !mark.starts_with(Self::mark(&cursor, &part)) {
             return Err(malformed());
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn golden_texts_come_back() {
         let at = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
-        let part = Part { told: 5, instance: DbInstance([0xab; 16]), at };
+        let part = Part { sent: 5, instance: DbInstance([0xab; 16]), at };
         let position = Position { cursor: Cursor::NOTHING, part: Some(part) };
         let text = format!("0~05{}{at}", "ab".repeat(16));
         assert_eq!(position.to_string(), text);

@@ -27,16 +27,16 @@ pub(super) struct Refusals {
     /// The refusals by their cause.
     pub counts: Counts,
     /// The refused requests that the log does not show yet.
-    requests: Arc<Mutex<Untold>>,
+    requests: Arc<Mutex<Unlogged>>,
     /// The refused connections that the log does not show yet.
-    connections: Arc<Mutex<Untold>>,
+    connections: Arc<Mutex<Unlogged>>,
 }
 
 /// Refusals since the last line of the log about them.
 #[derive(Debug, Default)]
-struct Untold {
+struct Unlogged {
     /// The time of the last line.
-    told: Option<Duration>,
+    logged: Option<Duration>,
     /// How many were refused since then.
     refused: u64,
 }
@@ -46,7 +46,7 @@ impl Refusals {
     pub fn add(&self, failure: &Failure, headers: &HeaderMap, now: Duration) {
         let what = if failure.status() == StatusCode::FORBIDDEN { "origin" } else { "host" };
         self.counts.get_or_create(&[("what", what)]).inc();
-        let Some(refused) = to_tell(&self.requests, now) else { return };
+        let Some(refused) = to_log(&self.requests, now) else { return };
         let shown = |name: HeaderName| {
             let value = headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
             value.map(|value| value.chars().take(SHOWN_MAX).collect::<String>())
@@ -62,7 +62,7 @@ impl Refusals {
     /// Counts a connection from `peer` that was refused at `now` for lack of room. Logs it if the last line is old enough.
     pub fn no_room(&self, peer: IpAddr, now: Duration) {
         self.counts.get_or_create(&[("what", "room")]).inc();
-        if let Some(refused) = to_tell(&self.connections, now) {
+        if let Some(refused) = to_log(&self.connections, now) {
             tracing::warn!(%peer, refused, "connections are refused: there is no room, or none for their address");
         }
     }
@@ -70,21 +70,21 @@ impl Refusals {
     /// Counts a failure to accept connections at `now`. Logs it if the last line is old enough.
     pub fn not_accepted(&self, error: &io::Error, now: Duration) {
         self.counts.get_or_create(&[("what", "accept")]).inc();
-        if let Some(refused) = to_tell(&self.connections, now) {
+        if let Some(refused) = to_log(&self.connections, now) {
             tracing::warn!(%error, refused, "no connection can be accepted");
         }
     }
 }
 
 /// Counts a refusal. Returns how many refusals to log now; `None` if the last line is not old enough.
-fn to_tell(untold: &Mutex<Untold>, now: Duration) -> Option<u64> {
-    let mut untold = untold.lock();
-    untold.refused += 1;
-    if untold.told.is_some_and(|told| now.saturating_sub(told) < QUIET) {
+fn to_log(unlogged: &Mutex<Unlogged>, now: Duration) -> Option<u64> {
+    let mut unlogged = unlogged.lock();
+    unlogged.refused += 1;
+    if unlogged.logged.is_some_and(|logged| now.saturating_sub(logged) < QUIET) {
         return None;
     }
-    untold.told = Some(now);
-    Some(std::mem::take(&mut untold.refused))
+    unlogged.logged = Some(now);
+    Some(std::mem::take(&mut unlogged.refused))
 }
 
 #[cfg(test)]
@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn the_log_is_told_once_in_a_while_and_of_all() {
-        let untold = Mutex::default();
-        let at = |seconds| to_tell(&untold, Duration::from_secs(seconds));
+        let unlogged = Mutex::default();
+        let at = |seconds| to_log(&unlogged, Duration::from_secs(seconds));
         assert_eq!(
             [at(0), at(1), at(59), at(60), at(61), at(500)],
             [Some(1), None, None, Some(3), None, Some(2)]

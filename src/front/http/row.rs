@@ -91,11 +91,11 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
         ]
     };
     let part = part.filter(|part| part.instance == row.instance);
-    let is_told = |item: RowEvent, at| part.is_some_and(|part| part.told & item.bit() != 0 && at <= part.at);
+    let is_sent = |item: RowEvent, at| part.is_some_and(|part| part.sent & item.bit() != 0 && at <= part.at);
     let mut items: SmallVec<[(Sequence, RowEvent); 4]> = happened
         .into_iter()
         .filter(|(item, _)| wanted.contains(item.kind()))
-        .filter_map(|(item, at)| at.filter(|&at| !is_told(item, at)).map(|at| (at, item)))
+        .filter_map(|(item, at)| at.filter(|&at| !is_sent(item, at)).map(|at| (at, item)))
         .collect();
     // The sort is stable, so events of one fold keep their order.
     items.sort_by_key(|(at, _)| *at);
@@ -118,7 +118,7 @@ pub(super) struct Rows {
     /// The index of the next row to write.
     place: usize,
     /// The events of that row that were written, one bit each.
-    told: u8,
+    sent: u8,
     /// The position of a client that has received some events of the next row, but not all.
     middle: Option<Position>,
     /// The events that the reader received earlier of a row that is still to come.
@@ -130,7 +130,7 @@ impl Rows {
     pub fn new(rows: Vec<Arc<Notification>>, from: Position, next: Cursor, horizon: Sequence) -> Self {
         let reading = reading(from.cursor, next);
         let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
-        Self { all: rows, are_plain, reading, next, place: 0, told: 0, middle: None, part: from.part }
+        Self { all: rows, are_plain, reading, next, place: 0, sent: 0, middle: None, part: from.part }
     }
 
     /// Makes the rows that the dispatcher delivered to a subscriber with a position.
@@ -162,23 +162,23 @@ impl Rows {
         let before = out.rows();
         while let Some(row) = self.all.get(self.place) {
             let items = items_of(row, &self.reading, kinds, self.part.as_ref());
-            let is_left = |told: u8| items.iter().any(|item| item.bit() & !told != 0);
+            let is_left = |sent: u8| items.iter().any(|item| item.bit() & !sent != 0);
             for item in &items {
-                if self.told & item.bit() != 0 {
+                if self.sent & item.bit() != 0 {
                     continue;
                 }
                 if out.rows() - before >= limit || out.is_full() {
                     return;
                 }
-                self.told |= item.bit();
-                self.middle = is_left(self.told).then(|| self.between(&items));
+                self.sent |= item.bit();
+                self.middle = is_left(self.sent).then(|| self.between(&items));
                 let seq = self.middle.unwrap_or_else(|| self.behind(self.place));
                 write_row(out, row, item.kind(), &seq);
             }
             if self.part.is_some_and(|part| part.instance == row.instance) {
                 self.part = None;
             }
-            (self.place, self.told) = (self.place + 1, 0);
+            (self.place, self.sent) = (self.place + 1, 0);
         }
     }
 
@@ -199,9 +199,9 @@ impl Rows {
             // If an event was sent and happened again, it is still to come. That also holds for a reader whose next request wants
             // other kinds.
             let again = items_of(row, &self.reading, Kinds::ALL, Some(part));
-            part.told & !bits(items) & !bits(&again)
+            part.sent & !bits(items) & !bits(&again)
         });
-        let part = Part { told: self.told | before, instance: row.instance, at: row.sequence };
+        let part = Part { sent: self.sent | before, instance: row.instance, at: row.sequence };
         Position { cursor: self.reading.at(row.sequence.before()), part: Some(part) }
     }
 
@@ -372,8 +372,8 @@ mod tests {
         first.replaced = Some(Replaced { instance: first.instance, deleted_at: at(5) });
         let (first, second) = (Arc::new(first), database(10, [10, 0, 0, 0]));
         let mut position = Position::from(Cursor::from(at(2)));
-        let (mut told, mut texts) = (Vec::new(), Vec::new());
-        while told.len() < 5 {
+        let (mut sent, mut texts) = (Vec::new(), Vec::new());
+        while sent.len() < 5 {
             let all = [&first, &second].map(Arc::clone);
             let left = all.into_iter().filter(|row| row.sequence > position.cursor.position()).collect();
             let mut rows = Rows::new(left, position, at(20).into(), Sequence::MIN);
@@ -385,9 +385,9 @@ mod tests {
             assert!(line.contains(&format!("\"seq\":\"{position}\"")), "{line}");
             position = position.to_string().parse().unwrap();
             texts.push(position.to_string());
-            told.push(kind);
+            sent.push(kind);
         }
-        assert_eq!(told, ["deleted", "created", "updated", "ddoc_updated", "created"]);
+        assert_eq!(sent, ["deleted", "created", "updated", "ddoc_updated", "created"]);
         assert!(
             texts.is_sorted() && texts[3] == at(9).to_string() && texts[4] == at(10).to_string(),
             "{texts:?}"
@@ -399,7 +399,7 @@ mod tests {
     fn a_position_between_two_rows_holds_also_when_the_row_has_moved() {
         use EventKind::{Created, DdocUpdated, Updated};
         let before = database(9, [7, 8, 0, 0]);
-        let part = Part { told: RowEvent::Event(Created).bit(), instance: before.instance, at: at(9) };
+        let part = Part { sent: RowEvent::Event(Created).bit(), instance: before.instance, at: at(9) };
         let from = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
         let kinds = |row: &Notification| {
             let items = items_of(row, &from.cursor, Kinds::ALL, from.part.as_ref());
@@ -407,8 +407,8 @@ mod tests {
         };
         assert_eq!(kinds(&before), [Updated]);
         assert_eq!(kinds(&database(12, [7, 8, 12, 0])), [Updated, DdocUpdated]);
-        let told = Part { told: part.told | RowEvent::Event(Updated).bit(), ..part };
-        let items = items_of(&database(12, [7, 12, 0, 0]), &from.cursor, Kinds::ALL, Some(&told));
+        let sent = Part { sent: part.sent | RowEvent::Event(Updated).bit(), ..part };
+        let items = items_of(&database(12, [7, 12, 0, 0]), &from.cursor, Kinds::ALL, Some(&sent));
         assert_eq!(
             items.into_iter().map(RowEvent::kind).collect::<Vec<_>>(),
             [Updated],
@@ -430,9 +430,9 @@ mod tests {
     #[test]
     fn what_has_happened_again_is_told_also_after_a_second_stop() {
         use EventKind::{Created, DdocUpdated, Updated};
-        let told = RowEvent::Event(Created).bit() | RowEvent::Event(Updated).bit();
+        let sent = RowEvent::Event(Created).bit() | RowEvent::Event(Updated).bit();
         let row = database(12, [7, 12, 11, 0]);
-        let part = Part { told, instance: row.instance, at: at(9) };
+        let part = Part { sent, instance: row.instance, at: at(9) };
         let mut position = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
         let mut kinds = Vec::new();
         // A reader that wants only design documents in between loses nothing either.

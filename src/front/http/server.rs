@@ -399,7 +399,7 @@ fn is_forwarded(headers: &HeaderMap) -> bool {
 }
 
 async fn serve(
-    socket: Socket,
+    socket: Socket<TcpStream>,
     served: Served,
     http: http1::Builder,
     watcher: Watcher,

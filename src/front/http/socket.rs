@@ -23,10 +23,7 @@ use axum::{
 };
 use futures_util::future::BoxFuture;
 use hyper::body::{Frame, SizeHint};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::base::env::Env;
 
@@ -120,9 +117,9 @@ impl HttpBody for Sent {
     }
 }
 
-/// The socket of a connection.
-pub(super) struct Socket {
-    stream: TcpStream,
+/// The socket of a connection, around its `stream`.
+pub(super) struct Socket<S> {
+    stream: S,
     /// How long a client may take nothing.
     limit: Duration,
     answering: Answering,
@@ -135,9 +132,9 @@ pub(super) struct Socket {
     refusal: Vec<u8>,
 }
 
-impl Socket {
+impl<S: AsyncWrite + Unpin> Socket<S> {
     /// Makes a socket that fails if the client takes nothing for `limit`.
-    pub fn new(stream: TcpStream, limit: Duration, answering: Answering, env: &Env) -> Self {
+    pub fn new(stream: S, limit: Duration, answering: Answering, env: &Env) -> Self {
         let (stuck, ended, refusal) = (None, None, Vec::new());
         Self { stream, limit, answering, env: env.clone(), stuck, ended, refusal }
     }
@@ -193,7 +190,7 @@ impl Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -224,7 +221,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -263,5 +260,32 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_refusal(context))?;
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// A client may pause as often as it likes, because only the time since it last took something counts. If pauses added up, the
+    /// server would drop a reader that works for a while after each row.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_pauses_and_goes_on_is_kept_and_one_that_does_not_is_dropped() {
+        let (mut client, stream) = tokio::io::duplex(64);
+        let limit = Duration::from_secs(30);
+        let mut socket = Socket::new(stream, limit, Answering::default(), &Env::system());
+        let sent = tokio::spawn(async move { socket.write_all(&[b'x'; 64 * 6]).await });
+        for _ in 0..5 {
+            tokio::time::sleep(limit * 2 / 3).await;
+            client.read_exact(&mut [0; 64]).await.unwrap();
+        }
+        sent.await.unwrap().unwrap();
+
+        let (_client, stream) = tokio::io::duplex(64);
+        let mut socket = Socket::new(stream, limit, Answering::default(), &Env::system());
+        let error = socket.write_all(&[b'x'; 65]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::{StatusCode, request::Parts},
-    response::Response,
     routing::any,
 };
 use serde::Deserialize;
@@ -15,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Api, Failure, Inner,
-    answer::{at, done, json as answer},
+    answer::{Answered, Places, Shared, done, json as answer, routes},
     caller::Right,
     manage::{check_changes, parameters, posted, reads},
 };
@@ -44,13 +43,12 @@ impl Api {
     /// trigger begin again with all databases.
     pub fn triggers(&self) -> Router {
         let router = [
-            ("/_notibus/triggers", any(list)),
-            ("/_notibus/triggers/{trigger}", any(show)),
-            ("/_notibus/triggers/{trigger}/retry", any(retry)),
-            ("/_notibus/triggers/{trigger}/reset", any(reset)),
+            ("", any(list)),
+            ("/{trigger}", any(show)),
+            ("/{trigger}/retry", any(retry)),
+            ("/{trigger}/reset", any(reset)),
         ];
-        let router =
-            router.into_iter().fold(Router::new(), |router, (path, methods)| at(router, path, methods));
+        let router = routes("/_notibus/triggers", router);
         self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Admin)
     }
 }
@@ -80,8 +78,7 @@ async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failur
 }
 
 /// All triggers.
-async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn list(State(inner): Shared, parts: Parts) -> Answered {
     reads(&parts, &[])?;
     let mut triggers = Vec::new();
     for name in inner.bus.triggers().await? {
@@ -91,12 +88,7 @@ async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Result<Respo
 }
 
 /// Answers with one trigger, and a page of its parked databases.
-async fn show(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn show(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
     let last = after(&parts)?;
     let trigger = find(&inner, &name).await?;
     let mut shown = summary(&inner, &trigger).await?;
@@ -120,11 +112,7 @@ fn after(parts: &Parts) -> Result<Option<Db>, Failure> {
 }
 
 /// Retries parked databases.
-async fn retry(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+async fn retry(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let request: RetryRequest = posted(&inner, request, "{\"db\":\"name\"}").await?;
     let db = request.db.map(|name| DbName::new(&name)).transpose()?;
     let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
@@ -135,12 +123,7 @@ async fn retry(
 }
 
 /// Forgets all that the bus has saved of a trigger.
-async fn reset(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn reset(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
     check_changes(&parts)?;
     parameters(&parts, &[])?;
     find(&inner, &name).await?.reset().await?;

@@ -11,6 +11,12 @@ use super::query::Mode;
 /// A chunk with this many bytes takes no further row.
 pub(super) const CHUNK_BYTES: usize = 32 << 10;
 
+/// The room for the last row of a chunk. Rows of `_db_updates` are shorter, also if all characters of a name are escaped.
+const ROW_BYTES: usize = 8 << 10;
+
+/// A chunk grows by doubling up to this many bytes, and then gets all its room at once.
+const SMALL_BYTES: usize = 8 << 10;
+
 /// The format of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WireFormat {
@@ -111,6 +117,10 @@ impl Writer {
     /// Writes a row with the position `seq`. The function `json` writes its JSON object on one line. The id of an event is JSON, too,
     /// as in CouchDB: clients parse it.
     pub fn row(&mut self, seq: &impl Display, json: impl FnOnce(&mut Vec<u8>)) {
+        let (len, most) = (self.bytes.len(), CHUNK_BYTES + ROW_BYTES);
+        if len >= SMALL_BYTES && self.bytes.capacity() < most {
+            self.bytes.reserve_exact(most - len);
+        }
         match self.form {
             WireFormat::Array if self.has_begun => self.bytes.extend_from_slice(b",\r\n"),
             WireFormat::Array | WireFormat::Lines => {}
@@ -151,7 +161,7 @@ impl Writer {
         let mut bytes = std::mem::take(&mut self.shared);
         if bytes.is_empty() {
             let mut written = std::mem::take(&mut self.bytes);
-            // For a client that does not read, the server holds no spare capacity.
+            // An allocator keeps a block that is more than half full, so this frees the room of short chunks only.
             written.shrink_to_fit();
             bytes = written.into();
         }
@@ -193,6 +203,18 @@ mod tests {
             (WireFormat::Events, &[], ""),
         ] {
             assert_eq!(feed(form, rows), expected);
+        }
+    }
+
+    /// Regression: chunks grew by doubling, so the server held 64 KB for each of 32 KB, and two of them for a client that did not read.
+    #[test]
+    fn a_chunk_takes_hardly_more_memory_than_its_bytes() {
+        for len in [10, 80, 1_000, 6_500] {
+            let mut writer = Writer::new(WireFormat::Lines);
+            while !writer.is_full() {
+                writer.row(&0, |bytes| bytes.extend(std::iter::repeat_n(b'x', len)));
+            }
+            assert!(writer.bytes.capacity() <= CHUNK_BYTES + ROW_BYTES, "{}", writer.bytes.capacity());
         }
     }
 

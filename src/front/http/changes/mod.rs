@@ -21,13 +21,13 @@ use axum::{
 
 use self::{
     counts::Counts,
-    served::{Places, Served},
+    served::Served,
     shared_polls::SharedPolls,
     source::{DocChanges, Shown},
 };
 use super::{
     Api, Caller, Databases, Failure,
-    answer::at,
+    answer::{Places, at, routes},
     caller::Right,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
@@ -42,13 +42,10 @@ impl Api {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
         let looks = SharedPolls::new(inner.options.look_interval);
         let served = Arc::new(Served { inner, changes, databases, looks, counts: Counts::default() });
-        let feeds = [
-            ("/{db}/_changes", any(whole)),
-            ("/{db}/_changes/_meta", any(shards::meta)),
-            ("/{db}/_changes/{shard}", any(one_shard)),
-        ];
-        let feeds =
-            feeds.into_iter().fold(Router::new(), |router, (path, methods)| at(router, path, methods));
+        let feeds = routes(
+            "/{db}/_changes",
+            [("", any(whole)), ("/_meta", any(shards::meta)), ("/{shard}", any(one_shard))],
+        );
         let shards = at(Router::new(), "/_changes_shards/{db}", any(shards::administer));
         let feeds = self.guarded(feeds.with_state(Arc::clone(&served)), Right::Known);
         feeds.merge(self.guarded(shards.with_state(served), Right::Admin))

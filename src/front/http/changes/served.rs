@@ -2,12 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::{
-    extract::{FromRequestParts, Path},
-    http::request::Parts,
-};
-use serde::de::DeserializeOwned;
-
 use super::{counts::Counts, shared_polls::SharedPolls};
 use crate::{
     base::event::{Db, DbName},
@@ -50,17 +44,5 @@ impl Served {
                 None => "The documents of this database have neither `conflicts` nor `attachments` to show.",
             })
         })
-    }
-}
-
-/// Extracts the placeholders of a path. Its refusals have the same form as all others.
-pub(super) struct Places<T>(pub T);
-
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let places = Path::from_request_parts(parts, state).await;
-        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
     }
 }

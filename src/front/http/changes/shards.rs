@@ -5,18 +5,17 @@ use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
-    http::{Method, StatusCode},
-    response::Response,
+    http::{Method, StatusCode, request::Parts},
 };
 use serde::Deserialize;
 
-use super::served::{Places, Served};
+use super::served::Served;
 use crate::{
     base::cursor::Start,
     front::http::{
         Caller, Failure,
-        answer::json,
-        manage::check_reads,
+        answer::{Answered, Places, json},
+        manage::{check_page, parameters, reads},
         query::{Query, Topic},
     },
     state::{feed::TopologyEntry, routing::SchemeId},
@@ -35,10 +34,9 @@ struct ReshardRequest {
 pub(super) async fn meta(
     State(served): State<Arc<Served>>,
     Places(name): Places<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
-    check_reads(&parts)?;
+    parts: Parts,
+) -> Answered {
+    reads(&parts, &["since"])?;
     let text = parts.uri.query().unwrap_or_default();
     let query = Query::parse(text, &parts.headers, &served.inner.options, Topic::Documents)?;
     let db = served.find_for(&name, parts.extensions.get::<Caller>()).await?;
@@ -55,8 +53,9 @@ pub(super) async fn administer(
     State(served): State<Arc<Served>>,
     Places(name): Places<String>,
     request: Request,
-) -> Result<Response, Failure> {
+) -> Answered {
     let (parts, body) = request.into_parts();
+    parameters(&parts, &[])?;
     match parts.method {
         Method::GET | Method::HEAD => {
             let topology = served.changes.feed(&served.find(&name).await?).topology().await?;
@@ -64,6 +63,7 @@ pub(super) async fn administer(
             Ok(json(StatusCode::OK, &entry(&name, current)))
         }
         Method::PUT => {
+            check_page(&parts)?;
             let body = served.inner.body(&parts.headers, body).await?;
             let asked: ReshardRequest = serde_json::from_slice(&body).map_err(|error| {
                 Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))

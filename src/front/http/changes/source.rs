@@ -300,7 +300,7 @@ impl Source for DocChanges {
         let env = self.served.inner.env();
         let look = env.sleep(self.look_at.saturating_sub(env.now()));
         let updates = &mut self.updates;
-        let told = async {
+        let delivered = async {
             match updates {
                 Some(updates) => updates.next().await.is_some(),
                 None => std::future::pending().await,
@@ -309,7 +309,7 @@ impl Source for DocChanges {
         // The feed reads the store after each of these, and trusts only what it reads. Without a dispatcher no notifications come,
         // so the feed sends the rows that there are and ends, and the client tries again.
         (self.is_over, self.is_look) = tokio::select! {
-            is_told = told => (self.is_over || !is_told, false),
+            is_more = delivered => (self.is_over || !is_more, false),
             () = resharded => (self.is_over, false),
             () = look => (self.is_over, true),
         };

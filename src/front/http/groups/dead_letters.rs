@@ -1,17 +1,19 @@
 //! `/_notibus/groups/{group}/dead_letters`: rows that a group could not work on.
 
-use std::sync::Arc;
-
 use axum::{
-    extract::{Path, Request, State},
-    response::Response,
+    extract::{Request, State},
+    http::request::Parts,
 };
 use serde::Deserialize;
 
 use super::found::{PAGE_ROWS, find_existing, listed_after, page};
 use crate::{
     base::encoding::Sequence,
-    front::http::{Failure, Inner, answer::done, manage::posted},
+    front::http::{
+        Failure,
+        answer::{Answered, Places, Shared, done},
+        manage::posted,
+    },
 };
 
 /// Which dead letters to delete: one or all.
@@ -28,23 +30,14 @@ struct DeadLettersRequest {
 }
 
 /// Lists a page of dead letters.
-pub(super) async fn list(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+pub(super) async fn list(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
     let (group, after) = listed_after(&inner, &name, &parts).await?;
     let after = after.map_or(Ok(Sequence::MIN), |text| text.parse())?;
     Ok(page("dead_letters", &group.dead_letters(after, PAGE_ROWS).await?, |last| last.sequence))
 }
 
 /// Deletes one, or all.
-pub(super) async fn delete(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+pub(super) async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let which: DeadLettersRequest = posted(&inner, request, "{\"seq\":\"…\"} or {\"all\":true}").await?;
     let group = find_existing(&inner, &name, which.feed.as_deref()).await?;
     match (which.seq, which.all) {

@@ -9,9 +9,8 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::{Path, Request, State},
-    http::{Method, StatusCode},
-    response::Response,
+    extract::{Request, State},
+    http::{Method, StatusCode, request::Parts},
     routing::any,
 };
 use serde::Deserialize;
@@ -20,7 +19,7 @@ use serde_json::json;
 use self::found::find;
 use super::{
     Api, Failure, Inner,
-    answer::{at, done, json as answer},
+    answer::{Answered, Places, Shared, done, json as answer, routes},
     caller::Right,
     manage::{check_reads, parameters, posted, reads},
 };
@@ -59,7 +58,8 @@ impl Api {
     /// The groups of the bus: `/_notibus/groups` and `…/{group}/lag` for those who may see the status; to create, reset, replay and
     /// delete them, what they could not work on, and what they have parked, for admins.
     pub fn groups(&self) -> Router {
-        let seen = [("", any(groups)), ("/{group}/lag", any(lag))];
+        let at = "/_notibus/groups";
+        let seen = routes(at, [("", any(groups)), ("/{group}/lag", any(lag))]);
         let managed = [
             ("/{group}/reset", any(reset)),
             ("/{group}/delete", any(delete)),
@@ -70,19 +70,14 @@ impl Api {
             ("/{group}/parked/retry", any(parked::retry)),
             ("/{group}/parked/delete", any(parked::delete)),
         ];
-        let seen = seen
-            .into_iter()
-            .fold(Router::new(), |router, (path, it)| at(router, &format!("/_notibus/groups{path}"), it));
-        let managed = managed
-            .into_iter()
-            .fold(Router::new(), |router, (path, it)| at(router, &format!("/_notibus/groups{path}"), it));
-        let [seen, managed] = [seen, managed].map(|router| router.with_state(Arc::clone(&self.inner)));
+        let [seen, managed] =
+            [seen, routes(at, managed)].map(|router| router.with_state(Arc::clone(&self.inner)));
         self.guarded(seen, Right::Metrics).merge(self.guarded(managed, Right::Admin))
     }
 }
 
 /// Lists groups, or creates one.
-async fn groups(State(inner): State<Arc<Inner>>, request: Request) -> Result<Response, Failure> {
+async fn groups(State(inner): Shared, request: Request) -> Answered {
     if request.method() == Method::POST {
         return create(&inner, request).await;
     }
@@ -93,7 +88,7 @@ async fn groups(State(inner): State<Arc<Inner>>, request: Request) -> Result<Res
 }
 
 /// Creates a group: 201, or 200 if it is there already.
-async fn create(inner: &Inner, request: Request) -> Result<Response, Failure> {
+async fn create(inner: &Inner, request: Request) -> Answered {
     let asked: Posted = posted(inner, request, "{\"name\":\"mailer\"}").await?;
     let group = find(inner, &asked.name, asked.feed.as_deref())?;
     let start = asked.start.map_or(Ok(Start::Now), |start| start.parse())?;
@@ -104,12 +99,7 @@ async fn create(inner: &Inner, request: Request) -> Result<Response, Failure> {
 }
 
 /// How far a group is behind in each shard.
-async fn lag(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+async fn lag(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
     let given = reads(&parts, &["feed"])?;
     let group = find(&inner, &name, given.get("feed").map(String::as_str))?;
     Ok(answer(StatusCode::OK, &json!({ "lag": group.lag().await? })))
@@ -122,11 +112,7 @@ async fn changed(inner: &Inner, name: &str, request: Request) -> Result<(Group<(
 }
 
 /// Sets a group to another position.
-async fn reset(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+async fn reset(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let (group, asked) = changed(&inner, &name, request).await?;
     let to = asked.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
     group.reset(to.parse::<Start>()?, asked.force).await?;
@@ -134,11 +120,7 @@ async fn reset(
 }
 
 /// Deletes a group.
-async fn delete(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let (group, asked) = changed(&inner, &name, request).await?;
     if asked.to.is_some() {
         return Err(Failure::bad_request("A group that is deleted goes nowhere."));

@@ -1,11 +1,8 @@
 //! `/_notibus/groups/{group}/parked`: databases, or documents, with which a group's work has failed too often.
 
-use std::sync::Arc;
-
 use axum::{
-    extract::{Path, Request, State},
-    http::StatusCode,
-    response::Response,
+    extract::{Request, State},
+    http::{StatusCode, request::Parts},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -14,7 +11,7 @@ use super::found::{PAGE_ROWS, find_existing, listed_after, page};
 use crate::{
     front::http::{
         Failure, Inner,
-        answer::{done, json as answer},
+        answer::{Answered, Places, Shared, done, json as answer},
         manage::posted,
     },
     roles::group::Group,
@@ -31,12 +28,7 @@ struct ParkedRequest {
 }
 
 /// Lists a page of parked ids.
-pub(super) async fn list(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, _) = request.into_parts();
+pub(super) async fn list(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
     let (group, after) = listed_after(&inner, &name, &parts).await?;
     Ok(page("parked", &group.parked(&after.unwrap_or_default(), PAGE_ROWS).await?, |last| &last.id))
 }
@@ -52,11 +44,7 @@ async fn changed(
 }
 
 /// Has all of them tried again soon.
-pub(super) async fn retry(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+pub(super) async fn retry(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let (group, id) = changed(&inner, &name, request).await?;
     if id.is_some() {
         return Err(Failure::bad_request("All are tried again; there is no choice of one."));
@@ -65,11 +53,7 @@ pub(super) async fn retry(
 }
 
 /// Drops what waits of one.
-pub(super) async fn delete(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+pub(super) async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let (group, id) = changed(&inner, &name, request).await?;
     let id = id.ok_or_else(|| Failure::bad_request("Say which: \"id\"."))?;
     if !group.delete_parked(&id).await? {

@@ -1,11 +1,8 @@
 //! `/_notibus/groups/{group}/replay`: gives a group rows again that it has worked on already.
 
-use std::sync::Arc;
-
 use axum::{
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::StatusCode,
-    response::Response,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -13,7 +10,10 @@ use serde_json::json;
 use super::found::find;
 use crate::{
     base::filter::glob_matcher,
-    front::http::{Failure, Inner, answer::json as answer, manage::posted},
+    front::http::{
+        answer::{Answered, Places, Shared, json as answer},
+        manage::posted,
+    },
 };
 
 /// How many pages of rows a request reads at most, so that it is answered soon.
@@ -32,11 +32,7 @@ struct ReplayRequest {
 }
 
 /// Replays a part: the answer says how many rows wait for consumers because of it, and where the next request goes on.
-pub(super) async fn replay(
-    State(inner): State<Arc<Inner>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> Result<Response, Failure> {
+pub(super) async fn replay(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let wanted: ReplayRequest = posted(&inner, request, "{\"filter\":\"eu/*\"}").await?;
     let group = find(&inner, &name, wanted.feed.as_deref())?;
     let glob = wanted.filter.as_deref().map(glob_matcher).transpose()?;
