@@ -28,8 +28,8 @@ use criterion::{
 };
 use futures_util::FutureExt;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, Notification,
-    NotifierOptions, Sequence,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
+    Sequence,
     dispatcher::{BatchSubscription, Fanout, Subscription},
     event::Versionstamp,
     store::Database,
@@ -150,7 +150,7 @@ async fn template(bus: &Bus, store: &Database) -> Notification {
     let notifier =
         bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut rows = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let mut rows = dispatcher.subscribe(Filter::all()).stream();
     let db = Db::new("template".parse().unwrap(), DbInstance::new());
     let producer = bus.producer();
     store

@@ -15,11 +15,16 @@ use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, NotifierOptions, Sequence,
     changes::{ChangesOptions, DocId, DocSummary},
     feed::ShardEvent,
+    node::Role,
     store::{
         Database, Isolation, KeyRange, RangeRead, Transaction,
         testing::{Faults, WatchFault},
     },
 };
+
+/// The key prefixes of nodes and of their roles.
+const NODES: &[u8] = b"notibus\x15\x0a\x02main\x00\x14";
+const ROLES: &[u8] = b"notibus\x15\x0a\x02main\x00\x15";
 
 /// The key prefix of counters in a bus with the default prefix.
 const COUNTERS: &[u8] = b"notibus\x15\x01";
@@ -313,4 +318,38 @@ async fn a_legacy_range_is_read_before_it_is_taken_over() {
     set(&store, &key(&rows[1].0), b"junk").await;
     let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
     assert_eq!((page.rows.len(), bus.skipped_rows().await.unwrap().len()), (2, 1));
+}
+
+/// Regression: one row of a node that could not be decoded stopped the watch of every node: none saw any more that others left,
+/// came or died, and the bus listed no nodes. A damaged limit of a role stopped the rounds of its pool.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_row_of_a_node_stops_no_watch() {
+    for (damaged, junk) in [(NODES, &b"junk"[..]), (ROLES, b"limit")] {
+        let store = Database::memory();
+        let buses = [wide_bus(&store).await, wide_bus(&store).await, wide_bus(&store).await];
+        let a = joined(&buses[0]).await.notifier(eager()).await.unwrap();
+        let b = joined(&buses[1]).await.notifier(eager()).await.unwrap();
+        until("they share", async || a.partitions().len() == 32 && b.partitions().len() == 32).await;
+        let third = joined(&buses[2]).await;
+        let (id, idle) = (third.id(), third.announce(Role::HTTP).await.unwrap());
+        let rows = stored(&store, damaged).await;
+        let is_of_node = |key: &Bytes| match damaged {
+            NODES => key.windows(16).any(|part| part == id.0),
+            _ => key.windows(8).any(|part| part == b"notifier"),
+        };
+        let keys: Vec<_> = rows.iter().map(|(key, _)| key).filter(|key| is_of_node(key)).collect();
+        assert!(!keys.is_empty());
+        drop((third, idle));
+        for key in &keys {
+            set(&store, key, junk).await;
+        }
+        a.shutdown().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert_eq!(b.partitions().len(), 64, "a node that has left in order is replaced");
+        assert_eq!(buses[1].nodes().await.unwrap().len(), 1);
+        let skipped = buses[1].skipped_rows().await.unwrap();
+        let is_listed =
+            |key: &&Bytes| skipped.iter().any(|row| row.place.contains(&key.escape_ascii().to_string()));
+        assert!(keys.iter().any(is_listed), "{skipped:?}");
+    }
 }

@@ -5,9 +5,14 @@
 
 mod common;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io::Write,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
 
-use common::{LIMIT, db, narrow_bus, record, until};
+use common::{LIMIT, db, narrow_bus, record, row_with, until};
 use notibus::{
     Roles,
     group::GroupOptions,
@@ -63,6 +68,8 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     let bus = running.bus().clone();
     bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    // The first look at the groups is kept for some seconds, so the row has to be there before it.
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     // The first answer counts as one over HTTP, too.
     get(address, "/_db_updates").await;
     until("a canary to come back", async || {
@@ -97,6 +104,62 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         assert!(answer.lines().any(|it| it.starts_with(line)), "{line}\n{answer}");
     }
     running.shutdown().await.unwrap();
+}
+
+/// Runs a checker of the system with `input`; `None`, said loudly, if there is none.
+fn checked(program: &str, arguments: &[&str], input: &str) -> Option<Output> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let Ok(mut child) = command.current_dir(env!("CARGO_MANIFEST_DIR")).spawn() else {
+        eprintln!("SKIPPED, not passed: {arguments:?}, because there is no {program}");
+        return None;
+    };
+    // One that has seen enough does not read the rest.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    Some(child.wait_with_output().unwrap())
+}
+
+/// What a checker has said, on both outputs.
+fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)).concat()
+}
+
+/// Prometheus takes the alerts, and finds no fault in the metrics of a node at work.
+#[tokio::test]
+async fn prometheus_accepts_alerts_and_metrics() {
+    if let Some(output) = checked("promtool", &["check", "rules", "ops/alerts.yml"], "") {
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let store = Database::memory();
+    let (running, address) = served(&store).await;
+    let bus = running.bus().clone();
+    bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let answer = get(address, "/_notibus/metrics").await;
+    running.shutdown().await.unwrap();
+    let (_, metrics) = answer.split_once("\r\n\r\n").unwrap();
+    if let Some(output) = checked("promtool", &["check", "metrics"], metrics) {
+        let said = said(&output);
+        // It knows the older format only, in which the help of a counter names it with its ending.
+        let has_help = |line: &str| {
+            let counter = line.strip_suffix("_total no help text");
+            counter.is_some_and(|name| metrics.contains(&format!("# HELP {name} ")))
+        };
+        let wrong: Vec<_> = said.lines().filter(|line| !has_help(line)).collect();
+        assert!(wrong.is_empty() && said.lines().count() > 10, "{said}\n{metrics}");
+    }
+}
+
+/// systemd takes the unit. It wants a program at the path in it, so it is given one that is there.
+#[test]
+fn systemd_accepts_the_unit() {
+    let unit = include_str!("../ops/notibus.service");
+    let folder = tempfile::tempdir().unwrap();
+    let (file, program) = (folder.path().join("notibus.service"), std::env::current_exe().unwrap());
+    std::fs::write(&file, unit.replace("/usr/local/bin/notibus", program.to_str().unwrap())).unwrap();
+    if let Some(output) = checked("systemd-analyze", &["verify", file.to_str().unwrap()], "") {
+        assert!(output.status.success() && said(&output).is_empty(), "{}", said(&output));
+    }
 }
 
 /// Every alert has a line in the page that says what to do.

@@ -9,7 +9,7 @@ use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 use common::{NEVER, counts, db, eager, joined, narrow_bus, record, row, row_with, unpolled, until, waiting};
 use notibus::{
     Bus, BusOptions, Db, DbInstance, DbName, Error, EventKind, NotifierOptions,
-    event::{Counters, DdocId, NAME_LEN_MAX, Tally},
+    event::{Counters, DdocId, Tally},
     producer::{EventTarget, ProducerOptions, Receipt},
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError,
@@ -352,7 +352,7 @@ async fn slots_spread_a_hot_database_over_keys() {
 
 #[tokio::test]
 async fn names_ids_and_slots_out_of_their_limits_are_typed_errors() {
-    for bad in [String::new(), "x".repeat(NAME_LEN_MAX + 1)] {
+    for bad in [String::new(), "x".repeat(DbName::LEN_MAX + 1)] {
         assert!(matches!(DbName::new(&bad), Err(Error::Invalid { .. })));
         assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { .. })));
     }
@@ -371,7 +371,7 @@ async fn the_longest_names_and_ids_fit() {
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     // A zero byte takes two in a key.
-    let longest = "\0".repeat(NAME_LEN_MAX);
+    let longest = "\0".repeat(DbName::LEN_MAX);
     let (database, id) = (db(&longest, 0), DdocId::new(&longest).unwrap());
     let producer = bus.producer();
     store
@@ -400,7 +400,7 @@ async fn rings_of_many_commits_are_few_transactions() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let rings = trace.take();
     assert!((1..=20).contains(&rings.len()), "{} transactions in 50 ms", rings.len());
-    assert_eq!(bus.stats().bells, rings.len() as u64, "one partition each");
+    assert_eq!(bus.stats().doorbells, rings.len() as u64, "one partition each");
 }
 
 #[tokio::test(start_paused = true)]
@@ -413,7 +413,7 @@ async fn nothing_is_rung_in_the_store_while_the_notifier_is_in_the_process() {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
     }
     row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
-    assert_eq!(bus.stats().bells, 0);
+    assert_eq!(bus.stats().doorbells, 0);
 }
 
 #[tokio::test(start_paused = true)]

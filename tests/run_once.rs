@@ -16,8 +16,8 @@ use common::{dice, until};
 use notibus::{
     Error, Result,
     store::{
-        AtomicOp, CommittedOnce, Database, FINISHED_IDS_MAX, Isolation, KeyRange, RangeRead, RetryPolicy,
-        Row, StoreError, TRANSACTION_IDS_PREFIX, Transaction, TransactionIdSweeper, UNKNOWN_RESULT_AGE_MAX,
+        AtomicOp, CommittedOnce, Database, Isolation, KeyRange, RangeRead, RetryPolicy, Row, StoreError,
+        Transaction, TransactionIdSweeper,
         testing::{CommitFault, Faults, Gate, Operation, Trace},
     },
 };
@@ -41,7 +41,7 @@ async fn rows(store: &Database, prefix: &[u8]) -> Vec<Row> {
 }
 
 async fn ids(store: &Database) -> Vec<Row> {
-    rows(store, TRANSACTION_IDS_PREFIX).await
+    rows(store, Database::TRANSACTION_IDS_PREFIX).await
 }
 
 /// The number at `key`.
@@ -115,7 +115,9 @@ async fn without_doubt_nothing_is_read() {
     let [Operation::ReadConflict { range }] = attempt.read_conflicts().collect::<Vec<_>>()[..] else {
         panic!("there was one conflict range")
     };
-    assert!(range.begin.starts_with(TRANSACTION_IDS_PREFIX) && *range == KeyRange::key(&range.begin));
+    assert!(
+        range.begin.starts_with(Database::TRANSACTION_IDS_PREFIX) && *range == KeyRange::key(&range.begin)
+    );
     assert_eq!(attempt.mutations().count(), 2);
 }
 
@@ -231,7 +233,7 @@ async fn thousands_of_runs_with_random_faults_count_exactly() {
     while let Some(task) = tasks.join_next().await {
         task.unwrap();
     }
-    let most = 2 * FINISHED_IDS_MAX as usize;
+    let most = 2 * Database::FINISHED_IDS_MAX as usize;
     assert!(ids(&store).await.len() < most, "{} ids are left", ids(&store).await.len());
     faults.heal();
     faults.database().clear_finished_ids().await.unwrap();
@@ -313,11 +315,12 @@ async fn a_run_that_is_too_old_does_not_trust_a_missing_id() {
         let store = Database::memory();
         let faults = Faults::new(&store);
         faults.script_commits([CommitFault::After(UNKNOWN)]);
-        let (db, policy) = (faults.database(), sleepy(2 * UNKNOWN_RESULT_AGE_MAX + Duration::from_secs(2)));
+        let (db, policy) =
+            (faults.database(), sleepy(2 * Database::UNKNOWN_RESULT_AGE_MAX + Duration::from_secs(2)));
         let running = tokio::spawn(async move { db.run_once_with(&policy, body(&Arc::default())).await });
         until("the commit", async || number(&store, b"n").await == 1).await;
         if is_swept {
-            let range = KeyRange::prefix(TRANSACTION_IDS_PREFIX);
+            let range = KeyRange::prefix(Database::TRANSACTION_IDS_PREFIX);
             let tx = store.begin();
             tx.clear_range(&range);
             tx.commit().await.unwrap();
@@ -350,13 +353,13 @@ async fn finished_ids_are_cleared_by_the_way() {
     let trace = Trace::new(&store);
     let db = trace.database();
     for _ in 0..3 {
-        run_often(&db, FINISHED_IDS_MAX).await;
+        run_often(&db, Database::FINISHED_IDS_MAX).await;
         let cleared = clears(&trace);
         assert_eq!(cleared[1..].iter().sum::<usize>(), 0, "one range of {} attempts", cleared.len());
-        assert_eq!(ids(&store).await.len() as u64, FINISHED_IDS_MAX);
+        assert_eq!(ids(&store).await.len() as u64, Database::FINISHED_IDS_MAX);
     }
     // Clones share the counter, other processes do not.
-    let other = db.clone().with_transaction_ids(TRANSACTION_IDS_PREFIX).unwrap();
+    let other = db.clone().with_transaction_ids(Database::TRANSACTION_IDS_PREFIX).unwrap();
     run_often(&other, 1).await;
     run_often(&db.clone(), 1).await;
     assert_eq!(clears(&trace), [0, 1]);
@@ -375,14 +378,14 @@ async fn a_failed_attempt_leaves_the_clearing_to_the_next() {
     let trace = Trace::new(&store);
     let faults = Faults::new(&trace.database());
     let db = faults.database();
-    run_often(&db, FINISHED_IDS_MAX).await;
+    run_often(&db, Database::FINISHED_IDS_MAX).await;
     let timed_out = CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT);
     faults.script_commits([CommitFault::Before(CONFLICT), timed_out]);
     clears(&trace);
     let error = db.run_once(|tx| adding(&tx, b"n")).await.unwrap_err();
     assert_eq!(error.code(), Some(1031));
     assert_eq!(clears(&trace), [1, 1]);
-    assert_eq!(ids(&store).await.len() as u64, FINISHED_IDS_MAX);
+    assert_eq!(ids(&store).await.len() as u64, Database::FINISHED_IDS_MAX);
     run_often(&db, 2).await;
     assert_eq!(clears(&trace), [1, 0]);
     assert_eq!(ids(&store).await.len(), 2);
@@ -401,7 +404,7 @@ async fn ids_in_doubt_are_not_cleared() {
     });
     until("the commit", async || number(&store, b"n").await == 1).await;
     // Its id is the first of its process, so later ids stay, too, until it is cleared explicitly.
-    let often = 3 * FINISHED_IDS_MAX;
+    let often = 3 * Database::FINISHED_IDS_MAX;
     run_often(&db, often).await;
     assert_eq!(ids(&store).await.len() as u64, 1 + 1 + often);
     db.clear_finished_ids().await.unwrap();
@@ -420,7 +423,7 @@ async fn a_dropped_run_holds_nothing_up() {
     let db = faults.database();
     let gate = Gate::default();
     // The second run is dropped while it clears.
-    for before in [0, FINISHED_IDS_MAX - 1] {
+    for before in [0, Database::FINISHED_IDS_MAX - 1] {
         run_often(&db, before).await;
         faults.script_commits([CommitFault::Hold(gate.clone())]);
         let running = tokio::spawn({
@@ -439,7 +442,7 @@ async fn a_dropped_run_holds_nothing_up() {
 #[tokio::test(start_paused = true)]
 async fn the_ids_of_a_crashed_process_are_swept_when_they_are_old_enough() {
     let store = Database::memory();
-    let crashed = store.clone().with_transaction_ids(TRANSACTION_IDS_PREFIX).unwrap();
+    let crashed = store.clone().with_transaction_ids(Database::TRANSACTION_IDS_PREFIX).unwrap();
     run_often(&crashed, 10).await;
     drop(crashed);
     let mut sweeper = TransactionIdSweeper::new(&store, AGE).unwrap();
@@ -475,7 +478,7 @@ async fn every_id_is_swept_at_its_age_also_of_a_process_that_lives() {
         tokio::time::advance(interval).await;
     }
     // However often it is called, it has few marks to remember, and no id stays for long.
-    let other = store.clone().with_transaction_ids(TRANSACTION_IDS_PREFIX).unwrap();
+    let other = store.clone().with_transaction_ids(Database::TRANSACTION_IDS_PREFIX).unwrap();
     for sweeps in 0..250 {
         run_often(&other, 1).await;
         sweeper.sweep().await.unwrap();
@@ -520,7 +523,7 @@ async fn what_a_process_has_cleared_itself_is_forgotten() {
 async fn many_processes_are_swept_in_parts() {
     let store = Database::memory();
     for _ in 0..250 {
-        run_often(&store.clone().with_transaction_ids(TRANSACTION_IDS_PREFIX).unwrap(), 2).await;
+        run_often(&store.clone().with_transaction_ids(Database::TRANSACTION_IDS_PREFIX).unwrap(), 2).await;
     }
     let trace = Trace::new(&store);
     let mut sweeper = TransactionIdSweeper::new(&trace.database(), AGE).unwrap();
@@ -554,7 +557,7 @@ async fn a_sweep_that_failed_halfway_is_made_good() {
 #[tokio::test]
 async fn arguments_have_limits() {
     let store = Database::memory();
-    let error = TransactionIdSweeper::new(&store, UNKNOWN_RESULT_AGE_MAX).unwrap_err();
+    let error = TransactionIdSweeper::new(&store, Database::UNKNOWN_RESULT_AGE_MAX).unwrap_err();
     assert!(matches!(error, Error::Invalid { what: "max_age", .. }), "{error}");
     let error = store.clone().with_transaction_ids(b"").unwrap_err();
     assert!(matches!(error, Error::Invalid { what: "prefix", .. }), "{error}");

@@ -172,12 +172,12 @@ fn options_are_also_those_of_the_environment() {
         let output = notibus().args(arguments).envs(variables.iter().copied()).output().unwrap();
         (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     };
-    let (code, text) = asked(&["topology", "show"], &[("NOTIBUS_URL", &url), ("NOTIBUS_JSON", "true")]);
+    let (code, text) = asked(&["topology", "show"], &[("NOTIBUS_URL", &url), ("NOTIBUS_JSON", "1")]);
     assert!(code == Some(0) && text.starts_with('{'), "{text}");
     let (code, text) = asked(&["topology", "show", "--url", &url], &[("NOTIBUS_STORE", "memory")]);
     assert!(code == Some(0) && text.starts_with("FIRST "), "{text}");
     let (code, text) = asked(&["topology", "show"], &[("NOTIBUS_STORE", "memory")]);
-    assert!(code == Some(2) && text.contains("there is no bus"), "{text}");
+    assert!(code == Some(2) && text.contains("there is no bus under \"notibus\""), "{text}");
     assert!(printed(&["topology", "show", "--help"], "").contains("[env: NOTIBUS_STORE]"));
     assert!(printed(&["serve", "--help"], "").contains("[env: NOTIBUS_CREDENTIALS_FILE]"));
 }
@@ -193,9 +193,10 @@ fn help_has_the_exit_codes_and_packages_their_pages() {
         assert!(printed(&["completions", shell], "").contains("notibus"), "{shell}");
     }
     assert!(printed(&["man"], "").contains(".TH notibus"));
-    let folder = tempfile::tempdir().unwrap();
-    printed(&["man", folder.path().to_str().unwrap()], "");
-    assert!(folder.path().join("notibus-status.1").exists());
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("man1");
+    printed(&["man", folder.to_str().unwrap()], "");
+    assert!(folder.join("notibus-status.1").exists());
 }
 
 /// Regression: `notibus … | head` ended with "Broken pipe" and exit code 1.

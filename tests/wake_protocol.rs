@@ -43,7 +43,7 @@ use std::{future::poll_fn, task::Poll};
 use loom::{future::block_on, thread};
 
 use self::{
-    log::{Found, Log, SubscriberState},
+    log::{Empty, Entry, Log, SubscriberState},
     sync::{Arc, AtomicU64, Ordering},
 };
 
@@ -100,8 +100,8 @@ async fn receive(
             let was_closed = subscriber.is_closed();
             subscriber.register(context.waker());
             match world.log.read_or_wait(place, subscriber) {
-                Found::Entry { number, entry, .. } => {
-                    assert_eq!(number, entry);
+                Ok(Entry { number, content, .. }) => {
+                    assert_eq!(number, content);
                     place = number + 1;
                     received.batches.push(number);
                     if received.batches.len() >= enough {
@@ -109,8 +109,8 @@ async fn receive(
                     }
                     continue;
                 }
-                Found::Nothing => {}
-                Found::Behind => panic!("nothing was pruned"),
+                Err(Empty::Nothing) => {}
+                Err(Empty::Behind) => panic!("nothing was pruned"),
             }
             let end = world.end.load(Ordering::Acquire);
             if !world.log.has_entries(place) {
@@ -228,7 +228,7 @@ fn one_that_leaves_takes_no_other_off_the_list() {
     check(|| {
         let world = WakeModel::new();
         let leaver = Arc::new(SubscriberState::new());
-        assert_eq!(world.log.read_or_wait(0, &leaver), Found::Nothing);
+        assert_eq!(world.log.read_or_wait(0, &leaver), Err(Empty::Nothing));
         let stayer = {
             let world = Arc::clone(&world);
             thread::spawn(move || {

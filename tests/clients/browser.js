@@ -88,7 +88,7 @@ run(async url => {
         const origin = `http://127.0.0.1:${server.address().port}/`
         const flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run']
         const debug = ['--remote-debugging-port=0', `--user-data-dir=${profile}`]
-        browser = spawn(process.env.NOTIBUS_BROWSER, [...flags, ...debug, origin], { stdio: 'ignore' })
+        browser = spawn(process.env.NOTIBUS_BROWSER, [...flags, ...debug, origin], { stdio: 'ignore', detached: true })
         browser.on('error', reject).on('exit', code => reject(new Error(`the browser has ended: ${code}`)))
       })
       setTimeout(() => reject(new Error('the page has not come to its end')), PATIENCE).unref()
@@ -96,7 +96,12 @@ run(async url => {
     assert.equal(end, 'ok')
   } finally {
     browser?.removeAllListeners('exit')
-    if (browser?.kill('SIGKILL')) await new Promise(resolve => browser.on('exit', resolve))
-    fs.rmSync(profile, { recursive: true, force: true, maxRetries: 5 })
+    if (browser?.exitCode === null) {
+      const ended = new Promise(resolve => browser.on('exit', resolve))
+      // Its helpers as well: they would go on writing to the profile.
+      process.kill(-browser.pid, 'SIGKILL')
+      await ended
+    }
+    fs.rmSync(profile, { recursive: true, force: true, maxRetries: 20 })
   }
 })

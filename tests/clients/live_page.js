@@ -17,7 +17,7 @@ class Browser {
   constructor (profile) {
     const flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run', '--hide-scrollbars']
     const debug = ['--remote-debugging-pipe', `--user-data-dir=${profile}`, 'about:blank']
-    this.process = spawn(process.env.NOTIBUS_BROWSER, [...flags, ...debug], { stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'] })
+    this.process = spawn(process.env.NOTIBUS_BROWSER, [...flags, ...debug], { stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'], detached: true })
     this.ended = new Promise(resolve => this.process.on('exit', resolve).on('error', resolve))
     this.process.stdio[3].on('error', () => {})
     this.waiting = new Map()
@@ -149,8 +149,12 @@ async function watch (url, browser) {
   try {
     await Promise.race([watch(process.argv[2], browser), late])
   } finally {
-    if (browser.process.kill('SIGKILL')) await browser.ended
-    fs.rmSync(profile, { recursive: true, force: true, maxRetries: 5 })
+    if (browser.process.exitCode === null) {
+      // Its helpers as well: they would go on writing to the profile.
+      process.kill(-browser.process.pid, 'SIGKILL')
+      await browser.ended
+    }
+    fs.rmSync(profile, { recursive: true, force: true, maxRetries: 20 })
   }
   process.exit()
 })().catch(error => {

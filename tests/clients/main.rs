@@ -1,8 +1,8 @@
 //! Existing clients of CouchDB against `examples/mini_couch`: each creates, updates and deletes databases and
 //! documents, and has to see exactly that in the feeds.
 //!
-//! Each trial is a script beside this file, in the language of its client. It runs on a server of its own: this program, run
-//! again as the example's `main`, so that it is never an older one. The clients are installed by `tests/clients/install`; where
+//! Each trial is a script beside this file, in the language of its client; one types what docs/http.md says. It runs on a server of
+//! its own: this program, run again as the example's `main`, so that it is never an older one. The clients are installed by `tests/clients/install`; where
 //! they are not, their trials are shown as ignored, not as passed.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
@@ -46,7 +46,14 @@ fn main() -> ExitCode {
     }
     let node = Runtime::new("npm", "node", "node_modules/follow");
     let python = Runtime::new("python", "python/bin/python", "python/bin/python");
+    let has_curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !has_curl {
+        println!("SKIPPED, not passed: what a page tells to type needs curl");
+    }
+    let shell = Runtime { command: "bash".into(), is_installed: has_curl };
+    let go = Runtime::new("go", "session_kivik/kivik", "session_kivik/kivik");
     let trials = vec![
+        shell.trial("as_typed.sh"),
         node.trial("nano.js"),
         node.trial("eventsource.js"),
         node.trial("pouchdb.js"),
@@ -59,6 +66,7 @@ fn main() -> ExitCode {
         python.trial("cloudant_updates.py"),
         python.trial("pycouchdb_updates.py"),
         python.trial("session_updates.py"),
+        go.trial("session_kivik/main.go"),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

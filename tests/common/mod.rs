@@ -20,9 +20,10 @@ pub const LIMIT: Duration = Duration::from_mins(2);
 /// An interval so long that the poll does not help within [`LIMIT`].
 pub const NEVER: Duration = Duration::from_hours(24);
 
-/// Random numbers from a seed that a failing test prints.
+/// Random numbers from a seed that a failing test prints; `NOTIBUS_SEED` sets it.
 pub fn dice() -> fastrand::Rng {
-    let seed = fastrand::u64(..);
+    let given = std::env::var("NOTIBUS_SEED").ok();
+    let seed = given.map_or_else(|| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed)
 }

@@ -239,7 +239,7 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
         }
     }
     observer.until_delivered(&expected).await;
-    assert!(recorder.stats().bells > 0);
+    assert!(recorder.stats().doorbells > 0);
     assert_eq!(recorder.stats().folds, 0);
     assert_eq!(folder.stats().folded.total(), 30);
     assert!(row(teller, &db("db0", 1)).await.is_some());

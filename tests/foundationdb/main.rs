@@ -44,6 +44,7 @@ mod opening;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
 mod outages;
 mod processes;
+mod recorders;
 mod servers;
 mod sharding;
 
@@ -67,7 +68,15 @@ fn main() -> ExitCode {
         return code;
     }
     let arguments = Arguments::from_args();
-    let trials = trials! {
+    let conclusion = libtest_mimic::run(&arguments, all());
+    fixture::stop_cluster();
+    notibus::store::stop_network();
+    conclusion.exit_code()
+}
+
+/// All trials, by file.
+fn all() -> Vec<Trial> {
+    trials! {
         cluster::is_missing(),
         differential {
             the_embedded_store_does_what_a_cluster_does
@@ -99,6 +108,9 @@ fn main() -> ExitCode {
             #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
             a_foreign_layer_runs_any_number_of_times
         }
+        recorders {
+            a_layer_in_python_records_in_its_own_transactions
+        }
         outages {
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_reports_its_state
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_a_wiped_bus_stops_its_roles
@@ -127,9 +139,5 @@ fn main() -> ExitCode {
             recoveries_lose_nothing
             a_cluster_that_moves_to_another_server_loses_nothing
         }
-    };
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    fixture::stop_cluster();
-    notibus::store::stop_network();
-    conclusion.exit_code()
+    }
 }

@@ -14,7 +14,7 @@ use notibus::{
     changes::ChangesOptions,
     cursor::Start,
     event::{Incarnation, Versionstamp},
-    group::{CloseReason, ConsumerOptions, GroupBatch, GroupName, GroupOptions, LAG_ROWS_MAX},
+    group::{CloseReason, ConsumerOptions, GroupBatch, GroupName, GroupOptions, ShardLag},
     node::Role,
     store::{
         Isolation, KeyRange, RangeRead, RetryPolicy, StoreError,
@@ -237,7 +237,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     // More than the limit.
     feed.reshard(1, None).await.unwrap();
     group.reset(Start::Now, false).await.unwrap();
-    let many = LAG_ROWS_MAX as usize + 1;
+    let many = ShardLag::ROWS_MAX as usize + 1;
     let producer = world.other.producer();
     for chunk in names("many", many).chunks(1_000) {
         let body = async |tx| {
@@ -250,7 +250,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     }
     until("all are folded", async || world.other.is_drained().await.unwrap()).await;
     let [shard] = &group.lag().await.unwrap()[..] else { panic!("there is one") };
-    assert_eq!((shard.rows, shard.is_exact), (LAG_ROWS_MAX, false));
+    assert_eq!((shard.rows, shard.is_exact), (ShardLag::ROWS_MAX, false));
     let log = Log::new();
     let consumer = log.consume(&world.bus, &group, hinted()).await;
     until("all come", async || log.rows().len() == many).await;

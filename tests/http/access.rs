@@ -62,6 +62,9 @@ async fn only_admins_are_told() {
             assert_eq!(ask(world.at(), "GET", "/_db_updates", header, "").await.head.status, 200);
         }
         assert_eq!(ask(world.at(), "GET", "/_notibus/status", header, "").await.head.status, 200);
+        // Regression: the second one was ignored, although a proxy in front may have checked that one.
+        let two = format!("{header}{header}");
+        assert_eq!(ask(world.at(), "GET", "/_db_updates", &two, "").await.head.status, 400);
     }
     assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
     assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 200);

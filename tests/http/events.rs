@@ -83,6 +83,8 @@ async fn all_or_nothing() {
     for (body, status, named) in [
         (r#"[{"db":"a","type":"created"},{"db":"","type":"updated"}]"#.to_owned(), 400, "Event 2"),
         (r#"[{"db":"a","type":"created"},{"db":"b","type":"renamed"}]"#.to_owned(), 400, "Event 2"),
+        // Regression: this recorded events of the database by which nodes watch themselves.
+        (r#"[{"db":"a","type":"created"},{"db":"_notibus/canary","type":"deleted"}]"#.to_owned(), 400, "own"),
         (r#"[{"db":"a","type":"created","document":"x"}]"#.to_owned(), 400, "document"),
         (r#"{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
         (r#"[{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
@@ -194,6 +196,10 @@ async fn a_repeated_post_is_known_by_its_key() {
     // Another body with the same key is a mistake; another key makes another request.
     let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
     assert_eq!((other.head.status, &other.json()["error"]), (422, &"idempotency_key_reused".into()));
+    // Regression: the second of two keys was ignored.
+    let two = "Idempotency-Key: x\r\nIdempotency-Key: y\r\n";
+    let body = r#"[{"db":"a","type":"updated"}]"#;
+    assert_eq!(ask(world.at(), "POST", "/_notibus/events", two, body).await.head.status, 400);
     assert_eq!(post("k2", r#"[{"db":"a","type":"updated"}]"#).await.head.status, 201);
     assert_eq!(row(&world, "a").await.totals, common::counts([1, 0, 2, 0]));
     assert_eq!(post(&"k".repeat(300), body).await.head.status, 400);

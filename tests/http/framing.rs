@@ -98,6 +98,8 @@ async fn all_feeds_are_chunked_and_say_what_they_are() {
         let end = format!("\"last_seq\":\"{last}\"}}\n");
         assert_eq!(answer.body, body.replace("END", &end), "{feed}");
     }
+    let plain = ask(world.at(), "GET", "/_db_updates?limit=0", "Accept: text/plain\r\n", "").await;
+    assert_eq!(plain.head.headers["content-type"], "application/json");
 }
 
 #[tokio::test]
@@ -285,6 +287,9 @@ async fn an_event_source_goes_on_behind_the_last_event() {
             ask(world.at(), "GET", "/_db_updates?feed=eventsource&since=0&timeout=0", &header, "").await;
         assert_eq!(answer.body, format!("data: {}\nid: \"{}\"\n\n", row(&b, "created"), b.sequence));
     }
+    // As a parameter it is a position for all feeds.
+    let rest = get(world.at(), &format!("/_db_updates?last-event-id={}", a.sequence)).await;
+    assert_eq!(rest.rows(), [("b".to_owned(), "created".to_owned())]);
 }
 
 #[tokio::test]
@@ -459,6 +464,14 @@ async fn bad_questions_are_told_what_would_be_right() {
         assert_eq!(answer.head.status, 400);
         assert_eq!(answer.body, format!("{{\"error\":\"{error}\",\"reason\":\"{reason}\"}}\n"));
     }
-    let answer = get(world.at(), &format!("/_db_updates?since={ahead}")).await;
-    assert_eq!(answer.head.status, 400, "{answer:?}");
+    let beside_descending = format!("descending=true&since={}1", "0".repeat(25));
+    for bad in [&*format!("since={ahead}"), "since=2026-01-31T00:00:00Z", &beside_descending, "types=odd"] {
+        let answer = get(world.at(), &format!("/_db_updates?{bad}")).await;
+        assert_eq!(answer.head.status, 400, "{answer:?}");
+    }
+    // Names are known in any case. Clients add parameters with `_` so that no cache answers.
+    for good in ["LIMIT=0&Feed=normal", "_=17&limit=0"] {
+        let answer = get(world.at(), &format!("/_db_updates?{good}")).await;
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+    }
 }

@@ -7,11 +7,27 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, Db, DbName, Result, Sequence,
+    Bus, Db, DbName, DispatcherOptions, Result, Sequence,
     changes::{Changes, ChangesOptions, DocId, DocSource, DocSummary, Leaf, Revision},
-    http::{Asked, Caller, Databases, Failure, Lens},
+    http::{ApiOptions, Asked, Caller, Databases, Failure, Lens, ServerOptions},
     store::{Database, Transaction},
 };
+
+use crate::fixture::HttpFixture;
+
+/// Starts a node on `store` that serves the changes of a layer.
+pub async fn layered(store: Database, options: ApiOptions) -> (HttpFixture, Arc<Layer>) {
+    let mut layer = None;
+    let (dispatcher, limits) = (DispatcherOptions::default(), ServerOptions::default());
+    let world = HttpFixture::over(store, dispatcher, options, limits, |api, store, bus| {
+        let made = Layer::new(store, bus);
+        let router = api.changes(&made.changes, Arc::clone(&made) as _);
+        layer = Some(made);
+        router
+    })
+    .await;
+    (world, layer.unwrap())
+}
 
 /// A layer in memory.
 pub struct Layer {

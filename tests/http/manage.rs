@@ -132,6 +132,18 @@ async fn feeds_and_groups_are_managed() {
     assert_eq!(get(world.at(), &format!("{group}/lag")).await.head.status, 404);
     let unknown = get(world.at(), "/_notibus/feeds/0123456789abcdef0123456789abcdef/topology").await;
     assert!(unknown.head.status == 404 && unknown.body.contains("0123456789abcdef"), "{}", unknown.body);
+    // Regression: the first of two equal parameters was ignored, although a proxy in front may have checked that one.
+    for target in ["rows?limit=1&limit=1000", "topology?rows=false&rows=true"] {
+        let twice = get(world.at(), &format!("{feed}/{target}")).await;
+        assert!(twice.head.status == 400 && twice.body.contains("twice"), "{target}: {}", twice.body);
+    }
+    // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
+    assert_eq!(get(world.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
+    // Regression: the body of these refusals was no JSON.
+    for target in ["groups/%ff/lag", "groups/%ff/parked", "triggers/%ff", "feeds/%ff/topology"] {
+        let broken = get(world.at(), &format!("/_notibus/{target}")).await;
+        assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()), "{target}");
+    }
     let nodes = get(world.at(), "/_notibus/nodes").await.json();
     assert_eq!(nodes["nodes"][0]["roles"][0], "notifier");
 }

@@ -6,13 +6,18 @@
 use std::{sync::Arc, time::Instant};
 
 use notibus::{
-    Db, DispatcherOptions,
+    Db,
     changes::{DocId, DocSummary, Revision},
-    http::{ApiOptions, ServerOptions},
+    http::ApiOptions,
     store::{Database, testing::Faults},
 };
 
-use crate::{client::get, common::db, fixture::HttpFixture, layer::Layer};
+use crate::{
+    client::get,
+    common::db,
+    fixture::HttpFixture,
+    layer::{Layer, layered},
+};
 
 /// How many documents one transaction writes.
 const BATCH: usize = 1_000;
@@ -20,17 +25,8 @@ const BATCH: usize = 1_000;
 /// Starts a node on a store that counts, with a layer that has one database with this many documents.
 async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
     let faults = Faults::new(&Database::memory());
-    let mut layer = None;
-    let dispatcher = DispatcherOptions::default();
-    let (options, limits) = (ApiOptions::default(), ServerOptions::default());
-    let world = HttpFixture::over(faults.database(), dispatcher, options, limits, |api, store, bus| {
-        let made = Layer::new(store, bus);
-        let router = api.changes(&made.changes, Arc::clone(&made) as _);
-        layer = Some(made);
-        router
-    })
-    .await;
-    let (layer, db) = (layer.unwrap(), db("d", 1));
+    let (world, layer) = layered(faults.database(), ApiOptions::default()).await;
+    let db = db("d", 1);
     layer.create(&db, 8).await;
     for batch in 0..documents / BATCH {
         let write = async |tx| {

@@ -105,6 +105,9 @@ async fn what_is_known_of_databases_is_told() {
         assert_eq!((answer.head.status, &answer.json()["reason"]), (404, &reason.into()));
     }
     assert_eq!(ask(world.at(), "PUT", "/a", "", "").await.head.status, 405);
+    // Regression: the body of this refusal was no JSON.
+    let broken = get(world.at(), "/%ff").await;
+    assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()));
     // Regression: CouchDB's parameters were ignored, so a request for one name got all.
     assert_eq!(get(world.at(), "/_all_dbs?limit=1").await.head.status, 400);
 }
@@ -133,6 +136,18 @@ async fn a_long_list_of_databases_comes_in_pieces() {
     }
     assert!(pieces >= 3, "{pieces}");
     assert_eq!(serde_json::from_str::<Vec<String>>(&list).unwrap(), names);
+}
+
+/// Regression: the list had the database by which nodes watch themselves, and `/{db}` answered for it.
+#[tokio::test]
+async fn no_client_sees_the_canary() {
+    let world = world(Access::Open).await;
+    world.event(&db("_notibus/canary", 0), EventKind::Updated).await;
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(get(world.at(), "/_all_dbs").await.json(), serde_json::json!(["a"]));
+    assert_eq!(get(world.at(), "/_notibus%2Fcanary").await.head.status, 404);
+    let rows = get(world.at(), "/_db_updates").await.rows();
+    assert_eq!(rows, [("a".to_owned(), "created".to_owned())]);
 }
 
 /// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, for good.

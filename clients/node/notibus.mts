@@ -1,7 +1,8 @@
-// Records events of databases for Notibus, inside FoundationDB transactions of your own, from JavaScript or TypeScript on Node
-// (the types are in the comments). Copy this file.
+// Records events of databases for Notibus, inside FoundationDB transactions of your own, from TypeScript or JavaScript on Node.
+// Copy this file. Its types can be erased, so Node runs it as it is from 22.18 on; for JavaScript and for older ones, `tsc` makes
+// notibus.mjs of it.
 //
-//   import { Recorder, configKey } from "./notibus.mjs";
+//   import { Recorder, configKey } from "./notibus.mts";
 //   const recorder = new Recorder(prefix, await db.get(configKey(prefix)));
 //   await db.doTransaction(async (tn) => {
 //     tn.set("documents/1", "{}");
@@ -9,13 +10,31 @@
 //   });
 //   await db.doTransaction(async (tn) => recorder.ring(tn, "shop/orders")); // a hint, which may fail
 //
-// docs/protocol.md says what it writes and why. `node notibus.mjs protocol-vectors.json` checks it.
+// docs/protocol.md says what it writes and why. `node notibus.mts protocol-vectors.json` checks it.
 
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
-/** @typedef {{ op: "add" | "set_versionstamped_value", key: Buffer, operand: Buffer }} Mutation */
-/** @typedef {{ created?: number, deleted?: number, updated?: number, ddoc_updated?: number, ddocs?: string[] }} Events */
+/** What a recorder does to a transaction. */
+export interface Mutation {
+  op: "add" | "set_versionstamped_value";
+  key: Buffer;
+  operand: Buffer;
+}
+
+/** How often each event has happened to a database in a transaction, and the design documents to be named. */
+export interface Events {
+  created?: number;
+  deleted?: number;
+  updated?: number;
+  ddoc_updated?: number;
+  ddocs?: readonly string[];
+}
+
+/** A transaction of the package `foundationdb`. */
+export interface Transaction {
+  atomicOpNative(operation: number, key: Buffer, operand: Buffer): void;
+}
 
 const FORMAT = 5;
 const SECRET = Buffer.from(
@@ -27,20 +46,18 @@ const SECRET = Buffer.from(
 );
 const P32 = [0x9e3779b1n, 0x85ebca77n, 0xc2b2ae3dn];
 const P64 = [0x9e3779b185ebca87n, 0xc2b2ae3d27d4eb4fn, 0x165667b19e3779f9n, 0x85ebca77c2b2ae63n, 0x27d4eb2f165667c5n];
-const cut = (/** @type {bigint} */ number) => BigInt.asUintN(64, number);
-const fold = (/** @type {bigint} */ a, /** @type {bigint} */ b) => cut(a * b) ^ ((a * b) >> 64n);
-const secret = (/** @type {number} */ at) => SECRET.readBigUInt64LE(at);
+const cut = (number: bigint): bigint => BigInt.asUintN(64, number);
+const fold = (a: bigint, b: bigint): bigint => cut(a * b) ^ ((a * b) >> 64n);
+const secret = (at: number): bigint => SECRET.readBigUInt64LE(at);
 
-/** @param {bigint} h */
-function avalanche(h) {
+function avalanche(h: bigint): bigint {
   h = cut(h);
   h ^= h >> 37n;
   h = cut(h * 0x165667919e3779f9n);
   return h ^ (h >> 32n);
 }
 
-/** @param {bigint} h */
-function avalanche64(h) {
+function avalanche64(h: bigint): bigint {
   h ^= h >> 33n;
   h = cut(h * P64[1]);
   h ^= h >> 29n;
@@ -48,14 +65,13 @@ function avalanche64(h) {
   return h ^ (h >> 32n);
 }
 
-/** XXH3, 64 bits, seed 0, of at most 1,024 bytes.
- * @param {Buffer} data */
-export function xxh3(data) {
+/** XXH3, 64 bits, seed 0, of at most 1,024 bytes. */
+export function xxh3(data: Buffer): bigint {
   const n = data.length;
   const size = BigInt(n);
-  const u64 = (/** @type {number} */ at) => data.readBigUInt64LE(at);
-  const u32 = (/** @type {number} */ at) => BigInt(data.readUInt32LE(at));
-  const mix = (/** @type {number} */ at, /** @type {number} */ s) => fold(u64(at) ^ secret(s), u64(at + 8) ^ secret(s + 8));
+  const u64 = (at: number): bigint => data.readBigUInt64LE(at);
+  const u32 = (at: number): bigint => BigInt(data.readUInt32LE(at));
+  const mix = (at: number, s: number): bigint => fold(u64(at) ^ secret(s), u64(at + 8) ^ secret(s + 8));
   if (n === 0) return avalanche64(secret(56) ^ secret(64));
   if (n <= 3) {
     const combined = (BigInt(data[0]) << 16n) | (BigInt(data[n >> 1]) << 24n) | BigInt(data[n - 1]) | (size << 8n);
@@ -89,7 +105,7 @@ export function xxh3(data) {
   }
   if (n > 1024) throw new RangeError("names have at most 1,024 bytes");
   const acc = [P32[2], P64[0], P64[1], P64[2], P64[3], P32[1], P64[4], P32[0]];
-  const stripe = (/** @type {number} */ at, /** @type {number} */ s) => {
+  const stripe = (at: number, s: number): void => {
     for (let i = 0; i < 8; i++) {
       const value = u64(at + 8 * i);
       const key = value ^ secret(s + 8 * i);
@@ -103,32 +119,34 @@ export function xxh3(data) {
   return avalanche(h);
 }
 
-/** The key of a tuple: integers from 0 on, text, and byte strings.
- * @param {Buffer} prefix @param {(number | string | Buffer)[]} elements */
-function pack(prefix, ...elements) {
-  const bytes = [...prefix];
+/** The key of a tuple: integers from 0 on, text, and byte strings. */
+function pack(prefix: Buffer, ...elements: (number | string | Buffer)[]): Buffer {
+  const bytes: number[] = [...prefix];
   for (const element of elements) {
     if (typeof element === "number") {
-      const digits = [];
+      const digits: number[] = [];
       for (let rest = element; rest > 0; rest = Math.floor(rest / 256)) digits.unshift(rest % 256);
       bytes.push(0x14 + digits.length, ...digits);
     } else {
       bytes.push(typeof element === "string" ? 2 : 1);
-      for (const byte of Buffer.from(element)) bytes.push(...(byte === 0 ? [0, 0xff] : [byte]));
+      const content = typeof element === "string" ? Buffer.from(element) : element;
+      for (const byte of content) bytes.push(...(byte === 0 ? [0, 0xff] : [byte]));
       bytes.push(0);
     }
   }
   return Buffer.from(bytes);
 }
 
-/** The key of the configuration of a bus.
- * @param {Buffer} prefix */
-export const configKey = (prefix = Buffer.from("notibus")) => pack(prefix, 0);
+/** The key of the configuration of a bus. */
+export const configKey = (prefix: Buffer = Buffer.from("notibus")): Buffer => pack(prefix, 0);
 
 /** Records events of one bus. */
 export class Recorder {
-  /** @param {Buffer} prefix @param {Buffer | null | undefined} config the value at `configKey(prefix)` */
-  constructor(prefix, config) {
+  readonly prefix: Buffer;
+  readonly partitions: number;
+
+  /** `config` is the value at `configKey(prefix)`. */
+  constructor(prefix: Buffer, config: Buffer | null | undefined) {
     if (!config) throw new Error("there is no bus under this prefix");
     if (config.length !== 7 || config.readUInt16BE(0) !== FORMAT)
       throw new Error(`the bus has another format than this recorder knows: ${FORMAT}`);
@@ -136,14 +154,12 @@ export class Recorder {
     this.partitions = config.readUInt32BE(2);
   }
 
-  /** @param {string} name */
-  partition(name) {
+  partition(name: string): number {
     return Number(xxh3(Buffer.from(name)) % BigInt(this.partitions));
   }
 
-  /** The mutations of the transaction. Each id in `ddocs` counts as one more `ddoc_updated`.
-   * @param {string} name @param {Buffer} instance @param {Events} events @returns {Mutation[]} */
-  mutations(name, instance, events, slot = 0) {
+  /** The mutations of the transaction. Each id in `ddocs` counts as one more `ddoc_updated`. */
+  mutations(name: string, instance: Buffer, events: Events, slot = 0): Mutation[] {
     const { created = 0, deleted = 0, updated = 0, ddoc_updated = 0, ddocs = [] } = events;
     const length = Buffer.byteLength(name);
     if (length < 1 || length > 1024 || instance.length !== 16)
@@ -153,50 +169,45 @@ export class Recorder {
       if (!Number.isInteger(lane) || lane < 0 || lane >= 2 ** 32) throw new RangeError("a lane is not below 2^32");
       operand.writeUInt32LE(lane, 8 * place);
     });
-    const at = [1, this.partition(name), name, instance];
-    const stamps = ddocs.map((ddoc) => ({
-      op: /** @type {const} */ ("set_versionstamped_value"),
+    const at = [1, this.partition(name), name, instance] as const;
+    const stamps = ddocs.map((ddoc): Mutation => ({
+      op: "set_versionstamped_value",
       key: pack(this.prefix, ...at, 2, ddoc),
       operand: Buffer.alloc(14),
     }));
     return [{ op: "add", key: pack(this.prefix, ...at, 0, slot), operand }, ...stamps];
   }
 
-  /** Records events in the transaction `tn` of the package `foundationdb`.
-   * @param {any} tn @param {string} name @param {Buffer} instance @param {Events} events */
-  record(tn, name, instance, events, slot = 0) {
+  /** Records events in the transaction `tn`. */
+  record(tn: Transaction, name: string, instance: Buffer, events: Events, slot = 0): void {
     for (const mutation of this.mutations(name, instance, events, slot)) apply(tn, mutation);
   }
 
-  /** The mutation that wakes the notifier, after the commit and in another transaction.
-   * @param {string} name @returns {Mutation} */
-  doorbell(name) {
+  /** The mutation that wakes the notifier, after the commit and in another transaction. */
+  doorbell(name: string): Mutation {
     const operand = Buffer.alloc(8);
     operand.writeUInt32LE(1);
     return { op: "add", key: pack(this.prefix, 2, this.partition(name)), operand };
   }
 
-  /** Rings in the transaction `tn`.
-   * @param {any} tn @param {string} name */
-  ring(tn, name) {
+  /** Rings in the transaction `tn`. */
+  ring(tn: Transaction, name: string): void {
     apply(tn, this.doorbell(name));
   }
 }
 
-/** The codes of the operations are those of the client library: ADD is 2, SET_VERSIONSTAMPED_VALUE is 15.
- * @param {any} tn @param {Mutation} mutation */
-function apply(tn, { op, key, operand }) {
+/** The codes of the operations are those of the client library: ADD is 2, SET_VERSIONSTAMPED_VALUE is 15. */
+function apply(tn: Transaction, { op, key, operand }: Mutation): void {
   tn.atomicOpNative(op === "add" ? 2 : 15, key, operand);
 }
 
-/** @param {string} path */
-function check(path) {
+function check(path: string): void {
   const vectors = JSON.parse(readFileSync(path, "utf8"));
-  const same = (/** @type {unknown} */ found, /** @type {unknown} */ wanted) => {
+  const same = (found: unknown, wanted: unknown): void => {
     if (JSON.stringify(found) !== JSON.stringify(wanted))
       throw new Error(`${JSON.stringify(found)} is not ${JSON.stringify(wanted)}`);
   };
-  const shown = (/** @type {Mutation} */ { op, key, operand }) => ({ op, key: key.toString("hex"), operand: operand.toString("hex") });
+  const shown = ({ op, key, operand }: Mutation) => ({ op, key: key.toString("hex"), operand: operand.toString("hex") });
   for (const { name, xxh3_64 } of vectors.hashes) same(xxh3(Buffer.from(name)).toString(16).padStart(16, "0"), xxh3_64);
   for (const vector of vectors.records) {
     const prefix = Buffer.from(vector.prefix, "hex");
