@@ -14,6 +14,7 @@ use crate::{
     },
     roles::dispatcher::Fanout,
     state::{keys::Role, membership::members},
+    store::Isolation,
 };
 
 /// The name of its failure in `ready`.
@@ -45,8 +46,8 @@ pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
                 health.works(WHAT, 0);
                 interval.saturating_mul(u32::try_from(nodes.div_ceil(NODES_MAX)).unwrap_or(u32::MAX).max(1))
             }
-            // The dispatcher has ended.
-            Err(Error::NoSubscriber { .. }) => return,
+            // The dispatcher has ended, or the bus is gone and the roles end.
+            Err(Error::NoSubscriber { .. } | Error::BusGone { .. }) => return,
             Err(error) => {
                 health.failed(env, WHAT, 0, &error);
                 interval.min(RETRY_PAUSE_MAX)
@@ -56,11 +57,13 @@ pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
     }
 }
 
-/// Records one event. Returns the time from the commit until its row was read here, and how many nodes do the same.
+/// Records one event. Fails with [`Error::BusGone`] if the store has no such bus any more. Returns the time from the commit until its row was read here, and how many nodes do the same.
 async fn send(bus: &Bus, dispatcher: &Fanout) -> Result<(Duration, usize)> {
     let db = Db::new(CANARY.parse().expect("it is a name"), DbInstance([0; 16]));
-    let tx = bus.store().begin();
-    let nodes = members(&tx, &bus.context.keys, &Role::DISPATCHER, |_, _| {}).await?.len();
+    let (tx, keys) = (bus.store().begin(), &bus.context.keys);
+    // An event is blind: without this read it would be written into whatever has replaced the bus.
+    bus.context.config.check_stored(tx.get(&keys.config(), Isolation::Serializable).await?.as_deref())?;
+    let nodes = members(&tx, keys, &Role::DISPATCHER, |_, _| {}).await?.len();
     bus.producer().updated(&tx, &db);
     let committed = tx.commit().await?;
     let began = bus.context.env().now();
@@ -75,8 +78,9 @@ mod tests {
     use super::*;
     use crate::{
         bus::{BusOptions, running::Roles},
+        roles::dispatcher::DispatcherOptions,
         store::{
-            AtomicOp, Database,
+            AtomicOp, Database, KeyRange,
             testing::{CommitFault, Faults, Gate},
         },
     };
@@ -103,5 +107,19 @@ mod tests {
         minutes(1).await;
         assert_eq!(trouble(), None);
         running.shutdown().await.unwrap();
+    }
+
+    /// Regression: a canary whose event was on its way while the bus was wiped recorded the next one into the empty store.
+    #[tokio::test(start_paused = true)]
+    async fn a_canary_records_nothing_in_a_store_without_its_bus() {
+        let store = Database::memory();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let all = KeyRange::new(&b""[..], &b"\xff"[..]);
+        store.run(async |tx| Ok(tx.clear_range(&all))).await.unwrap();
+        let canary = run(bus, dispatcher.subscriptions(), Duration::from_mins(1));
+        tokio::time::timeout(Duration::from_mins(10), canary).await.expect("it ends");
+        let left = store.run(async |tx| tx.all_rows(all.clone(), Isolation::Snapshot).await).await.unwrap();
+        assert!(left.is_empty(), "{left:?}");
     }
 }
