@@ -39,8 +39,8 @@ pub(crate) enum Unready {
     Away(Option<StoreError>),
     /// A node of the process has expired and was removed.
     FallenOut,
-    /// A role fails: its name, and for how many seconds.
-    Behind(&'static str, u64),
+    /// Roles fail: their names, and for how many seconds. One may be the cause of another.
+    Behind(Vec<(&'static str, u64)>),
     /// No living notifier owns these partitions.
     Unowned(BTreeSet<u32>),
     /// The bus's own data cannot be read.
@@ -79,7 +79,13 @@ impl fmt::Display for Unready {
             Self::FallenOut => f.write_str(
                 "The node has expired and was removed from the bus; it joins again as soon as it can.",
             ),
-            Self::Behind(what, seconds) => write!(f, "Behind: the {what} has failed for {seconds} s."),
+            Self::Behind(roles) => {
+                let roles: Vec<_> = roles
+                    .iter()
+                    .map(|(what, seconds)| format!("the {what} has failed for {seconds} s"))
+                    .collect();
+                write!(f, "Behind: {}.", roles.join(", "))
+            }
             Self::Unowned(partitions) => write!(
                 f,
                 "No living notifier owns {} of the partitions: {}. Start one, or wait until another has taken over.",
@@ -138,10 +144,16 @@ impl Bus {
         let now = context.env().now();
         // It is seen each time, so that it is known since when.
         let unowned = owners.unowned(context.config.partitions, &ownership, now);
-        let trouble = health.troubles().into_iter().next();
-        let trouble = trouble.map(|trouble| (trouble.what, now.saturating_sub(trouble.since)));
-        match trouble {
-            Some((what, lasts)) if lasts >= TROUBLE_MAX => Err(Unready::Behind(what, lasts.as_secs())),
+        let troubles = health.troubles().into_iter();
+        let mut failing: Vec<_> =
+            troubles.map(|trouble| (trouble.what, now.saturating_sub(trouble.since).as_secs())).collect();
+        match failing.first() {
+            // The oldest may be a mere consequence of another, so all are named, each role once.
+            Some((_, longest)) if *longest >= TROUBLE_MAX.as_secs() => {
+                let mut named = BTreeSet::new();
+                failing.retain(|(what, _)| named.insert(*what));
+                Err(Unready::Behind(failing))
+            }
             _ if !unowned.is_empty() => Err(Unready::Unowned(unowned)),
             _ => Ok(()),
         }

@@ -284,8 +284,8 @@ pub(crate) async fn a_node_of_which_a_role_fails_tells_which() {
         let horizon = r"notibus\x15\x08\x01n\x00";
         stage.cluster.cli(&format!("writemode on; set {horizon} x"));
         assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
-        stage.until_ready("\"cause\":\"behind\"");
-        assert!(stage.ready().contains("tail of a dispatcher"), "{}", stage.ready());
+        stage.until_ready("tail of a dispatcher");
+        assert!(stage.ready().contains("\"cause\":\"behind\""), "{}", stage.ready());
         assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
         follower.until_heartbeat();
         let (code, said) = stage.command(&["nodes"]);
