@@ -1,6 +1,9 @@
 //! The end of a shard: replaces the checkpoints of a closed topology entry by those of the next one, once all its shards are drained.
 //! Each shard saves its own end. Only the shard whose turn it is reads the checkpoints of others.
 
+#[cfg(test)]
+mod model;
+
 use super::task::Task;
 use crate::{
     base::{
@@ -74,7 +77,7 @@ async fn replace(
     let (keys, group) = (&right.context.keys, &right.group);
     let end = successor.first.before();
     if !is_trimmed && !is_on(Bug::SuccessorsBegunEarly) && !are_others_drained(tx, right, end).await? {
-        if stored < end {
+        if !is_drained(stored, end) {
             right.write_position(tx, end);
         }
         return Ok(Drained::Waits);
@@ -97,22 +100,23 @@ async fn replace(
 async fn are_others_drained(tx: &Transaction, right: &BatchContext, end: Sequence) -> Result<bool> {
     let (keys, group) = (&right.context.keys, &right.group);
     let (turn, checkpoints) = (keys.drain_turn(group), keys.checkpoints_of(group));
-    let first = if let Some(stored) = tx.get(&turn, Isolation::Serializable).await? {
-        Some(turn_shard(&stored)?)
+    let stored = tx.get(&turn, Isolation::Serializable).await?;
+    let stored = stored.map(|stored| turn_shard(&stored)).transpose()?;
+    let first = if stored.is_some() {
+        None
     } else {
         // The set of checkpoints changes only together with that of this shard, which is in the conflict set.
-        let first = RangeRead::new(checkpoints.clone()).limit(1);
-        let page = tx.get_range(&first, Isolation::Snapshot).await?;
+        let page = tx.get_range(&RangeRead::new(checkpoints.clone()).limit(1), Isolation::Snapshot).await?;
         page.rows.first().map(|(key, _)| keys.checkpoint_shard(key)).transpose()?
     };
-    if first != Some(right.shard) {
+    if !has_turn(right.shard, stored, first) {
         return Ok(false);
     }
     let behind = KeyRange::new(key_after(&keys.checkpoint(group, right.shard)), checkpoints.end);
     let mut pages = tx.pages(RangeRead::new(behind), Isolation::Snapshot);
     while let Some(rows) = pages.next().await? {
         for (key, value) in &rows {
-            if checkpoint_position(value)? < end {
+            if !is_drained(checkpoint_position(value)?, end) {
                 // A shard that saves its end before the commit may not have seen its turn.
                 tx.add_read_conflict(&KeyRange::key(key));
                 tx.set(&turn, &keys.checkpoint_shard(key)?.0.to_be_bytes());
@@ -121,4 +125,14 @@ async fn are_others_drained(tx: &Transaction, right: &BatchContext, end: Sequenc
         }
     }
     Ok(true)
+}
+
+/// Whether `shard` reads the checkpoints of others. The turn begins at the `first` shard, until it is `stored`.
+fn has_turn(shard: ShardId, stored: Option<ShardId>, first: Option<ShardId>) -> bool {
+    stored.or(first) == Some(shard)
+}
+
+/// Whether a shard with this checkpoint was worked on up to the `end` of its entry.
+fn is_drained(checkpoint: Sequence, end: Sequence) -> bool {
+    checkpoint >= end
 }
