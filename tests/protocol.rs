@@ -14,7 +14,7 @@ use std::{
 
 use common::{counts, until};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance,
+    Bus, BusOptions, Db, DbInstance, Roles,
     event::DdocId,
     producer::ProducerOptions,
     store::{Database, Isolation, KeyRange, RangeRead},
@@ -115,6 +115,70 @@ async fn a_producer_writes_what_the_vectors_say() {
         let doorbell = (bytes(&record["doorbell"]["key"]), bytes(&record["doorbell"]["operand"]));
         until("the doorbell", async || rows(&store, &prefix, &[0x15, 2]).await == [doorbell.clone()]).await;
     }
+}
+
+/// A tuple of one small integer.
+fn integer(number: u8) -> Vec<u8> {
+    if number == 0 { vec![0x14] } else { vec![0x15, number] }
+}
+
+/// Follows the feed by its bytes alone. Regression: the page named eight keys of a pulse that has long been one key, so that a reader
+/// in another language waited for keys that never changed.
+#[tokio::test(start_paused = true)]
+async fn a_reader_finds_the_feed_where_the_page_says() {
+    let prefix = b"layer";
+    let store = Database::memory();
+    let options = BusOptions { prefix: prefix.to_vec(), ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let running = bus.start(Roles { canary_interval: None, ..Roles::default() }).await.unwrap();
+    let feed = [0x01, b'n', 0x00];
+    let of_feed = |family: u8| [&integer(family)[..], &feed].concat();
+    let names = async || {
+        let topology = rows(&store, prefix, &of_feed(7)).await;
+        assert_eq!(topology.len(), 1, "nothing was resharded");
+        let entry = &topology[0].1;
+        assert_eq!((entry[0], entry[1], entry.len()), (1, 0, 32), "shards, open");
+        let first = u64::from_be_bytes(entry[20..28].try_into().unwrap());
+        let count = u64::from(u32::from_be_bytes(entry[28..].try_into().unwrap()));
+        let mut names = Vec::new();
+        for shard in first..first + count {
+            let shard = [of_feed(4), integer(shard as u8)].concat();
+            for (key, row) in rows(&store, prefix, &shard).await {
+                let position = &key[prefix.len() + shard.len()..];
+                assert_eq!(
+                    (position.len(), &position[..2]),
+                    (14, &[0x14, 0x33][..]),
+                    "incarnation 0, a versionstamp"
+                );
+                let len = usize::from(u16::from_be_bytes(row[1..3].try_into().unwrap()));
+                names.push((
+                    position.to_vec(),
+                    String::from_utf8(row[3..3 + len].to_vec()).unwrap(),
+                    row[19 + len],
+                ));
+            }
+        }
+        names.sort();
+        names.into_iter().map(|(_, name, kinds)| (name, kinds)).collect::<Vec<_>>()
+    };
+    let pulse = async || rows(&store, prefix, &of_feed(15)).await;
+    let record = async |name: &str| {
+        let db = Db::new(name.parse().unwrap(), DbInstance::new());
+        store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await.unwrap();
+    };
+    record("a").await;
+    until("a row", async || names().await == [("a".to_owned(), 1)]).await;
+    let before = pulse().await;
+    assert_eq!(
+        before.iter().map(|(key, value)| (key.len(), value.len())).collect::<Vec<_>>(),
+        [(10, 64)],
+        "one key"
+    );
+    record("b").await;
+    until("another row", async || names().await == [("a".to_owned(), 1), ("b".to_owned(), 1)]).await;
+    assert_ne!(pulse().await, before);
+    assert!(rows(&store, prefix, &of_feed(8)).await.is_empty(), "nothing is below the horizon yet");
+    running.shutdown().await.unwrap();
 }
 
 /// The input lines of a recorder, and its expected answers.

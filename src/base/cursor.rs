@@ -190,8 +190,7 @@ impl Cursor {
         Self { began: self.began.or(Some(last)), ..self }
     }
 
-    /// The same reader after it was found to be at `other` as well: it knows what either cursor knows, and has come
-    /// as far as either.
+    /// Merges two cursors of one reader: the larger knowledge and the later position.
     pub(crate) fn joined(self, other: Self) -> Self {
         let (knowledge, after) = (self.knowledge.max(other.knowledge), self.after.max(other.after));
         match (self.began.max(other.began), knowledge) {

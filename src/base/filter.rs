@@ -270,7 +270,7 @@ impl Filter {
         }
     }
 
-    /// Whether every row that its pattern matches by name passes.
+    /// Whether a row that the pattern matches needs no further check.
     pub(crate) fn passes_all_matched(&self) -> bool {
         self.kinds == Kinds::ALL && !matches!(self.names, Names::Predicate(_) | Names::Any(_))
     }
@@ -285,7 +285,7 @@ impl Filter {
         matches!(self.names, Names::All) && self.kinds == Kinds::ALL
     }
 
-    /// The key of its pattern, which matches all rows that it may want: everything, if it wants every name, or a predicate decides.
+    /// The key of the pattern that selects candidate rows. It matches every row if the filter wants all names, or has a predicate.
     pub(crate) fn key(&self) -> PatternKey {
         let mut atoms = BTreeSet::new();
         if self.collect_atoms(&mut atoms) {

@@ -1,4 +1,4 @@
-//! [`serde_as_text`]: types that are their text in all formats of serde.
+//! [`serde_as_text`]: serializes a type as its `Display` text, and reads it with `FromStr`.
 
 /// Implements serde for types with `Display` and `FromStr`, so that what a program has kept is checked when it is read again.
 macro_rules! serde_as_text {

@@ -173,8 +173,8 @@ impl Bus {
     /// another cluster, for instance by a backup and a restore. No process may have the bus open. Returns the new incarnation; a retry
     /// after a failure does not raise it twice.
     ///
-    /// Unless `force` is set, it watches the heartbeats of listed nodes for as long as they may pause. It removes all nodes and
-    /// leases: work of a forgotten process in a role cannot commit any more. Producers and
+    /// Unless `force` is set, it watches the heartbeats of listed nodes for as long as they may pause. It removes all nodes, leases and fold
+    /// marks: work of a forgotten process in a role cannot commit any more. Producers and
     /// writers of documents have no lease: stop them.
     ///
     /// Fails with [`Error::BusInUse`] if nodes live, and with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it.

@@ -1,4 +1,5 @@
-//! [`Owners`]: whether each partition is owned by a notifier that lives. Events of one that is not are kept, and delivered once it is.
+//! [`Owners`]: whether each partition is owned by a notifier that lives. Events of a partition without
+//! a living owner wait in the store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,7 @@ pub(crate) struct Ownership {
 }
 
 impl Ownership {
-    /// Reads it, so that it makes nothing fail.
+    /// Reads by snapshot, so that `tx` gets no read conflicts.
     pub async fn read(tx: &Transaction, keys: &Keys) -> Result<Self> {
         let mut ownership = Self::default();
         for (key, value) in tx.all_rows(keys.leases(POOL), Isolation::Snapshot).await? {

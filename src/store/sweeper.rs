@@ -21,7 +21,7 @@ use crate::base::error::{Error, Result};
 /// How many processes one transaction sweeps.
 const PROCESSES_PER_TRANSACTION: usize = 100;
 
-/// How many marks one process has within `max_age`.
+/// How many times of observation are remembered per process within `max_age`.
 const MARKS_PER_AGE: u32 = 8;
 
 /// Clears the ids that runs of [`Database::run_once`] in crashed processes have left in the store. One janitor of a store

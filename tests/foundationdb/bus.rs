@@ -213,7 +213,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     b.shutdown().await.unwrap();
 }
 
-/// Three clients share only the cluster: one records; the doorbell wakes another, which folds; the heads of the feed wake a third,
+/// Three clients share only the cluster: one records; the doorbell wakes another, which folds; the pulse of the feed wakes a third,
 /// which delivers. No poll comes in time to help.
 pub(crate) async fn watches_wake_the_roles_of_other_clients() {
     let prefix = fixture::prefix("watches");

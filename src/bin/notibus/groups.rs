@@ -170,7 +170,7 @@ impl Of {
         self.target.open(Intent::Writes, deadline).await
     }
 
-    /// Posts `wish`, with the feed, to `place` below the group.
+    /// Posts the request `wish`, with the feed, to `place` below the group.
     async fn post(&self, place: &str, mut wish: Value, deadline: Deadline) -> Result<Value, Failure> {
         wish["feed"] = self.feed.to_string().into();
         self.open(deadline).await?.post(&self.path(place), &wish).await

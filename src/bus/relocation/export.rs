@@ -38,7 +38,7 @@ impl Exported {
     /// What no export contains.
     pub const LEFT_OUT: [&'static str; 4] = [
         "nodes, roles and leases",
-        "doorbells, fold marks, heads and pulses",
+        "doorbells, fold marks and pulses",
         "keys of posted events and ids of transactions",
         "everything outside of the prefix, such as documents and the rows beside legacy ranges",
     ];

@@ -2,7 +2,7 @@
 //!
 //! Versionstamps start over in another store, so the incarnation is raised by one: what is written there sorts after all
 //! that was written before, and the positions of readers stay valid (CouchDB RFC 003). Data of running processes
-//! (doorbells, fold marks, nodes, leases) is not moved, nor are stamps that mean nothing elsewhere (heads, pulses, versions).
+//! (doorbells, fold marks, nodes, leases) is not moved, nor are stamps that mean nothing elsewhere (pulses, versions).
 //!
 //! # Fences
 //!

@@ -7,7 +7,7 @@ use super::witness::named;
 named! {
     /// A promise that a world has to keep.
     Guarantee {
-        /// The store follows from the recorded events: rows, totals, topologies, heads; and nothing is left behind.
+        /// The store follows from the recorded events: rows, totals, topologies; and nothing is left behind.
         Consistent,
         /// Every recorded event is folded once.
         FoldedOnce,

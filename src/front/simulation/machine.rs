@@ -1,7 +1,7 @@
 //! [`Machine`]: the disk of a durable store, with failing power and failing operations.
 //!
-//! The store is the one of production; its disk is in memory, and keeps everything that a disk may do with unsynced
-//! writes. When the power fails, a random part of them survives.
+//! The store is the one of production; its disk is in memory, and treats unsynced writes as a real disk may:
+//! when the power fails, a random part of them survives.
 
 use std::{path::Path, sync::Arc};
 

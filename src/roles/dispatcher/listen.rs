@@ -41,7 +41,7 @@ where
         Self { shared, order, factory, name: None, terms, messages_max: 1_024, listener }
     }
 
-    /// Gives it a name, by which [`Dispatcher::listener`](crate::Dispatcher::listener) finds it. Fails if the name is empty.
+    /// Gives the listener a name, by which [`Dispatcher::listener`](crate::Dispatcher::listener) finds it. Fails if the name is empty.
     /// If another listener has the name, starting it fails.
     pub fn named(self, name: &str) -> Result<Self> {
         if name.is_empty() {
@@ -50,7 +50,7 @@ where
         Ok(Self { name: Some(name.into()), ..self })
     }
 
-    /// Whether it is restarted after a panic. Default: always.
+    /// Whether the listener is restarted after a panic. Default: always.
     pub fn restart(mut self, policy: RestartPolicy) -> Self {
         self.terms.restart = policy;
         self
@@ -66,7 +66,7 @@ where
         Ok(self)
     }
 
-    /// How often a delivery on which it panics is tried before it is skipped. Default: 3. Fails if it is zero.
+    /// How often a delivery on which the listener panics is tried before it is skipped. Default: 3. Fails if it is zero.
     pub fn attempts(mut self, attempts: u32) -> Result<Self> {
         if attempts == 0 {
             return Err(Error::invalid("attempts", "it is zero: nothing would ever be delivered"));
@@ -75,7 +75,7 @@ where
         Ok(self)
     }
 
-    /// The most messages that wait for it, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
+    /// The most messages that wait for the listener, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
     /// limits.
     pub fn messages_max(self, messages_max: usize) -> Result<Self> {
         if messages_max == 0 {
@@ -87,7 +87,7 @@ where
         Ok(Self { messages_max, ..self })
     }
 
-    /// Passes it batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is tried again as a
+    /// Passes the listener batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is tried again as a
     /// whole a few times, and then delivery by delivery, each as a batch of its own, so that only the deliveries on which it panics are
     /// skipped.
     pub fn in_batches(mut self) -> Self {
@@ -95,14 +95,14 @@ where
         self
     }
 
-    /// Starts it. It ends when it is stopped, returns [`Next::Stop`](super::Next::Stop), or its dispatcher ends.
+    /// Starts the listener. It ends when it is stopped, returns [`Next::Stop`](super::Next::Stop), or its dispatcher ends.
     ///
     /// Fails with [`Error::Invalid`] if another listener has its name.
     pub fn start(self) -> Result<ListenerHandle<L::Message>> {
         self.start_with(None).map(|(handle, _)| handle)
     }
 
-    /// Starts it, linked to `parent`: it also ends when the parent ends.
+    /// Starts the listener, linked to `parent`: it also ends when the parent ends.
     pub fn start_linked(self, parent: &Parent) -> Result<ListenerHandle<L::Message>> {
         self.start_with(Some(parent)).map(|(handle, _)| handle)
     }

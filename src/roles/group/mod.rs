@@ -22,7 +22,7 @@
 //! 3. The transaction that creates the group stores the start, and reads the horizon of the feed serializably. The
 //!    janitor reads the rows of groups serializably when it deletes tombstones, so that no group begins in between.
 //! 4. The transaction that moves the checkpoint past a failed row parks its id with this row. While the id is parked, its later rows
-//!    are parked in the same way. So each row is to be read, parked or done, and only one of these; the consumer of the shard to
+//!    are parked in the same way. So each row is in exactly one of three states: unread, parked, done; the consumer of the shard to
 //!    which the id is routed works on it.
 //! 5. A reset or a deletion takes all leases of the group away, so that no earlier consumer can write after it.
 //!

@@ -2,8 +2,8 @@
 //!
 //! Checkpoints stay where they are, so that nothing else comes again. Instead the rows are parked, to be tried at once
 //! ([`FailurePolicy::Park`](super::FailurePolicy::Park)): consumers work on what is parked whatever their policy is, the rows of an id
-//! that come meanwhile wait behind it, and what fails again is tried on. Only rows that are done are parked so, and only the newest one
-//! of each id: so a row is still to be read, parked or done, and only one of these.
+//! that come meanwhile wait behind it, and what fails again is tried again. Only rows that are done are parked so, and only the newest
+//! one of each id: so a row is in exactly one of three states: unread, parked, done.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -80,11 +80,11 @@ impl<R: FeedRow> Group<R> {
     /// if the group has passed it. Returns how many rows wait for that, or were worked on meanwhile.
     ///
     /// The rows come one in a batch, with [`GroupBatch::after`](super::GroupBatch::after) at the group's start. Rows of the same ids that
-    /// come meanwhile wait behind them. One that fails is parked, and tried on, whatever the failure policy is; [`Group::parked`] lists what
+    /// come meanwhile wait behind them. One that fails is parked, and tried again, whatever the failure policy is; [`Group::parked`] lists what
     /// is left.
     ///
-    /// A few hundred rows wait at a time: beyond that it takes consumers that work on them until this returns. Dropping it leaves what waits
-    /// by then. Called again, it gives the same rows again.
+    /// A few hundred rows wait at a time. If more are wanted, this returns only while consumers work. If it is dropped, rows that are
+    /// parked already stay parked. Called again, it gives the same rows again.
     ///
     /// Fails with [`Error::NoGroup`] if there is no such group, or it is reset or deleted meanwhile, and with [`Error::NoFeed`].
     pub async fn replay(&self, wants: impl Fn(&R) -> bool) -> Result<u64> {

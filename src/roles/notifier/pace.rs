@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::options::NotifierOptions;
 
-/// Least rest, because timers are no finer. Shorter rests are added up.
+/// The shortest rest, because timers are no finer. Shorter rests accumulate until they reach it.
 const REST_MIN: Duration = Duration::from_millis(1);
 
 /// The rest that a partition still has to take.

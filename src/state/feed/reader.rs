@@ -140,7 +140,7 @@ impl<'a> RawFeed<'a> {
         self.page_of_lanes(tx, begun, Lanes::ALL, limit).await
     }
 
-    /// [`RawFeed::page`] of one who has begun, of the shards on `lanes`, where all rows after the cursor are.
+    /// As [`RawFeed::page`], for a reader that has begun. It reads only the shards on `lanes`, which must have all rows after the cursor.
     pub async fn page_of_lanes(
         self,
         tx: &Transaction,

@@ -44,8 +44,8 @@
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
 //! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
 //!
-//! Three families share number 1, so that a notifier reads everything that waits for it in one range. The number
-//! after the instance tells them apart.
+//! The families of number 1 are one range, so that a notifier reads everything that waits for it at once. The number after the
+//! instance tells them apart. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
 //!
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills in the stamp at commit,
 //! and needs it at fixed bytes.

@@ -1,4 +1,4 @@
-//! Family 16, too: names with unfinished work of a trigger, which its cursor has passed.
+//! Family 16, part 4: names with unfinished work of a trigger, which its cursor has passed.
 
 use super::{CursorId, Keys, family};
 use crate::{

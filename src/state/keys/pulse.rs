@@ -55,7 +55,8 @@ impl Lanes {
 pub(crate) struct PulseValue(Option<Bytes>);
 
 impl PulseValue {
-    /// The pulse that is stored as `value`. Any bytes are one: what they mean, they mean by having changed.
+    /// The pulse that is stored as `value`. Any bytes are valid; readers only compare them with what they read
+    /// before.
     pub fn new(value: Option<Bytes>) -> Self {
         Self(value)
     }

@@ -78,7 +78,7 @@ pub(crate) struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Has it happen.
+    /// Commits the wrapped transaction.
     pub fn happen(self) -> BoxFuture<'static, Stamp> {
         let inner = self.inner;
         Box::pin(async move { inner.commit().await })

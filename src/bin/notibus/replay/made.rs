@@ -2,7 +2,7 @@
 //!
 //! A replay deletes the living databases of the history, and creates them again. That is right for a bus that an earlier
 //! replay has made, and a disaster for one that a layer uses. So a replay that makes a bus leaves a mark in the store, outside of the
-//! bus. The mark holds the sequence at which the bus began, so that it does not vouch for another bus that is made there later.
+//! bus. The mark holds the sequence at which the bus began, so that it is not valid for another bus that is made there later.
 
 use notibus::{
     Bus, BusOptions, Error, Result, Sequence,

@@ -33,7 +33,7 @@ use crate::{
 /// The version of histories that is written, and read.
 pub(super) const VERSION: u32 = 1;
 
-/// What a history is of.
+/// The first line of a history: its world.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Head {
     /// The version.
@@ -142,7 +142,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// That of a database.
+    /// The row of a notification.
     pub fn of(row: &Notification) -> Self {
         Self { seq: row.sequence, row: Hex(row.to_bytes().into()) }
     }
@@ -219,7 +219,7 @@ impl From<&Interest> for Wanted {
 }
 
 impl Wanted {
-    /// What it was made of.
+    /// Converts it back.
     pub fn read(self) -> Result<Interest> {
         let which = match self.of {
             WantedOf::All => Which::All,
@@ -287,7 +287,7 @@ impl From<&Given> for Received {
 }
 
 impl Received {
-    /// What it was made of.
+    /// Converts it back.
     pub fn read(self) -> Result<Given> {
         Ok(match self {
             Self::Row { row, news, wanted_by, ddocs } => {

@@ -105,7 +105,7 @@ async fn run<K: Kind>(
     Ok(Vec::new())
 }
 
-/// Informs the job that a database is gone, after which nothing is kept of it.
+/// Calls [`TriggerJob::deleted`], then removes what the trigger has stored about the database.
 async fn inform<W>(context: &Arc<Context>, job: &impl TriggerJob<W>, cursor: &OpenCursor, db: Db) -> Ended {
     if marks::lives(context, &db).await? {
         // The feed delivers it again.

@@ -1,4 +1,4 @@
-//! [`Owed`]: reads owed work from the store back into the plan.
+//! [`Owed`]: reads the names whose unfinished work the cursor has passed into the plan.
 
 use std::{
     collections::{BTreeSet, VecDeque},

@@ -18,10 +18,10 @@ pub(in crate::front::simulation::oracle) struct GroupModel {
     pub done: BTreeSet<Sequence>,
     /// The rows that were worked on with their checkpoint.
     pub effects: BTreeSet<Sequence>,
-    /// The last of these of each database, or document.
+    /// The last row in `effects`, by database or document.
     pub last: BTreeMap<String, Sequence>,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
-    /// A lower bound of them, as the store has it.
+    /// The stored lowest checkpoint.
     pub lowest: Option<Sequence>,
     /// Whether it ever had a consumer.
     pub is_used: bool,
