@@ -13,7 +13,10 @@ use super::{
 };
 use crate::{
     base::encoding::Versionstamp,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, mutation::Mutation, testing::SimulatedDisk},
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, mutation::Mutation,
+        testing::SimulatedDisk,
+    },
 };
 
 /// How many worlds of random writes each model is compared with.
@@ -327,6 +330,15 @@ fn the_core_does_what_a_map_of_versions_does() {
     }
 }
 
+fn write(tx: &Transaction, mutation: &Mutation) {
+    match mutation {
+        Mutation::Set(key, value) => tx.set(key, value),
+        Mutation::Clear(key) => tx.clear(key),
+        Mutation::ClearRange(begin, end) => tx.clear_range(&KeyRange::new(begin.clone(), end.clone())),
+        Mutation::Atomic(op, key, operand) => tx.atomic(*op, key, operand),
+    }
+}
+
 /// Reads of a transaction's own writes, in both directions and by pages, and its commit.
 #[tokio::test]
 async fn a_transaction_reads_its_own_writes_like_a_map() {
@@ -340,14 +352,7 @@ async fn a_transaction_reads_its_own_writes_like_a_map() {
             let mut next = model.clone();
             for _ in 0..random.usize(0..120) {
                 let mutation = mutation(random, &next, variety, false);
-                match &mutation {
-                    Mutation::Set(key, value) => tx.set(key, value),
-                    Mutation::Clear(key) => tx.clear(key),
-                    Mutation::ClearRange(begin, end) => {
-                        tx.clear_range(&KeyRange::new(begin.clone(), end.clone()));
-                    }
-                    Mutation::Atomic(op, key, operand) => tx.atomic(*op, key, operand),
-                }
+                write(&tx, &mutation);
                 apply(&mut next, &mutation, Versionstamp::new(0, 0));
                 if random.u8(0..4) == 0 {
                     let range = range(random, &next, variety);
@@ -411,14 +416,7 @@ async fn a_folder_keeps_what_a_map_keeps() {
             let mut mutations = Vec::new();
             for _ in 0..random.usize(0..40) {
                 let mutation = mutation(random, &model, variety, true);
-                match &mutation {
-                    Mutation::Set(key, value) => tx.set(key, value),
-                    Mutation::Clear(key) => tx.clear(key),
-                    Mutation::ClearRange(begin, end) => {
-                        tx.clear_range(&KeyRange::new(begin.clone(), end.clone()));
-                    }
-                    Mutation::Atomic(op, key, operand) => tx.atomic(*op, key, operand),
-                }
+                write(&tx, &mutation);
                 mutations.push(mutation);
             }
             let stamp = tx.commit().await.unwrap().map(|committed| committed.versionstamp);
