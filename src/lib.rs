@@ -77,7 +77,7 @@ pub mod dispatcher {
             BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
             Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle,
             Message, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription,
-            Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
+            Supervised, Supervision, SupervisionEvents,
         },
         mirror::{Mirror, MirrorView},
     };

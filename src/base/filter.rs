@@ -89,8 +89,8 @@ type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 pub(crate) enum Names {
     All,
     Exact(Arc<[DbName]>),
-    Prefix(String),
-    Suffix(String),
+    /// A prefix or a suffix.
+    Affix(Atom),
     Glob(Box<GlobMatcher>),
     Predicate(Arc<Predicate>),
     Any(Arc<Set>),
@@ -171,12 +171,12 @@ impl Filter {
 
     /// Databases whose name starts with `prefix`.
     pub fn prefix(prefix: impl Into<String>) -> Self {
-        Self::of(Names::Prefix(prefix.into()))
+        Self::of(Names::Affix(Atom { by: MatchedBy::Prefix, text: prefix.into().into() }))
     }
 
     /// Databases whose name ends with `suffix`, such as `/_replicator`.
     pub fn suffix(suffix: impl Into<String>) -> Self {
-        Self::of(Names::Suffix(suffix.into()))
+        Self::of(Names::Affix(Atom { by: MatchedBy::Suffix, text: suffix.into().into() }))
     }
 
     /// Databases whose name matches the glob `pattern`: `?` is any character, `*` any number of them (`/` included),
@@ -253,8 +253,8 @@ impl Filter {
         match &self.names {
             Names::All => true,
             Names::Exact(names) => names.binary_search_by(|known| known.as_str().cmp(name)).is_ok(),
-            Names::Prefix(prefix) => name.starts_with(prefix),
-            Names::Suffix(suffix) => name.ends_with(suffix),
+            Names::Affix(Atom { by: MatchedBy::Suffix, text }) => name.ends_with(&**text),
+            Names::Affix(Atom { text, .. }) => name.starts_with(&**text),
             Names::Glob(glob) => glob.is_match(name),
             Names::Predicate(predicate) => predicate(row),
             Names::Any(set) => set.wanting(row, since).next().is_some(),
@@ -270,19 +270,19 @@ impl Filter {
         }
     }
 
-    /// Whether a row that the pattern matches needs no further check.
-    pub(crate) fn passes_all_matched(&self) -> bool {
-        self.kinds == Kinds::ALL && !matches!(self.names, Names::Predicate(_) | Names::Any(_))
+    /// Whether a row needs no further check; with `by_pattern`, a row that the pattern matches.
+    pub(crate) fn passes_all(&self, by_pattern: bool) -> bool {
+        let passes_names = match self.names {
+            Names::All => true,
+            Names::Predicate(_) | Names::Any(_) => false,
+            _ => by_pattern,
+        };
+        passes_names && self.kinds == Kinds::ALL
     }
 
     /// A hash of the filter. All predicates hash alike.
     pub(crate) fn hash(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(format!("{self:?}").as_bytes())
-    }
-
-    /// Whether it passes every row without a check.
-    pub(crate) fn passes_everything(&self) -> bool {
-        matches!(self.names, Names::All) && self.kinds == Kinds::ALL
     }
 
     /// The key of the pattern that selects candidate rows. It matches every row if the filter wants all names, or has a predicate.
@@ -297,18 +297,17 @@ impl Filter {
 
     /// Adds the atoms of its names; false if it has none.
     fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
-        let (by, text): (_, Arc<str>) = match &self.names {
+        match &self.names {
             Names::All | Names::Predicate(_) => return false,
             Names::Any(set) => return set.filters.iter().all(|filter| filter.collect_atoms(atoms)),
             Names::Exact(names) => {
                 atoms.extend(names.iter().map(|name| Atom { by: MatchedBy::Exact, text: name.shared() }));
-                return true;
             }
-            Names::Prefix(prefix) => (MatchedBy::Prefix, prefix.as_str().into()),
-            Names::Suffix(suffix) => (MatchedBy::Suffix, suffix.as_str().into()),
-            Names::Glob(glob) => (MatchedBy::Glob, glob.glob().glob().into()),
-        };
-        atoms.insert(Atom { by, text });
+            Names::Affix(atom) => atoms.extend([atom.clone()]),
+            Names::Glob(glob) => {
+                atoms.extend([Atom { by: MatchedBy::Glob, text: glob.glob().glob().into() }]);
+            }
+        }
         true
     }
 
@@ -330,11 +329,6 @@ impl Filter {
         let wanting = set.wanting(row, since).map(|place| set.filters[place].kinds_of(row, since));
         let kinds = wanting.fold(Kinds::NONE, |all, kinds| all | kinds);
         kinds.iter().filter(|kind| self.kinds.contains(*kind)).collect()
-    }
-
-    /// Whether a row that passes is delivered whatever its design documents are.
-    pub(crate) fn wants_any_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
-        self.ddocs.is_none() || self.wants_besides_ddocs(row, since)
     }
 
     pub(crate) fn wants_all_kinds(&self) -> bool {
@@ -375,8 +369,7 @@ impl fmt::Debug for Names {
         match self {
             Self::All => f.write_str("All"),
             Self::Exact(names) => f.debug_tuple("Exact").field(names).finish(),
-            Self::Prefix(prefix) => f.debug_tuple("Prefix").field(prefix).finish(),
-            Self::Suffix(suffix) => f.debug_tuple("Suffix").field(suffix).finish(),
+            Self::Affix(Atom { by, text }) => f.debug_tuple(&format!("{by:?}")).field(text).finish(),
             Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.glob().glob()).finish(),
             Self::Predicate(_) => f.write_str("Predicate"),
             Self::Any(set) => f.debug_tuple("Any").field(set).finish(),

@@ -232,7 +232,7 @@ impl Bus {
 
     /// Starts a dispatcher in this process. It shares no work, and so needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        Ok(Dispatcher::start(self.fanout(options).await?))
+        Ok(self.fanout(options).await?.resume())
     }
 
     /// Makes a dispatcher without a tail, at the end of the feed; the caller pushes the rows.

@@ -4,8 +4,9 @@ use tokio::task::AbortHandle;
 
 use super::{
     delivery::{Delivery, DeliveryBatch, Interruption},
+    handle::ListenerHandle,
     listen::Listen,
-    listener::{Listener, ListenerHandle, Message, Next},
+    listener::{Listener, Message, Next},
     log::SubscriberId,
 };
 use crate::base::filter::Filter;

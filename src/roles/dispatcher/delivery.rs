@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The deliveries of a batch to one subscriber.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(super) struct Deliveries {
     pub batch: Arc<Batch>,
     pub chosen: Chosen,
@@ -159,12 +159,12 @@ impl<'a> IntoIterator for &'a DeliveryBatch {
 
 impl fmt::Debug for DeliveryBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.iter().fmt(f)
+        f.debug_list().entries(self.iter().map(|delivery| delivery.notification())).finish()
     }
 }
 
 /// The deliveries of a batch, in order.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Iter<'a> {
     batch: &'a Deliveries,
     left: Range<usize>,
@@ -185,12 +185,6 @@ impl<'a> Iterator for Iter<'a> {
 }
 
 impl ExactSizeIterator for Iter<'_> {}
-
-impl fmt::Debug for Iter<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.clone().map(|delivery| delivery.notification())).finish()
-    }
-}
 
 /// A row as news to one subscriber. Clones are cheap.
 ///

@@ -5,7 +5,8 @@ use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, task::AbortHandle};
 
 use super::{
-    listener::{Listener, ListenerHandle, Parent},
+    handle::{ListenerHandle, Parent},
+    listener::Listener,
     options::Order,
     shared::Shared,
     subscription::Source,
@@ -78,11 +79,8 @@ where
     /// The most messages that wait for the listener, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
     /// limits.
     pub fn messages_max(self, messages_max: usize) -> Result<Self> {
-        if messages_max == 0 {
-            return Err(Error::invalid("messages", "their capacity is zero: none could ever be sent"));
-        }
-        if messages_max > MESSAGES_MAX {
-            return Err(Error::invalid("messages", format!("{messages_max} are more than {MESSAGES_MAX}")));
+        if !(1..=MESSAGES_MAX).contains(&messages_max) {
+            return Err(Error::invalid("messages", format!("{messages_max} is not 1 to {MESSAGES_MAX}")));
         }
         Ok(Self { messages_max, ..self })
     }
@@ -118,7 +116,7 @@ where
         let ending = parent.unwrap_or(&shared.listeners.parent).ending();
         let source = Source::new(Arc::clone(&shared), order);
         let (messages, inbox) = mpsc::channel(messages_max);
-        let handle = ListenerHandle::new(source.id(), name, messages);
+        let handle = ListenerHandle::new(source.reader.id, name, messages);
         if let Some(name) = &handle.control.name {
             shared.listeners.list(name, &handle)?;
         }

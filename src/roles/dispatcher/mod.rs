@@ -1,16 +1,10 @@
 //! [`Dispatcher`]: tails the feed, once per node, and fans out to subscribers in the process.
 //!
-//! # One path
-//!
-//! One task ([`tail`]) reads the feed and appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct
-//! pattern of the subscribers ([`patterns`]) has a [`log`] of the rows that it matches. Patterns are found by the names of the rows, at
-//! a cost that does not depend on the number of patterns. A subscriber is a cursor ([`reader`]) on the log of its pattern; one
-//! pattern matches everything, for those that want everything or have a predicate. The tail wakes it once for each read of the feed; it reads by reference, and
-//! visits only its own rows. So a subscriber without matching rows costs nothing, and is never behind.
-//!
-//! A subscriber reads the feed from its cursor at its start, after a restart, and when its oldest waiting row has left the ring. The
-//! feed has one row per database, so this is bounded and complete, and a slow subscriber does not slow down others. The news of a
-//! delivery are always derived from a row and the subscriber's *own* cursor.
+//! One task ([`tail`]) appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct pattern of the
+//! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
+//! ([`reader`]) on the log of its pattern; one pattern matches everything, for those that want everything or have a predicate. So a
+//! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, it reads the feed from its cursor,
+//! which is bounded and complete, and slows down no other. The news of a delivery are derived from a row and the subscriber's *own* cursor.
 //!
 //! # Memory
 //!
@@ -28,7 +22,7 @@ mod callback;
 mod catch_up;
 mod coalesce;
 mod delivery;
-mod fanout;
+mod handle;
 mod listen;
 mod listener;
 mod log;
@@ -41,6 +35,7 @@ mod running;
 mod shared;
 mod subscribe;
 mod subscription;
+mod supervision;
 mod supervisor;
 mod sync;
 mod tail;
@@ -50,17 +45,15 @@ mod tests;
 pub use self::{
     callback::CallbackHandle,
     delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption, Iter as DeliveryIter},
-    fanout::Fanout,
+    handle::{CastError, ListenerHandle, Parent},
     listen::Listen,
-    listener::{
-        CastError, Listener, ListenerHandle, Message, Missed, Next, Parent, StopReason, Supervised,
-        Supervision, SupervisionEvents,
-    },
+    listener::{Listener, Message, Next, StopReason},
     log::SubscriberId,
     options::DispatcherOptions,
-    running::{Dispatcher, SuspendedDispatcher},
+    running::{Dispatcher, Fanout},
     subscribe::Subscribe,
     subscription::{BatchSubscription, Subscription},
+    supervision::{Missed, Supervised, Supervision, SupervisionEvents},
     supervisor::RestartPolicy,
 };
 pub use crate::base::filter::Filter;

@@ -54,10 +54,10 @@ struct CompiledGlobs {
 }
 
 pub(super) struct Patterns {
-    /// All patterns, and how many subscribers have each.
-    all: BTreeMap<PatternKey, (Arc<Pattern>, usize)>,
+    /// All patterns, and how many subscribers have each. In an order, so that a run can be replayed.
+    pub all: BTreeMap<PatternKey, (Arc<Pattern>, usize)>,
     /// The pattern that matches everything. It is never removed, so its log has all batches of the ring.
-    everything: Arc<Pattern>,
+    pub everything: Arc<Pattern>,
     /// The other patterns, for each [`MatchedBy`].
     by: [ByText; 4],
     /// The compiled globs; `None` if the globs have changed since.
@@ -110,16 +110,6 @@ impl Patterns {
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.by[MatchedBy::Exact as usize].patterns.get(name);
         patterns.into_iter().flatten().map(|pattern| self.all[&pattern.key].1).sum()
-    }
-
-    /// All patterns, in a deterministic order.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<Pattern>> {
-        self.all.values().map(|(pattern, _)| pattern)
-    }
-
-    /// The pattern that matches everything.
-    pub fn everything(&self) -> &Arc<Pattern> {
-        &self.everything
     }
 
     /// Finds the patterns that the rows of `batch` match, except the one that matches everything, and the matching rows of each.

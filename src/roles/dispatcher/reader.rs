@@ -107,9 +107,9 @@ struct LookUp {
 /// A subscriber and its state.
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Reader {
-    shared: Arc<Shared>,
-    id: SubscriberId,
-    state: Arc<SubscriberState>,
+    pub shared: Arc<Shared>,
+    pub id: SubscriberId,
+    pub state: Arc<SubscriberState>,
     filter: Filter,
     skips: bool,
     pace: Option<Box<Pace>>,
@@ -154,24 +154,11 @@ impl Reader {
         reader
     }
 
-    pub fn id(&self) -> SubscriberId {
-        self.id
-    }
-
-    pub fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    /// Whether the subscriber was asked to end.
-    pub fn is_ended(&self) -> bool {
-        self.state.is_ended()
-    }
-
     /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
         if let (Some(place), Step::Idle) = (self.place, &self.step) {
             // The end is read before the log, which has all batches before it.
-            let end = self.shared.ring.end();
+            let end = self.shared.ring.read().end;
             if !self.log().has_entries(place) {
                 self.place = Some(place.max(end.place));
                 self.rest_at(end.cursor);
@@ -207,7 +194,7 @@ impl Reader {
             // `before` tells which rows of the feed were delivered, but not which of the rows that newer ones have replaced since. The ring
             // has those as well, so the reader stays on the feed.
             (Knowledge::UpTo(known), None) if self.before.is_empty() => {
-                self.shared.ring.place_after(known, may_be_ahead)
+                self.shared.ring.read().place_after(known, may_be_ahead)
             }
             _ => None,
         };
@@ -311,7 +298,7 @@ impl Reader {
 
     /// Takes all that waits in the ring as one round, with the newest row of each database.
     fn take_round(&mut self, place: u64) -> Took {
-        let end = self.shared.ring.end();
+        let end = self.shared.ring.read().end;
         let mut newest: HashMap<DbName, Arc<Notification>> = HashMap::new();
         let mut kept = Vec::new();
         let (mut next, mut to) = (place.max(end.place), end.cursor);
@@ -358,9 +345,7 @@ impl Reader {
             // The feed was read ahead of the tail: rows up to the cursor were delivered.
             chosen = chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32);
         }
-        let filter = &self.filter;
-        let passes_all = filter.passes_everything() || (by_pattern && filter.passes_all_matched());
-        if passes_all && self.before.is_empty() {
+        if self.filter.passes_all(by_pattern) && self.before.is_empty() {
             return self.deliver(batch, since, chosen);
         }
         let (matched, passed) = (Matched { batch, chosen }, Indices::new());
@@ -466,14 +451,14 @@ impl Reader {
         if !skips || !is_plain || self.filter.exact().is_some() {
             return None;
         }
-        let (begin, mut to) = self.shared.ring.begin();
+        let (begin, mut to) = self.shared.ring.read().begin;
         let mut place = begin;
         if self.place.is_some_and(|own| own >= begin) {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
         if self.log().begin() > begin {
-            let end = self.shared.ring.end();
+            let end = self.shared.ring.read().end;
             (place, to) = (end.place, end.cursor.position());
         }
         let from = self.cursor.position();
@@ -543,7 +528,7 @@ fn was_delivered(before: &[(Filter, Sequence)], row: &Notification, since: &Curs
         row.sequence <= *to
             // A predicate that panics has delivered nothing.
             && catch_unwind(AssertUnwindSafe(|| {
-                filter.passes(row, since) && filter.wants_any_ddocs(row, since)
+                filter.passes(row, since) && (filter.ddocs.is_none() || filter.wants_besides_ddocs(row, since))
             }))
             .unwrap_or(false)
     })

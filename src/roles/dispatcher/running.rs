@@ -1,20 +1,96 @@
-//! [`Dispatcher`]: a running dispatcher with its tail; and [`SuspendedDispatcher`]: one without, which keeps its subscribers.
+//! [`Dispatcher`]: a running dispatcher with its tail; and [`Fanout`]: one without.
 
 use std::sync::Arc;
 
 use super::{
-    fanout::Fanout,
-    listener::{ListenerHandle, SHUTDOWN_LIMIT, StopReason, SupervisionEvents},
+    handle::{ListenerHandle, SHUTDOWN_LIMIT},
+    listener::StopReason,
     log::SubscriberId,
+    options::DispatcherOptions,
+    shared::Shared,
     subscribe::Subscribe,
+    supervision::SupervisionEvents,
     tail,
 };
-#[cfg(doc)]
-use crate::base::error::Error;
 use crate::{
-    base::{encoding::Sequence, error::Result, event::DbName, filter::Filter, tasks::Task},
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+        event::DbName,
+        filter::Filter,
+        notification::Notification,
+        tasks::Task,
+    },
     state::context::Context,
 };
+
+/// A dispatcher without the tail that reads the feed: it was suspended, or tests and benchmarks push its rows. Dropping it ends its
+/// subscriptions after the deliveries that wait for them.
+#[derive(Debug)]
+#[must_use = "dropping it ends its subscriptions"]
+pub struct Fanout {
+    shared: Arc<Shared>,
+    /// Whether dropping it ends the subscriptions.
+    is_owner: bool,
+}
+
+impl Fanout {
+    pub(crate) fn new(context: Arc<Context>, options: DispatcherOptions, start: Sequence) -> Result<Self> {
+        options.check()?;
+        Ok(Self { shared: Shared::new(context, options, start), is_owner: true })
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Starts the tail, which continues at the present position. Nothing that has happened meanwhile is missed, unless the dispatcher was
+    /// suspended for longer than the retention: then subscribers get [`Interruption::Expired`](super::Interruption).
+    pub fn resume(self) -> Dispatcher {
+        Dispatcher { tail: Task::spawn(tail::run(Arc::clone(&self.shared))), fanout: self }
+    }
+
+    /// As [`Dispatcher::reached`].
+    pub(crate) async fn reached(&self, version: u64) -> Result<Sequence> {
+        self.shared.reached(version).await
+    }
+
+    /// As [`Dispatcher::subscribe`].
+    pub fn subscribe(&self, filter: Filter) -> Subscribe {
+        Subscribe::new(Arc::clone(&self.shared), filter)
+    }
+
+    /// Publishes `rows` as if a tail had read them, and had read everything up to `to`. The rows must be in order, after the
+    /// present position and not after `to`; fails with [`Error::Invalid`] otherwise. For one caller at a time.
+    pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
+        let from = self.position();
+        let ends = rows.first().map_or(to, |row| row.sequence)..=rows.last().map_or(to, |row| row.sequence);
+        if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
+            return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
+        }
+        self.shared.publish(rows, to, true);
+        Ok(())
+    }
+
+    /// The position up to which rows have been published.
+    pub fn position(&self) -> Sequence {
+        self.shared.ring.read().position()
+    }
+
+    /// As [`Dispatcher::subscribers`].
+    pub fn subscribers(&self) -> usize {
+        self.shared.count()
+    }
+}
+
+impl Drop for Fanout {
+    fn drop(&mut self) {
+        if self.is_owner {
+            self.shared.close();
+        }
+    }
+}
 
 /// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that wait for them.
 #[derive(Debug)]
@@ -22,64 +98,39 @@ use crate::{
 pub struct Dispatcher {
     /// Dropped before the fan-out that it fills.
     tail: Task<()>,
-    suspended: SuspendedDispatcher,
-}
-
-/// A dispatcher that does not read the feed. Its subscribers receive nothing until it is resumed. Dropping
-/// it ends them.
-#[derive(Debug)]
-pub struct SuspendedDispatcher(Fanout);
-
-impl SuspendedDispatcher {
-    /// Continues where it was. Nothing that has happened meanwhile is missed, unless the dispatcher was suspended for longer than the
-    /// retention: then subscribers get
-    /// [`Interruption::Expired`](super::Interruption).
-    pub fn resume(self) -> Dispatcher {
-        let tail = tail::run(Arc::clone(self.0.shared()));
-        Dispatcher { tail: Task::spawn(tail), suspended: self }
-    }
-
-    /// Number of subscriptions.
-    pub fn subscribers(&self) -> usize {
-        self.0.subscribers()
-    }
+    fanout: Fanout,
 }
 
 impl Dispatcher {
-    /// Starts the tail of `fanout`.
-    pub(crate) fn start(fanout: Fanout) -> Self {
-        SuspendedDispatcher(fanout).resume()
-    }
-
-    fn fanout(&self) -> &Fanout {
-        &self.suspended.0
+    fn shared(&self) -> &Arc<Shared> {
+        &self.fanout.shared
     }
 
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        self.fanout().subscribe(filter)
+        self.fanout.subscribe(filter)
     }
 
     /// Ends the subscriber `id`: its stream ends, or its callback or listener is stopped. Fails with [`Error::NoSubscriber`] if
     /// there is no such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
-        self.fanout().unsubscribe(id)
+        self.shared().end(id)
     }
 
     /// Finds the listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
     /// [`Error::Invalid`] if its messages are of another type.
     pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
-        self.fanout().shared().listeners.find(name)
+        self.shared().listeners.find(name)
     }
 
     /// Stops the listener `name`, and waits until it has terminated. Fails with [`Error::NoSubscriber`] if there is none.
     pub async fn stop_listener(&self, name: &str) -> Result<StopReason> {
-        self.fanout().shared().listeners.stop(name).await
+        self.shared().listeners.stop(name).await
     }
 
     /// Events of listeners and callbacks from now on.
     pub fn supervision(&self) -> SupervisionEvents {
-        (&self.fanout().shared().supervision).into()
+        (&self.shared().supervision).into()
     }
 
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
@@ -93,43 +144,43 @@ impl Dispatcher {
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
     /// before.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        self.fanout().shared().reached(version).await
+        self.shared().reached(version).await
     }
 
     /// The position up to which the tail has read the feed.
     pub fn position(&self) -> Sequence {
-        self.fanout().position()
+        self.fanout.position()
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
-        self.fanout().subscribers()
+        self.fanout.subscribers()
     }
 
     /// Number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
-        self.fanout().shared().patterns.lock().subscribers_of(name.as_str())
+        self.shared().patterns.lock().subscribers_of(name.as_str())
     }
 
     /// A handle that does not keep the dispatcher running: its subscriptions end with the dispatcher.
     pub(crate) fn subscriptions(&self) -> Fanout {
-        self.fanout().handle()
+        Fanout { shared: Arc::clone(self.shared()), is_owner: false }
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.fanout().shared().context
+        &self.shared().context
     }
 
-    /// Stops reading the feed, and keeps the subscribers; [`SuspendedDispatcher::resume`] continues for them.
-    pub fn suspend(self) -> SuspendedDispatcher {
-        self.suspended
+    /// Stops reading the feed, and keeps the subscribers; [`Fanout::resume`] continues for them.
+    pub fn suspend(self) -> Fanout {
+        self.fanout
     }
 
     /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer
     /// than 10 s to terminate is aborted.
     pub async fn shutdown(self) {
-        let Self { tail, suspended: SuspendedDispatcher(fanout) } = self;
-        let shared = Arc::clone(fanout.shared());
+        let Self { tail, fanout } = self;
+        let shared = Arc::clone(&fanout.shared);
         drop(tail);
         drop(fanout);
         shared.listeners.finish(shared.context.env().sleep(SHUTDOWN_LIMIT)).await;

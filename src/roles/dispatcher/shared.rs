@@ -7,16 +7,17 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, broadcast, watch};
 
 use super::{
     batch::{Batch, Chosen, Matched, batch_len, to_mark},
-    listener::{EVENTS_MAX, Listeners, Supervision},
+    handle::Listeners,
     log::{SubscriberId, SubscriberState},
     options::DispatcherOptions,
     patterns::{Pattern, Patterns},
     ring::Ring,
+    supervision::{EVENTS_MAX, Supervision},
 };
 use crate::{
     base::{
@@ -33,7 +34,7 @@ pub(crate) struct Shared {
     pub context: Arc<Context>,
     pub options: DispatcherOptions,
     pub feed: NotificationFeed,
-    pub ring: Ring,
+    pub ring: RwLock<Ring>,
     /// Locked while a batch is matched, too.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
@@ -62,7 +63,7 @@ impl Shared {
         Arc::new(Self {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
-            ring: Ring::new(start, options.ring_rows_max),
+            ring: RwLock::new(Ring::new(start, options.ring_rows_max)),
             patterns: Mutex::new(Patterns::new()),
             subscribers: Mutex::default(),
             known: watch::Sender::new(start),
@@ -107,7 +108,7 @@ impl Shared {
     /// The cursor of a subscriber that starts at `start`.
     pub fn cursor_at(&self, start: Start) -> Cursor {
         match start {
-            Start::Now => self.ring.position().into(),
+            Start::Now => self.ring.read().position().into(),
             Start::At(cursor) => cursor,
         }
     }
@@ -117,7 +118,7 @@ impl Shared {
         let key = filter.key();
         // No batch is half matched now, so the log of a new pattern has all batches from here on.
         let mut patterns = self.patterns.lock();
-        patterns.join(key, self.ring.end().place)
+        patterns.join(key, self.ring.read().end.place)
     }
 
     /// Appends rows to the ring and the logs, and wakes their subscribers. `is_complete` says that the feed ended after them.
@@ -126,7 +127,7 @@ impl Shared {
         let mut woken = Vec::new();
         loop {
             let rest = rows.split_off(batch_len(&rows, self.batch_rows_max));
-            let since = self.ring.end().cursor.rewound();
+            let since = self.ring.read().end.cursor.rewound();
             let Some(last) = rows.last().filter(|_| !rest.is_empty()).map(|row| row.sequence) else {
                 self.put(Batch::new(rows, since, to, is_complete), &mut woken);
                 break;
@@ -141,7 +142,7 @@ impl Shared {
     /// Appends `batch` to the logs and the ring, and informs the barriers. Adds the subscribers that wait for its rows to `woken`.
     fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
         let batch = Arc::new(batch);
-        let (number, begin) = (self.ring.end().place, to_mark(batch.since.position()));
+        let (number, begin) = (self.ring.read().end.place, to_mark(batch.since.position()));
         let mut patterns = self.patterns.lock();
         let mut append = |pattern: Arc<Pattern>, chosen| {
             pattern.log.append(number, begin, Matched { batch: Arc::clone(&batch), chosen }, woken);
@@ -151,9 +152,10 @@ impl Shared {
         let mut matching: Vec<_> =
             found.map(|(pattern, rows)| append(pattern, Chosen::Indices(rows))).collect();
         if !batch.rows.is_empty() {
-            matching.push(append(Arc::clone(patterns.everything()), Chosen::From(0)));
+            matching.push(append(Arc::clone(&patterns.everything), Chosen::From(0)));
         }
-        let (begin, pruned) = self.ring.push(&batch, matching);
+        let pruned = self.ring.write().push(&batch, matching);
+        let begin = self.ring.read().begin.0;
         for pattern in pruned {
             pattern.log.prune(begin);
         }
@@ -161,7 +163,8 @@ impl Shared {
     }
 
     fn inform_barriers(&self) {
-        if let Knowledge::UpTo(to) = self.ring.end().cursor.knowledge() {
+        let knowledge = self.ring.read().end.cursor.knowledge();
+        if let Knowledge::UpTo(to) = knowledge {
             self.known.send_if_modified(|known| {
                 *known = to.max(*known);
                 // A barrier that comes later reads the value first. To send without a receiver would cost, too.
@@ -176,11 +179,11 @@ impl Shared {
         let mut woken = Vec::new();
         let patterns = self.patterns.lock();
         // One number is left out, so that a subscriber at the end is behind as well.
-        let next = self.ring.end().place + 1;
-        for pattern in patterns.all() {
+        let next = self.ring.read().end.place + 1;
+        for (pattern, _) in patterns.all.values() {
             pattern.log.skip_to(next, &mut woken);
         }
-        self.ring.skip_to(next, horizon);
+        self.ring.write().skip_to(next, horizon);
         drop(patterns);
         self.inform_barriers();
         wake(woken);
@@ -214,7 +217,7 @@ impl Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("position", &self.ring.position()).finish_non_exhaustive()
+        f.debug_struct("Shared").field("position", &self.ring.read().position()).finish_non_exhaustive()
     }
 }
 

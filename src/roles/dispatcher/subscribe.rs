@@ -102,14 +102,9 @@ impl Subscribe {
         self.durable_from(cursor, false).await
     }
 
-    /// [`Subscribe::durable`] for work that must not miss a database: if the filter differs from the one that the cursor was saved
-    /// with, it begins at nothing again.
-    pub(crate) async fn durable_work(self, cursor: &NamedCursor) -> Result<Self> {
-        self.durable_from(cursor, true).await
-    }
-
-    /// `starts_over` says whether it begins at nothing again if the filter has changed.
-    async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
+    /// [`Subscribe::durable`]. If `starts_over`, and the filter differs from the one that the cursor was saved with, it begins at nothing
+    /// again: for work that must not miss a database.
+    pub(crate) async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.order.start);
         let cursor = cursor.open(start, self.order.filter.hash(), starts_over).await?;
         let mut subscribe = self.since(if is_on(Bug::CursorNotRead) { start } else { cursor.stored() });

@@ -29,12 +29,12 @@ use crate::{
 
 /// Receives for a subscriber, in batches or one delivery at a time, and saves its cursor.
 pub(super) struct Source {
-    reader: Reader,
+    pub reader: Reader,
     autosave: Option<Box<Autosave>>,
     /// Whether another subscriber has opened the cursor.
     is_lost: bool,
-    /// The rest of a batch that is being returned one by one.
-    current: Option<DeliveryBatch>,
+    /// The rest of a batch that is returned one by one.
+    pub current: Option<DeliveryBatch>,
 }
 
 impl Source {
@@ -45,27 +45,15 @@ impl Source {
         Self { reader: Reader::new(shared, order), autosave, is_lost: false, current: None }
     }
 
-    pub fn id(&self) -> SubscriberId {
-        self.reader.id()
-    }
-
-    pub fn shared(&self) -> &Arc<Shared> {
-        self.reader.shared()
-    }
-
     /// The cursor: all wanted rows before it were returned.
     pub fn cursor(&mut self) -> Cursor {
-        Self::cursor_of(&mut self.reader, self.current.as_ref())
-    }
-
-    /// [`Source::cursor`], of these parts.
-    fn cursor_of(reader: &mut Reader, current: Option<&DeliveryBatch>) -> Cursor {
-        current.map_or_else(|| reader.cursor(), |left| left.cursor_after(0))
+        self.current.as_ref().map_or_else(|| self.reader.cursor(), |left| left.cursor_after(0))
     }
 
     /// Saves `cursor`, if the subscription is durable.
     pub async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
-        let cursor = if is_on(Bug::CursorAhead) { self.shared().ring.position().into() } else { cursor };
+        let cursor =
+            if is_on(Bug::CursorAhead) { self.reader.shared.ring.read().position().into() } else { cursor };
         match &mut self.autosave {
             Some(autosave) => autosave.save(cursor).await,
             None => Ok(()),
@@ -87,19 +75,19 @@ impl Source {
         let Self { reader, autosave, is_lost, current } = self;
         let stands_at = || {
             if is_on(Bug::CursorAhead) {
-                return reader.shared().ring.position().into();
+                return reader.shared.ring.read().position().into();
             }
-            Self::cursor_of(reader, current.as_ref())
+            current.as_ref().map_or_else(|| reader.cursor(), |left| left.cursor_after(0))
         };
         let error = autosave.as_mut()?.poll(context, stands_at).err()?;
         *is_lost = true;
         Some(Interruption::Failed(error))
     }
 
-    /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. What [`Source::give_apart`] returns goes first,
-    /// one delivery at a time. The caller has worked on what was returned before.
+    /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. The rest in `current` goes first, one
+    /// delivery at a time. The caller has worked on what was returned before.
     pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Item> {
-        if self.is_lost || self.reader.is_ended() {
+        if self.is_lost || self.reader.state.is_ended() {
             return Poll::Ready(None);
         }
         if let Some(lost) = self.poll_save(context) {
@@ -118,11 +106,6 @@ impl Source {
         self.current.take_if(|left| left.len() == 0);
         Poll::Ready(next.map(Ok))
     }
-
-    /// Returns the deliveries of `batch` again, one at a time.
-    pub fn give_apart(&mut self, batch: DeliveryBatch) {
-        self.current = Some(batch);
-    }
 }
 
 /// The methods of both kinds of streams.
@@ -135,7 +118,7 @@ macro_rules! subscription {
 
             /// The id of the subscriber: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it.
             pub fn id(&self) -> SubscriberId {
-                self.0.id()
+                self.0.reader.id
             }
 
             /// The cursor: all wanted rows before it were returned. A subscription that starts from it misses nothing.

@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     delivery::{DeliveryBatch, Interruption},
-    listener::{
-        Control, Listener, ListenerHandle, Message, Next, State, StopReason, Supervised, Supervision,
-    },
+    handle::{Control, ListenerHandle, State},
+    listener::{Listener, Message, Next, StopReason},
     shared::Shared,
     subscription::Source,
+    supervision::{Supervised, Supervision},
 };
 use crate::{
     base::{
@@ -142,7 +142,7 @@ where
         terms: SupervisionPolicy,
         ending: watch::Receiver<bool>,
     ) -> Self {
-        let (shared, control) = (Arc::clone(source.shared()), Arc::clone(&handle.control));
+        let (shared, control) = (Arc::clone(&source.reader.shared), Arc::clone(&handle.control));
         Self {
             shared,
             state: control.state.subscribe(),
@@ -355,7 +355,8 @@ where
         let Some(Given { item: Ok(batch), .. }) = given else { return };
         if batch.len() > 1 {
             // Tries each delivery alone, to skip only those on which the listener panics.
-            return self.source.give_apart(batch);
+            self.source.current = Some(batch);
+            return;
         }
         let row = Arc::clone(batch.delivery(0).notification());
         self.emit(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });

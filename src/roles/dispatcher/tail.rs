@@ -17,7 +17,7 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 pub(super) async fn run(shared: Arc<Shared>) {
     let options = &shared.options;
     loop {
-        let tail = shared.feed.tail(shared.ring.position());
+        let tail = shared.feed.tail(shared.ring.read().position());
         let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
         let _panic = AssertUnwindSafe(read(&shared, tail)).catch_unwind().await;
         shared.context.stats.tail_panics.add(1);

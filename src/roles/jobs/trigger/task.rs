@@ -62,7 +62,8 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     options.check()?;
     let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
-    let mut subscription = subscribe.clone().durable_work(&cursor(dispatcher, &options)?).await?.stream();
+    let mut subscription =
+        subscribe.clone().durable_from(&cursor(dispatcher, &options)?, true).await?.stream();
     // From here on nothing can fail: an earlier holder of the cursor has lost it.
     let cursor = subscription.take_cursor().expect("it is durable");
     let (stop, stopped) = watch::channel(false);

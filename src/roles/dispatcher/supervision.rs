@@ -13,11 +13,11 @@ use tokio_stream::{
     wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
 };
 
-use super::{super::log::SubscriberId, behaviour::StopReason};
+use super::{listener::StopReason, log::SubscriberId};
 use crate::base::{encoding::Sequence, event::DbName};
 
 /// How many events are kept for a slow reader.
-pub(in super::super) const EVENTS_MAX: usize = 1_024;
+pub(super) const EVENTS_MAX: usize = 1_024;
 
 /// An event in the life of a supervised subscriber.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use tokio::{
 };
 
 use super::{
-    super::log::SubscriberId,
-    behaviour::{Message, StopReason},
+    listener::{Message, StopReason},
+    log::SubscriberId,
 };
 use crate::base::{
     cursor::Knowledge,
@@ -26,7 +26,7 @@ use crate::base::{
 };
 
 /// How long a shutdown waits for listeners.
-pub(in super::super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// A parent of listeners: they end when all clones of it are dropped, or [`Parent::end`] is called.
 #[derive(Debug, Clone, Default)]
@@ -44,7 +44,7 @@ impl Parent {
     }
 
     /// A receiver for a child. It gets true, or an error, when the child has to end.
-    pub(in super::super) fn ending(&self) -> watch::Receiver<bool> {
+    pub(super) fn ending(&self) -> watch::Receiver<bool> {
         self.0.subscribe()
     }
 }
@@ -62,7 +62,7 @@ pub enum CastError<M> {
 
 /// Commands to a listener, and what it reports.
 #[derive(Debug, Default)]
-pub(in super::super) struct State {
+pub(super) struct State {
     pub stop: bool,
     /// The newest filter to switch to, until the listener takes it.
     pub filter: Option<Filter>,
@@ -75,7 +75,7 @@ pub(in super::super) struct State {
 
 /// Shared by a listener and its handles.
 #[derive(Debug)]
-pub(in super::super) struct Control {
+pub(super) struct Control {
     pub id: SubscriberId,
     pub name: Option<Arc<str>>,
     pub state: watch::Sender<State>,
@@ -126,9 +126,9 @@ impl Control {
 /// A handle on a listener. Clones refer to the same listener. Dropping all of them does not end the listener, but ends the listeners
 /// that are linked to it.
 pub struct ListenerHandle<M> {
-    pub(in super::super) control: Arc<Control>,
-    pub(in super::super) messages: mpsc::Sender<Message<M>>,
-    pub(in super::super) parent: Parent,
+    pub(super) control: Arc<Control>,
+    pub(super) messages: mpsc::Sender<Message<M>>,
+    pub(super) parent: Parent,
 }
 
 impl<M> Clone for ListenerHandle<M> {
@@ -140,11 +140,7 @@ impl<M> Clone for ListenerHandle<M> {
 
 impl<M: Send + 'static> ListenerHandle<M> {
     /// Makes the handle on a new listener.
-    pub(in super::super) fn new(
-        id: SubscriberId,
-        name: Option<Arc<str>>,
-        messages: mpsc::Sender<Message<M>>,
-    ) -> Self {
+    pub(super) fn new(id: SubscriberId, name: Option<Arc<str>>, messages: mpsc::Sender<Message<M>>) -> Self {
         let (state, parent, task) = (watch::Sender::default(), Mutex::default(), OnceLock::new());
         let control = Arc::new(Control { id, name, state, parent, task });
         Self { parent: control.keep_parent(), control, messages }
@@ -243,7 +239,7 @@ type Named = (Arc<Control>, Box<dyn Any + Send + Sync>);
 
 /// The listeners of a dispatcher.
 #[derive(Default)]
-pub(in super::super) struct Listeners {
+pub(super) struct Listeners {
     /// The parent of those that have no other; it does not end.
     pub parent: Parent,
     tasks: Mutex<JoinSet<()>>,

@@ -1,8 +1,13 @@
-//! [`Listener`]: the behaviour of a listener, what it wants next, and why it ends.
+//! [`Listener`]: a subscriber with a state of its own, in a supervised task; what it wants next, and why it ends.
+//!
+//! It does what CouchDB's `couch_event_listener` does, and more. One that panics is restarted, as its
+//! [`RestartPolicy`](super::RestartPolicy) says, and continues where it was. The delivery on which it panicked is tried again a few
+//! times before it is skipped. [`Supervision`](super::Supervision) events report all of that. A listener belongs to its dispatcher. It
+//! ends when the dispatcher is shut down, when it is stopped, when its parent ends, or when it stops itself.
 
 use std::{any::Any, fmt, time::Duration};
 
-use super::super::delivery::{Delivery, DeliveryBatch, Interruption};
+use super::delivery::{Delivery, DeliveryBatch, Interruption};
 use crate::base::cursor::Cursor;
 
 /// What a listener wants next.
