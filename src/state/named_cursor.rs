@@ -9,6 +9,8 @@ pub(crate) mod autosave;
 mod owed;
 mod parked;
 
+pub(crate) use self::parked::Parked;
+
 use std::{fmt, sync::Arc};
 
 use crate::{
@@ -234,6 +236,10 @@ impl OpenCursor {
                 }
                 // It was read some time ago, and may have been deleted and forgotten since.
                 parked if is_retry && parked.as_ref().is_none_or(|parked| parked.is_gone) => return Ok(None),
+                // What is requested from now on is another retry.
+                Some(parked) if parked.is_asked => {
+                    tx.set(&parked_key, &ParkedRow { is_asked: false, ..parked }.to_bytes());
+                }
                 _ => {}
             }
             let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;

@@ -1,9 +1,20 @@
 //! What a second look at triggers has found: moments in which what is kept in memory and what is stored could differ.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
 use notibus::{
     EventKind,
     jobs::{IndexBuild, TriggerOptions, index_trigger},
-    store::testing::{Attempt, CommitFault, Gate, Operation},
+    store::{
+        Isolation, KeyRange, RangeRead, StoreError,
+        testing::{Attempt, CommitFault, Gate, Operation},
+    },
 };
 
 use crate::{
@@ -14,6 +25,9 @@ use crate::{
 
 /// What the key of a name that is owed something begins with, by the trigger `views`.
 const OWED: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x04";
+
+/// What the key of a database that the trigger `views` has parked begins with.
+const PARKED: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x02";
 
 /// A parked database waited for its turn in memory. Meanwhile it was deleted, and its clean-up done. Then its turn came, and it was
 /// built: its index stayed for ever, since nobody was to be informed again that it is gone.
@@ -69,5 +83,152 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
     let built = [reports.done().await.db, reports.done().await.db];
     assert!(built.contains(&slow), "{built:?}");
     at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+}
+
+/// A trigger had looked up an owed database in the store. Then its dispatcher, which was behind, delivered the instance before, and
+/// the job was informed that the living one was gone. A world has found it (seed 302 of its day, one of 980).
+#[tokio::test(start_paused = true)]
+async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() {
+    let (world, faults) = faulty().await;
+    let (old, new) = (db("a", 1), db("a", 2));
+    let (told, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    world.event(&old, EventKind::Created).await;
+    let (_, _undecided) = reports.next_work().await;
+    trigger.shutdown().await.unwrap();
+
+    // The name is owed. Two others take all places while that is being read, so that its next row waits as well.
+    let is_hidden = Arc::new(AtomicBool::new(true));
+    let hides = Arc::clone(&is_hidden);
+    faults.plan_reads(move |operation| {
+        let is_owed = matches!(operation, Operation::GetRange { range, .. } if range.begin.starts_with(OWED));
+        (is_owed && hides.load(Ordering::Relaxed)).then_some(StoreError::IO_ERROR)
+    });
+    let (told, mut reports) = job::<IndexBuild>();
+    let options = TriggerOptions { pending_max: 2, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    for other in [db("x", 1), db("y", 1)] {
+        world.event(&other, EventKind::Created).await;
+    }
+    until("both to wait", async || trigger.status().waiting == 2).await;
+    is_hidden.store(false, Ordering::Relaxed);
+    let (_, first) = reports.next_work().await;
+    let (_, second) = reports.next_work().await;
+    world.event(&old, EventKind::Updated).await;
+
+    let (before, producer) = (world.bus.stats().folded.total(), world.bus.producer());
+    let replace = async |tx| {
+        producer.deleted(&tx, &old);
+        producer.created(&tx, &new);
+        Ok(())
+    };
+    world.store.run(replace).await.unwrap();
+    world.settled(before).await;
+    first.send(Ok(())).unwrap();
+    let (build, _undecided) = reports.next_work().await;
+    assert_eq!(build.db, new, "it is looked up in the store");
+    second.send(Ok(())).unwrap();
+    assert_eq!(reports.done().await.db, new);
+    at_rest(&world, &trigger).await;
+    let mut gone = Vec::new();
+    while let Ok(db) = reports.gone.try_recv() {
+        gone.push(db);
+    }
+    assert!(gone.contains(&old) && !gone.contains(&new), "the new one lives: {gone:?}");
+    trigger.shutdown().await.unwrap();
+}
+
+/// The row of a parked database was damaged, or a later version had written it. No parked database of the trigger was tried or listed
+/// any more.
+#[tokio::test(start_paused = true)]
+async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
+    let world = TriggerFixture::new().await;
+    let (told, mut reports) = job::<IndexBuild>();
+    let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_secs(10), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let (broken, other) = (db("a", 1), db("b", 1));
+    for db in [&broken, &other] {
+        world.event(db, EventKind::Created).await;
+        let (_, decide) = reports.next_work().await;
+        decide.send(Err("no disk".into())).unwrap();
+    }
+    until("both to be parked", async || trigger.status().parked == 2).await;
+    let read = RangeRead::new(KeyRange::prefix(PARKED)).limit(1);
+    let damage = async |tx: notibus::store::Transaction| {
+        let page = tx.get_range(&read, Isolation::Serializable).await?;
+        tx.set(&page.rows[0].0, b"\x02 of a later version");
+        Ok(())
+    };
+    world.store.run(damage).await.unwrap();
+
+    let stored = world.bus.trigger("views").unwrap();
+    assert_eq!(stored.retry(None).await.unwrap(), 1, "nobody can ask for what cannot be decoded");
+    assert_eq!(reports.done().await.db, other);
+    until("one to be left", async || stored.parked(None, 9).await.unwrap().len() == 1).await;
+    let listed = stored.parked(None, 9).await.unwrap();
+    assert_eq!(listed[0].db(), broken);
+    assert!(listed[0].error.contains("cannot be decoded"), "{listed:?}");
+    assert!(reports.is_quiet().await, "a later version may know what is to be done");
+    assert_eq!(world.bus.skipped_rows().await.unwrap().len(), 1);
+    // New events replace it.
+    world.event(&broken, EventKind::Updated).await;
+    assert_eq!(reports.done().await.db, broken);
+    until("none to be left", async || stored.parked(None, 9).await.unwrap().is_empty()).await;
+    assert!(world.bus.skipped_rows().await.unwrap().is_empty(), "it is mended");
+    trigger.shutdown().await.unwrap();
+}
+
+/// A retry was requested while one was under way, perhaps of a job that hung. The end of that one removed the request.
+#[tokio::test(start_paused = true)]
+async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
+    let world = TriggerFixture::new().await;
+    let (told, mut reports) = job::<IndexBuild>();
+    let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let stored = world.bus.trigger("views").unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    let (_, decide) = reports.next_work().await;
+    decide.send(Err("no disk".into())).unwrap();
+    until("it to be parked", async || trigger.status().parked == 1).await;
+    assert_eq!(stored.retry(None).await.unwrap(), 1);
+    let (_, decide) = reports.next_work().await;
+    assert_eq!(stored.retry(None).await.unwrap(), 1);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    decide.send(Err("still no disk".into())).unwrap();
+    let (build, decide) = reports.next_work().await;
+    assert_eq!(build.attempt, 3);
+    decide.send(Err("still no disk".into())).unwrap();
+    assert!(reports.is_quiet().await, "nobody has asked since");
+    trigger.shutdown().await.unwrap();
+}
+
+/// A retry was requested, and the read of the parked databases failed. The request counted as served: they were tried again only in
+/// the next round, perhaps an hour later.
+#[tokio::test(start_paused = true)]
+async fn a_request_for_a_retry_outlives_a_failed_read() {
+    let (world, faults) = faulty().await;
+    let (told, mut reports) = job::<IndexBuild>();
+    let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    let (_, decide) = reports.next_work().await;
+    decide.send(Err("no disk".into())).unwrap();
+    until("it to be parked", async || trigger.status().parked == 1).await;
+    assert_eq!(world.bus.trigger("views").unwrap().retry(None).await.unwrap(), 1);
+    let left = Arc::new(AtomicU32::new(3));
+    let fails = Arc::clone(&left);
+    faults.plan_reads(move |operation| {
+        let is_parked =
+            matches!(operation, Operation::GetRange { range, .. } if range.begin.starts_with(PARKED));
+        let one_less = |left: u32| left.checked_sub(1);
+        let fails = is_parked && fails.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+        fails.then_some(StoreError::IO_ERROR)
+    });
+    let begun = tokio::time::Instant::now();
+    reports.done().await;
+    assert_eq!(left.load(Ordering::Relaxed), 0, "the reads have failed");
+    let passed = begun.elapsed();
+    assert!(passed < Duration::from_mins(5), "{passed:?} of paused time");
     trigger.shutdown().await.unwrap();
 }

@@ -2,18 +2,23 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::{NamedCursor, OpenCursor};
 use crate::{
     base::{
         error::Result,
         event::{Db, DbName},
     },
-    state::{context::Context, keys::ParkedRow},
-    store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
+    state::{context::Context, keys::ParkedRow, skipped::Place},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Row, Transaction, key_after},
 };
 
 /// How many rows one transaction reads or writes.
 const PAGE_ROWS: usize = 500;
+
+/// A parked database and its row, which cannot be decoded if it is damaged or a later version has written it.
+pub(crate) type Parked = (Db, Result<ParkedRow>);
 
 impl NamedCursor {
     /// The cursors of the bus as a whole, one read for each.
@@ -49,15 +54,23 @@ impl NamedCursor {
         context.db.run(read).await
     }
 
-    /// At most `limit` of the parked databases after `last`, in the order of their names.
-    pub(crate) async fn parked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<(Db, ParkedRow)>> {
+    /// At most `limit` of the parked databases after `last`, in the order of their names. A row that cannot be decoded is
+    /// reported as skipped.
+    pub(crate) async fn parked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<Parked>> {
         let Self { context, id } = self;
         let KeyRange { begin, end } = context.keys.all_parked(id);
         let begin = last.map_or(begin, |last| key_after(&context.keys.parked(id, last)));
         let read = RangeRead::new(KeyRange { begin, end }).limit(limit);
         let page =
             context.db.run(async |tx: Transaction| tx.get_range(&read, Isolation::Snapshot).await).await?;
-        page.rows.iter().map(|row| context.keys.parked_row(row)).collect()
+        let parked = |row: &Row| {
+            let (db, parked) = context.keys.parked_row(row)?;
+            if let Err(error) = &parked {
+                context.skip(&Place::Key(row.0.clone()), error);
+            }
+            Ok((db, parked))
+        };
+        page.rows.iter().map(parked).collect()
     }
 
     /// How often a retry of parked databases was asked for.
@@ -69,7 +82,8 @@ impl NamedCursor {
         }))
     }
 
-    /// Asks for a retry of the parked databases of this name, or of all. Returns their number.
+    /// Asks for a retry of the parked databases of this name, or of all, but for those whose rows cannot be decoded. Returns their
+    /// number.
     pub(crate) async fn ask(&self, name: Option<&DbName>) -> Result<u64> {
         let Self { context, id } = self;
         let KeyRange { mut begin, end } = match name {
@@ -82,17 +96,20 @@ impl NamedCursor {
             let ask = async |tx: Transaction| {
                 let read = RangeRead::new(range.clone()).limit(PAGE_ROWS);
                 let page = tx.get_range(&read, Isolation::Serializable).await?;
+                let mut count = 0;
                 for row in &page.rows {
-                    let (_, parked) = context.keys.parked_row(row)?;
-                    tx.set(&row.0, &ParkedRow { is_asked: true, ..parked }.to_bytes());
+                    if let (_, Ok(parked)) = context.keys.parked_row(row)? {
+                        tx.set(&row.0, &ParkedRow { is_asked: true, ..parked }.to_bytes());
+                        count += 1;
+                    }
                 }
-                if !page.rows.is_empty() {
+                if count > 0 {
                     tx.atomic(AtomicOp::Add, &context.keys.asked(id), &1_u64.to_le_bytes());
                 }
-                Ok((page.rows.len(), page.rows.last().filter(|_| page.more).map(|(key, _)| key.clone())))
+                Ok((count, page.rows.last().filter(|_| page.more).map(|(key, _)| key.clone())))
             };
             let (count, last) = context.db.run(ask).await?;
-            total += count as u64;
+            total += count;
             match last {
                 Some(last) => begin = key_after(&last),
                 None => return Ok(total),
@@ -107,25 +124,28 @@ impl OpenCursor {
         &self.cursor
     }
 
-    /// Parks `db`, merging an earlier parked row of it. If the database is gone, its mark is removed, so that its
+    /// Parks `db`, merging an earlier parked row of it, with what was requested since the work on it began. If the database is gone, its mark is removed, so that its
     /// successor need not wait. Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another subscriber has
     /// opened the cursor.
     pub async fn park(&self, db: &Db, row: &ParkedRow) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
-        let key = context.keys.parked(id, db);
+        let key = Bytes::from(context.keys.parked(id, db));
         let park = async |tx: Transaction| {
             self.check(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
             // A row that cannot be decoded is replaced, or it would never be tried again.
             let stored = stored.and_then(|bytes| ParkedRow::from_bytes(&bytes).ok());
-            let is_fresh = row.is_fresh || stored.is_some_and(|stored| stored.is_fresh);
-            tx.set(&key, &ParkedRow { is_fresh, ..row.clone() }.to_bytes());
+            let is_fresh = row.is_fresh || stored.as_ref().is_some_and(|stored| stored.is_fresh);
+            let is_asked = !row.is_gone && stored.is_some_and(|stored| stored.is_asked);
+            tx.set(&key, &ParkedRow { is_fresh, is_asked, ..row.clone() }.to_bytes());
             if row.is_gone {
                 tx.clear(&context.keys.scan(id, db));
             }
             Ok(())
         };
-        context.db.run(park).await
+        context.db.run(park).await?;
+        context.skipped.forget(&Place::Key(key));
+        Ok(())
     }
 
     /// Removes the parked row of `db`. Fails as [`OpenCursor::park`] does.

@@ -10,7 +10,10 @@ use futures_util::future::BoxFuture;
 
 use crate::{
     base::{env::Env, error::Result, event::Db},
-    state::{keys::ParkedRow, named_cursor::NamedCursor},
+    state::{
+        keys::ParkedRow,
+        named_cursor::{NamedCursor, Parked},
+    },
 };
 
 const PAGE_ROWS: usize = 64;
@@ -28,7 +31,7 @@ pub(super) enum Step {
     /// The number of requests so far.
     Polled(Result<u64>),
     /// A page of parked databases.
-    Read(Result<Vec<(Db, ParkedRow)>>),
+    Read(Result<Vec<Parked>>),
 }
 
 pub(super) struct Retries {
@@ -40,6 +43,8 @@ pub(super) struct Retries {
     /// Whether the round is for all, not only for requested databases.
     is_full: bool,
     is_reading: bool,
+    /// Whether the last read of a page has failed; the page is read again after a pause.
+    has_failed: bool,
     /// The number of requests when they were last read.
     asked: Option<u64>,
     /// The last database that was read in the round.
@@ -60,6 +65,7 @@ impl Retries {
             round: 0,
             is_full: false,
             is_reading: false,
+            has_failed: false,
             asked: None,
             last: None,
             queue: VecDeque::new(),
@@ -75,7 +81,11 @@ impl Retries {
         let cursor = cursor.clone();
         self.step = Some(if self.is_reading {
             let last = self.last.clone();
-            Box::pin(async move { Step::Read(cursor.parked(last.as_ref(), PAGE_ROWS).await) })
+            let pause = env.sleep(if self.has_failed { POLL_INTERVAL } else { Duration::ZERO });
+            Box::pin(async move {
+                pause.await;
+                Step::Read(cursor.parked(last.as_ref(), PAGE_ROWS).await)
+            })
         } else {
             // The first poll is at once: a request may have come while no trigger was running.
             let rest = self.asked.map_or(Duration::ZERO, |_| POLL_INTERVAL.min(self.interval));
@@ -94,7 +104,7 @@ impl Retries {
 
     /// Receives the result of a read at `now`.
     pub fn end(&mut self, now: Duration, step: Step) {
-        self.step = None;
+        (self.step, self.has_failed) = (None, false);
         match step {
             Step::Polled(Ok(asked)) => {
                 let is_asked = self.asked.replace(asked).map_or(asked > 0, |known| known != asked);
@@ -110,12 +120,25 @@ impl Retries {
                 self.is_reading = page.len() == PAGE_ROWS;
                 self.last = page.last().map(|(db, _)| db.clone());
                 let (round, is_full) = (self.round, self.is_full);
-                self.queue.extend(page.into_iter().filter(|(db, row)| is_turn(db, row, round, is_full)));
+                // A later version may know what is to be done about a row that cannot be decoded.
+                let known = page.into_iter().filter_map(|(db, row)| Some((db, row.ok()?)));
+                self.queue.extend(known.filter(|(db, row)| is_turn(db, row, round, is_full)));
             }
-            Step::Polled(Err(error)) | Step::Read(Err(error)) => {
+            Step::Polled(Err(error)) => {
+                tracing::warn!(%error, "requests for retries cannot be read, trying again later");
+                self.asked = self.asked.or(Some(0));
+            }
+            Step::Read(Err(error)) => {
                 tracing::warn!(%error, "parked databases cannot be read, trying again later");
-                (self.is_reading, self.asked) = (false, self.asked.or(Some(0)));
+                self.has_failed = true;
             }
+        }
+    }
+
+    /// Notes that a database whose turn it was cannot be tried now. If a retry of it was requested, it is read again at the next poll.
+    pub fn put_off(&mut self, row: &ParkedRow) {
+        if row.is_asked {
+            self.asked = self.asked.map(|asked| asked.wrapping_sub(1));
         }
     }
 

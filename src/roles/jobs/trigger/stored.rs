@@ -10,7 +10,7 @@ use crate::{
         error::{Error, Result},
         event::{Db, DbInstance, DbName},
     },
-    state::{context::Context, named_cursor::NamedCursor},
+    state::{context::Context, keys::ParkedRow, named_cursor::NamedCursor},
 };
 
 /// The most parked databases that are listed at once.
@@ -38,6 +38,16 @@ pub struct ParkedDb {
 }
 
 impl ParkedDb {
+    /// The parked `db` with its row. If that cannot be decoded, nothing but this is known.
+    fn new(db: Db, row: Result<ParkedRow>) -> Self {
+        let row = row.unwrap_or_else(|error| ParkedRow {
+            error: format!("its row cannot be decoded: {error}"),
+            ..ParkedRow::default()
+        });
+        let ParkedRow { is_gone, is_fresh: _, is_asked, attempts, retries: _, at_ms, error } = row;
+        Self { name: db.name, instance: db.instance, is_gone, is_asked, attempts, at_ms, error }
+    }
+
     /// The database.
     pub fn db(&self) -> Db {
         Db::new(self.name.clone(), self.instance)
@@ -82,20 +92,11 @@ impl StoredTrigger {
             return Err(Error::invalid("limit", format!("{limit} is not 1 to {LIST_MAX}")));
         }
         let rows = self.0.parked(last, limit).await?.into_iter();
-        let shown = rows.map(|(db, row)| ParkedDb {
-            name: db.name,
-            instance: db.instance,
-            is_gone: row.is_gone,
-            is_asked: row.is_asked,
-            attempts: row.attempts,
-            at_ms: row.at_ms,
-            error: row.error,
-        });
-        Ok(shown.collect())
+        Ok(rows.map(|(db, row)| ParkedDb::new(db, row)).collect())
     }
 
     /// Requests a retry of its parked databases of this name, or of all: within about 10 s if it runs, else when it is started;
-    /// many are tried one after the other. Returns how many there are.
+    /// many are tried one after the other. Returns how many there are, without those whose rows cannot be decoded.
     pub async fn retry(&self, name: Option<&DbName>) -> Result<u64> {
         self.0.ask(name).await
     }

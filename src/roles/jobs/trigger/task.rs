@@ -399,7 +399,7 @@ impl<K: Kind> TriggerTask<K> {
         if self.plan.retrying() >= (self.options.jobs_max / 2).max(1) || !self.plan.has_room() {
             return false;
         }
-        // A database with waiting or running work has its turn in the next round.
+        // A database with waiting or running work has its turn later.
         while let Some((db, row)) = self.retries.next() {
             let task = if row.is_gone {
                 plan::Task::Gone(db)
@@ -410,6 +410,7 @@ impl<K: Kind> TriggerTask<K> {
                 self.spawn(number, task, row.attempts.saturating_add(1), Some(row));
                 return true;
             }
+            self.retries.put_off(&row);
         }
         false
     }
