@@ -68,6 +68,10 @@ bugs! {
     BrokenCountersBlindPoll,
     /// A row of the feed that cannot be decoded stops its readers, and the folds of its partition.
     BrokenRowStops,
+    /// A row of documents that cannot be decoded stops its readers.
+    BrokenDocumentStops,
+    /// A row of documents that cannot be decoded is skipped without a word.
+    BrokenDocumentNotNamed,
     /// The tail trusts its watches.
     TailWithoutPoll,
     /// A subscriber that has fallen behind the ring skips the rows that it has missed.
@@ -150,6 +154,16 @@ bugs! {
     FailedScanCountsAsSeen,
     /// A parallel job reads only the shards of the open topology entry.
     ClosedShardsSkipped,
+    /// A parked database whose turn has come is built, although it was deleted and forgotten while it waited.
+    DeletedParkedBuiltAgain,
+    /// Names that a trigger is about to list as owed count as listed, also if that is dropped or fails.
+    OwedCountedBeforeListed,
+    /// A trigger believes its dispatcher that a database is gone, and does not look it up.
+    LivingReportedAsGone,
+    /// Owed work that is read while a parked instance of its name is tried again is dropped as if it was older.
+    OwedDroppedBesideRetry,
+    /// The end of the retry of a parked database settles work of its name that found no room.
+    OwedSettledByRetry,
 }
 
 /// Whether `bug` is in the program.

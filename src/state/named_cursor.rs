@@ -235,7 +235,13 @@ impl OpenCursor {
                     return Ok(None);
                 }
                 // It was read some time ago, and may have been deleted and forgotten since.
-                parked if is_retry && parked.as_ref().is_none_or(|parked| parked.is_gone) => return Ok(None),
+                parked
+                    if is_retry
+                        && parked.as_ref().is_none_or(|parked| parked.is_gone)
+                        && !is_on(Bug::DeletedParkedBuiltAgain) =>
+                {
+                    return Ok(None);
+                }
                 // What is requested from now on is another retry.
                 Some(parked) if parked.is_asked => {
                     tx.set(&parked_key, &ParkedRow { is_asked: false, ..parked }.to_bytes());
