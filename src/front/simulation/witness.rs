@@ -196,6 +196,8 @@ named! {
         DocumentTopologyDropped,
         /// A layer named a wrong previous edit of a document.
         WrongEditNamed,
+        /// An undecodable row was written among the documents of a database.
+        DocumentRowBroken,
         /// A tail of documents learned that they are gone.
         DocumentTailEnded,
         /// A group of documents was consumed when its database was deleted.

@@ -276,6 +276,8 @@ impl<R: FeedRow> Feed<R> {
         match R::from_stored(row.sequence, &row.value) {
             Ok(row) => Ok(Some(row)),
             Err(error) if is_on(Bug::BrokenRowStops) => Err(error),
+            Err(error) if is_on(Bug::BrokenDocumentStops) && self.id.instance().is_some() => Err(error),
+            Err(_) if is_on(Bug::BrokenDocumentNotNamed) && self.id.instance().is_some() => Ok(None),
             Err(error) => {
                 self.context.skip(&Place::Row(self.id.clone(), row.sequence), &error);
                 Ok(None)

@@ -20,6 +20,7 @@ use crate::{
     front::simulation::{
         app::{self, Document, Line},
         draw::{DocumentPlan, GroupPlan},
+        keyspace::BROKEN,
         shared::Phase,
         witness::Witness,
     },
@@ -29,6 +30,7 @@ use crate::{
         group::Consumer,
         producer::Producer,
     },
+    state::feed::{RowPlace, Topology, append},
     store::{Isolation, Transaction},
 };
 
@@ -37,6 +39,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The most databases whose documents are consumed.
 const CONSUMED_MAX: usize = 2;
+
+/// The index of an undecodable row in its transaction.
+const BROKEN_ORDER: u16 = 0xfff0;
 
 /// The documents of the databases of a layer.
 pub(super) struct Documents {
@@ -71,6 +76,25 @@ impl Documents {
             let recorded = writer.record(&doc, None);
             self.place.note(|| format!("has kept a writer of {db:?}: {recorded:?}"));
         }
+        Ok(())
+    }
+
+    /// Writes a row that nobody can decode into the feed of a database, if there is one.
+    pub async fn break_row(&self) -> Result<()> {
+        let place = &self.place;
+        let db = place.shared.oracle().some_database(place.db.env().random());
+        let Some(db) = db else { return Ok(()) };
+        let feed = self.changes.feed(&db);
+        let id = self.draw_id();
+        place.note(|| format!("breaks a row of the documents of {db:?}"));
+        let write = async |tx: Transaction| {
+            // It fails if the database is gone.
+            let topology = Topology::read(&tx, feed.raw(), Isolation::Serializable).await?;
+            let order = RowPlace { order: BROKEN_ORDER, is_first: true };
+            append(&tx, feed.raw(), &topology, (id.as_str().as_bytes(), None), order, BROKEN).map(|_| ())
+        };
+        place.db.run(write).await?;
+        place.shared.witness(Witness::DocumentRowBroken);
         Ok(())
     }
 
@@ -244,7 +268,13 @@ pub(super) async fn audit(place: &Place) {
                 }
             }
         }
-        if let Err(reason) = place.shared.oracle().judge_doc_pages(db.instance, &rows) {
+        let judged = place.shared.oracle().judge_doc_pages(db.instance, &rows);
+        let judged = match (judged, place.bus.skipped_rows().await) {
+            (Ok(()), Ok(skipped)) => place.shared.oracle().judge_skipped_documents(db.instance, &skipped),
+            (Err(reason), _) => Err(reason),
+            (_, Err(error)) => Err(format!("the skipped rows cannot be listed: {error}").into()),
+        };
+        if let Err(reason) = judged {
             place.shared.fail(reason);
         }
     }

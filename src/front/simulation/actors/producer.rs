@@ -49,6 +49,13 @@ pub(super) async fn run(place: Place) {
         {
             place.note(|| format!("could not break rows: {error}"));
         }
+        if place.shared.plan.breaks_rows
+            && let Some(documents) = &documents
+            && place.random(20) == 0
+            && let Err(error) = documents.break_row().await
+        {
+            place.note(|| format!("could not break a row of documents: {error}"));
+        }
         let work = draw(&place);
         let done = if place.random(4) == 0 {
             let number = place.shared.draw(0..=u64::MAX);

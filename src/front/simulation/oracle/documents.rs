@@ -29,7 +29,10 @@ use crate::{
         witness::Witness,
     },
     roles::changes::Change as DocChange,
-    state::keys::FeedId,
+    state::{
+        keys::FeedId,
+        skipped::{Place, SkippedRow},
+    },
 };
 
 impl Oracle {
@@ -126,7 +129,7 @@ impl Oracle {
         let is_removed = |at: &Sequence| {
             touched.rows.iter().any(|(_, place, change)| place == at && change.after.is_none())
         };
-        let left = feed.rows.keys().find(|at| !is_removed(at));
+        let left = feed.rows.keys().chain(&feed.broken).find(|at| !is_removed(at));
         let entries = touched.entries.iter().filter(|(_, change)| change.after.is_none()).count();
         let comes = touched.rows.iter().any(|(_, _, change)| change.after.is_some());
         if comes || left.is_some() || entries != feed.topology.len() {
@@ -166,6 +169,20 @@ impl Oracle {
         }
         Guarantee::Consistent
             .fails(format!("the documents of {instance} are read as {read:?} instead of {expected:?}"))
+    }
+
+    /// Judges whether `skipped` names each undecodable row among the documents of `instance`, which were read to their end.
+    pub fn judge_skipped_documents(&self, instance: DbInstance, skipped: &[SkippedRow]) -> Verdict {
+        let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
+        let is_named = |at: &Sequence| {
+            let place = Place::Row(FeedId::documents(instance), *at).to_string();
+            skipped.iter().any(|row| row.place == place)
+        };
+        match feed.broken.iter().find(|at| !is_named(at)) {
+            Some(at) => Guarantee::Truthful
+                .fails(format!("the undecodable row at {at} of {instance} was skipped, and is not named")),
+            None => Ok(()),
+        }
     }
 
     /// Adds a tail of the documents of `instance`, after `start`.

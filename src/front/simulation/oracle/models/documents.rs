@@ -9,6 +9,7 @@ use crate::{
         findings::Findings,
         guarantee::{Broken, Guarantee},
         issuer::Issuer,
+        keyspace::BROKEN,
         oracle::commit::{Change, ObservedCommit, Verdict},
         witness::Witness,
     },
@@ -33,6 +34,8 @@ pub(in crate::front::simulation::oracle) struct DocFeed {
     pub rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
     /// All rows so far.
     pub past: BTreeMap<Sequence, DocSummary>,
+    /// The undecodable rows, which nobody removes before the feed ends.
+    pub broken: BTreeSet<Sequence>,
 }
 
 /// A tail of the documents of a database.
@@ -152,6 +155,7 @@ impl DocFeed {
         let mut removed = BTreeSet::new();
         for (shard, at, change) in &touched.rows {
             match (&change.before, &change.after) {
+                (None, Some(value)) if value == BROKEN => drop(self.broken.insert(*at)),
                 (None, Some(value)) => {
                     let row = DocChange::from_stored(*at, value).map_err(|error| error.to_string())?;
                     added.insert(*at, (*shard, row.doc));
