@@ -15,13 +15,13 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeOptions,
     changes::members_changed,
     last_seen::LastSeen,
+    leases::Stop,
     roles::{clear_roles, set_role},
 };
 use crate::{
@@ -46,7 +46,16 @@ pub(super) type Registration = Option<[u8; 16]>;
 pub(super) type Roles = BTreeMap<Role, u32>;
 
 /// The roles, shared by the heartbeat and the guards of the roles.
-pub(super) type SharedRoles = Arc<Mutex<Roles>>;
+pub(super) type SharedRoles = watch::Sender<BTreeMap<Role, Entered>>;
+
+/// A role that the node has entered.
+#[derive(Debug)]
+pub(super) struct Entered {
+    /// The most resources that the node may own by it.
+    pub max: u32,
+    /// Requested once its worker was dropped or shuts down; `None` for a role without a worker, which ends at once.
+    pub stop: Option<Stop>,
+}
 
 /// 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
@@ -115,7 +124,7 @@ impl Heartbeat {
             config,
             stats: Arc::clone(stats),
             options: options.clone(),
-            roles: Arc::clone(roles),
+            roles: roles.clone(),
             registration,
             row,
             published: None,
@@ -166,9 +175,13 @@ impl Heartbeat {
         }
     }
 
+    fn present_roles(&self) -> Roles {
+        self.roles.borrow().iter().map(|(role, entered)| (role.clone(), entered.max)).collect()
+    }
+
     /// Whether the stored roles are the present ones.
     fn is_published(&self) -> bool {
-        self.registration.borrow().is_some() && self.published.as_ref() == Some(&*self.roles.lock())
+        self.registration.borrow().is_some() && self.published.as_ref() == Some(&self.present_roles())
     }
 
     /// [`Heartbeat::pulse`]; a panic in it costs one beat.
@@ -230,7 +243,7 @@ impl Heartbeat {
     /// Writes the next beat, and roles that have changed. Returns both with a time just before the commit, or `None` if
     /// the row is no longer that of this process.
     async fn beat(&mut self) -> Result<Option<(NodeRow, Roles, Duration)>> {
-        let roles = self.roles.lock().clone();
+        let roles = self.present_roles();
         let is_news = self.published.as_ref() != Some(&roles);
         if is_news {
             self.published = None;
@@ -290,7 +303,7 @@ impl Heartbeat {
         // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
         // recognised.
         let token = *self.claiming.get_or_insert_with(|| draw(&env));
-        let roles = self.roles.lock().clone();
+        let roles = self.present_roles();
         self.row.beat += 1;
         let row = NodeRow {
             beat: self.row.beat,

@@ -1,7 +1,7 @@
 //! [`Member`]: a node in its own process, with its heartbeat and its watch over others.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fmt,
     sync::{
         Arc,
@@ -19,7 +19,8 @@ use tokio::{
 use super::{
     NodeOptions,
     changes::Versions,
-    heartbeat::{Claim, Command, Heartbeat, Registration, SharedRoles},
+    heartbeat::{Claim, Command, Entered, Heartbeat, Registration, SharedRoles},
+    leases::Stop,
     neighbours::{Interests, NeighbourWatch},
 };
 use crate::{
@@ -81,7 +82,7 @@ pub(crate) struct RoleGuard {
 
 impl Drop for RoleGuard {
     fn drop(&mut self) {
-        self.roles.lock().remove(&self.role);
+        self.roles.send_modify(|roles| drop(roles.remove(&self.role)));
         if let Some(commands) = self.commands.upgrade() {
             // If as many commands wait, the next beat is not far.
             let _ = commands.try_send(Command::Publish(oneshot::channel().0));
@@ -174,9 +175,9 @@ impl Member {
         &self.shared
     }
 
-    /// [`Shared::enter`] without a limit.
+    /// [`Shared::enter`] without a limit or a worker.
     pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
-        self.shared.enter(role, None).await
+        self.shared.enter(role, None, None).await
     }
 
     /// Ends the workers of the node, which release what they hold, and removes its row.
@@ -208,18 +209,37 @@ impl Shared {
     }
 
     /// Publishes `role` with the most resources that the node may own by it (`None` for no limit), so that others see it when this
-    /// returns. Fails with [`Error::Invalid`] if the node has it already.
-    pub async fn enter(&self, role: Role, max: Option<u32>) -> Result<RoleGuard> {
-        match self.roles.lock().entry(role.clone()) {
-            std::collections::btree_map::Entry::Occupied(_) => {
-                return Err(Error::invalid(
-                    "role",
-                    format!("node {} is {role} already: start it on another node", self.id),
-                ));
+    /// returns. `stop` says when the worker of the role ends. If the node has the role already, waits for the end of an ending worker, and
+    /// else fails with [`Error::Invalid`].
+    pub async fn enter(&self, role: Role, max: Option<u32>, stop: Option<Stop>) -> Result<RoleGuard> {
+        let max = max.unwrap_or(u32::MAX);
+        loop {
+            let mut is_ending = None;
+            self.roles.send_if_modified(|roles| match roles.entry(role.clone()) {
+                Entry::Occupied(before) => {
+                    is_ending = Some(before.get().stop.as_ref().is_some_and(Stop::is_requested));
+                    false
+                }
+                Entry::Vacant(entry) => {
+                    entry.insert(Entered { max, stop: stop.clone() });
+                    true
+                }
+            });
+            match is_ending {
+                None => break,
+                Some(true) => {
+                    let mut roles = self.roles.subscribe();
+                    roles.wait_for(|roles| !roles.contains_key(&role)).await.expect("the sender is here");
+                }
+                Some(false) => {
+                    return Err(Error::invalid(
+                        "role",
+                        format!("node {} is {role} already: start it on another node", self.id),
+                    ));
+                }
             }
-            std::collections::btree_map::Entry::Vacant(entry) => drop(entry.insert(max.unwrap_or(u32::MAX))),
         }
-        let guard = RoleGuard { roles: Arc::clone(&self.roles), role, commands: self.commands.downgrade() };
+        let guard = RoleGuard { roles: self.roles.clone(), role, commands: self.commands.downgrade() };
         self.publish().await?;
         Ok(guard)
     }
@@ -227,8 +247,11 @@ impl Shared {
     /// Publishes that the node may own nothing by `role`, so that others take its resources as soon as their work has
     /// ended.
     pub async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
-        let before = self.roles.lock().insert(role.role.clone(), 0);
-        if before == Some(0) { Ok(()) } else { self.publish().await }
+        let is_news = self.roles.send_if_modified(|roles| {
+            let entered = roles.get_mut(&role.role).expect("it is there until the guard is dropped");
+            std::mem::replace(&mut entered.max, 0) > 0
+        });
+        if is_news { self.publish().await } else { Ok(()) }
     }
 
     /// Publishes the present roles.

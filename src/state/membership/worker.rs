@@ -50,7 +50,7 @@ const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
 /// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// The worker of a pool on a node. Dropping it stops it and its work at once.
+/// The worker of a pool on a node. Dropping it stops it and its work at once; the next one of the node waits for their end.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: watch::Sender<bool>,
@@ -70,7 +70,9 @@ impl Worker {
         options.check()?;
         let shared = member.shared();
         let interest = shared.add_worker(&pool.name, options.interval);
-        let role = unless_left(shared, shared.enter(pool.role.clone(), options.leases_max)).await?;
+        let (stop, stopped) = Stop::new();
+        let enter = shared.enter(pool.role.clone(), options.leases_max, Some(stopped.clone()));
+        let role = unless_left(shared, enter).await?;
         let registration = shared.registration();
         let joined = *registration.borrow();
         let mut worker = WorkerTask {
@@ -82,6 +84,7 @@ impl Worker {
             registration,
             versions: shared.versions(),
             interest,
+            role: Some(Arc::new(role)),
             tasks: JoinSet::new(),
             ids: HashMap::new(),
             held: BTreeMap::new(),
@@ -92,16 +95,15 @@ impl Worker {
         };
         if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
-            drop(role);
+            worker.role = None;
             // Leases that this cannot release are free once the node no longer has the role.
             if let Err(error) = in_time(worker.env(), "releasing leases", worker.clean_up()).await {
                 tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
             }
             return Err(error);
         }
-        let (stop, stopped) = watch::channel(false);
         let mut task = JoinSet::new();
-        task.spawn(worker.run(stopped, role));
+        task.spawn(worker.run(stopped));
         Ok(Self { stop, task, member: Arc::clone(member) })
     }
 
@@ -166,6 +168,8 @@ struct WorkerTask {
     versions: watch::Receiver<Option<Arc<Versions>>>,
     /// How often the node has to poll for this worker.
     interest: WorkerGuard,
+    /// The role of the node, until the worker and all of its jobs have ended.
+    role: Option<Arc<RoleGuard>>,
     tasks: JoinSet<Result<()>>,
     /// The resources of the tasks.
     ids: HashMap<Id, u64>,
@@ -187,7 +191,7 @@ impl WorkerTask {
     }
 
     /// Supervises the pool until it is asked to stop, also after panics.
-    async fn run(mut self, mut stopped: watch::Receiver<bool>, role: RoleGuard) -> Result<()> {
+    async fn run(mut self, mut stopped: Stop) -> Result<()> {
         while let Err(panic) = AssertUnwindSafe(self.serve(&mut stopped)).catch_unwind().await {
             let panic = panic_text(&*panic);
             tracing::error!(pool = &*self.pool.name, panic, "a worker has panicked and begins again");
@@ -195,8 +199,8 @@ impl WorkerTask {
             self.abort_all().await;
             self.due = self.env().now().saturating_add(FAILURE_PAUSE);
         }
-        self.stop_all(&role).await;
-        drop(role);
+        self.stop_all().await;
+        self.role = None;
         let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
         // Before the worker counts as ended: then the caller may close the store at once.
         let Self { interest, .. } = self;
@@ -205,13 +209,13 @@ impl WorkerTask {
     }
 
     /// Supervises the pool until it is asked to stop.
-    async fn serve(&mut self, stopped: &mut watch::Receiver<bool>) {
+    async fn serve(&mut self, stopped: &mut Stop) {
         let (mut stopped_again, mut leaving) = (stopped.clone(), self.member.stop());
         let env = self.env().clone();
         loop {
             let event = tokio::select! {
                 biased;
-                _ = stopped.wait_for(|stop| *stop) => Event::Stop,
+                () = stopped.requested() => Event::Stop,
                 _ = leaving.wait_for(|stop| *stop) => Event::Stop,
                 () = fallen_out(self.registration.clone(), self.joined) => Event::FallenOut,
                 Some(ended) = self.tasks.join_next_with_id() => Event::Ended(ended),
@@ -232,7 +236,7 @@ impl WorkerTask {
             // committed: then the next round finds its leases.
             let goes_on = tokio::select! {
                 biased;
-                _ = stopped_again.wait_for(|stop| *stop) => false,
+                () = stopped_again.requested() => false,
                 _ = leaving.wait_for(|stop| *stop) => false,
                 goes_on = proceed => goes_on,
             };
@@ -313,8 +317,11 @@ impl WorkerTask {
         self.member.stats.leases_acquired.add(acquired.len() as u64);
         for lease in acquired {
             let (stop, stopped) = Stop::new();
-            let work = Arc::clone(&self.work);
-            let abort = self.tasks.spawn(work.run(lease.clone(), stopped));
+            let (role, work) = (self.role.clone(), Arc::clone(&self.work).run(lease.clone(), stopped));
+            let abort = self.tasks.spawn(async move {
+                let _role = role;
+                work.await
+            });
             self.ids.insert(abort.id(), lease.resource);
             self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
         }
@@ -458,7 +465,7 @@ impl WorkerTask {
 
     /// Asks all jobs to end, and aborts those that take too long. Leases of ended jobs are released meanwhile: a slow
     /// job keeps its own lease only.
-    async fn stop_all(&mut self, role: &RoleGuard) {
+    async fn stop_all(&mut self) {
         let env = self.env().clone();
         for job in self.held.values() {
             job.stop.send_replace(true);
@@ -467,7 +474,7 @@ impl WorkerTask {
         let fallen_out = fallen_out(self.registration.clone(), self.joined);
         let have_all_ended = tokio::select! {
             biased;
-            () = self.end_all(role, &env) => true,
+            () = self.end_all(&env) => true,
             () = fallen_out => false,
             () = deadline => false,
         };
@@ -483,7 +490,7 @@ impl WorkerTask {
 
     /// Waits until all jobs have ended. Releases leases of ended jobs while others go on; [`WorkerTask::clean_up`]
     /// releases the rest together.
-    async fn end_all(&mut self, role: &RoleGuard, env: &Env) {
+    async fn end_all(&mut self, env: &Env) {
         loop {
             let mut ended = Vec::new();
             let pause = env.sleep(TOGETHER);
@@ -502,6 +509,7 @@ impl WorkerTask {
                 continue;
             }
             // Others take the released leases only once the node may own nothing.
+            let role = self.role.as_ref().expect("the worker has it until its end");
             let result = match self.member.own_nothing(role).await {
                 Ok(()) => release(&self.member.db, &self.member.keys, &ended).await,
                 error => error,

@@ -147,7 +147,8 @@ impl Work for Probe {
 }
 
 async fn join(db: &Database) -> Arc<Member> {
-    join_with(db, NodeOptions::default()).await
+    let (heartbeat, expiry) = (Duration::from_secs(3), Duration::from_secs(10));
+    join_with(db, NodeOptions { heartbeat, expiry, ..NodeOptions::default() }).await
 }
 
 async fn join_with(db: &Database, options: NodeOptions) -> Arc<Member> {
@@ -160,9 +161,14 @@ fn pool() -> Pool {
     Pool { name: "probe".into(), role: Role::new("prober").unwrap() }
 }
 
+/// The options whose times the tests count with.
+fn balance() -> BalanceOptions {
+    BalanceOptions { interval: Duration::from_secs(3), ..BalanceOptions::default() }
+}
+
 /// Starts a worker of `work` on `member`.
 async fn start(member: &Arc<Member>, work: &Arc<Probe>) -> Worker {
-    Worker::start(member, pool(), Arc::<Probe>::clone(work), BalanceOptions::default()).await.unwrap()
+    Worker::start(member, pool(), Arc::<Probe>::clone(work), balance()).await.unwrap()
 }
 
 async fn seconds(count: u64) {
@@ -380,8 +386,7 @@ async fn a_start_that_fails_leaves_nothing_and_a_round_that_fails_is_repeated() 
     let member = join(&db).await;
     let probe = Probe::new(2, Manner::Good);
     probe.is_blind.store(true, Ordering::SeqCst);
-    let refused =
-        Worker::start(&member, pool(), Arc::<Probe>::clone(&probe), BalanceOptions::default()).await;
+    let refused = Worker::start(&member, pool(), Arc::<Probe>::clone(&probe), balance()).await;
     assert_eq!(refused.unwrap_err().code(), Some(1031));
     assert_eq!(rows(&db).await, []);
 
@@ -408,6 +413,28 @@ async fn a_worker_that_is_dropped_ends_its_work_and_its_node_lets_others_have_it
     // The node lives and does not list the role any more.
     seconds(6).await;
     assert_eq!(new.take(), [("started", 2)]);
+}
+
+/// Regression: the role of a dropped worker stayed with the node until the aborted task had ended, and a start before that was refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_dropped_can_be_started_again_at_once() {
+    let db = Database::memory();
+    let member = join(&db).await;
+    for _ in 0..20 {
+        let probe = Probe::new(3, Manner::Good);
+        drop(start(&member, &probe).await);
+        let next = Probe::new(3, Manner::Good);
+        let worker = start(&member, &next).await;
+        assert!(probe.take().iter().filter(|(what, _)| *what == "started").count() <= 3);
+        assert_eq!(Arc::strong_count(&probe), 1, "the work before has ended");
+        assert_eq!(next.acquired.lock().len(), 3);
+        let role = member.enter(pool().role).await.unwrap_err();
+        assert!(matches!(role, Error::Invalid { .. }), "a worker that goes on is not waited for: {role}");
+        // Nor does it wait for one that shuts down.
+        let (ended, last) = tokio::join!(worker.shutdown(), start(&member, &probe));
+        ended.unwrap();
+        last.shutdown().await.unwrap();
+    }
 }
 
 /// A pause that ended during a round was once seen by nobody: the lease had an owner and no work for an hour.
@@ -467,7 +494,7 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     let stopping = Arc::new(Mutex::new(None));
     let work: Arc<dyn Work> = Arc::new(StopsWhenAborted(Arc::clone(&stopping)));
     let Worker { stop, mut task, .. } =
-        Worker::start(&member, pool(), Arc::clone(&work), BalanceOptions::default()).await.unwrap();
+        Worker::start(&member, pool(), Arc::clone(&work), balance()).await.unwrap();
     seconds(1).await;
     *stopping.lock() = Some(stop);
     let keys = member.keys();
