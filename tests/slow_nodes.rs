@@ -15,7 +15,7 @@ use notibus::{
     },
 };
 
-/// The default heartbeat and balance interval.
+/// Longer than the default heartbeat and balance interval.
 const INTERVAL: Duration = Duration::from_secs(3);
 
 /// The prefix of the keys of nodes, after the default prefix.

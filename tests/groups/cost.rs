@@ -83,16 +83,15 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     spent
 }
 
-/// A node with all roles begins a transaction each second, in which the notifier, the tail and the watcher poll, and each third time
-/// the watch over other nodes; each 3 s its heartbeat; each minute one read of a shard of documents. It was 2.7 transactions a second
-/// when each polled for itself.
+/// A node with all roles begins a transaction each second, in which the notifier, the tail, the watcher and the watch over other nodes
+/// poll; each 2 s its heartbeat; each minute one read of a shard of documents.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     let options = ConsumerOptions::default();
     let least = idle(SMALL, options.clone()).await;
     let seconds = TIME.as_secs();
-    assert!(least.transactions <= seconds * 7 / 5 && least.reads <= seconds * 7, "{least:?}");
-    assert!(least.read_bytes <= seconds * 1_000 && least.written_bytes <= seconds * 40, "{least:?}");
+    assert!(least.transactions <= seconds * 8 / 5 && least.reads <= seconds * 9, "{least:?}");
+    assert!(least.read_bytes <= seconds * 1_300 && least.written_bytes <= seconds * 60, "{least:?}");
     for size in [
         Size { partitions: 256, ..SMALL },
         Size { shards: 32, ..SMALL },

@@ -47,7 +47,7 @@ enum Command {
     },
     /// Print how far a group is behind in each shard.
     Lag(Of),
-    /// Move a group to another position. Fails while members live, which takes up to 10 s to find out.
+    /// Move a group to another position. Fails while members live, which takes up to 5 s to find out.
     Reset {
         /// The group.
         #[command(flatten)]
@@ -62,7 +62,7 @@ enum Command {
         #[command(flatten)]
         confirm: Confirm,
     },
-    /// Delete a group, with its dead letters. Fails while members live, which takes up to 10 s to find out.
+    /// Delete a group, with its dead letters. Fails while members live, which takes up to 5 s to find out.
     Delete {
         /// The group.
         #[command(flatten)]

@@ -78,7 +78,7 @@ impl<R> Group<R> {
     /// are removed.
     ///
     /// Without `force` it fails while members live. To find out whether a member that has not left is alive, it watches the member's
-    /// heartbeat for as long as that may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 10 s by default. A member whose
+    /// heartbeat for as long as that may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 5 s by default. A member whose
     /// heartbeat may pause for more than a minute counts as living.
     ///
     /// # Errors

@@ -7,22 +7,25 @@ use crate::{
     state::keys::NodeId,
 };
 
+/// The longest time between two polls of other nodes.
+const PACE_MAX: Duration = Duration::from_secs(3);
+
 /// How a node shows that it lives. Nodes of a bus can have different times: each stores how long others have to wait
 /// for it. [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeOptions {
     /// The node's id; no other process may use it at the same time. Default: a random one.
     pub id: Option<NodeId>,
-    /// How often the node writes its heartbeat. Default: 3 s.
+    /// How often the node writes its heartbeat. Default: 2 s.
     pub heartbeat: Duration,
     /// After how long without a heartbeat others take this node for dead, by the observer's clock; at least twice the
-    /// heartbeat. With a shorter expiry others take its work over sooner, and sooner by mistake. Default: 10 s.
+    /// heartbeat. With a shorter expiry others take its work over sooner, and sooner by mistake. Default: 5 s.
     pub expiry: Duration,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { id: None, heartbeat: Duration::from_secs(3), expiry: Duration::from_secs(10) }
+        Self { id: None, heartbeat: Duration::from_secs(2), expiry: Duration::from_secs(5) }
     }
 }
 
@@ -48,7 +51,7 @@ impl NodeOptions {
 
     /// How often the node polls other nodes, however seldom it beats.
     pub(super) fn pace(&self) -> Duration {
-        self.heartbeat.min(Self::default().heartbeat)
+        self.heartbeat.min(PACE_MAX)
     }
 }
 
@@ -56,7 +59,7 @@ impl NodeOptions {
 /// more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalanceOptions {
-    /// How often it polls whether nodes or leases have changed. Default: 3 s.
+    /// How often it polls whether nodes or leases have changed. Default: 1 s.
     pub interval: Duration,
     /// How long an owner may take to end its work when the lease should be another node's; then the other node takes
     /// it anyway. Default: 10 s. [`Duration::MAX`] means "never".
@@ -67,7 +70,7 @@ pub struct BalanceOptions {
 
 impl Default for BalanceOptions {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(3), handover: Duration::from_secs(10), leases_max: None }
+        Self { interval: Duration::from_secs(1), handover: Duration::from_secs(10), leases_max: None }
     }
 }
 

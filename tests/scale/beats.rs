@@ -1,0 +1,118 @@
+//! How late heartbeats come where producers and others take all the processor time: what the defaults of
+//! [`NodeOptions`] were chosen by.
+//!
+//! Five seconds by default. `NOTIBUS_LOAD=full cargo test --release --test scale beats -- --nocapture` takes four times a minute.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use notibus::{
+    Bus, NodeOptions, NotifierOptions,
+    store::{
+        Database,
+        testing::{Faults, Operation},
+    },
+};
+
+use crate::common::{db, record, wide_bus};
+
+/// The prefix of the rows of nodes, after the default prefix.
+const NODES: &[u8] = b"notibus\x15\x0a\x02main\x00\x14";
+
+/// Nodes of the process.
+const NODES_COUNT: usize = 8;
+
+/// The last beat of each node, and the longest gap between two of one.
+#[derive(Default)]
+struct Gaps {
+    last: HashMap<Bytes, Instant>,
+    longest: Duration,
+}
+
+/// The longest gap between two heartbeats of a node within `time`, beside `hogs` threads that never rest and producers that never wait.
+async fn longest_gap(store: Database, time: Duration, hogs: usize) -> Duration {
+    let (faults, gaps) = (Faults::new(&store), Arc::new(Mutex::new(Gaps::default())));
+    let seen = Arc::clone(&gaps);
+    faults.plan_commits(move |attempt| {
+        for operation in attempt.mutations() {
+            if let Operation::Set { key, .. } = operation
+                && key.starts_with(NODES)
+            {
+                let (mut gaps, now) = (seen.lock().unwrap(), Instant::now());
+                if let Some(before) = gaps.last.insert(key.clone(), now) {
+                    gaps.longest = gaps.longest.max(now - before);
+                }
+            }
+        }
+        None
+    });
+    let mut nodes: Vec<(Bus, _)> = Vec::new();
+    for _ in 0..NODES_COUNT {
+        let bus = wide_bus(&faults.database()).await;
+        let node = bus.node(NodeOptions::default()).await.unwrap();
+        nodes.push((bus, node.notifier(NotifierOptions::default()).await.unwrap()));
+    }
+    let is_over = Arc::new(AtomicBool::new(false));
+    let hogs: Vec<_> = (0..hogs)
+        .map(|_| {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            })
+        })
+        .collect();
+    let producers: Vec<_> = (0..4)
+        .map(|producer| {
+            let (is_over, bus, store) = (Arc::clone(&is_over), nodes[producer].0.clone(), faults.database());
+            tokio::spawn(async move {
+                let mut count = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    count += 1;
+                    let db = db(&format!("db{producer}-{}", count % 1_000), 1);
+                    record(&store, &bus, &db, [1, 0, 1, 0]).await;
+                }
+                count
+            })
+        })
+        .collect();
+    tokio::time::sleep(time).await;
+    is_over.store(true, Ordering::Relaxed);
+    for hog in hogs {
+        hog.join().unwrap();
+    }
+    let mut events = 0;
+    for producer in producers {
+        events += producer.await.unwrap();
+    }
+    let longest = gaps.lock().unwrap().longest;
+    let fallen_out: u64 = nodes.iter().map(|(bus, _)| bus.stats().nodes_fallen_out).sum();
+    println!("{events} events in {time:?}: the longest gap between beats is {longest:?}");
+    assert_eq!(fallen_out, 0, "no node takes itself, or is taken, for dead");
+    longest
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beats_go_on_where_others_take_all_processor_time() {
+    let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
+    let time = Duration::from_secs(if is_full { 60 } else { 5 });
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    for hogs in [0, cores * 4] {
+        let folder = tempfile::tempdir().unwrap();
+        for (what, store) in
+            [("memory", Database::memory()), ("folder", Database::open_dir(folder.path()).unwrap())]
+        {
+            println!("{what}, {hogs} threads that never rest:");
+            assert!(longest_gap(store, time, hogs).await > Duration::ZERO, "each node has beaten again");
+        }
+    }
+}

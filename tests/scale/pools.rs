@@ -1,0 +1,131 @@
+//! What a pool costs: a change in one of them the members of others, and many resources those who divide them.
+//!
+//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test scale pools -- --nocapture` takes the sizes of `docs/scale.md`.
+
+use std::time::{Duration, Instant};
+
+use notibus::{
+    Bus, NodeOptions, Notification, NotifierOptions,
+    cursor::Start,
+    group::{Consumer, ConsumerOptions, Group, GroupBatch, GroupOptions},
+};
+
+use crate::{
+    World,
+    common::{joined, until},
+};
+
+fn is_full() -> bool {
+    std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full")
+}
+
+/// A consumer of `group` on a node of `bus`, that does nothing.
+async fn consumer(node: &notibus::Node, group: &Group<Notification>) -> Consumer {
+    let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
+    node.consumer(group, move |_| observe, ConsumerOptions::default()).await.unwrap()
+}
+
+async fn group(bus: &Bus, name: &str) -> Group<Notification> {
+    let group = bus.group(name).unwrap();
+    group.create(&GroupOptions::default()).await.unwrap();
+    group
+}
+
+/// The reads, and their bytes, that `nodes` nodes with `groups` groups each make more than at rest when the leases of another group change.
+async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
+    let world = World::new(1, 4).await;
+    let (mut members, mut consumers) = (Vec::new(), Vec::new());
+    for number in 0..groups {
+        group(&world.others, &format!("group{number:04}")).await;
+    }
+    for _ in 0..nodes {
+        let node = joined(&world.counted).await;
+        for number in 0..groups {
+            let group = world.counted.group(&format!("group{number:04}")).unwrap();
+            consumers.push(consumer(&node, &group).await);
+        }
+        members.push(node);
+    }
+    let other = group(&world.others, "other").await;
+    let _other = consumer(&joined(&world.others).await, &other).await;
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let rest = world.during(tokio::time::sleep(Duration::from_mins(1))).await;
+    let changed = world
+        .during(async {
+            other.reset(Start::Now, true).await.unwrap();
+            tokio::time::sleep(Duration::from_mins(1)).await;
+        })
+        .await;
+    println!("{nodes} nodes × {groups} groups: {rest:?}, with a change of another pool {changed:?}");
+    (changed.reads.saturating_sub(rest.reads), changed.read_bytes.saturating_sub(rest.read_bytes))
+}
+
+/// Each change of any lease made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 groups, and 1.5 MB at 16 × 16.
+#[tokio::test(start_paused = true)]
+async fn pools_beside_a_changed_one_read_their_versions_only() {
+    for (nodes, groups) in [(4, 4), (16, 16)] {
+        let (reads, bytes) = change_beside(nodes, groups).await;
+        let pools = (nodes * groups) as u64;
+        println!("{nodes} × {groups}: {reads} reads and {bytes} bytes more");
+        // The pool changes twice, with the reset and with the acquisition after it. Polls are jittered.
+        let most = pools * 2 + pools / 2 + 8 * nodes as u64;
+        assert!(reads <= most, "{reads} reads of {pools} pools");
+        assert!(bytes <= most * 150, "{bytes} bytes of {pools} pools");
+    }
+}
+
+/// How long the second notifier of `partitions` works until both have their halves: in paused time, all that passes is work.
+async fn work_of_a_join(partitions: u32) -> Duration {
+    let world = World::new(partitions, 1).await;
+    let options =
+        || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
+    let first = joined(&world.others).await.notifier(options()).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let began = Instant::now();
+    let node = world.counted.node(NodeOptions::default()).await.unwrap();
+    let second = node.notifier(options()).await.unwrap();
+    let started = began.elapsed();
+    let half = partitions as usize / 2;
+    until("both have a half", async || second.partitions().len() == half).await;
+    println!(
+        "{partitions} partitions: the start of the second works {started:?}, until both have a half {:?}",
+        began.elapsed()
+    );
+    assert_eq!(first.partitions().len(), half);
+    started
+}
+
+/// The plan was quadratic: a second notifier took 0.15, 0.58 and 2.8 s to start with 1,024, 2,048 and 4,096 partitions.
+#[tokio::test(start_paused = true)]
+async fn pools_of_many_partitions_are_joined() {
+    for partitions in if is_full() { &[1_024, 2_048, 4_096][..] } else { &[256] } {
+        work_of_a_join(*partitions).await;
+    }
+}
+
+/// A second consumer of 10,000 shards had not started after 25 s.
+#[tokio::test(start_paused = true)]
+async fn pools_of_many_shards_are_divided_among_three() {
+    let shards = if is_full() { 10_000 } else { 500 };
+    let world = World::new(1, shards).await;
+    let group = group(&world.counted, "group").await;
+    let (began, wall) = (tokio::time::Instant::now(), Instant::now());
+    let mut consumers = Vec::new();
+    for _ in 0..3 {
+        consumers.push(consumer(&joined(&world.counted).await, &group).await);
+    }
+    let held = |consumer: &Consumer| consumer.shards().len();
+    let is_divided = || {
+        let shares: Vec<_> = consumers.iter().map(held).collect();
+        shares.iter().sum::<usize>() == shards as usize
+            && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
+    };
+    while !is_divided() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("{shards} shards are divided after {:?}, with {:?} of work", began.elapsed(), wall.elapsed());
+    assert!(began.elapsed() <= Duration::from_secs(10), "{shards} shards: {:?}", began.elapsed());
+    for consumer in consumers {
+        consumer.shutdown().await.unwrap();
+    }
+}
