@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{AtomicOp, mutation::Mutation};
+use super::{
+    AtomicOp,
+    mutation::{Mutation, write_len},
+};
 use crate::base::encoding::{COUNTERS_LEN, Tally};
 
 /// Keys and the counters to add to each.
@@ -16,9 +19,6 @@ pub(super) struct Additions {
 
 /// Fewer additions than this are merged at the commit only.
 const MERGED_MIN: usize = 64;
-
-/// What a store counts for a write and its conflict range besides their bytes.
-const OVERHEAD: usize = 64;
 
 impl Additions {
     pub fn add(&mut self, key: Vec<u8>, tally: &Tally) {
@@ -47,9 +47,9 @@ impl Additions {
         self.merged = self.all.len();
     }
 
-    /// About the bytes that they add to the size of their transaction: each key is also written as a conflict range.
-    pub fn size(&self) -> usize {
-        self.all.iter().map(|(key, _)| OVERHEAD + 3 * key.len() + COUNTERS_LEN).sum()
+    /// About the bytes that they add to the size of their transaction.
+    pub fn len(&self) -> usize {
+        self.all.iter().map(|(key, _)| write_len(key.len(), COUNTERS_LEN)).sum()
     }
 
     /// One `ADD` for each key, in their order.

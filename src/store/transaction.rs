@@ -1,7 +1,7 @@
 //! [`Transaction`]: the reads and writes of a layer.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,8 +13,11 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
-    AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch, additions::Additions,
-    backend::TransactionBackend, limits, mutation::Mutation,
+    AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
+    additions::Additions,
+    backend::TransactionBackend,
+    limits,
+    mutation::{Mutation, write_len},
 };
 use crate::base::{
     encoding::{Tally, Versionstamp},
@@ -89,6 +92,15 @@ struct Held {
     removals: BTreeMap<Bytes, u64>,
     /// The listeners to the commit, each with its token.
     listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
+    /// About the bytes that `counts` and `stamps` add to the size of the transaction.
+    merged_len: usize,
+}
+
+impl Held {
+    /// About the bytes that the writes add to the size of the transaction: each key is also written as a conflict range.
+    fn len(&self) -> usize {
+        self.additions.len() + self.merged_len
+    }
 }
 
 impl Transaction {
@@ -211,7 +223,7 @@ impl Transaction {
 
     /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
     pub async fn approximate_size(&self) -> Result<usize> {
-        let held = self.held().additions.size();
+        let held = self.held().len();
         Ok(self.0.backend.approximate_size().await? + held)
     }
 
@@ -285,7 +297,12 @@ impl Transaction {
     /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However
     /// often this is called for one key, the commit sets it once. Reads of this transaction do not see it.
     pub(crate) fn stamp_merged(&self, key: Bytes, operand: Bytes) {
-        self.held().stamps.entry(key).or_insert(operand);
+        let mut held = self.held();
+        let len = write_len(key.len(), operand.len());
+        if let Entry::Vacant(entry) = held.stamps.entry(key) {
+            entry.insert(operand);
+            held.merged_len += len;
+        }
     }
 
     /// The index of the row of `id` among the rows that this transaction writes to `feed`, and whether it is the
@@ -306,8 +323,14 @@ impl Transaction {
     /// key, the commit has at most one `ADD` for it. Reads of this transaction do not see it.
     pub(crate) fn count_merged(&self, feed: &[u8], key: Vec<u8>, rows: i64) {
         let mut held = self.held();
-        let counts = held.counts.entry(Bytes::copy_from_slice(feed)).or_default();
-        *counts.entry(key.into()).or_default() += rows;
+        let len = write_len(key.len(), size_of_val(&rows));
+        match held.counts.entry(Bytes::copy_from_slice(feed)).or_default().entry(key.into()) {
+            Entry::Occupied(mut entry) => *entry.get_mut() += rows,
+            Entry::Vacant(entry) => {
+                entry.insert(rows);
+                held.merged_len += len;
+            }
+        }
     }
 
     /// Notes that `feed` is removed, with all rows that this transaction has written to it: its writers have to read
