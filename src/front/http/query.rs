@@ -1,10 +1,10 @@
 //! [`Query`] is what the query string and the headers of a request ask of a feed.
 //!
-//! Unknown parameters are refused, because ignoring one gives a wrong answer: `limt=1` would give all rows. Parameters that CouchDB
+//! Unknown parameters are refused, and those that are given twice, because ignoring one gives a wrong answer: `limt=1` would give all rows. Parameters that CouchDB
 //! accepts in any letter case are accepted in any case here, too. Names that begin with `_` are allowed: clients add them to bypass
 //! caches.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use axum::http::HeaderMap;
 
@@ -99,6 +99,7 @@ impl Query {
             attachments: false,
             rest: Vec::new(),
         };
+        let mut taken = BTreeSet::new();
         for (key, value) in form_urlencoded::parse(text.as_bytes()) {
             let known = key.to_ascii_lowercase();
             let is_known = match topic {
@@ -107,6 +108,8 @@ impl Query {
             };
             if !is_known && !query.take(&known, &value, options, topic)? {
                 query.rest.push((key.into_owned(), value.into_owned()));
+            } else if let Some(known) = taken.replace(known) {
+                return Err(Failure::bad_request(format!("The parameter {known} is given twice.")));
             }
         }
         query.check(topic)?;
@@ -114,6 +117,9 @@ impl Query {
         if query.mode == Mode::EventSource
             && let Some(last) = headers.get("last-event-id").filter(|last| !last.is_empty())
         {
+            if headers.get_all("last-event-id").iter().count() > 1 {
+                return Err(Failure::bad_request("There are several headers Last-Event-ID."));
+            }
             query.start_at(last.to_str().unwrap_or("?"))?;
         }
         Ok(query)
@@ -391,6 +397,24 @@ mod tests {
             assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
             assert!(format!("{failure:?}").contains(named), "{bad}: {failure:?}");
         }
+    }
+
+    /// Regression: of two values the last one counted, although the routes that manage refused two.
+    #[test]
+    fn a_parameter_and_a_header_are_there_once() {
+        for twice in ["limit=1&limit=2", "since=now&LIMIT=1&since=0", "types=created&types=deleted"] {
+            let failure = parse(twice).unwrap_err();
+            assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
+            assert!(format!("{failure:?}").contains("twice"), "{twice}: {failure:?}");
+        }
+        assert!(parse_of("doc_ids=[]&Doc_Ids=[]", Topic::Documents).is_err());
+        parse("_=1&_=2").unwrap();
+        let query = parse_of("filter=of_the_layer&tag=a&tag=b", Topic::Documents).unwrap();
+        assert_eq!(query.rest.len(), 2, "a layer may take several");
+        let last = |at: Sequence| ("last-event-id".parse().unwrap(), at.to_string().parse().unwrap());
+        let headers = HeaderMap::from_iter([last(Sequence::MIN), last(Sequence::MAX)]);
+        let options = ApiOptions::default();
+        assert!(Query::parse("feed=eventsource", &headers, &options, Topic::Databases).is_err());
     }
 
     #[test]
