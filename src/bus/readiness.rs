@@ -168,7 +168,7 @@ impl Bus {
         context.config.check_stored(stored.as_deref())?;
         for (node, token) in context.stats.health.nodes() {
             let row = tx.get(&keys.node(NodeId(node)), Isolation::Snapshot).await?;
-            let row = row.map(|row| NodeRow::from_bytes(&row)).transpose()?;
+            let row = row.and_then(|row| NodeRow::from_bytes(&row).ok());
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(None);
             }

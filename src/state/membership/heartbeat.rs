@@ -5,7 +5,8 @@
 //! new token.
 //!
 //! The token distinguishes two processes under one id: a row with an unknown token belongs to another process, and is
-//! only replaced after it has not changed for as long as that row allows.
+//! only replaced after it has not changed for as long as that row allows. A row that cannot be decoded is damaged, or
+//! belongs to a process of a later version. Nobody else removes such a row, so the node does: after its own expiry.
 
 use std::{
     collections::BTreeMap,
@@ -14,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -103,7 +105,7 @@ pub(super) struct Heartbeat {
     /// node once joined a recovering cluster, and took itself for dead a moment later.
     beaten: Duration,
     /// The row of another process under its id, if it has seen one.
-    strangers: LastSeen<(), ([u8; 16], u64)>,
+    strangers: LastSeen<(), Bytes>,
 }
 
 impl Heartbeat {
@@ -234,7 +236,7 @@ impl Heartbeat {
             // Logged at the level of the fall, so that a log that has one has both.
             Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
             Claim::Taken { .. } => {
-                tracing::error!(node = %self.id, "another process runs under the id of this node");
+                tracing::error!(node = %self.id, "the row of this node is of another process, or is damaged");
             }
         }
         Ok(())
@@ -256,7 +258,7 @@ impl Heartbeat {
         let beaten = self.db.run_with(&policy, async |tx| {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
-            let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
+            let is_mine = read(&tx, &key).await?.is_some_and(|found| found.has(row.token));
             if is_mine {
                 tx.set(&key, &row.to_bytes());
                 if is_news {
@@ -317,11 +319,11 @@ impl Heartbeat {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let found = read(&tx, &key).await?;
-            let stranger = found.filter(|found| found.token != known && found.token != row.token);
-            if let Some(found) = stranger {
-                let beat = (found.token, found.beat);
-                if strangers.age(&(), &beat, began) < found.expiry() {
-                    return Ok(Some(beat));
+            let stranger = found.filter(|found| !found.has(known) && !found.has(row.token));
+            if let Some(Found { value, row: found }) = stranger {
+                let expiry = found.map_or(self.options.expiry, |found| found.expiry());
+                if strangers.age(&(), &value, began) < expiry {
+                    return Ok(Some(value));
                 }
             }
             tx.set(&key, &row.to_bytes());
@@ -341,7 +343,7 @@ impl Heartbeat {
         Ok(Claim::Joined)
     }
 
-    /// Removes the row and the roles, if they are those of this process.
+    /// Removes the row and the roles, if they are those of this process or damaged.
     async fn leave(&mut self) -> Result<()> {
         self.registration.send_replace(None);
         if self.stats.health.ended().is_some() {
@@ -349,7 +351,8 @@ impl Heartbeat {
         }
         let key = self.keys.node(self.id);
         let left = self.db.run(async |tx| {
-            if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
+            let is_mine = |found: Found| found.row.is_none() || found.has(self.row.token);
+            if read(&tx, &key).await?.is_some_and(is_mine) {
                 tx.clear(&key);
                 clear_roles(&tx, &self.keys, self.id).await?;
                 members_changed(&tx, &self.keys);
@@ -371,7 +374,22 @@ impl Drop for Heartbeat {
     }
 }
 
+/// The row of a node as it was found.
+struct Found {
+    value: Bytes,
+    /// `None` if it cannot be decoded.
+    row: Option<NodeRow>,
+}
+
+impl Found {
+    /// Whether it has `token`.
+    fn has(&self, token: [u8; 16]) -> bool {
+        self.row.is_some_and(|row| row.token == token)
+    }
+}
+
 /// The row at `key`, read serializably.
-async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<NodeRow>> {
-    tx.get(key, Isolation::Serializable).await?.map(|value| NodeRow::from_bytes(&value)).transpose()
+async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<Found>> {
+    let value = tx.get(key, Isolation::Serializable).await?;
+    Ok(value.map(|value| Found { row: NodeRow::from_bytes(&value).ok(), value }))
 }

@@ -75,7 +75,7 @@ impl Known<'_> {
             tx.all_rows(keys.leases(pool), Isolation::Snapshot),
             self.work.resources(tx),
         )?;
-        let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
+        let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());
         if row.is_none_or(|row| row.token != self.joined) {
             return Ok(None);
         }

@@ -532,7 +532,7 @@ impl WorkerTask {
         let token = *self.registration.borrow();
         let released = db.run(async |tx| {
             let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
-            let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
+            let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(());
             }

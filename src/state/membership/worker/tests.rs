@@ -545,3 +545,37 @@ async fn a_lease_that_cannot_be_decoded_is_left_alone_and_the_others_are_divided
     first.shutdown().await.unwrap();
     second.shutdown().await.unwrap();
 }
+
+/// Regression: a node whose own row could not be decoded fell out and never came back, nor could it leave: nobody else removes such a
+/// row, so its resources had no owner any more until somebody removed it by hand.
+#[tokio::test(start_paused = true)]
+async fn a_node_replaces_or_removes_its_own_damaged_row() {
+    let (db, work) = (Database::memory(), Probe::new(8, Manner::Good));
+    let (first, second) = (join(&db).await, join(&db).await);
+    let (kept, left) = (start(&first, &work).await, start(&second, &work).await);
+    let owned = async |node: &Arc<Member>| {
+        let is_of = |lease: &&Lease| lease.owner.is_some_and(|owner| owner.node == node.id());
+        rows(&db).await.iter().filter(is_of).count()
+    };
+    let damage = async || {
+        let key = second.keys().node(second.id());
+        let write = async |tx: Transaction| {
+            tx.set(&key, b"junk");
+            Ok(())
+        };
+        db.run(write).await.unwrap();
+    };
+    seconds(30).await;
+    assert_eq!((owned(&first).await, owned(&second).await), (4, 4));
+    damage().await;
+    seconds(60).await;
+    assert!(second.shared().registration().borrow().is_some());
+    assert_eq!((owned(&first).await, owned(&second).await), (4, 4));
+
+    damage().await;
+    left.shutdown().await.unwrap();
+    second.leave().await.unwrap();
+    seconds(30).await;
+    assert_eq!(owned(&first).await, 8);
+    kept.shutdown().await.unwrap();
+}
