@@ -44,6 +44,8 @@ impl Ownership {
             }
         }
         for (node, row) in member_rows(tx, keys, &Role::NOTIFIER).await? {
+            // Nobody can say whether one lives whose row cannot be decoded; the nodes that watch it name it.
+            let Ok(row) = row else { continue };
             ownership.notifiers.insert(node, (row.started_ms, row.beat, row.expiry_ms));
         }
         Ok(ownership)

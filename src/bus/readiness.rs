@@ -183,3 +183,28 @@ impl Bus {
         Ok(Some(Ownership::read(tx, keys).await?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bus::running::Roles, state::keys::Role, store::Database};
+
+    /// Regression: the row of one notifier that could not be decoded made `ready` fail on all nodes, although the others owned all
+    /// partitions.
+    #[tokio::test(start_paused = true)]
+    async fn a_damaged_row_of_another_node_keeps_nobody_from_being_ready() {
+        let store = Database::memory();
+        let bus = Bus::open(&store, super::super::BusOptions::default()).await.unwrap();
+        let running = bus.start(Roles::default()).await.unwrap();
+        let (keys, other) = (&bus.context.keys, NodeId([7; 16]));
+        let damage = async |tx: Transaction| {
+            tx.set(&keys.node(other), b"junk");
+            keys.role(other, &Role::NOTIFIER).iter().for_each(|key| tx.set(key, &0_u32.to_be_bytes()));
+            Ok(())
+        };
+        store.run(damage).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        bus.readiness(&Owners::default()).await.unwrap();
+        running.shutdown().await.unwrap();
+    }
+}

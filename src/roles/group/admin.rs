@@ -189,9 +189,8 @@ impl<R> Group<R> {
     /// The identity of the group. Unless `force` is set, also the listed members that are dead; it watches them for long enough to be
     /// certain, and fails if one lives.
     async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<NodeRows>)> {
-        let (db, env, keys, role) =
-            (&self.context.db, self.context.env(), &self.context.keys, self.id.role());
-        let read = || db.run(async |tx| member_rows(&tx, keys, &role).await);
+        let (db, env) = (&self.context.db, self.context.env());
+        let read = || db.run(async |tx| self.members(&tx).await);
         let row = db.run(async |tx| self.row(&tx).await?.ok_or_else(|| self.missing())).await?;
         if force {
             return Ok((row.identity, None));
@@ -202,13 +201,19 @@ impl<R> Group<R> {
         }
     }
 
+    /// The rows of the members. Fails if one cannot be decoded, because nobody can say whether its node lives.
+    async fn members(&self, tx: &Transaction) -> Result<NodeRows> {
+        let rows = member_rows(tx, &self.context.keys, &self.id.role()).await?;
+        rows.into_iter().map(|(node, row)| Ok((node, row?))).collect()
+    }
+
     /// Fails if there are members other than `dead`. `tx` fails if a member in `dead` sends a heartbeat, or another member joins, before
     /// the commit.
     async fn check_members(&self, tx: &Transaction, dead: Option<&NodeRows>) -> Result<()> {
         let Some(dead) = dead else { return Ok(()) };
         let (keys, role) = (&self.context.keys, self.id.role());
         tx.add_read_conflict(&keys.nodes_with(&role));
-        let members = member_rows(tx, keys, &role).await?;
+        let members = self.members(tx).await?;
         // Dead members send no heartbeat, so only they are in the conflict set: heartbeats of others must not make `tx` fail.
         let alive = members.iter().filter(|(node, row)| dead.get(node) != Some(row)).count();
         if alive > 0 {

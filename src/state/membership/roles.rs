@@ -3,7 +3,6 @@
 
 use bytes::Bytes;
 
-use super::silence::NodeRows;
 use crate::{
     base::error::{Error, Result},
     state::keys::{Keys, NodeId, NodeRow, Role, role_max},
@@ -43,13 +42,17 @@ pub(crate) async fn members(
     Ok(rows.iter().filter_map(member).collect())
 }
 
-/// The rows of the nodes with `role`, read by snapshot.
-pub(crate) async fn member_rows(tx: &Transaction, keys: &Keys, role: &Role) -> Result<NodeRows> {
+/// The rows of the nodes with `role`, read by snapshot; an error for each that cannot be decoded.
+pub(crate) async fn member_rows(
+    tx: &Transaction,
+    keys: &Keys,
+    role: &Role,
+) -> Result<Vec<(NodeId, Result<NodeRow>)>> {
     // The nodes that divide the work of the role report what cannot be decoded.
     let members = members(tx, keys, role, |_, _| {}).await?;
     let rows = members.into_iter().map(|(node, _)| async move {
         let row = tx.get(&keys.node(node), Isolation::Snapshot).await?;
-        Ok::<_, Error>(row.map(|value| NodeRow::from_bytes(&value)).transpose()?.map(|row| (node, row)))
+        Ok::<_, Error>(row.map(|value| (node, NodeRow::from_bytes(&value))))
     });
     Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
 }
