@@ -155,3 +155,41 @@ impl Bus {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        bus::{BusOptions, running::Roles},
+        roles::group::GroupOptions,
+        state::keys::GroupId,
+        store::{Database, Transaction},
+    };
+
+    /// Regression: one lease of one group that could not be decoded took the status of the whole bus away, its metrics included, and
+    /// the group could not be reset, which would have replaced it.
+    #[tokio::test(start_paused = true)]
+    async fn a_damaged_lease_of_a_group_hides_no_status_and_is_gone_after_a_reset() {
+        let store = Database::memory();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        let running = bus.start(Roles::default()).await.unwrap();
+        let group = bus.group("g").unwrap();
+        assert!(group.create(&GroupOptions::default()).await.unwrap());
+        let shard = group.lag().await.unwrap()[0].shard;
+        let keys = &bus.context.keys;
+        let id = GroupId { feed: bus.context.feed.clone(), name: "g".parse().unwrap() };
+        let leases = keys.leases(&id.pool());
+        let damage = async |tx: Transaction| {
+            tx.set(&keys.lease(&id.pool(), shard.0), b"junk");
+            Ok(())
+        };
+        store.run(damage).await.unwrap();
+        let status = bus.status().await.unwrap();
+        assert!(status.groups.iter().all(|group| group.lag.as_ref().is_some_and(|lag| !lag.is_empty())));
+        assert_eq!(status.groups.len(), 1);
+        group.reset(Sequence::MIN, false).await.unwrap();
+        let left = store.begin().all_rows(leases, Isolation::Snapshot).await.unwrap();
+        assert!(left.iter().all(|(key, value)| keys.lease_row(key, value).is_ok()), "{left:?}");
+        running.shutdown().await.unwrap();
+    }
+}

@@ -176,11 +176,12 @@ impl<R> Group<R> {
     async fn take_leases(&self, tx: &Transaction, shards: &[ShardId]) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.id.pool());
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
-            let (_, resource, lease) = keys.lease_row(&key, &value)?;
-            if shards.binary_search(&ShardId(resource)).is_ok() {
-                tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
-            } else {
-                tx.clear(&key);
+            match keys.lease_row(&key, &value) {
+                Ok((_, resource, lease)) if shards.binary_search(&ShardId(resource)).is_ok() => {
+                    tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
+                }
+                // The epoch of one that cannot be decoded is unknown. It may begin again at 0, because no two owners are equal.
+                _ => tx.clear(&key),
             }
         }
         Ok(())

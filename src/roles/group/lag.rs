@@ -65,7 +65,8 @@ impl<R> Group<R> {
         let (feed, pool) = (self.raw(), self.id.pool());
         let mut owners = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Snapshot).await? {
-            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            // The consumers of the group report a lease that cannot be decoded.
+            let Ok((_, resource, lease)) = keys.lease_row(&key, &value) else { continue };
             if let Some(owner) = lease.owner {
                 owners.insert(ShardId(resource), owner.node);
             }

@@ -126,7 +126,8 @@ impl<R> Group<R> {
             shards.insert(shard, status);
         }
         for (key, value) in tx.all_rows(keys.leases(&self.id.pool()), Isolation::Snapshot).await? {
-            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            // The consumers of the group report a lease that cannot be decoded.
+            let Ok((_, resource, lease)) = keys.lease_row(&key, &value) else { continue };
             if let Some(status) = shards.get_mut(&ShardId(resource)) {
                 status.owner = lease.owner.map(|owner| owner.node);
             }
