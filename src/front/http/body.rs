@@ -18,7 +18,10 @@ use axum::{
 use flate2::bufread::GzDecoder;
 use http_body_util::BodyExt;
 
-use super::{Api, Failure, Inner, bodies::Held};
+use super::{
+    Api, Failure, Inner,
+    bodies::{Coming, Held},
+};
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -48,17 +51,16 @@ impl Inner {
 
     /// Reads a body. Fails with 413 if it is too long, with 503 if there is no room, and with 400 if it breaks off.
     async fn read(&self, mut body: Body) -> Result<Held, Failure> {
-        let mut held = Held { bytes: Vec::new(), room: None };
+        let mut coming = Coming::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|_| Failure::bad_request("The body has broken off."))?;
             let Ok(data) = frame.into_data() else { continue };
-            if held.bytes.len() + data.len() > self.options.body_len_max {
+            if coming.len() + data.len() > self.options.body_len_max {
                 return Err(too_large(self.options.body_len_max));
             }
-            held.reserve(&self.bodies, data.len(), self.options.body_len_max)?;
-            held.bytes.extend_from_slice(&data);
+            coming.add(&self.bodies, &data)?;
         }
-        Ok(held)
+        Ok(coming.whole())
     }
 
     /// Inflates a body on another thread.
@@ -69,13 +71,11 @@ impl Inner {
         let inflate = move || {
             // The permit lives as long as the work, even if the client hangs up.
             let _turn = turn;
-            inflate(&packed.bytes, len_max)
+            inflate(packed.as_ref(), len_max)
         };
         let broken = |_| Failure::bad_request("The body cannot be inflated.");
         let bytes = tokio::task::spawn_blocking(inflate).await.map_err(broken)??;
-        let mut held = Held { bytes: Vec::new(), room: None };
-        held.grow(&self.bodies, bytes.len())?;
-        Ok(Held { bytes, ..held })
+        Held::new(&self.bodies, bytes)
     }
 }
 
