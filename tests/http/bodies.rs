@@ -186,3 +186,44 @@ async fn a_body_that_will_be_refused_need_not_be_sent() {
         assert_eq!(connection.head().await.status, status, "{length}");
     }
 }
+
+/// Regression: the server took `gzip, chunked` for `chunked`, and the packed bytes for the body.
+#[tokio::test]
+async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
+    let world =
+        HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.events()).await;
+    let event = r#"[{"db":"a","type":"created"}]"#;
+    for (codings, status) in [
+        ("Transfer-Encoding: chunked\r\n", 201),
+        ("Transfer-Encoding:  CHUNKED \r\n", 201),
+        ("Transfer-Encoding: gzip, chunked\r\n", 501),
+        ("Transfer-Encoding: chunked, chunked\r\n", 501),
+        ("Transfer-Encoding: identity, chunked\r\n", 501),
+        ("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
+        ("Transfer-Encoding: gzip\r\n", 400),
+        ("Transfer-Encoding: chunked, gzip\r\n", 400),
+    ] {
+        let mut connection = Connection::open(world.at()).await;
+        let body = format!("{:x}\r\n{event}\r\n0\r\n\r\n", event.len());
+        let head = format!("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\n{codings}\r\n");
+        connection.send(&(head + &body)).await;
+        let answer = connection.answer().await;
+        assert_eq!(answer.head.status, status, "{codings} {}", answer.body);
+        assert!(status < 400 || answer.json()["reason"].is_string(), "{codings} {}", answer.body);
+    }
+}
+
+/// A unit test of the socket tells that the answer comes at once.
+#[tokio::test]
+async fn a_client_that_ends_in_the_middle_of_a_body_is_told_so() {
+    let world =
+        HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.events()).await;
+    for start in ["Content-Length: 100\r\n\r\n[", "Transfer-Encoding: chunked\r\n\r\n5\r\n["] {
+        let mut connection = Connection::open(world.at()).await;
+        connection.send(&format!("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\n{start}")).await;
+        connection.socket.shutdown().await.unwrap();
+        let answer = connection.answer().await;
+        assert_eq!((answer.head.status, &answer.json()["error"]), (400, &"bad_request".into()));
+        assert_eq!(answer.json()["reason"], "The body has broken off.");
+    }
+}

@@ -78,6 +78,8 @@ async fn one_address_cannot_take_all_connections() {
     let _held = [Connection::open(world.at()).await, Connection::open(world.at()).await];
     let refused = Connection::open(world.at()).await.answer().await;
     assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_connections".into()));
+    // Regression: this answer said that the server had no room, so nobody found out which limit it was.
+    assert_eq!(refused.json()["reason"], "Your address has too many connections open.");
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
     let mut other = Connection::over(socket.connect(world.at()).await.unwrap());

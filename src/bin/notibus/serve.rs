@@ -74,6 +74,9 @@ pub struct Args {
     /// The most connections at once.
     #[arg(long, default_value_t = ServerOptions::default().connections_max)]
     connections_max: usize,
+    /// The most connections at once from one address that is no trusted proxy.
+    #[arg(long, default_value_t = ServerOptions::default().connections_per_address_max)]
+    connections_per_address_max: usize,
     /// The most open feeds of each client.
     #[arg(long, default_value_t = ApiOptions::default().feeds_per_client_max)]
     feeds_per_client_max: usize,
@@ -117,6 +120,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let is_open = matches!(access, Access::Open);
     let limits = ServerOptions {
         connections_max: connections_max(args.connections_max)?,
+        connections_per_address_max: args.connections_per_address_max,
         write_timeout: args.write_timeout,
         hosts: if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any },
         cors: (!args.cors_origin.is_empty()).then(|| Cors {

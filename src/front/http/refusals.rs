@@ -59,11 +59,13 @@ impl Refusals {
         );
     }
 
-    /// Counts a connection from `peer` that was refused at `now` for lack of room. Logs it if the last line is old enough.
-    pub fn no_room(&self, peer: IpAddr, now: Duration) {
+    /// Counts a connection from `peer` that was refused at `now`: because the server `is_full`, or else because its address has too
+    /// many. Logs it if the last line is old enough.
+    pub fn no_room(&self, peer: IpAddr, is_full: bool, now: Duration) {
         self.counts.get_or_create(&[("what", "room")]).inc();
+        let limit = if is_full { "connections_max" } else { "connections_per_address_max" };
         if let Some(refused) = to_log(&self.connections, now) {
-            tracing::warn!(%peer, refused, "connections are refused: there is no room, or none for their address");
+            tracing::warn!(%peer, limit, refused, "connections beyond a limit are refused");
         }
     }
 

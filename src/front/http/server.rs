@@ -46,9 +46,6 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// The answer to a connection beyond the limit.
-const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 72\r\n\r\n{\"error\":\"too_many_connections\",\"reason\":\"The server has no room left.\"}";
-
 /// The most characters of an id that a client gives its request, as in CouchDB.
 const REQUEST_ID_MAX: usize = 36;
 
@@ -264,10 +261,11 @@ impl Acceptor {
         let most =
             if self.options.is_proxy(peer) { usize::MAX } else { self.options.connections_per_address_max };
         let place = self.addresses.enter(network(peer), most).ok();
+        let is_full = room.is_none();
         let (Some(room), Some(place)) = (room, place) else {
-            self.refusals.no_room(peer, self.env.now());
+            self.refusals.no_room(peer, is_full, self.env.now());
             // The answer fits into the empty buffer of the socket. If it does not, the client sees a closed connection.
-            drop(socket.try_write(TOO_MANY));
+            drop(socket.try_write(too_many(is_full).as_bytes()));
             return;
         };
         if let Err(error) = self.prepare(&socket) {
@@ -320,7 +318,9 @@ impl Served {
         if let Err(failure) = &allowed {
             self.refusals.add(failure, request.headers(), self.env.now());
         }
-        let mut request: Request = request.map(Body::new);
+        let allowed = allowed.and_then(|()| check_codings(request.headers()));
+        let answering = self.answering.begin();
+        let mut request: Request = request.map(|body| Body::new(self.answering.receive(body)));
         let peer = self.peer_of(request.headers());
         request.extensions_mut().insert(Peer(peer));
         // The metrics show the counts of this listener.
@@ -328,7 +328,6 @@ impl Served {
         // The checks of credentials are marked there.
         request.extensions_mut().insert(self.answering.clone());
         let mut router = self.router.clone();
-        let answering = self.answering.begin();
         let id = request_id(request.headers()).unwrap_or_else(|| format!("{:010x}", self.env.random() >> 24));
         let has_cors = self.options.cors.is_some();
         async move {
@@ -392,6 +391,18 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
     ((1..=REQUEST_ID_MAX).contains(&id.len()) && id.bytes().all(is_known)).then(|| id.to_owned())
 }
 
+/// Fails with 501 if the body is coded for the transfer in a way that the protocol does not undo. It undoes only `chunked`, and would
+/// take `gzip, chunked` for that.
+fn check_codings(headers: &HeaderMap) -> Result<(), Failure> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let is_known = |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    if codings.next().is_none_or(is_known) && codings.next().is_none() {
+        return Ok(());
+    }
+    let reason = "The only Transfer-Encoding is chunked. Compress a body by Content-Encoding: gzip.";
+    Err(Failure::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", reason))
+}
+
 /// Returns whether a proxy has forwarded the request.
 fn is_forwarded(headers: &HeaderMap) -> bool {
     let names = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
@@ -410,6 +421,18 @@ async fn serve(
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection has ended early");
     }
+}
+
+/// Returns the answer to a connection beyond a limit: that of the server if `is_full`, or else that of its address.
+fn too_many(is_full: bool) -> String {
+    let reason =
+        if is_full { "The server has no room left." } else { "Your address has too many connections open." };
+    let body = format!("{{\"error\":\"too_many_connections\",\"reason\":\"{reason}\"}}\n");
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n\
+         Retry-After: 1\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// Logs the panic of a connection's task.

@@ -2,7 +2,8 @@
 //!
 //! It adds three things to the protocol. First, it fails if a client reads nothing for too long. Second, while an answer is in
 //! progress, it hides the end of the client's data from the protocol for a while. A client that has closed only its own side (`nc
-//! -N`) still reads, and looks like one that has hung up until the server sends something. Third, when the protocol refuses a
+//! -N`) still reads, and looks like one that has hung up until the server sends something. An end in the middle of a body is not
+//! hidden, because the rest cannot come any more. Third, when the protocol refuses a
 //! request that it cannot parse, with an empty body, the socket sends a body that says what is wrong.
 
 use std::{
@@ -10,7 +11,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -21,7 +22,7 @@ use axum::{
     http::Extensions,
     response::Response,
 };
-use futures_util::future::BoxFuture;
+use futures_util::{future::BoxFuture, task::AtomicWaker};
 use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -52,7 +53,17 @@ pub(super) struct Lasting;
 
 /// Whether a request of a connection is being answered. Clones share the value.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Answering(Arc<AtomicU8>);
+pub(super) struct Answering(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// One of [`IDLE`], [`BUSY`], [`LIVE`] and [`CHECKING`].
+    phase: AtomicU8,
+    /// Whether the answer waits for more of the request's body.
+    needs_more: AtomicBool,
+    /// The connection, if its socket hides the end of the client's data.
+    hides_end: AtomicWaker,
+}
 
 /// An answer in progress. Dropping it ends the answer.
 pub(super) struct Answer(Answering);
@@ -60,15 +71,70 @@ pub(super) struct Answer(Answering);
 impl Answering {
     /// Marks the connection as busy.
     pub fn begin(&self) -> Answer {
-        self.0.store(BUSY, Ordering::Relaxed);
+        self.set(BUSY);
         Answer(self.clone())
+    }
+
+    /// Watches whether the answer waits for more of the request's `body`.
+    pub fn receive<B>(&self, body: B) -> Received<B> {
+        Received { body, answering: self.clone() }
+    }
+
+    fn phase(&self) -> u8 {
+        self.0.phase.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the answer waits for more of the request's body.
+    fn need_more(&self, needs_more: bool) {
+        self.0.needs_more.store(needs_more, Ordering::Relaxed);
+        if needs_more {
+            self.0.hides_end.wake();
+        }
+    }
+
+    fn set(&self, phase: u8) {
+        self.0.phase.store(phase, Ordering::Relaxed);
+    }
+}
+
+/// The body of a request, on its way.
+pub(super) struct Received<B> {
+    body: B,
+    answering: Answering,
+}
+
+impl<B: HttpBody + Unpin> HttpBody for Received<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let poll = Pin::new(&mut self.body).poll_frame(context);
+        self.answering.need_more(poll.is_pending());
+        poll
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl<B> Drop for Received<B> {
+    fn drop(&mut self) {
+        self.answering.need_more(false);
     }
 }
 
 /// Awaits `check`, which checks the credentials of a request with these extensions.
 pub(super) async fn during_check<T>(extensions: &Extensions, check: impl Future<Output = T>) -> T {
     let answering = extensions.get::<Answering>();
-    let mark = |state| answering.iter().for_each(|answering| answering.0.store(state, Ordering::Relaxed));
+    let mark = |state| answering.iter().for_each(|answering| answering.set(state));
     mark(CHECKING);
     let checked = check.await;
     mark(BUSY);
@@ -79,7 +145,7 @@ impl Answer {
     /// Ties the answer to the body of `response`: it ends when the body is dropped.
     pub fn with(self, mut response: Response) -> Response {
         if response.extensions_mut().remove::<Lasting>().is_some() {
-            self.0.0.store(LIVE, Ordering::Relaxed);
+            self.0.set(LIVE);
         }
         response.map(|body| Body::new(Sent { body, _answer: self }))
     }
@@ -87,7 +153,7 @@ impl Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.0.0.store(IDLE, Ordering::Relaxed);
+        self.0.set(IDLE);
     }
 }
 
@@ -152,7 +218,7 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
 
     /// Replaces `head` if it is an empty refusal of the protocol. Returns whether it did.
     fn replace(&mut self, head: &[u8]) -> bool {
-        if !head.starts_with(b"HTTP/1.1 4") || self.answering.0.load(Ordering::Relaxed) != IDLE {
+        if !head.starts_with(b"HTTP/1.1 4") || self.answering.phase() != IDLE {
             return false;
         }
         let text = String::from_utf8_lossy(head).to_ascii_lowercase();
@@ -201,10 +267,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         if this.ended.is_none() {
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
             if buffer.filled().len() > before || buffer.remaining() == 0 {
+                // The answer does not know these bytes yet, and they may be the rest of the body.
+                this.answering.need_more(false);
                 return Poll::Ready(Ok(()));
             }
         }
-        let most = match this.answering.0.load(Ordering::Relaxed) {
+        this.answering.0.hides_end.register(context.waker());
+        if this.answering.0.needs_more.load(Ordering::Relaxed) {
+            return Poll::Ready(Ok(()));
+        }
+        let most = match this.answering.phase() {
             BUSY => HALF_CLOSED_MAX,
             LIVE | CHECKING => HALF_CLOSED_LIVE_MAX,
             _ => return Poll::Ready(Ok(())),
@@ -287,5 +359,40 @@ mod tests {
         let mut socket = Socket::new(stream, limit, Answering::default(), &Env::system());
         let error = socket.write_all(&[b'x'; 65]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Regression: the protocol learned of the end in the middle of a body only after the 10 s that a client may wait for its answer.
+    #[tokio::test(start_paused = true)]
+    async fn an_end_in_the_middle_of_a_body_is_told_at_once() {
+        let answers = |answering: Answering| {
+            hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                let answer = answering.begin();
+                let body = answering.receive(request.into_body());
+                async move {
+                    let whole = http_body_util::BodyExt::collect(body).await.is_ok();
+                    let status = if whole { 200 } else { 400 };
+                    let response = Response::builder().status(status).body(Body::empty()).unwrap();
+                    Ok::<_, std::convert::Infallible>(answer.with(response))
+                }
+            })
+        };
+        for (body, status) in [("12345", "200"), ("1234", "400"), ("", "400")] {
+            let (mut client, stream) = tokio::io::duplex(1_000);
+            let answering = Answering::default();
+            let socket = Socket::new(stream, Duration::from_mins(1), answering.clone(), &Env::system());
+            let served = hyper::server::conn::http1::Builder::new()
+                .serve_connection(hyper_util::rt::TokioIo::new(socket), answers(answering));
+            let served = tokio::spawn(served);
+            let began = tokio::time::Instant::now();
+            let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n";
+            client.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut answer = [0; 12];
+            client.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer, *format!("HTTP/1.1 {status}").as_bytes(), "{body:?}");
+            assert_eq!(began.elapsed(), Duration::ZERO, "{body:?}");
+            drop(client);
+            drop(served.await);
+        }
     }
 }
