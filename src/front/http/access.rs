@@ -10,6 +10,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
     str::FromStr,
     sync::Arc,
+    time::Duration,
 };
 
 use argon2::{Argon2, PasswordHasher, password_hash::phc::PasswordHash};
@@ -34,6 +35,9 @@ use crate::base::{
 const VERIFIED_MAX: usize = 256;
 
 const TOKEN_LEN_MIN: usize = 16;
+
+/// The most bytes of a name and a password together. A log-in holds them while it waits for its check.
+const LOG_IN_LEN_MAX: usize = 4_096;
 
 /// The prefix of the line with the key that signs sessions.
 const SESSIONS: &str = "sessions:key:";
@@ -100,11 +104,16 @@ impl Credentials {
     /// Returns the line of a configuration for `name` with `password`. It makes `name` an admin, unless you append a space and a
     /// [`Grant`]. The salt comes from the operating system.
     ///
-    /// Fails with [`Error::Invalid`] if the name is empty, is `bearer` or has a colon or a line break, or the password is empty.
+    /// Fails with [`Error::Invalid`] if the name is empty, is `bearer` or has a colon or a line break, if the password is empty, or if
+    /// both together have more than 4,096 bytes.
     pub fn password(name: &str, password: &str) -> Result<String> {
         check_name(name)?;
         if password.is_empty() {
             return Err(Error::invalid("password", "it is empty"));
+        }
+        if name.len() + password.len() > LOG_IN_LEN_MAX {
+            let reason = format!("it has more than {LOG_IN_LEN_MAX} bytes together with the name");
+            return Err(Error::invalid("password", reason));
         }
         let hash: PasswordHash = Argon2::default()
             .hash_password(password.as_bytes())
@@ -209,7 +218,7 @@ impl Credentials {
     }
 
     /// Fails with 401 unless `name` has this `password`. Fails with 403, as CouchDB does, if the name is locked out for this
-    /// address.
+    /// address, with 503 if too many others wait, and with 400 if name and password are too long.
     async fn log_in(
         &self,
         name: &str,
@@ -218,6 +227,10 @@ impl Credentials {
         peer: Option<Peer>,
         env: &Env,
     ) -> Result<(), Failure> {
+        if name.len() + password.len() > LOG_IN_LEN_MAX {
+            let reason = format!("A name and a password have at most {LOG_IN_LEN_MAX} bytes together.");
+            return Err(Failure::bad_request(reason));
+        }
         match self.0.checks.check(name, password, digest, address(peer), env).await {
             Outcome::Right => Ok(()),
             outcome => Err(outcome.into()),
@@ -346,6 +359,11 @@ impl From<Outcome> for Failure {
             Outcome::Locked(rest) => {
                 let reason = "Account is temporarily locked due to multiple authentication failures";
                 Self::new(StatusCode::FORBIDDEN, "forbidden", reason).retry_after(rest)
+            }
+            Outcome::Crowded => {
+                let reason = "Too many others wait for a log-in under this name. Try again.";
+                let failure = Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason);
+                failure.retry_after(Duration::from_secs(1))
             }
         }
     }

@@ -9,7 +9,9 @@
 //!    many, do not delay log-ins under other names.
 //! 3. A pair of a name and an address may fail a few times; after that, it is refused without a check. A check counts as failed
 //!    while it runs, so that a hundred parallel requests are not a hundred free guesses.
-//! 4. Requests with equal headers share one check. So a client with the right password does not lock itself out by opening many
+//! 4. Few requests wait for the checks of one name, and few for those of all unknown names. The next one is refused. So requests
+//!    that wait hold bounded memory, even if their clients have hung up and the server cannot see that.
+//! 5. Requests with equal headers share one check. So a client with the right password does not lock itself out by opening many
 //!    connections.
 
 use std::{
@@ -33,7 +35,10 @@ use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::lockout::{Failures, network};
+use super::{
+    lockout::{Failures, network},
+    tally::Tally,
+};
 use crate::base::env::Env;
 
 /// The most checks at once.
@@ -48,6 +53,10 @@ const LOCKED_FOR: Duration = Duration::from_mins(5);
 /// How many pairs of known names are remembered, and how many of unknown names.
 const PAIRS_MAX: usize = 10_000;
 
+/// How many requests may wait for the checks of one name, and how many for those of all unknown names. It is the same number for
+/// both, so that it does not tell which names are known. A name with so many waits some 10 s.
+const WAITING_MAX: usize = 500;
+
 /// How many lines the log gets about one address in [`LOCKED_FOR`].
 const LINES_MAX: u32 = 10;
 
@@ -61,6 +70,8 @@ pub(super) enum Outcome {
     Wrong,
     /// The pair of name and address is locked out for this long.
     Locked(Duration),
+    /// Too many others wait for their checks of this name.
+    Crowded,
 }
 
 #[derive(Debug)]
@@ -88,6 +99,8 @@ struct Inner {
     /// The memory of ended checks, for the next ones. If it went back to the allocator, the heap of each thread would hold it.
     memory: Mutex<Vec<Vec<Block>>>,
     in_progress: Mutex<InProgress>,
+    /// The requests that wait, by the place of the name; `None` for all unknown names.
+    waiting: Arc<Tally<Option<usize>>>,
     /// The failures by known name and address.
     known: Failures,
     /// The failures by unknown name and address.
@@ -118,6 +131,7 @@ impl Checks {
             turns: Arc::new(Semaphore::new(at_once())),
             memory: Mutex::default(),
             in_progress: Mutex::default(),
+            waiting: Tally::new(),
             known: Failures::new(FAILURES_MAX, LOCKED_FOR, PAIRS_MAX),
             unknown: Failures::new(FAILURES_MAX, LOCKED_FOR, PAIRS_MAX),
             hasher: foldhash::fast::RandomState::default(),
@@ -132,8 +146,12 @@ impl Checks {
 
     /// Returns the hash of the password of `name`, if the name is known.
     pub fn hash_of(&self, name: &str) -> Option<String> {
-        let account = self.0.accounts.iter().find(|account| account.name == name);
-        account.map(|account| account.hash.to_string())
+        self.place_of(name).map(|place| self.0.accounts[place].hash.to_string())
+    }
+
+    /// Returns the place of the account of `name`, if the name is known.
+    fn place_of(&self, name: &str) -> Option<usize> {
+        self.0.accounts.iter().position(|account| account.name == name)
     }
 
     /// Returns whether `name` has this `password`. The request came from `address`; `digest` is the digest of name and password.
@@ -148,6 +166,9 @@ impl Checks {
         env: &Env,
     ) -> Outcome {
         let key = (digest, address);
+        let Ok(_waiting) = self.0.waiting.enter(self.place_of(name), WAITING_MAX) else {
+            return Outcome::Crowded;
+        };
         let check = {
             let mut in_progress = self.0.in_progress.lock();
             match in_progress.get(&key).and_then(WeakShared::upgrade) {
@@ -187,8 +208,7 @@ impl Checks {
     /// locked out.
     fn begin(&self, name: &str, password: &str, address: IpAddr, env: &Env) -> Result<Check, Duration> {
         let inner = &self.0;
-        let place = inner.accounts.iter().position(|account| account.name == name);
-        let name = place.ok_or_else(|| inner.hasher.hash_one(name));
+        let name = self.place_of(name).ok_or_else(|| inner.hasher.hash_one(name));
         inner.count(name, address, env.now())?;
         let mut tried = Try { inner: Arc::clone(inner), name, address, has_begun: false };
         let (password, env) = (password.to_owned(), env.clone());
@@ -342,6 +362,35 @@ mod tests {
         assert!(others < 20, "it has waited for {others}");
         while let Some(outcome) = guesses.join_next().await {
             assert_eq!(outcome.unwrap(), Outcome::Wrong);
+        }
+    }
+
+    /// Regression: any number of requests waited, and each held its connection, so 10,000 that had hung up held 254 MB.
+    #[tokio::test]
+    async fn few_wait_for_the_checks_of_one_name_and_nobody_else_is_refused() {
+        let (checks, env) = (checks(&["anna", "bob"]), Env::system());
+        checks.0.usual_us.store(u64::from(u32::MAX), Ordering::Relaxed);
+        for name in ["anna", "carl"] {
+            let check = |guess: usize| {
+                let mut digest = [0; 32];
+                digest[..8].copy_from_slice(&guess.to_be_bytes());
+                let address = Ipv4Addr::from(guess as u32).into();
+                Box::pin(checks.check(name, "wrong", digest, address, &env))
+            };
+            let turns = Arc::clone(&checks.0.turns).acquire_many_owned(at_once() as u32).await.unwrap();
+            let mut waiting: Vec<_> = (0..WAITING_MAX).map(check).collect();
+            for guess in &mut waiting {
+                assert_eq!(guess.now_or_never(), None);
+            }
+            assert_eq!(check(WAITING_MAX).now_or_never(), Some(Outcome::Crowded), "{name}");
+            let mut other =
+                Box::pin(checks.check("bob", "secret", [255; 32], Ipv4Addr::LOCALHOST.into(), &env));
+            assert_eq!((&mut other).now_or_never(), None, "it waits for its turn");
+            // Who has hung up makes room.
+            drop(waiting);
+            assert_eq!(check(WAITING_MAX).now_or_never(), None, "{name}");
+            drop(turns);
+            assert_eq!(other.await, Outcome::Right);
         }
     }
 

@@ -79,6 +79,8 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Fa
     }
     let body = inner.body(&parts.headers, body).await?;
     let (name, password) = read(&parts.headers, &body)?;
+    // The check may have to wait, and other requests need the room.
+    drop(body);
     let Access::Credentials(credentials) = &inner.options.access else {
         return Err(Failure::unauthorized("This server is open and has no accounts: leave out the log-in."));
     };
