@@ -58,6 +58,16 @@ async fn each_feed_has_the_bytes_that_clients_parse() {
     assert_eq!(lines.body, format!("{}\n{{\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[1]));
     let events = get(world.at(), &format!("{target}?feed=eventsource&timeout=0&since=%22{b}%22")).await;
     assert_eq!(events.body, format!("data: {}\nid: \"{c}\"\n\n", rows[2]));
+    let plain = ask(world.at(), "GET", target, "Accept: text/plain\r\n", "").await;
+    for (answer, kind) in [
+        (&all, "application/json"),
+        (&plain, "application/json"),
+        (&lines, "application/json"),
+        (&events, "text/event-stream"),
+    ] {
+        assert_eq!(answer.head.headers["content-type"], kind);
+        assert_eq!(answer.head.headers["transfer-encoding"], "chunked");
+    }
     let newest = get(world.at(), &format!("{target}?descending=true&limit=2")).await;
     let expected =
         format!("{{\"results\":[\n{},\r\n{}\n],\n\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[2], rows[1]);

@@ -148,6 +148,12 @@ async fn no_client_sees_the_canary() {
     assert_eq!(get(world.at(), "/_notibus%2Fcanary").await.head.status, 404);
     let rows = get(world.at(), "/_db_updates").await.rows();
     assert_eq!(rows, [("a".to_owned(), "created".to_owned())]);
+    for query in
+        ["descending=true", "feed=longpoll", "feed=continuous&timeout=0", "feed=eventsource&timeout=0"]
+    {
+        let answer = get(world.at(), &format!("/_db_updates?{query}")).await;
+        assert!(answer.body.contains("\"a\"") && !answer.body.contains("canary"), "{query}: {}", answer.body);
+    }
 }
 
 /// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, for good.

@@ -47,7 +47,7 @@ fn basic(text: &str) -> String {
 }
 
 /// Opens a connection from this address of the machine.
-async fn connect(from: &str, to: SocketAddr) -> TcpStream {
+pub async fn connect(from: &str, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
     socket.connect(to).await.unwrap()
@@ -91,6 +91,15 @@ fn watch(at: SocketAddr, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
     })
 }
 
+/// Returns how many connections of this machine have found the queue of a listener full. Their clients send again after 0.2 s or 1 s.
+fn overflows() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/netstat").unwrap();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    pairs.find(|(name, _)| *name == "ListenOverflows").unwrap().1.parse().unwrap()
+}
+
 /// Formats the median, the 99th percentile and the maximum of some times.
 fn told(mut times: Vec<Duration>) -> String {
     times.sort_unstable();
@@ -109,7 +118,8 @@ fn hung_up_log_ins_hold_bounded_memory() {
     runtime().block_on(async {
         let stop = Arc::new(AtomicBool::new(false));
         let (before, mut most) = (memory(process), 0);
-        let live = watch(at, &stop);
+        let (busy, overflown) = (ticks(process), overflows());
+        let (began, live) = (Instant::now(), watch(at, &stop));
         for attempt in 0..attempts {
             let from = format!("127.{}.{}.{}", 1 + attempt / 62_500, attempt / 250 % 250, 1 + attempt % 250);
             let mut socket = connect(&from, at).await;
@@ -119,7 +129,7 @@ fn hung_up_log_ins_hold_bounded_memory() {
                 most = most.max(memory(process));
             }
         }
-        let after = Instant::now();
+        let (sent, after) = (began.elapsed(), Instant::now());
         while after.elapsed() < Duration::from_secs(sized(1, 10)) {
             most = most.max(memory(process));
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -127,7 +137,10 @@ fn hung_up_log_ins_hold_bounded_memory() {
         stop.store(true, Ordering::Relaxed);
         let held = most.saturating_sub(before) / 1_024;
         println!(
-            "H1: {attempts} log-ins that hung up: {held} MB; live meanwhile: {}",
+            "H1: {attempts} log-ins that hung up in {sent:?}: {held} MB, {} ms of processor time, {} found the queue full; live \
+             meanwhile: {}",
+            (ticks(process) - busy) * 10,
+            overflows() - overflown,
             told(live.await.unwrap())
         );
         assert!(held < 200, "{held} MB");
