@@ -19,10 +19,12 @@ use std::{
     hash::BuildHasher,
     net::IpAddr,
     num::NonZero,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -176,18 +178,13 @@ impl Checks {
                 None => match self.begin(name, password, network(address), env) {
                     Err(locked) => return Outcome::Locked(locked),
                     Ok(check) => {
-                        // Entries whose requests have all hung up are still in the map.
-                        if in_progress.len() == in_progress.capacity() {
-                            in_progress.retain(|_, check| check.upgrade().is_some());
-                        }
                         in_progress.extend(check.downgrade().map(|weak| (key, weak)));
                         check
                     }
                 },
             }
         };
-        let outcome = check.await;
-        self.0.in_progress.lock().remove(&key);
+        let outcome = Awaited { inner: &self.0, key, check: Some(check) }.await;
         if outcome == Outcome::Wrong {
             self.0.log(address, name, env.now());
         }
@@ -231,6 +228,32 @@ impl Checks {
             outcome
         };
         Ok(check.boxed().shared())
+    }
+}
+
+/// A check that a request awaits. Dropping the last one of a check takes the check off those in progress.
+struct Awaited<'a> {
+    inner: &'a Inner,
+    key: ([u8; 32], IpAddr),
+    /// `None` only while it is dropped.
+    check: Option<Check>,
+}
+
+impl Future for Awaited<'_> {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+        self.check.as_mut().expect("it is not dropped").poll_unpin(context)
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        drop(self.check.take());
+        let mut in_progress = self.inner.in_progress.lock();
+        if in_progress.get(&self.key).is_some_and(|check| check.upgrade().is_none()) {
+            in_progress.remove(&self.key);
+        }
     }
 }
 
@@ -391,6 +414,7 @@ mod tests {
             assert_eq!(check(WAITING_MAX).now_or_never(), None, "{name}");
             drop(turns);
             assert_eq!(other.await, Outcome::Right);
+            assert!(checks.0.in_progress.lock().is_empty());
         }
     }
 
