@@ -122,6 +122,28 @@ async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
     picky.log.check(true);
 }
 
+/// Regression: a row waited in memory behind a parked one, which was then worked on. The idle shard saved its position, which parked the
+/// row; and nobody tried it until another row of the shard came. A world has found it (seed 920000245 of its day).
+#[tokio::test(start_paused = true)]
+async fn what_an_idle_shard_parks_is_tried_again() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    world.create(["bad"]).await;
+    let picky = Picky::new();
+    let options = ConsumerOptions { checkpoint: CheckpointPolicy::Interval(NEVER), ..parking() };
+    let consumer = picky.log.consume(&world.bus, &group, options).await;
+    until_parked(&group, 1).await;
+    let first = parked(&group).await[0].sequence;
+    let last = world.update("bad", 0).await;
+    pass(Duration::from_millis(200)).await;
+    picky.is_mended.store(true, Ordering::SeqCst);
+    pass(Duration::from_mins(2)).await;
+    assert_eq!(picky.done("bad"), [first, last]);
+    assert!(parked(&group).await.is_empty());
+    consumer.shutdown().await.unwrap();
+    picky.log.check(true);
+}
+
 /// Successors of a consumer, and shards after a reshard, know the parked ids.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {

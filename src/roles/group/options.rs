@@ -81,8 +81,9 @@ pub enum FailurePolicy {
     /// Their ids are parked, and the shard goes on: the databases of notifications, or the documents of a changes feed. A parked id is
     /// tried again, with pauses ([`ConsumerOptions::parked_retry`]), until the observer succeeds. Its later rows wait behind it, the
     /// newest replacing the ones before, so that each id's rows come in order. If a batch of several rows fails, its rows are tried one
-    /// by one, and only those that fail again are parked. A group can have about 1,000 parked ids; beyond that a shard waits, as with
-    /// [`FailurePolicy::KeepRetrying`].
+    /// by one, and only those that fail again are parked. An id is parked with the checkpoint that passes its row; with
+    /// [`CheckpointPolicy::Explicit`] that is a checkpoint of the observer, while rows before it are not saved. A group can have
+    /// about 1,000 parked ids; beyond that a shard waits, as with [`FailurePolicy::KeepRetrying`].
     Park,
 }
 

@@ -285,6 +285,8 @@ where
 
     /// Completes when there may be rows, or a poll is due.
     async fn wait(&mut self) {
+        // The position of an idle shard may just have been saved.
+        self.settle_parked();
         let env = self.env().clone();
         let interval = env.spread(self.poll_interval(), 0.75, 1.25);
         let mut poll = env.now().saturating_add(interval);

@@ -38,14 +38,19 @@ where
 
     /// Updates the parked ids after checkpoints and requests. Returns an id that is due.
     pub(super) async fn follow_parked(&mut self) -> Result<Option<Bytes>> {
-        let (env, consuming) = (self.env().clone(), Arc::clone(&self.consuming));
-        let due = |attempts| due_after(&env, &consuming.options.parked_retry, attempts);
-        self.parking.settle(self.right.stored.get(), due);
+        self.settle_parked();
         if self.parking.is_stale || self.asked.has_changed().unwrap_or(false) {
             self.asked.mark_unchanged();
             self.load_parked().await?;
         }
-        Ok(self.parking.due(env.now()))
+        Ok(self.parking.due(self.env().now()))
+    }
+
+    /// Moves what checkpoints have parked to the parked ids.
+    pub(super) fn settle_parked(&mut self) {
+        let (env, consuming) = (self.env().clone(), Arc::clone(&self.consuming));
+        let due = |attempts| due_after(&env, &consuming.options.parked_retry, attempts);
+        self.parking.settle(self.right.stored.get(), due);
     }
 
     /// Reads the parked ids that are routed to the shard.
