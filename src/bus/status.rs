@@ -194,6 +194,26 @@ mod tests {
         running.shutdown().await.unwrap();
     }
 
+    /// Regression: one row of one group that could not be decoded hid all groups.
+    #[tokio::test(start_paused = true)]
+    async fn a_damaged_checkpoint_hides_no_other_group() {
+        let store = Database::memory();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        for name in ["a", "b"] {
+            assert!(bus.group(name).unwrap().create(&GroupOptions::default()).await.unwrap());
+        }
+        let shard = bus.group("a").unwrap().lag().await.unwrap()[0].shard;
+        let id = GroupId { feed: bus.context.feed.clone(), name: "a".parse().unwrap() };
+        let damage = async |tx: Transaction| {
+            tx.set(&bus.context.keys.checkpoint(&id, shard), b"junk");
+            Ok(())
+        };
+        store.run(damage).await.unwrap();
+        let status = bus.status().await.unwrap();
+        let names: Vec<_> = status.groups.iter().map(|group| group.group.name.as_str()).collect();
+        assert_eq!((names, bus.skipped_rows().await.unwrap().len()), (vec!["b"], 1));
+    }
+
     /// Regression: no group receives the canary, but its row counted for the lag: a group that had worked on everything was a row
     /// behind again each minute.
     #[tokio::test(start_paused = true)]

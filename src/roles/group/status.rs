@@ -15,6 +15,7 @@ use crate::{
         context::Context,
         keys::{GroupName, Idleness, NodeId, ShardId, Trouble, checkpoint_position},
         membership::members,
+        skipped::Place,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -104,6 +105,10 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
         match group.status().await {
             // It was deleted meanwhile.
             Err(Error::NoGroup { .. }) => {}
+            // The others are shown without it.
+            Err(error @ Error::Corrupt { .. }) => {
+                context.skip(&Place::Key(keys.group(&group.id).into()), &error);
+            }
             status => statuses.push(status?),
         }
     }
