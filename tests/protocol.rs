@@ -164,7 +164,11 @@ async fn a_reader_finds_the_feed_where_the_page_says() {
     let pulse = async || rows(&store, prefix, &of_feed(15)).await;
     let record = async |name: &str| {
         let db = Db::new(name.parse().unwrap(), DbInstance::new());
-        store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await.unwrap();
+        let created = async |tx| {
+            bus.producer().created(&tx, &db);
+            Ok(())
+        };
+        store.run(created).await.unwrap();
     };
     record("a").await;
     until("a row", async || names().await == [("a".to_owned(), 1)]).await;

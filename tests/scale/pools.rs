@@ -116,9 +116,9 @@ async fn pools_of_many_shards_are_divided_among_three() {
     }
     let held = |consumer: &Consumer| consumer.shards().len();
     let is_divided = || {
-        let shares: Vec<_> = consumers.iter().map(held).collect();
-        shares.iter().sum::<usize>() == shards as usize
-            && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
+        let counts: Vec<_> = consumers.iter().map(held).collect();
+        counts.iter().sum::<usize>() == shards as usize
+            && counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1
     };
     while !is_divided() {
         tokio::time::sleep(Duration::from_millis(50)).await;
