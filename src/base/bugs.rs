@@ -108,6 +108,10 @@ bugs! {
     LateCheckpointSetsBack,
     /// A row goes to the dead letters before the checkpoint passes it, and is delivered again.
     DeadLetterComesAgain,
+    /// A group does not park an id whose rows fail, but tries them again and again.
+    FailingIdsNotParked,
+    /// The checkpoint of a group passes a row that has failed, and nothing parks it.
+    ParkedRowForgotten,
     /// A group begins with the next shards before all are drained.
     SuccessorsBegunEarly,
     /// A transaction that must be committed once is tried again without checking whether it was committed.

@@ -178,6 +178,8 @@ pub(super) struct GroupPlan {
     pub work: Work,
     /// The average number of batches between checkpoints of an observer that works first and saves later.
     pub saves_every: u64,
+    /// The names of the databases with which its observers fail for ever.
+    pub unworkable: Vec<DbName>,
     pub options: ConsumerOptions,
 }
 
@@ -260,6 +262,7 @@ impl Plan {
     fn with_guests(self, seed: u64, intensity: f64) -> Self {
         let plan = self.with_unequal_nodes(&mut Rng::with_seed(seed ^ 0x6e6f_6465));
         let plan = plan.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
+        let plan = plan.with_parking(&mut Rng::with_seed(seed ^ 0x7061_726b));
         let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), intensity);
         #[cfg(feature = "http")]
         let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
@@ -324,6 +327,30 @@ impl Plan {
         }
         self.documents =
             Some(DocumentPlan { ids: random.u64(1..=6), options, misuses: random.u32(0..4) == 0, group });
+        self
+    }
+
+    /// Makes groups park what fails, in some worlds; and observers fail with some databases for ever, in some of these.
+    fn with_parking(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..3) > 0 {
+            return self;
+        }
+        let unworkable = if random.bool() { random.usize(0..=self.names.len().min(2)) } else { 0 };
+        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
+        for group in self.groups.iter_mut().chain(of_documents) {
+            group.options.failure = FailurePolicy::Park;
+            // Where only observers save, a row is parked when they do: one that saved nothing after its last batch would keep it from that.
+            group.saves_every = 1;
+            group.options.parked_retry = RetryPolicy {
+                attempts_max: None,
+                elapsed_max: None,
+                backoff_min: Duration::from_millis(random.u64(10..=500)),
+                backoff_max: Duration::from_millis(random.u64(500..=3_000)),
+            };
+        }
+        for group in &mut self.groups {
+            group.unworkable = self.names[..unworkable].to_vec();
+        }
         self
     }
 
@@ -490,6 +517,7 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
         start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
         work,
         saves_every,
+        unworkable: Vec::new(),
         options: ConsumerOptions {
             balance,
             rows_max: random.usize(1..=10),

@@ -78,6 +78,7 @@ impl Shared {
         if plan.rate(Fault::ClockJump) == 0.0 {
             oracle.trust_clocks();
         }
+        oracle.expect_parked(plan.groups.iter().flat_map(|group| &group.unworkable).cloned().collect());
         Arc::new(Self {
             plan,
             findings,

@@ -158,6 +158,12 @@ named! {
         LowestCheckpoint,
         /// A row went to the dead letters.
         DeadLetter,
+        /// A group has parked the id of a row.
+        RowParked,
+        /// A newer row of a parked id took the place of the one before.
+        ParkedRowReplaced,
+        /// The work on a parked row has succeeded.
+        ParkedRowWorked,
         /// A subscriber that skips got `Lagged`.
         SubscriberLagged,
         /// A subscriber got `Expired`.

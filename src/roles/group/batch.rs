@@ -110,7 +110,7 @@ impl BatchContext {
         }
         for (id, row) in &parks.pending {
             // A row up to `stored` was parked when that position was saved.
-            if row.sequence <= stored || row.sequence > to {
+            if row.sequence <= stored || row.sequence > to || is_on(Bug::ParkedRowForgotten) {
                 continue;
             }
             let key = self.context.keys.group_parked(&self.group, id);

@@ -81,6 +81,10 @@ impl<R: FeedRow> Observer<R> for Worker {
         if place.shared.strikes(Fault::ObserverError) {
             return Err("an observer of a simulation fails".into());
         }
+        let is_unworkable = |row: &R| plan.unworkable.iter().any(|name| name.as_str().as_bytes() == row.id());
+        if batch.rows.iter().any(|row| is_unworkable(row)) {
+            return Err("an observer of a simulation fails with this database for ever".into());
+        }
         match plan.work {
             Work::ExactlyOnce => self.work_once(&batch).await?,
             Work::AtLeastOnce => self.work(&batch).await?,

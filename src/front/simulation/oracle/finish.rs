@@ -269,6 +269,7 @@ impl Oracle {
             {
                 Ok(())
             }
+            StoredItem::GroupParked(name, id) if self.is_parked(name, id) => Ok(()),
             StoredItem::Checkpoint(name, shard)
             | StoredItem::Progress(name, shard)
             | StoredItem::Trouble(name, shard)

@@ -95,6 +95,7 @@ impl Oracle {
             self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start));
         }
         self.judge_work(findings, seen, items)?;
+        self.judge_parked(findings, seen, items, &set)?;
         self.judge_checkpoints(findings, seen, items, &set)?;
         self.judge_lowest(findings, items)
     }
@@ -134,8 +135,8 @@ impl Oracle {
             match item {
                 StoredItem::DeadLetter(name, at) if change.after.is_some() => {
                     findings.witness(Witness::DeadLetter);
-                    if change.before.is_none() {
-                        self.judge_dead_letter(items, name, *at)?;
+                    if let Some(group) = self.groups.get(name).filter(|_| change.before.is_none()) {
+                        Self::judge_set_aside(group, items, name, *at)?;
                     }
                     if let Some(group) = self.groups.get_mut(name) {
                         group.done.insert(*at);
@@ -165,9 +166,12 @@ impl Oracle {
                         return Guarantee::Ordered
                             .fails(format!("{name} works on {row:?} at {at}, after {last}"));
                     }
-                    let moves = items
-                        .iter()
-                        .any(|(item, _)| matches!(item, StoredItem::Checkpoint(of, _) if of == name));
+                    let is_of_parked = |id: &[u8]| id == row.as_bytes();
+                    let moves = items.iter().any(|(item, _)| match item {
+                        StoredItem::Checkpoint(of, _) => of == name,
+                        StoredItem::GroupParked(of, id) => of == name && is_of_parked(id),
+                        _ => false,
+                    });
                     if !moves {
                         return Guarantee::AtLeastOnce.fails(format!(
                             "{name} works on {at} without a checkpoint, at {:?}",
@@ -181,11 +185,16 @@ impl Oracle {
         Ok(())
     }
 
-    /// The row of `name` at `at` becomes a dead letter. From then on it must not be worked on, so it is not done yet, and the
-    /// checkpoint moves past it at the same time.
-    fn judge_dead_letter(&self, items: &Items<'_>, name: &GroupName, at: Sequence) -> Verdict {
-        if self.groups.get(name).is_some_and(|group| group.effects.contains(&at)) {
-            return Guarantee::ExactlyOnce.fails(format!("{name} gives up the row at {at}, which is done"));
+    /// The row of `group`, called `name`, at `at` becomes a dead letter, or is parked. From then on its shard does not deliver it, so it
+    /// is not done yet, and the checkpoint moves past it at the same time.
+    pub(super) fn judge_set_aside(
+        group: &GroupModel,
+        items: &Items<'_>,
+        name: &GroupName,
+        at: Sequence,
+    ) -> Verdict {
+        if group.effects.contains(&at) {
+            return Guarantee::ExactlyOnce.fails(format!("{name} sets aside the row at {at}, which is done"));
         }
         let position = |value: &Option<bytes::Bytes>| checkpoint_position(value.as_ref()?).ok();
         let passes = items.iter().any(|(item, change)| {
@@ -198,7 +207,7 @@ impl Oracle {
             return Ok(());
         }
         Guarantee::ExactlyOnce
-            .fails(format!("{name} gives up the row at {at}, and its checkpoint is not past it"))
+            .fails(format!("{name} sets aside the row at {at}, and its checkpoint is not past it"))
     }
 
     /// Judges the changes of checkpoints.
@@ -242,8 +251,11 @@ impl Oracle {
                     .fails(format!("{name} went back in {shard}, from {before} to {after:?}"));
             }
             let to = after.unwrap_or(Sequence::MAX);
-            let left = rows_of(rows, documents, &group.id)
-                .find(|(place, at)| place == shard && before < *at && *at <= to && !group.done.contains(at));
+            let is_parked = |at: &Sequence| group.parked.values().any(|parked| parked == at);
+            let left = rows_of(rows, documents, &group.id).find(|(place, at)| {
+                let is_passed = place == shard && before < *at && *at <= to;
+                is_passed && !group.done.contains(at) && !is_parked(at)
+            });
             if let Some((_, left)) = left {
                 return Guarantee::AtLeastOnce.fails(format!(
                     "{name} went from {before} to {after:?} in {shard}, and leaves the row at {left} behind"
@@ -283,7 +295,9 @@ impl Oracle {
     pub(super) fn groups_owe(&self) -> Option<String> {
         self.groups.iter().find_map(|(name, group)| {
             let mut left = rows_of(&self.rows, &self.documents, &group.id).map(|(_, at)| at);
-            let left = left.find(|at| *at > group.start && !group.done.contains(at))?;
+            let left = left.find(|at| {
+                *at > group.start && !group.done.contains(at) && !self.waits_for_ever(group, *at)
+            })?;
             Some(format!("{name} has still to work on the row at {left}"))
         })
     }

@@ -52,6 +52,9 @@ pub(super) struct Head {
     /// Whether no clock jumps.
     #[serde(default)]
     pub steady_clocks: bool,
+    /// The names of the databases that groups which park can only park.
+    #[serde(default)]
+    pub unworkable: Vec<Text<DbName>>,
 }
 
 impl Head {
@@ -65,7 +68,16 @@ impl Head {
     ) -> Self {
         let text = |names: &[DbName]| names.iter().cloned().map(Text).collect();
         let (names, failing) = (text(names), failing.map(text));
-        Self { notibus_history: VERSION, seed, partitions, names, documents, failing, steady_clocks: false }
+        Self {
+            notibus_history: VERSION,
+            seed,
+            partitions,
+            names,
+            documents,
+            failing,
+            steady_clocks: false,
+            unworkable: Vec::new(),
+        }
     }
 }
 

@@ -31,6 +31,7 @@ mod jobs;
 mod leases;
 mod ledger;
 mod models;
+mod parked;
 mod readers;
 mod replay;
 mod stored_item;
@@ -147,6 +148,8 @@ pub(super) struct Oracle {
     next_shard: u64,
     horizon: Sequence,
     groups: BTreeMap<GroupName, GroupModel>,
+    /// The names of the databases that groups which park can only park.
+    unworkable: BTreeSet<DbName>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Whether databases have documents.
     has_documents: bool,
@@ -207,6 +210,7 @@ impl Oracle {
             next_shard: 0,
             horizon: Sequence::MIN,
             groups: BTreeMap::new(),
+            unworkable: BTreeSet::new(),
             subscribers: BTreeMap::new(),
             has_documents,
             documents: BTreeMap::new(),
@@ -233,6 +237,7 @@ impl Oracle {
         let failing = self.jobs.as_ref().map(Jobs::failing);
         let mut head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
         head.steady_clocks = self.has_steady_clocks;
+        head.unworkable = self.unworkable.iter().cloned().map(Text).collect();
         let head = serde_json::to_string(&head).expect("a head is plain data");
         self.history = Some(head + "\n");
     }

@@ -184,6 +184,7 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
     if head.steady_clocks {
         oracle.trust_clocks();
     }
+    oracle.expect_parked(head.unworkable.into_iter().map(|name| name.0).collect());
     let findings = Findings::default();
     let (mut values, mut has_ended) = (Values::new(), false);
     for (number, line) in lines {

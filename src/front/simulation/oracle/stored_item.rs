@@ -58,6 +58,8 @@ pub(super) enum StoredItem {
     DrainTurn(GroupName),
     /// A dead letter of a group.
     DeadLetter(GroupName, Sequence),
+    /// A parked id of a group.
+    GroupParked(GroupName, Vec<u8>),
     /// How long a group has had no consumer.
     Idle(GroupName),
     /// The time of a group's last progress in a shard.
@@ -186,6 +188,7 @@ impl StoredItem {
             (6, []) => Self::DrainTurn(group),
             (5, []) => Self::LowestCheckpoint(group),
             (2, [incarnation, stamp]) => Self::DeadLetter(group, sequence(incarnation, stamp)?),
+            (4, [id]) => Self::GroupParked(group, bytes(id)?.into()),
             (3, [kind, rest @ ..]) => match (int(kind)?, rest) {
                 (0, []) => Self::Idle(group),
                 (1, [shard]) => Self::Progress(group, ShardId(int(shard)?)),

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     base::{
+        bugs::{Bug, is_on},
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -137,7 +138,7 @@ where
     /// Parks the id of the only row of `rows`, which has failed `attempts` times. Returns whether it is parked, or will be
     /// with the next checkpoint; false if too many ids are parked.
     pub(super) async fn park(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<bool> {
-        if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX {
+        if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX || is_on(Bug::FailingIdsNotParked) {
             return Ok(false);
         }
         let stored = &rows.rows[0];

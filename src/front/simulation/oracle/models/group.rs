@@ -14,13 +14,15 @@ pub(in crate::front::simulation::oracle) struct GroupModel {
     /// The number of its resets, in this world.
     pub generation: u64,
     pub start: Sequence,
-    /// The rows that were worked on, or given up.
+    /// The rows that were worked on, or given up. Those of parked ids are not among them.
     pub done: BTreeSet<Sequence>,
     /// The rows that were worked on with their checkpoint.
     pub effects: BTreeSet<Sequence>,
     /// The last row in `effects`, by database or document.
     pub last: BTreeMap<String, Sequence>,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
+    /// The positions of the rows of parked ids.
+    pub parked: BTreeMap<Vec<u8>, Sequence>,
     /// The stored lowest checkpoint.
     pub lowest: Option<Sequence>,
     /// Whether it ever had a consumer.
@@ -37,6 +39,7 @@ impl GroupModel {
             effects: BTreeSet::new(),
             last: BTreeMap::new(),
             checkpoints: BTreeMap::new(),
+            parked: BTreeMap::new(),
             lowest: None,
             is_used: false,
         }
