@@ -71,7 +71,14 @@ impl Oracle {
                 }
                 _ => {}
             }
+            // Where a layer has named a wrong previous edit, earlier rows of the document have stayed. The parked one takes their place.
+            let documents = group.id.feed.instance().and_then(|instance| self.documents.get(&instance));
+            let overtaken: Vec<_> = after
+                .zip(documents)
+                .map(|(after, documents)| documents.rows_before(id, after).collect())
+                .unwrap_or_default();
             let group = self.groups.get_mut(name).expect("it was just there");
+            group.done.extend(overtaken);
             match after {
                 Some(after) => drop(group.parked.insert(id.clone(), after)),
                 None => drop(group.parked.remove(id)),

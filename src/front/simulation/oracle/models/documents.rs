@@ -76,6 +76,12 @@ impl DocFeed {
         self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
     }
 
+    /// The rows of the document `id` before `end`.
+    pub fn rows_before(&self, id: &[u8], end: Sequence) -> impl Iterator<Item = Sequence> {
+        let is_of = move |doc: &DocSummary| doc.id.as_str().as_bytes() == id;
+        self.rows.range(..end).filter(move |(_, (_, doc))| is_of(doc)).map(|(at, _)| *at)
+    }
+
     /// The last edit of each of its documents, and whether that was the deletion of the document.
     pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
         self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
