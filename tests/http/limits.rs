@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use notibus::{
-    DispatcherOptions, EventKind,
-    http::{ApiOptions, ServerOptions},
+    DispatcherOptions, Error, EventKind,
+    http::{Api, ApiOptions, ServerOptions},
+    store::Database,
 };
 
 use crate::{
     client::{Connection, LIMIT, ask, get},
-    common::{db, until},
+    common::{db, narrow_bus, until},
     fixture::HttpFixture,
 };
 
@@ -248,4 +249,25 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
     let waiting: Vec<_> = (0..500).map(connect).collect();
     drop(waiting);
     assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
+}
+
+/// Regression: `reads_max` beyond what a semaphore allows panicked.
+#[tokio::test]
+async fn options_out_of_their_limits_are_typed_errors() {
+    let bus = narrow_bus(&Database::memory()).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let good = ApiOptions::default;
+    for bad in [
+        ApiOptions { heartbeat_max: Duration::ZERO, ..good() },
+        ApiOptions { look_interval: Duration::ZERO, ..good() },
+        ApiOptions { feeds_per_client_max: 0, ..good() },
+        ApiOptions { doc_reads_limit: Duration::ZERO, ..good() },
+        ApiOptions { reads_max: 0, ..good() },
+        ApiOptions { reads_max: usize::MAX, ..good() },
+        ApiOptions { doc_reads_max: usize::MAX, ..good() },
+        ApiOptions { bodies_len_max: 1, ..good() },
+    ] {
+        let refused = Api::start(&bus, &dispatcher, bad.clone());
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
+    }
 }
