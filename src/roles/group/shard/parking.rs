@@ -252,7 +252,10 @@ where
         right.context.stats.group_errors.add(1);
         right.context.stats.group_panics.add(failure.is_panic.into());
         let note = async |tx: Transaction| {
-            right.lease.check(&tx).await?;
+            // Once the shard was replaced, its successor works on the id.
+            if right.position(&tx).await?.is_none() {
+                return Ok(false);
+            }
             let Some(value) = tx.get(key, Isolation::Serializable).await? else { return Ok(false) };
             let (at_ms, error) = (right.context.env().wall_ms(), failure.text.clone());
             let parked = GroupParkedRow { attempts, at_ms, error, ..GroupParkedRow::from_bytes(&value)? };
