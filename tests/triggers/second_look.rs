@@ -34,9 +34,9 @@ const PARKED: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x02";
 #[tokio::test(start_paused = true)]
 async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
     let world = TriggerFixture::new().await;
-    let (told, mut reports) = job::<IndexBuild>();
+    let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, jobs_max: 2, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
     let (first, second) = (db("a", 1), db("b", 1));
     for db in [&first, &second] {
         world.event(db, EventKind::Created).await;
@@ -60,8 +60,8 @@ async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
 #[tokio::test(start_paused = true)]
 async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
     let (world, faults) = faulty().await;
-    let (told, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporter, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
     let slow = db("slow", 1);
     world.event(&slow, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
@@ -78,8 +78,8 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
     trigger.shutdown().await.unwrap();
     drop(reports);
 
-    let (told, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporter, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
     let built = [reports.done().await.db, reports.done().await.db];
     assert!(built.contains(&slow), "{built:?}");
     at_rest(&world, &trigger).await;
@@ -92,8 +92,8 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
 async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() {
     let (world, faults) = faulty().await;
     let (old, new) = (db("a", 1), db("a", 2));
-    let (told, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporter, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
     world.event(&old, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
     trigger.shutdown().await.unwrap();
@@ -105,9 +105,9 @@ async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() 
         let is_owed = matches!(operation, Operation::GetRange { range, .. } if range.begin.starts_with(OWED));
         (is_owed && hides.load(Ordering::Relaxed)).then_some(StoreError::IO_ERROR)
     });
-    let (told, mut reports) = job::<IndexBuild>();
+    let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 2, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
     for other in [db("x", 1), db("y", 1)] {
         world.event(&other, EventKind::Created).await;
     }
@@ -144,9 +144,9 @@ async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() 
 #[tokio::test(start_paused = true)]
 async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
     let world = TriggerFixture::new().await;
-    let (told, mut reports) = job::<IndexBuild>();
+    let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_secs(10), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
     let (broken, other) = (db("a", 1), db("b", 1));
     for db in [&broken, &other] {
         world.event(db, EventKind::Created).await;
@@ -183,9 +183,9 @@ async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
 #[tokio::test(start_paused = true)]
 async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
     let world = TriggerFixture::new().await;
-    let (told, mut reports) = job::<IndexBuild>();
+    let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
     let stored = world.bus.trigger("views").unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
@@ -208,9 +208,9 @@ async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_request_for_a_retry_outlives_a_failed_read() {
     let (world, faults) = faulty().await;
-    let (told, mut reports) = job::<IndexBuild>();
+    let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
     decide.send(Err("no disk".into())).unwrap();
