@@ -1,0 +1,68 @@
+//! What the tests of nodes share.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use notibus::{
+    Notifier,
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        testing::{Attempt, Operation},
+    },
+};
+
+/// The default heartbeat, which is longer than the balance interval.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The default expiry.
+pub(crate) const EXPIRY: Duration = Duration::from_secs(5);
+
+/// The prefix of the keys of nodes, after the default prefix.
+pub(crate) const NODES: &[u8] = b"notibus\x15\x0a";
+
+/// The prefix of the keys of leases.
+pub(crate) const LEASES: &[u8] = b"notibus\x15\x0b";
+
+/// Whether an attempt writes a key that starts with `prefix`.
+pub(crate) fn writes(attempt: &Attempt, prefix: &[u8]) -> bool {
+    attempt.mutations().any(|mutation| match mutation {
+        Operation::Set { key, .. } | Operation::Clear { key } => key.starts_with(prefix),
+        _ => false,
+    })
+}
+
+/// Whether an attempt clears a key that starts with `prefix`.
+pub(crate) fn removes(attempt: &Attempt, prefix: &[u8]) -> bool {
+    attempt
+        .mutations()
+        .any(|mutation| matches!(mutation, Operation::Clear { key } if key.starts_with(prefix)))
+}
+
+/// Whether an attempt is a fold.
+pub(crate) fn is_fold(attempt: &Attempt) -> bool {
+    attempt.applies(AtomicOp::CompareAndClear)
+}
+
+/// How many partitions each works on.
+pub(crate) fn shares(notifiers: &[&Notifier]) -> Vec<usize> {
+    notifiers.iter().map(|notifier| notifier.partitions().len()).collect()
+}
+
+/// Whether the notifiers work on each of `all` partitions exactly once, and on as many each, give or take one.
+pub(crate) fn is_even(notifiers: &[&Notifier], all: u32) -> bool {
+    let mut partitions: Vec<_> = notifiers.iter().flat_map(|notifier| notifier.partitions()).collect();
+    partitions.sort_unstable();
+    let shares = shares(notifiers);
+    partitions.into_iter().eq(0..all) && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
+}
+
+/// The rows whose keys start with `prefix`.
+pub(crate) async fn stored(store: &Database, prefix: &'static [u8]) -> Vec<(Bytes, Bytes)> {
+    let read = RangeRead::new(KeyRange::prefix(prefix));
+    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
+}
+
+/// Number of owned leases: such a row has a node and a token after the epoch.
+pub(crate) async fn owned(store: &Database) -> usize {
+    stored(store, LEASES).await.iter().filter(|(_, value)| value.len() == 40).count()
+}

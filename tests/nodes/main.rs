@@ -1,0 +1,12 @@
+//! Nodes: how they share work while they come, go, die, and wake up after they were taken for dead. Time is paused in most tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod deaths;
+mod fencing;
+mod fixture;
+mod heartbeats;
+mod roles;
+mod sharing;

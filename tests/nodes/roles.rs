@@ -1,0 +1,154 @@
+//! The roles of one node: how they start, are dropped, and end with it.
+
+use std::{future::poll_fn, time::Duration};
+
+use futures_util::FutureExt;
+use notibus::{
+    Error, JanitorOptions, NodeOptions, NotifierOptions,
+    node::Role,
+    store::{
+        Database, StoreError,
+        testing::{CommitFault, Faults, Gate, Operation},
+    },
+};
+
+use super::fixture::{INTERVAL, LEASES, NODES, owned, shares, stored, writes};
+use crate::common::{joined, narrow_bus, unpolled, wide_bus};
+
+/// More nodes than partitions: some have nothing to do, and take over when others leave.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_frees_everything_at_once() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(shares(&[&a, &b]), [1, 0]);
+    a.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 3), "a row, and a role twice");
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(shares(&[&b]), [1]);
+    b.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    let c = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    assert_eq!(shares(&[&c]), [1], "nobody has to be waited for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_heartbeat_serves_all_roles_of_a_node() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let node = bus.node(NodeOptions::default()).await.unwrap();
+    assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
+    let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
+    let (dispatcher, http) = (Role::DISPATCHER, Role::HTTP);
+    let listed = (node.announce(dispatcher).await.unwrap(), node.announce(http).await.unwrap());
+    let twice = node.notifier(NotifierOptions::default()).await.unwrap_err();
+    assert!(matches!(twice, Error::Invalid { what: "role", .. }), "{twice}");
+    let [status] = &bus.nodes().await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!(status.roles, [Role::DISPATCHER, Role::HTTP, Role::NOTIFIER]);
+    assert_eq!((status.id, status.leases["partition"]), (node.id(), 64));
+
+    let before = (faults.counts().write_commits, status.beat);
+    tokio::time::sleep(INTERVAL * 100).await;
+    let written = faults.counts().write_commits - before.0;
+    assert!((99..=101).contains(&written), "{written}");
+    drop(listed);
+    tokio::time::sleep(INTERVAL * 2).await;
+    let [status] = &bus.nodes().await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!(status.roles, [Role::NOTIFIER]);
+    assert!(status.beat >= before.1 + 99);
+
+    // A role can be ended and started again, and the node ends what is left.
+    notifier.shutdown().await.unwrap();
+    assert_eq!(owned(&store).await, 0);
+    assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
+    let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
+    let rest = node.clone();
+    node.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    notifier.shutdown().await.unwrap();
+    let late = rest.notifier(NotifierOptions::default()).await.unwrap_err();
+    assert!(matches!(late, Error::Invalid { what: "node", .. }), "{late}");
+}
+
+/// Regression: the task of a dropped role was a handle on its node until it had ended. So the shutdown of the last role took the node
+/// for one that goes on, and it was listed until its expiry.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_role_does_not_keep_its_node_listed() {
+    let bus = narrow_bus(&Database::memory()).await;
+    let node = joined(&bus).await;
+    let mut janitor = Some(node.janitor(JanitorOptions::default()).await.unwrap());
+    let notifier = node.notifier(unpolled()).await.unwrap();
+    drop(node);
+    let mut shutdown = Box::pin(notifier.shutdown());
+    let mut polls = 0;
+    // It is polled again once the notifier's own task has ended.
+    let ended = poll_fn(|cx| {
+        polls += 1;
+        drop(if polls == 2 { janitor.take() } else { None });
+        shutdown.poll_unpin(cx)
+    });
+    ended.await.unwrap();
+    assert!(janitor.is_none());
+    assert!(bus.nodes().await.unwrap().is_empty());
+}
+
+/// Regression: the others heard of a dropped role with the next heartbeat only, so its work waited for up to a heartbeat longer.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_role_is_off_the_list_at_once() {
+    let bus = narrow_bus(&Database::memory()).await;
+    let node = joined(&bus).await;
+    let (notifier, listed) =
+        (node.notifier(unpolled()).await.unwrap(), node.announce(Role::HTTP).await.unwrap());
+    drop(notifier);
+    drop(listed);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
+}
+
+/// A start that fails leaves no lease and no role behind, whether its transaction was committed or not.
+#[tokio::test(start_paused = true)]
+async fn a_start_that_fails_leaves_nothing_behind() {
+    for fault in [CommitFault::Before, CommitFault::After] {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let bus = wide_bus(&faults.database()).await;
+        let mut fault = Some(fault(StoreError::TRANSACTION_TIMED_OUT));
+        faults.plan_commits(move |attempt| writes(attempt, LEASES).then(|| fault.take()).flatten());
+        let node = joined(&bus).await;
+        let error = node.notifier(unpolled()).await.unwrap_err();
+        assert_eq!(error.code(), Some(1031));
+        assert_eq!((owned(&store).await, bus.nodes().await.unwrap()[0].roles.len()), (0, 0));
+        let notifier = node.notifier(unpolled()).await.unwrap();
+        assert_eq!(shares(&[&notifier]), [64]);
+    }
+}
+
+/// Regression: each step of a shutdown waits 10 s for the store at most, but the shutdown of a node waited without a limit for a role
+/// whose start hung, because the start was not informed.
+#[tokio::test(start_paused = true)]
+async fn a_node_leaves_although_the_start_of_a_role_hangs() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let node = joined(&bus).await;
+    let gate = Gate::default();
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| {
+        let claims = attempt
+            .mutations()
+            .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(LEASES)));
+        claims.then(|| CommitFault::Hold(held.clone()))
+    });
+    let starting = tokio::spawn({
+        let node = node.clone();
+        async move { node.notifier(unpolled()).await.map(drop) }
+    });
+    gate.reached().await;
+    let left = tokio::time::timeout(Duration::from_mins(1), node.shutdown()).await;
+    assert!(left.is_ok(), "it waits for longer than a minute");
+    let started = starting.await.unwrap().unwrap_err();
+    assert!(started.to_string().contains("shut down"), "{started}");
+}

@@ -1,0 +1,199 @@
+//! How nodes divide the partitions, alone, together, and while they come and go.
+
+use std::time::Duration;
+
+use notibus::{
+    Bus, BusOptions, NodeOptions, NotifierOptions,
+    event::Counters,
+    node::BalanceOptions,
+    store::{Database, testing::Faults},
+};
+
+use super::fixture::{INTERVAL, is_even, owned, shares};
+use crate::{
+    common,
+    common::{counts, db, eager, joined, record, row_with, rows, unpolled, until, waiting, wide_bus},
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_node_alone_has_all_partitions_at_once() {
+    let store = Database::memory();
+    let options = BusOptions { partitions: 2_500, ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    assert!(is_even(&[&notifier], 2_500));
+    assert_eq!(bus.stats().leases_acquired, 2_500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_node_has_its_share_after_the_balance_interval() {
+    let store = Database::memory();
+    let buses = [wide_bus(&store).await, wide_bus(&store).await, wide_bus(&store).await];
+    let a = joined(&buses[0]).await.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let b = joined(&buses[1]).await.notifier(unpolled()).await.unwrap();
+    // The owner polls within the interval, the new node an eighth of it later.
+    tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
+    assert!(is_even(&[&a, &b], 64), "{:?}", shares(&[&a, &b]));
+    let c = joined(&buses[2]).await.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
+    assert!(is_even(&[&a, &b, &c], 64), "{:?}", shares(&[&a, &b, &c]));
+    let moved = |bus: &Bus| bus.stats().leases_acquired;
+    let before: Vec<_> = buses.iter().map(moved).collect();
+    assert_eq!(before, [64, 32, 21], "nothing moves twice");
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    assert_eq!(buses.iter().map(moved).collect::<Vec<_>>(), before, "then nothing moves");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_that_start_together_share_evenly() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let start = (0..10).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
+    let notifiers: Vec<_> =
+        futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
+    tokio::time::sleep(INTERVAL * 3).await;
+    let all: Vec<_> = notifiers.iter().collect();
+    assert!(is_even(&all, 64), "{:?}", shares(&all));
+}
+
+/// Regression: each node assumed an even share for all: beside a node that takes one partition, another one took 4 of 8, and no node
+/// folded the other three.
+#[tokio::test(start_paused = true)]
+async fn what_a_node_may_not_take_the_others_do() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let with = |leases_max| {
+        let balance = BalanceOptions { leases_max: Some(leases_max), ..BalanceOptions::default() };
+        NotifierOptions { balance, ..unpolled() }
+    };
+    let a = joined(&bus).await.notifier(with(10)).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&a]), [10], "the rest is left to others");
+    let b = joined(&bus).await.notifier(with(1)).await.unwrap();
+    let c = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&a, &b, &c]), [10, 1, 53]);
+    let d = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    let mut rest = shares(&[&c, &d]);
+    rest.sort_unstable();
+    assert_eq!((shares(&[&a, &b]), rest), (vec![10, 1], vec![26, 27]));
+}
+
+/// Each node publishes how long others have to wait for it. Regression: each node judged all others by its own expiry, and took a node
+/// with slow heartbeats for dead.
+#[tokio::test(start_paused = true)]
+async fn nodes_with_different_heartbeats_live_side_by_side() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let node = |heartbeat| {
+        let heartbeat = Duration::from_secs(heartbeat);
+        NodeOptions { heartbeat, expiry: heartbeat * 4, ..NodeOptions::default() }
+    };
+    let slow = bus.node(node(60)).await.unwrap().notifier(unpolled()).await.unwrap();
+    let quick = bus.node(node(1)).await.unwrap();
+    let notifier = quick.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    assert!(is_even(&[&slow, &notifier], 64), "{:?}", shares(&[&slow, &notifier]));
+    assert_eq!(bus.stats().leases_acquired, 64 + 32, "nobody was taken for dead");
+    // The quick one dies: the slow one notices in the time of the quick one.
+    drop((quick, notifier));
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!(shares(&[&slow]), [64]);
+    // The slow one dies: that takes its own time.
+    let quick = bus.node(node(1)).await.unwrap().notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    drop(slow);
+    tokio::time::sleep(Duration::from_secs(170)).await;
+    assert_eq!(shares(&[&quick]), [32]);
+    tokio::time::sleep(Duration::from_secs(80)).await;
+    assert_eq!(shares(&[&quick]), [64]);
+}
+
+/// Stolen partitions are adjacent, so that the poll, which reads a key per run of them, stays cheap.
+#[tokio::test(start_paused = true)]
+async fn idle_nodes_cost_little_whatever_has_moved() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let mut notifiers = Vec::new();
+    for _ in 0..4 {
+        notifiers.push(joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap());
+        tokio::time::sleep(INTERVAL * 3).await;
+    }
+    let runs: usize = notifiers
+        .iter()
+        .map(|notifier| 1 + notifier.partitions().windows(2).filter(|pair| pair[0] + 1 != pair[1]).count())
+        .sum();
+    let before = faults.counts();
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let after = faults.counts();
+    let (reads, writes) = (after.reads - before.reads, after.write_commits - before.write_commits);
+    println!("4 nodes, 64 partitions in {runs} runs: {reads} reads, {writes} writes in 300 s");
+    assert!((590..=606).contains(&writes), "{writes} writes");
+    assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 940, "{reads} reads of {runs} runs");
+}
+
+/// Nodes come, leave and die under load. Every event is folded exactly once.
+async fn churn(mut random: fastrand::Rng) {
+    let store = Database::memory();
+    let producing = wide_bus(&store).await;
+    let mut buses = Vec::new();
+    let mut notifiers = Vec::new();
+    let mut expected = vec![Counters::ZERO; 40];
+    for step in 0..120 {
+        if step % 8 == 0 && notifiers.len() < 4 {
+            let bus = wide_bus(&store).await;
+            notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
+            buses.push(bus);
+        }
+        match random.u8(..20) {
+            0 if !notifiers.is_empty() => drop(notifiers.swap_remove(random.usize(..notifiers.len()))),
+            1 if !notifiers.is_empty() => {
+                let leaving = notifiers.swap_remove(random.usize(..notifiers.len()));
+                leaving.shutdown().await.unwrap();
+            }
+            _ => {}
+        }
+        for _ in 0..random.usize(1..10) {
+            let place = random.usize(..expected.len());
+            let lanes = [0, 0, random.u64(1..4), random.u64(..2)];
+            // Any process records.
+            let bus = if buses.is_empty() { &producing } else { &buses[random.usize(..buses.len())] };
+            record(&store, bus, &db(&format!("db{place}"), 1), lanes).await;
+            expected[place] += counts(lanes);
+        }
+        tokio::time::sleep(Duration::from_millis(random.u64(..2_000))).await;
+    }
+    if notifiers.is_empty() {
+        notifiers.push(joined(&producing).await.notifier(eager()).await.unwrap());
+    }
+    for (place, counters) in expected.iter().enumerate() {
+        row_with(&producing, &db(&format!("db{place}"), 1), counters.lanes()).await;
+    }
+    let all: Vec<_> = notifiers.iter().collect();
+    until("shares are even", async || is_even(&all, 64)).await;
+    buses.push(producing);
+    let mut folded = Counters::ZERO;
+    for bus in &buses {
+        folded += bus.stats().folded;
+    }
+    let mut recorded = Counters::ZERO;
+    for counters in &expected {
+        recorded += *counters;
+    }
+    assert_eq!(folded, recorded);
+    assert_eq!((waiting(&store).await, rows(&buses[0]).await.len()), (0, 40));
+    for notifier in notifiers {
+        notifier.shutdown().await.unwrap();
+    }
+    assert_eq!(owned(&store).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_is_folded_once_while_nodes_come_and_go() {
+    for _ in 0..6 {
+        churn(common::dice()).await;
+    }
+}
