@@ -47,8 +47,6 @@ pub use front::http;
 #[cfg(feature = "simulation")]
 pub use front::simulation;
 
-#[cfg(feature = "mutations")]
-pub use base::bugs::Bug;
 pub use base::{
     cursor::Cursor,
     encoding::Sequence,

@@ -20,7 +20,6 @@
 use std::{fmt, str::FromStr};
 
 use crate::base::{
-    bugs::{Bug, is_on},
     encoding::{Reader, Sequence},
     error::{Error, Result},
     text::serde_as_text,
@@ -170,9 +169,7 @@ impl Cursor {
     /// nothing cannot know an instance that was gone before its beginning.
     pub fn is_news_of_replaced(&self, at: Sequence) -> bool {
         match self.knowledge {
-            Knowledge::Nothing => {
-                self.began.is_some_and(|began| at > began) && !is_on(Bug::NothingForgetsDeletions)
-            }
+            Knowledge::Nothing => self.began.is_some_and(|began| at > began),
             Knowledge::UpTo(known) => at > known,
         }
     }

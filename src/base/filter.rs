@@ -9,7 +9,6 @@ use std::{
 use globset::{Glob, GlobBuilder, GlobMatcher, GlobSet};
 
 use crate::base::{
-    bugs::{Bug, is_on},
     cursor::Cursor,
     error::{Error, Result},
     event::{DbName, DdocId, EventKind, Kinds},
@@ -138,9 +137,7 @@ impl Set {
     /// The indices of the filters that want news of a row, for a subscriber that knows everything up to `since`.
     pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
-        let forgets = is_on(Bug::SetForgetsPatterns) && !named.is_empty();
-        let others = if forgets { &[][..] } else { &self.others };
-        named.iter().chain(others).copied().filter(move |&place| self.filters[place].passes(row, since))
+        named.iter().chain(&self.others).copied().filter(move |&place| self.filters[place].passes(row, since))
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Nothing here knows a store.
 
-pub(crate) mod bugs;
 pub(crate) mod cursor;
 pub(crate) mod durations;
 pub(crate) mod encoding;

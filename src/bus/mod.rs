@@ -25,7 +25,6 @@ pub use self::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Incarnation,
         error::{Error, Result},
         event::DbInstance,
@@ -77,7 +76,7 @@ const PARTITIONS_MAX: u32 = 4_096;
 
 /// Removes the nodes of earlier processes if `db` knows that they are dead, so that no node has to wait until they expire.
 async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
-    if db.is_first_use(prefix) && !is_on(Bug::DeadNodesStay) {
+    if db.is_first_use(prefix) {
         db.run(async |tx| forget_nodes(&tx, keys).await).await?;
     }
     Ok(())

@@ -15,7 +15,6 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -101,14 +100,12 @@ impl NamedCursor {
             let stored = self.row(&tx).await?;
             let is_other = stored.is_some_and(|row| row.filter != filter);
             let mut cursor = stored.map_or(start, |row| row.cursor);
-            if is_other && !(starts_over && is_on(Bug::ChangedFilterIgnored)) {
+            if is_other {
                 cursor = if starts_over { Cursor::NOTHING } else { cursor.rewound() };
             }
             let marks = RangeRead::new(self.context.keys.scans(&self.id)).limit(1);
             let has_marks = starts_over && !tx.get_range(&marks, Isolation::Snapshot).await?.rows.is_empty();
-            if cursor.knew_nothing() && is_on(Bug::CursorForgetsScan) {
-                cursor = Cursor::NOTHING;
-            } else if cursor.knew_nothing() {
+            if cursor.knew_nothing() {
                 cursor = cursor.begin(Sequence::last_at(self.context.config.incarnation, version));
             }
             tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, cursor, filter }.to_bytes());
@@ -235,13 +232,7 @@ impl OpenCursor {
                     return Ok(None);
                 }
                 // It was read some time ago, and may have been deleted and forgotten since.
-                parked
-                    if is_retry
-                        && parked.as_ref().is_none_or(|parked| parked.is_gone)
-                        && !is_on(Bug::DeletedParkedBuiltAgain) =>
-                {
-                    return Ok(None);
-                }
+                parked if is_retry && parked.as_ref().is_none_or(|parked| parked.is_gone) => return Ok(None),
                 // What is requested from now on is another retry.
                 Some(parked) if parked.is_asked => {
                     tx.set(&parked_key, &ParkedRow { is_asked: false, ..parked }.to_bytes());
@@ -336,9 +327,6 @@ impl ScanMark {
     /// Makes `tx` fail unless the scan is still the current one at the commit. Fails with [`Error::Cancelled`] if it
     /// is not any more.
     pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
-        if is_on(Bug::FenceNotRead) {
-            return Ok(());
-        }
         let stored = tx.get(&self.key, Isolation::Serializable).await?;
         let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
         if stored.is_some_and(|row| row.token == self.token) {

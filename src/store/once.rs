@@ -29,10 +29,7 @@ use super::{
     retry::Tries,
     transaction_ids::{self, Clearing, TransactionId, mark, read_mark},
 };
-use crate::base::{
-    bugs::{Bug, is_on},
-    error::{Error, Result, StoreError},
-};
+use crate::base::error::{Error, Result, StoreError};
 
 /// How many ranges one transaction of [`Database::clear_finished_ids`] clears.
 const RANGES_PER_TRANSACTION: usize = 1_000;
@@ -189,7 +186,7 @@ impl<T> Run<T> {
 
     /// The result of the run, if an attempt in doubt was committed. Puts the id into the read-conflict set of `tx`.
     async fn look_up(&mut self, tx: &Transaction, tries: &Tries<'_>) -> Result<Option<CommittedOnce<T>>> {
-        if self.doubts.is_empty() || is_on(Bug::CommittedTwice) {
+        if self.doubts.is_empty() {
             return Ok(None);
         }
         let Some(mark) = tx.get(self.id.key(), Isolation::Serializable).await? else {

@@ -48,10 +48,6 @@ pub struct Args {
     /// How many smaller worlds to try when a seed fails, to find a smaller one that fails.
     #[arg(long, default_value_t = 60)]
     shrink: u32,
-    /// A deliberate bug to switch on, to see how soon it is found.
-    #[cfg(feature = "mutations")]
-    #[arg(long, value_parser = bug)]
-    bug: Option<notibus::Bug>,
     /// Go on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
@@ -70,15 +66,6 @@ fn intensity(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "it has to be a number from 0 to 1000".to_owned())
 }
 
-/// Parses `--bug`.
-#[cfg(feature = "mutations")]
-fn bug(name: &str) -> Result<notibus::Bug, String> {
-    let found = notibus::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
-    found
-        .copied()
-        .ok_or_else(|| format!("there is no bug of this name; the bugs are {:?}", notibus::Bug::ALL))
-}
-
 impl Args {
     /// The number of seeds.
     fn seeds(&self) -> u64 {
@@ -95,8 +82,6 @@ impl Args {
             trace,
             without: self.without.clone(),
             history: self.save.is_some(),
-            #[cfg(feature = "mutations")]
-            bug: self.bug,
             ..Options::default()
         }
     }

@@ -29,7 +29,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         encoding::Sequence,
         event::{EventKind, Kinds},
@@ -99,9 +98,6 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
         .collect();
     // The sort is stable, so events of one fold keep their order.
     items.sort_by_key(|(at, _)| *at);
-    if is_on(Bug::WebRowsOfOneType) {
-        items.truncate(1);
-    }
     items.into_iter().map(|(_, item)| item).collect()
 }
 
@@ -187,7 +183,7 @@ impl Rows {
         let at = self.all[place].sequence;
         let is_last = place + 1 == self.all.len() && self.is_complete();
         let part = self.part.filter(|part| part.instance != self.all[place].instance && !is_last);
-        let is_plain = part.is_none() && (self.are_plain[place] || is_on(Bug::WebPositionsPlain));
+        let is_plain = part.is_none() && self.are_plain[place];
         Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part }
     }
 

@@ -99,11 +99,7 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
         let shared = Arc::clone(&shared);
         move |level, message, fields| shared.hear(level, message, fields)
     });
-    let run = || tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
-    #[cfg(feature = "mutations")]
-    crate::base::bugs::with(options.bug, run);
-    #[cfg(not(feature = "mutations"))]
-    run();
+    tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
     Outcome {
         seed,
         failure: shared.failure(),

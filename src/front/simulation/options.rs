@@ -21,9 +21,6 @@ pub struct Options {
     pub rows: bool,
     /// Whether to keep the history of the world, to [`judge`](super::judge) it again. Default: false.
     pub history: bool,
-    /// A deliberate bug in the code that runs. Default: none.
-    #[cfg(feature = "mutations")]
-    pub bug: Option<crate::base::bugs::Bug>,
 }
 
 impl Default for Options {
@@ -36,8 +33,6 @@ impl Default for Options {
             without: Vec::new(),
             rows: false,
             history: false,
-            #[cfg(feature = "mutations")]
-            bug: None,
         }
     }
 }

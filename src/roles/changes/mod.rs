@@ -26,7 +26,6 @@ pub use self::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -141,7 +140,7 @@ impl Changes {
     /// of the feed in this transaction become invalid.
     pub fn remove(&self, tx: &Transaction, db: &Db) {
         let feed = FeedId::documents(db.instance);
-        for range in self.context.keys.whole_feed(&feed).iter().filter(|_| !is_on(Bug::DocumentsLeft)) {
+        for range in &self.context.keys.whole_feed(&feed) {
             tx.clear_range(range);
         }
         tx.note_removal(feed.bytes());
@@ -156,7 +155,7 @@ impl Changes {
         let feed = self.raw(&feed);
         let known = self.topologies.get(&db.instance).map(|known| Arc::clone(&known));
         let topology = match known {
-            Some(known) if is_on(Bug::DocumentShardsNotChecked) || known.is_current(tx, feed).await? => known,
+            Some(known) if known.is_current(tx, feed).await? => known,
             _ => {
                 let read = Arc::new(Topology::read(tx, feed, Isolation::Serializable).await?);
                 if self.topologies.len() >= TOPOLOGIES_MAX {

@@ -5,7 +5,6 @@ use std::{fmt, sync::Arc};
 use super::{Changes, DocSummary};
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::{Incarnation, Sequence, versionstamped},
         error::{Error, Result},
         event::{Db, DdocId},
@@ -84,7 +83,7 @@ impl<'a> ChangesWriter<'a> {
             let reason = "its transaction was reset since; make another writer";
             return Err(Error::invalid("changes writer", reason));
         }
-        if self.tx.removals(self.feed.bytes()) != removals && !is_on(Bug::WriterOutlivesRemoval) {
+        if self.tx.removals(self.feed.bytes()) != removals {
             return Err(Error::NoFeed { feed: self.feed.to_string() });
         }
         let Changes { context, producer, .. } = self.changes;

@@ -4,7 +4,6 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::batch::Matched;
 use crate::base::{
-    bugs::{Bug, is_on},
     cursor::Cursor,
     event::{DbName, EventKind},
     notification::Notification,
@@ -24,7 +23,7 @@ pub(super) fn coalesce(
     kept: &mut Vec<Arc<Notification>>,
 ) {
     let Some(older) = newest.insert(row.name.clone(), Arc::clone(row)) else { return };
-    if has_deletion(&older, since) && !has_deletion(row, since) && !is_on(Bug::RoundForgetsTombstone) {
+    if has_deletion(&older, since) && !has_deletion(row, since) {
         kept.push(older);
     }
 }

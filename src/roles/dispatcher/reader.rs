@@ -54,7 +54,6 @@ use super::{
     shared::Shared,
 };
 use crate::base::{
-    bugs::{Bug, is_on},
     cursor::{Cursor, Knowledge},
     encoding::Sequence,
     error::{Error, Result},
@@ -447,8 +446,7 @@ impl Reader {
     /// have older news; nor if it looks up names, which is cheap however much it has missed.
     fn skip(&mut self) -> Option<Interruption> {
         let is_plain = self.cursor == self.cursor.rewound() && !self.cursor.knew_nothing();
-        let skips = self.skips || is_on(Bug::LaggardSkips);
-        if !skips || !is_plain || self.filter.exact().is_some() {
+        if !self.skips || !is_plain || self.filter.exact().is_some() {
             return None;
         }
         let (begin, mut to) = self.shared.ring.read().begin;
@@ -468,7 +466,7 @@ impl Reader {
         }
         self.place = Some(place);
         self.move_to(to.into());
-        (!is_on(Bug::LaggardSkips)).then_some(Interruption::Lagged { from, to })
+        Some(Interruption::Lagged { from, to })
     }
 
     /// Begins to read the feed from the cursor.
@@ -537,7 +535,7 @@ fn was_delivered(before: &[(Filter, Sequence)], row: &Notification, since: &Curs
 /// Whether `delivery` is wanted, given its changed design documents.
 fn is_wanted(filter: &Filter, delivery: DeliveryRef<'_>) -> bool {
     let Some(wanted) = &filter.ddocs else { return true };
-    (delivery.may_be_any_ddoc() && !is_on(Bug::DdocWithoutIdForgotten))
+    delivery.may_be_any_ddoc()
         || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
         || filter.wants_besides_ddocs(delivery.notification(), delivery.batch_since())
 }

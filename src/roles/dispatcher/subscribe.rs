@@ -15,7 +15,6 @@ use super::{
 use crate::base::cursor::Cursor;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Start,
         error::{Error, Result},
         filter::Filter,
@@ -107,7 +106,7 @@ impl Subscribe {
     pub(crate) async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.order.start);
         let cursor = cursor.open(start, self.order.filter.hash(), starts_over).await?;
-        let mut subscribe = self.since(if is_on(Bug::CursorNotRead) { start } else { cursor.stored() });
+        let mut subscribe = self.since(cursor.stored());
         subscribe.order.cursor = Some(cursor);
         Ok(subscribe)
     }

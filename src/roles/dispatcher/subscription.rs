@@ -18,12 +18,7 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        cursor::Cursor,
-        error::Result,
-        filter::Filter,
-    },
+    base::{cursor::Cursor, error::Result, filter::Filter},
     state::named_cursor::{OpenCursor, autosave::Autosave},
 };
 
@@ -52,8 +47,6 @@ impl Source {
 
     /// Saves `cursor`, if the subscription is durable.
     pub async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
-        let cursor =
-            if is_on(Bug::CursorAhead) { self.reader.shared.ring.read().position().into() } else { cursor };
         match &mut self.autosave {
             Some(autosave) => autosave.save(cursor).await,
             None => Ok(()),
@@ -73,12 +66,7 @@ impl Source {
     /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor.
     fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
         let Self { reader, autosave, is_lost, current } = self;
-        let stands_at = || {
-            if is_on(Bug::CursorAhead) {
-                return reader.shared.ring.read().position().into();
-            }
-            current.as_ref().map_or_else(|| reader.cursor(), |left| left.cursor_after(0))
-        };
+        let stands_at = || current.as_ref().map_or_else(|| reader.cursor(), |left| left.cursor_after(0));
         let error = autosave.as_mut()?.poll(context, stands_at).err()?;
         *is_lost = true;
         Some(Interruption::Failed(error))

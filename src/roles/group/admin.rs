@@ -5,7 +5,6 @@ use parking_lot::Mutex;
 use super::{Group, GroupOptions};
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Start,
         encoding::Sequence,
         env::Env,
@@ -164,8 +163,7 @@ impl<R> Group<R> {
         for range in places.iter().chain(&keys.statuses_of(&self.id)) {
             tx.clear_range(range);
         }
-        let begun = if is_on(Bug::GroupForgetsShards) { 1 } else { shards.len() };
-        for shard in shards.into_iter().take(begun) {
+        for shard in shards {
             tx.set(&keys.checkpoint(&self.id, shard), start.as_bytes());
         }
         tx.set(&keys.group(&self.id), &GroupRow { start, ..row }.to_bytes());

@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 use super::FencingToken;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -84,9 +83,7 @@ impl BatchContext {
     pub async fn position(&self, tx: &Transaction) -> Result<Option<Sequence>> {
         let key = self.context.keys.checkpoint(&self.group, self.shard);
         let (checked, stored) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
-        if !is_on(Bug::CheckpointWithoutLease) {
-            checked?;
-        }
+        checked?;
         stored?.map(|value| checkpoint_position(&value)).transpose()
     }
 
@@ -94,10 +91,7 @@ impl BatchContext {
     /// other shards, or an earlier transaction has committed after all. A late write is left out, because it would move
     /// the group back, or to a shard that it has left.
     pub async fn advance(&self, tx: &Transaction, to: Sequence, parks: &Parks) -> Result<()> {
-        if is_on(Bug::LateCheckpointSetsBack) {
-            self.lease.check(tx).await?;
-            self.write_position(tx, to);
-        } else if let Some(stored) = self.position(tx).await?.filter(|stored| *stored < to) {
+        if let Some(stored) = self.position(tx).await?.filter(|stored| *stored < to) {
             self.write(tx, (stored, to), parks).await?;
         }
         Ok(())
@@ -110,7 +104,7 @@ impl BatchContext {
         }
         for (id, row) in &parks.pending {
             // A row up to `stored` was parked when that position was saved.
-            if row.sequence <= stored || row.sequence > to || is_on(Bug::ParkedRowForgotten) {
+            if row.sequence <= stored || row.sequence > to {
                 continue;
             }
             let key = self.context.keys.group_parked(&self.group, id);
@@ -252,11 +246,11 @@ impl Checkpointer {
             return Ok(CheckpointState::Done);
         };
         // An earlier attempt may have had the same rows, but read less far beyond them.
-        if stored >= *last && !is_on(Bug::CheckpointNotCompared) {
+        if stored >= *last {
             right.stored.raise(stored);
             return Ok(CheckpointState::Done);
         }
-        if stored > *after && !is_on(Bug::CheckpointNotCompared) {
+        if stored > *after {
             // A commit that came late (1031) has saved an earlier batch, which had fewer rows.
             return Err(Error::PartlyDone { stored });
         }

@@ -14,11 +14,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::Group;
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        encoding::Sequence,
-        error::Result,
-    },
+    base::{encoding::Sequence, error::Result},
     state::{
         feed_wakeups::FeedHeads,
         keys::{ShardId, checkpoint_position},
@@ -148,8 +144,7 @@ impl<R> Group<R> {
         while let Some(rows) = pages.next().await? {
             for (_, value) in &rows {
                 let position = checkpoint_position(value)?;
-                let is_lower = lowest.is_none_or(|lowest| position < lowest);
-                if is_lower && !(lowest.is_some() && is_on(Bug::LowestOfFirstShard)) {
+                if lowest.is_none_or(|lowest| position < lowest) {
                     lowest = Some(position);
                 }
             }

@@ -13,7 +13,6 @@ use futures_util::future::try_join_all;
 use super::pass::Pass;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -154,7 +153,7 @@ impl Pass<'_> {
             dropped += 1;
             last = last.max(row.sequence);
         }
-        if last > horizon && !is_on(Bug::HorizonNotRaised) {
+        if last > horizon {
             tx.set(&keys.horizon(feed.id), last.as_bytes());
         }
         Ok((dropped, tombstones.len() - passed))
@@ -164,13 +163,8 @@ impl Pass<'_> {
     async fn passed_by_groups(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = &self.context.feed;
-        if !is_on(Bug::JanitorMissesNewGroup) {
-            tx.add_read_conflict(&keys.groups(feed));
-        }
+        tx.add_read_conflict(&keys.groups(feed));
         let mut passed = Sequence::MAX;
-        if is_on(Bug::JanitorIgnoresGroups) {
-            return Ok(passed);
-        }
         // Not the checkpoints: they are as many as groups times shards.
         let mut lowest = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.lowest_checkpoints(feed), Isolation::Snapshot).await? {

@@ -31,7 +31,6 @@ use tokio::sync::Semaphore;
 use super::Fence;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -217,9 +216,6 @@ impl<R: FeedRow> ParallelJob<R> {
             job.since = job.since.begin(seen);
             let mut entries = Vec::new();
             for entry in topology.after(since.position()) {
-                if entry.closed && is_on(Bug::ClosedShardsSkipped) {
-                    continue;
-                }
                 let task = |shard| Task {
                     feed: feed.clone(),
                     shard,

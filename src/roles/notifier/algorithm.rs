@@ -1,7 +1,6 @@
 //! How a fold turns the present row of a name and the observed counters into the next row: a pure function.
 
 use crate::base::{
-    bugs::{Bug, is_on},
     encoding::{Counters, Sequence, Tally, Versionstamp},
     event::{DbInstance, DbName, EventKind, Kinds},
     notification::{DRAFT, Notification, Replaced},
@@ -130,9 +129,6 @@ impl Draft {
         set(&mut self.row.updated_at, EventKind::Updated);
         set(&mut self.row.ddoc_updated_at, EventKind::DdocUpdated);
         set(&mut self.row.deleted_at, EventKind::Deleted);
-        if is_on(Bug::TotalsNotAdded) {
-            self.row.totals = Counters::ZERO;
-        }
         self.row.totals += events.tally.counters;
         // The events folded now are newer, even if a move to another store made their versionstamps smaller.
         self.row.versionstamp = events.versionstamp.or(self.row.versionstamp);

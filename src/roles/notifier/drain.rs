@@ -7,7 +7,6 @@ use bytes::Bytes;
 use super::algorithm::Observed;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::{COUNTERS_LEN, Counters},
         error::{Error, Result},
         event::{Db, DbInstance, DbName, DdocId},
@@ -59,7 +58,7 @@ impl Drain {
         let page = tx.get_range(&read, Isolation::Snapshot).await?;
         let mut next = page.rows.last().filter(|_| page.more).map(|(key, _)| key_after(key));
         let mut broken = Vec::new();
-        let mut rows = decoded(keys, page.rows, &mut broken)?;
+        let mut rows = decoded(keys, page.rows, &mut broken);
         if let (Some(last), Some(read_to)) = (rows.last(), next.clone()) {
             let whole_names = rows.partition_point(|row| row.db.name < last.db.name);
             let whole_instances = rows.partition_point(|row| row.db < last.db);
@@ -74,7 +73,7 @@ impl Drain {
                 if read_to < end {
                     next = Some(end.clone());
                     let rest = tx.all_rows(KeyRange { begin: read_to, end }, Isolation::Snapshot).await?;
-                    rows.extend(decoded(keys, rest, &mut broken)?);
+                    rows.extend(decoded(keys, rest, &mut broken));
                 }
             }
         }
@@ -88,23 +87,22 @@ impl Drain {
     pub async fn of_name(tx: &Transaction, keys: &Keys, partition: Partition, name: &DbName) -> Result<Self> {
         let rows = tx.all_rows(keys.drains_of(partition, name), Isolation::Snapshot).await?;
         let mut broken = Vec::new();
-        let rows = decoded(keys, rows, &mut broken)?;
+        let rows = decoded(keys, rows, &mut broken);
         Ok(Self { names: by_name(rows), next: None, broken })
     }
 }
 
 /// Decodes rows of any partition; the keys of those that cannot be decoded go to `broken`.
-fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Result<Vec<DrainRow>> {
+fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Vec<DrainRow> {
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
         let key = row.0.clone();
         match keys.drain_row(row) {
             Ok((_, row)) => found.push(row),
-            Err(error) if is_on(Bug::BrokenCountersStop) => return Err(error),
             Err(error) => broken.push((key, error)),
         }
     }
-    Ok(found)
+    found
 }
 
 /// Groups ordered rows by name.
@@ -164,12 +162,9 @@ impl Waiting {
     pub fn subtract(&self, tx: &Transaction) {
         for row in &self.rows {
             match &row.says {
-                DrainKey::Counters(_) if is_on(Bug::CountersCleared) => tx.clear(&row.key),
                 DrainKey::Counters(tally) => {
                     tx.atomic(AtomicOp::Add, &row.key, &tally.to_negative_bytes());
-                    if !is_on(Bug::CompareAndClearLeftOut) {
-                        tx.atomic(AtomicOp::CompareAndClear, &row.key, &[0; COUNTERS_LEN]);
-                    }
+                    tx.atomic(AtomicOp::CompareAndClear, &row.key, &[0; COUNTERS_LEN]);
                 }
                 DrainKey::LastUpdate(_) | DrainKey::Ddoc(_) => {
                     tx.atomic(AtomicOp::CompareAndClear, &row.key, &row.value);

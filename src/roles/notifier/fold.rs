@@ -20,7 +20,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Counters,
         error::{Error, Result},
         event::DbName,
@@ -144,13 +143,8 @@ impl Folder<'_> {
     /// Reads the mark for fold number `fold + 1`. Fails if another node has the partition's lease.
     async fn mark(&self, tx: &Transaction, fold: u64) -> Result<Mark> {
         let key = self.context.keys.fold_mark(self.partition);
-        let isolation =
-            if is_on(Bug::FoldWithoutMark) { Isolation::Snapshot } else { Isolation::Serializable };
-        let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, isolation));
+        let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
         lease?;
-        if is_on(Bug::FoldWithoutMark) {
-            return Ok(Mark::Before);
-        }
         let damaged = |reason: String| Mark::Damaged(Error::corrupt("fold mark", reason));
         let Some(mark) = mark? else { return Ok(damaged("it is missing".to_owned())) };
         Ok(match FoldMark::from_bytes(&mark) {
@@ -174,12 +168,10 @@ impl Folder<'_> {
     ) -> Result<Done> {
         let Context { keys, .. } = self.context;
         let feed = RawFeed::notifications(self.context);
-        let isolation =
-            if is_on(Bug::TopologyNotInConflictSet) { Isolation::Snapshot } else { Isolation::Serializable };
         let bytes_max = (self.size_max / WRITTEN_MIN).max(1);
         let (drain, topology) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, (self.rows_max, bytes_max)),
-            Topology::read(tx, feed, isolation),
+            Topology::read(tx, feed, Isolation::Serializable),
         );
         let (drain, topology) = (drain?, topology?);
         let committed = replaced_mark.is_some();
@@ -207,7 +199,7 @@ impl Folder<'_> {
             self.fold_name(tx, &mut writer, (&name, &waiting), present, &mut done)?;
             done.committed = true;
             unmeasured += waiting.len();
-            if unmeasured >= MEASURED_BYTES.min(bytes_max) && !is_on(Bug::FoldNotMeasured) {
+            if unmeasured >= MEASURED_BYTES.min(bytes_max) {
                 is_full = tx.approximate_size().await? >= self.size_max;
                 unmeasured = 0;
             }
@@ -216,9 +208,6 @@ impl Folder<'_> {
             return Ok(done);
         }
         done.rows = writer.finish();
-        if is_on(Bug::WatchInWritingTransaction) {
-            drop(tx.watch(&keys.doorbell(self.partition)).await?);
-        }
         let mark = FoldMark { epoch: self.lease.epoch, fold: fold + 1 };
         tx.set(&keys.fold_mark(self.partition), &mark.to_bytes());
         Ok(done)
@@ -244,7 +233,7 @@ impl Folder<'_> {
             }
             Err(error) => return Err(error),
         };
-        if is_on(Bug::BrokenRowStops) { Err(error) } else { Ok(Err((place, error))) }
+        Ok(Err((place, error)))
     }
 
     /// Folds the events of `name` into its `present` row.
@@ -273,7 +262,7 @@ impl Folder<'_> {
         let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
         // The ids of changed design documents last as long as their database.
         let gone = before.filter(|before| row.is_deleted() || before.instance != row.instance);
-        if let Some(before) = gone.filter(|_| !is_on(Bug::DdocsLeft)) {
+        if let Some(before) = gone {
             tx.clear_range(&keys.ddocs(&before));
         }
         let db = row.db();

@@ -9,10 +9,7 @@ use super::{
     pace::Pace,
 };
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        error::{Error, Result, StoreError},
-    },
+    base::error::{Error, Result, StoreError},
     state::{
         context::Context,
         keys::Partition,
@@ -172,7 +169,7 @@ impl Task {
     fn shrink(&mut self, error: &Error) -> bool {
         let codes = [StoreError::TRANSACTION_TOO_LARGE.code(), StoreError::TRANSACTION_TOO_OLD.code()];
         let is_too_much = error.code().is_some_and(|code| codes.contains(&code));
-        if !is_too_much || self.size_max == SIZE_MIN || is_on(Bug::FoldNotMeasured) {
+        if !is_too_much || self.size_max == SIZE_MIN {
             return false;
         }
         self.size_max = (self.size_max / 2).max(SIZE_MIN);

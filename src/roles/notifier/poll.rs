@@ -7,10 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::held::HeldPartitions;
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        error::Result,
-    },
+    base::error::Result,
     state::{context::Context, keys::Partition},
     store::{Isolation, RangeRead, Transaction},
 };
@@ -67,18 +64,12 @@ fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
 async fn poll_run(context: &Context, tx: &Transaction, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
     let mut first = first;
     let mut found = Vec::new();
-    if is_on(Bug::PollForgotten) {
-        return Ok(found);
-    }
     while first <= last {
         let range = context.keys.drains(Partition(first), Partition(last));
         let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
-        let Some((key, value)) = page.rows.into_iter().next() else {
+        let Some((key, _)) = page.rows.into_iter().next() else {
             break;
         };
-        if is_on(Bug::BrokenCountersBlindPoll) {
-            context.keys.drain_row((key.clone(), value))?;
-        }
         // A key between two partitions belongs to none.
         let (at, within) = context.keys.partition_at(&key, Partition(first), Partition(last));
         if within {

@@ -8,7 +8,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -128,7 +127,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        self.page_of(&self.raw().page(tx, cursor.into(), limit).await?)
+        Ok(self.page_of(&self.raw().page(tx, cursor.into(), limit).await?))
     }
 
     /// The rows after `cursor`, up to which everything was read, at most `limit`; or the position up to which there are
@@ -159,11 +158,7 @@ impl<R: FeedRow> Feed<R> {
         if !found.as_ref().is_ok_and(|page| page.more) {
             probe.watch(tx, &mut read).await?;
         }
-        let page = match found {
-            Ok(page) => Ok(self.page_of(&page)?),
-            Err(to) => Err(to),
-        };
-        Ok((page, read))
+        Ok((found.map(|page| self.page_of(&page)), read))
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
@@ -181,7 +176,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        self.page_of(&self.raw().page_before(tx, before, limit).await?)
+        Ok(self.page_of(&self.raw().page_before(tx, before, limit).await?))
     }
 
     /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under
@@ -208,7 +203,7 @@ impl<R: FeedRow> Feed<R> {
     ) -> Result<ShardPage<R>> {
         check_limit(limit)?;
         let read = self.raw().shard_page(tx, shard, cursor.into(), limit).await?;
-        let FeedPage { rows, to, next, more } = self.page_of(&read.page)?;
+        let FeedPage { rows, to, next, more } = self.page_of(&read.page);
         Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
     }
 
@@ -272,26 +267,20 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// Decodes `row`; `None` if it cannot be decoded, which is reported as a skipped row.
-    pub(crate) fn decode(&self, row: &StoredRow) -> Result<Option<R>> {
+    pub(crate) fn decode(&self, row: &StoredRow) -> Option<R> {
         match R::from_stored(row.sequence, &row.value) {
-            Ok(row) => Ok(Some(row)),
-            Err(error) if is_on(Bug::BrokenRowStops) => Err(error),
-            Err(error) if is_on(Bug::BrokenDocumentStops) && self.id.instance().is_some() => Err(error),
-            Err(_) if is_on(Bug::BrokenDocumentNotNamed) && self.id.instance().is_some() => Ok(None),
+            Ok(row) => Some(row),
             Err(error) => {
                 self.context.skip(&Place::Row(self.id.clone(), row.sequence), &error);
-                Ok(None)
+                None
             }
         }
     }
 
     /// The rows of a stored page, without those that cannot be decoded.
-    fn page_of(&self, page: &StoredPage) -> Result<FeedPage<R>> {
-        let mut rows = Vec::with_capacity(page.rows.len());
-        for row in &page.rows {
-            rows.extend(self.decode(row)?.map(Arc::new));
-        }
-        Ok(FeedPage { rows, to: page.next.position(), next: page.next, more: page.more })
+    fn page_of(&self, page: &StoredPage) -> FeedPage<R> {
+        let rows = page.rows.iter().filter_map(|row| self.decode(row)).map(Arc::new).collect();
+        FeedPage { rows, to: page.next.position(), next: page.next, more: page.more }
     }
 
     /// The successors of `shard`, which was dropped.

@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use super::RawFeed;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -174,7 +173,6 @@ impl Pulse {
         let was_refused = self.sets_watch && !is_watching;
         let pause =
             if is_watching || was_refused { self.poll_interval } else { QUIET.min(self.poll_interval) };
-        let pause = if is_on(Bug::TailWithoutPoll) && is_watching { Duration::MAX } else { pause };
         let Self { fired, appends, context, poll_interval, seen, poll, .. } = self;
         let env = context.env();
         let woken = tokio::select! {

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::{Cursor, Knowledge},
         encoding::Sequence,
         error::{Error, Result},
@@ -95,7 +94,6 @@ impl<'a> RawFeed<'a> {
     fn is_foreign(self, position: Sequence) -> bool {
         position.incarnation() == self.context.config.incarnation
             && position != Sequence::MIN
-            && !is_on(Bug::HistoryNotChecked)
             && !self.context.db.may_have_used(position.versionstamp().version())
     }
 

@@ -5,7 +5,6 @@ use bytes::Bytes;
 use super::{RawFeed, Topology};
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Sequence,
         env::Env,
         error::{Error, Result},
@@ -156,13 +155,9 @@ impl RawFeed<'_> {
         scheme: SchemeId,
     ) -> TopologyRow {
         let keys = &self.context.keys;
-        let closed = TopologyRow { closed: !is_on(Bug::ReshardWithoutClosing), ..current.clone() };
+        let closed = TopologyRow { closed: true, ..current.clone() };
         tx.set(&keys.topology(self.id, closed.first), &closed.to_bytes());
-        let mut first_shard = current.next_shard();
-        if is_on(Bug::ShardIdsUsedAgain) {
-            first_shard.0 -= 1;
-        }
-        let next = new.row(Sequence::MIN, first_shard, scheme);
+        let next = new.row(Sequence::MIN, current.next_shard(), scheme);
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {

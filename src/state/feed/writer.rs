@@ -3,7 +3,6 @@
 use super::{RawFeed, Topology, topology::space_of};
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -34,7 +33,7 @@ pub(crate) fn append(
     row: &[u8],
 ) -> Result<ShardId> {
     let shard = topology.shard_of_new(feed, id)?;
-    if let Some(previous) = previous.filter(|_| !is_on(Bug::RowBeforeLeft)) {
+    if let Some(previous) = previous {
         let (left, space) = topology.place_of(feed, previous, id)?;
         tx.clear(&space.row(previous));
         if is_first {
@@ -60,9 +59,7 @@ pub(crate) fn remove(
 ) -> Result<()> {
     let (shard, space) = topology.place_of(feed, sequence, id)?;
     tx.clear(&space.row(sequence));
-    if !is_on(Bug::RemovalNotCounted) {
-        count(tx, feed, shard, -1);
-    }
+    count(tx, feed, shard, -1);
     Ok(())
 }
 
@@ -97,20 +94,16 @@ impl<'a> FeedWriter<'a> {
         let place = RowPlace { order, is_first: true };
         let shard = append(self.tx, self.feed, self.topology, (id, previous), place, row)?;
         let context = self.feed.context;
-        if !is_on(Bug::LaneNotMoved) || self.appended.is_empty() {
-            self.appended.insert(shard);
-        }
+        self.appended.insert(shard);
         let newest = context.keys.newest(self.feed.id, id);
         let sequence = sequence_operand(context.config.incarnation, order);
-        if !is_on(Bug::NewestNotUpdated) {
-            self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
-        }
+        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
         Ok(order)
     }
 
     /// Moves the pulse of the feed, once for all rows. Returns the number of rows written.
     pub fn finish(self) -> u16 {
-        if !self.appended.is_empty() && !is_on(Bug::PulseNotMoved) {
+        if !self.appended.is_empty() {
             let pulse = self.feed.context.keys.pulse(self.feed.id);
             self.tx.atomic(AtomicOp::Add, &pulse, &self.appended.to_operand());
         }

@@ -12,10 +12,7 @@
 //! new one, all others get the same owners. So nodes that read at different moments of a rearrangement agree. Nothing
 //! is random, and the time is linear in resources and members, except for sorting if they do not come in order.
 
-use crate::{
-    base::bugs::{Bug, is_on},
-    state::keys::NodeId,
-};
+use crate::state::keys::NodeId;
 
 /// The member that should own each resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,15 +56,8 @@ struct Share {
 pub(super) fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u32)]) -> Assignment {
     let mut owners = resources.to_vec();
     owners.sort_unstable_by_key(|(resource, _)| *resource);
-    let mut shares: Vec<_> = members
-        .iter()
-        .map(|&(node, max)| Share {
-            node,
-            max: if is_on(Bug::MaximaIgnored) { usize::MAX } else { max as usize },
-            owned: 0,
-            left: 0,
-        })
-        .collect();
+    let mut shares: Vec<_> =
+        members.iter().map(|&(node, max)| Share { node, max: max as usize, owned: 0, left: 0 }).collect();
     shares.sort_unstable_by_key(|share| share.node);
     let places: std::collections::HashMap<_, _> =
         shares.iter().enumerate().map(|(place, share)| (share.node, place)).collect();

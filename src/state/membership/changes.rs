@@ -6,10 +6,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        error::{Error, Result},
-    },
+    base::error::{Error, Result},
     state::keys::{Keys, stamp_operand},
     store::{AtomicOp, Isolation, Transaction},
 };
@@ -58,18 +55,14 @@ pub(super) async fn version_of(tx: &Transaction, keys: &Keys, pool: &str) -> Res
 
 /// Makes `tx` move the versions because it changes leases or resources of `pool`.
 pub(crate) fn changed(tx: &Transaction, keys: &Keys, pool: &str) {
-    if !is_on(Bug::LeaseChangeNotCounted) {
-        for key in [keys.pool_version(pool), keys.pools_version()] {
-            tx.atomic(AtomicOp::SetVersionstampedValue, &key, &stamp_operand());
-        }
+    for key in [keys.pool_version(pool), keys.pools_version()] {
+        tx.atomic(AtomicOp::SetVersionstampedValue, &key, &stamp_operand());
     }
 }
 
 /// Makes `tx` move the version of all pools because it removes the resources of `pool`, with its own version.
 pub(crate) fn pool_removed(tx: &Transaction, keys: &Keys) {
-    if !is_on(Bug::LeaseChangeNotCounted) {
-        tx.atomic(AtomicOp::SetVersionstampedValue, &keys.pools_version(), &stamp_operand());
-    }
+    tx.atomic(AtomicOp::SetVersionstampedValue, &keys.pools_version(), &stamp_operand());
 }
 
 /// Makes `tx` move the membership version because a node comes, goes, or changes its roles.

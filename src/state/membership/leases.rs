@@ -8,10 +8,7 @@ use tokio::sync::watch;
 
 use super::changes::changed;
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        error::{Error, Result},
-    },
+    base::error::{Error, Result},
     state::keys::{Keys, Lease, Owner},
     store::{Database, Isolation, Transaction},
 };
@@ -37,9 +34,7 @@ impl Held {
     /// Fails with [`Error::LeaseLost`] if the lease is no longer held, and makes `tx` fail if it is lost before the
     /// commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
-        let isolation =
-            if is_on(Bug::LeaseNotInConflictSet) { Isolation::Snapshot } else { Isolation::Serializable };
-        let found = tx.get(&self.key, isolation).await?;
+        let found = tx.get(&self.key, Isolation::Serializable).await?;
         match found.map(|value| Lease::from_bytes(&value)).transpose()? {
             Some(lease) if lease.owner == Some(self.owner) && lease.epoch == self.epoch => Ok(()),
             found => Err(Error::LeaseLost {
@@ -62,12 +57,12 @@ pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Resu
             let checks = join_all(leases.iter().map(|lease| lease.check(&tx))).await;
             for (lease, checked) in leases.iter().zip(checks) {
                 match checked {
-                    result if result.is_ok() || is_on(Bug::ReleaseWithoutCheck) => {
+                    Ok(()) => {
                         tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes());
                         is_any_held = true;
                     }
-                    Err(error) if !matches!(error, Error::LeaseLost { .. }) => return Err(error),
-                    _ => {}
+                    Err(Error::LeaseLost { .. }) => {}
+                    Err(error) => return Err(error),
                 }
             }
             if let Some(lease) = leases.first().filter(|_| is_any_held) {

@@ -24,7 +24,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         env::Env,
         error::{Error, Result, panic_text},
     },
@@ -181,9 +180,8 @@ impl NeighbourWatch {
         }
         self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), now);
         let is_dead = |(node, row): &&(NodeId, NodeRow)| {
-            let expiry = if is_on(Bug::ExpiryOfOthersIgnored) { self.pace * 2 } else { row.expiry() };
             let beat = (row.token, row.beat);
-            self.condemned.get(node) == Some(&beat) || self.seen.age(node, &beat, began) >= expiry
+            self.condemned.get(node) == Some(&beat) || self.seen.age(node, &beat, began) >= row.expiry()
         };
         let dead: Vec<_> = nodes.iter().filter(is_dead).copied().collect();
         self.condemned = dead.iter().map(|(node, row)| (*node, (row.token, row.beat))).collect();

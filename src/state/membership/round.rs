@@ -17,10 +17,7 @@ use super::{
     roles::members,
 };
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        error::Result,
-    },
+    base::error::Result,
     state::keys::{Lease, NodeRow, Owner},
     store::{Isolation, KeyRange, Transaction},
 };
@@ -147,7 +144,7 @@ impl Known<'_> {
         }
         let owner = Owner { node: view.me, token: self.token };
         let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
-            let epoch = lease_of(resource).epoch + u64::from(!is_on(Bug::EpochNotRaised));
+            let epoch = lease_of(resource).epoch + 1;
             tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());
             self.work.acquired(tx, resource, epoch);
             (resource, epoch)

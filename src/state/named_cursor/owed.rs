@@ -2,12 +2,7 @@
 
 use super::{NamedCursor, OpenCursor};
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        cursor::Cursor,
-        error::Result,
-        event::DbName,
-    },
+    base::{cursor::Cursor, error::Result, event::DbName},
     state::keys::{CursorRow, OwedRow},
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
@@ -42,7 +37,7 @@ impl OpenCursor {
         let Self { cursor: NamedCursor { context, id }, token, filter, .. } = &*self;
         let save = async |tx: Transaction| {
             self.check(&tx).await?;
-            for (name, row) in owed.iter().filter(|_| !is_on(Bug::OwedNotListed)) {
+            for (name, row) in owed {
                 tx.set(&context.keys.owed(id, name), &row.to_bytes());
             }
             for name in settled {

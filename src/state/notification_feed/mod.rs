@@ -156,11 +156,8 @@ impl NotificationFeed {
             let read = async |tx| {
                 let ids = names.iter().map(|name| name.as_str().as_bytes());
                 let (rows, last) = self.raw().newest_after(&tx, ids, cursor).await?;
-                let mut decoded = Vec::with_capacity(rows.len());
-                for row in &rows {
-                    decoded.extend(self.decode(row)?.map(Arc::new));
-                }
-                Ok((decoded, last))
+                let decoded = rows.iter().filter_map(|row| self.decode(row)).map(Arc::new);
+                Ok((decoded.collect::<Vec<_>>(), last))
             };
             self.context.db.run(read).await
         };

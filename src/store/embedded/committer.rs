@@ -15,11 +15,7 @@ use super::{
     core::{Core, Outcome, Request, lock},
     folder::Folder,
 };
-use crate::base::{
-    bugs::{Bug, is_on},
-    env::Env,
-    error::StoreError,
-};
+use crate::base::{env::Env, error::StoreError};
 
 /// The most commits that wait for the thread; further ones wait for room.
 const QUEUE_LEN_MAX: usize = 4_096;
@@ -181,13 +177,9 @@ impl Worker {
             // it.
             tracing::error!(%error, "the store's disk failed; it takes no more commits");
             self.failed.set(StoreError::IO_ERROR.with_detail(&error));
-            let code = if is_on(Bug::FailedSyncRefused) {
-                StoreError::IO_ERROR
-            } else {
-                StoreError::COMMIT_UNKNOWN_RESULT
-            };
-            let unknown =
-                code.with_detail(format!("it may or may not be on disk: {error}")).of_failed_store();
+            let unknown = StoreError::COMMIT_UNKNOWN_RESULT
+                .with_detail(format!("it may or may not be on disk: {error}"))
+                .of_failed_store();
             return staged.outcomes.into_iter().map(|outcome| outcome.and(Err(unknown.clone()))).collect();
         }
         lock(&self.core).publish(staged, self.now())

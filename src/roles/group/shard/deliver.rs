@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use super::task::{Chunk, End, Failing, Task};
 use crate::{
-    base::{
-        bugs::{Bug, is_on},
-        error::Result,
-    },
+    base::error::Result,
     roles::group::{
         CheckpointPolicy, Checkpointer, FailurePolicy, GroupBatch, Observer,
         observer::{Failure, Session, chain},
@@ -64,7 +61,6 @@ where
                     Err(failure) => failure,
                 }
             }
-            Err(error) if is_on(Bug::BrokenRowStops) => Failure { text: chain(&error), is_panic: false },
             // The first row cannot be decoded. Trying again cannot help; another version of the program can, if the row is kept.
             Err(error) => {
                 let failure = Failure { text: chain(&error), is_panic: false };
@@ -225,13 +221,7 @@ where
             row: value.clone(),
         };
         let key = right.context.keys.dead_letter(&right.group, *sequence);
-        if is_kept && is_on(Bug::DeadLetterComesAgain) {
-            let put = async |tx: Transaction| {
-                tx.set(&key, &letter.to_bytes());
-                Ok(())
-            };
-            right.context.db.run(put).await?;
-        } else if is_kept && !self.parking.give_up(*sequence, letter) {
+        if is_kept && !self.parking.give_up(*sequence, letter) {
             // Perhaps they need not wait any longer.
             self.flush().await?;
             return Ok(false);

@@ -7,7 +7,6 @@ mod model;
 use super::task::Task;
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -76,7 +75,7 @@ async fn replace(
 ) -> Result<Drained> {
     let (keys, group) = (&right.context.keys, &right.group);
     let end = successor.first.before();
-    if !is_trimmed && !is_on(Bug::SuccessorsBegunEarly) && !are_others_drained(tx, right, end).await? {
+    if !is_trimmed && !are_others_drained(tx, right, end).await? {
         if !is_drained(stored, end) {
             right.write_position(tx, end);
         }

@@ -11,7 +11,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -138,7 +137,7 @@ where
     /// Parks the id of the only row of `rows`, which has failed `attempts` times. Returns whether it is parked, or will be
     /// with the next checkpoint; false if too many ids are parked.
     pub(super) async fn park(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<bool> {
-        if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX || is_on(Bug::FailingIdsNotParked) {
+        if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX {
             return Ok(false);
         }
         let stored = &rows.rows[0];

@@ -12,7 +12,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         error::{Error, panic_text},
         event::Db,
     },
@@ -69,7 +68,7 @@ pub(super) async fn attempt<K: Kind>(
         }
     };
     let is_last = is_stuck || terms.parked.is_some() || terms.number >= terms.attempts_max;
-    if !is_last || is_on(Bug::FailingJobsNotParked) {
+    if !is_last {
         return Err(Failure::Job(error));
     }
     let row = ParkedRow {
@@ -94,10 +93,7 @@ async fn run<K: Kind>(
 ) -> Ended {
     let mark = marks::begin(context, cursor, &db, (&turn, K::is_fresh(&work))).await?;
     let (given, seen) = K::given(context, db, work, (mark.clone(), turn));
-    let done = kind.job().run(given).await.map_err(Failure::Job);
-    if !is_on(Bug::FailedScanCountsAsSeen) {
-        done?;
-    }
+    kind.job().run(given).await.map_err(Failure::Job)?;
     let seen = seen.map_or(mark.position, |seen| *seen.lock());
     if seen > mark.position {
         mark.report(seen).await?;
@@ -107,7 +103,7 @@ async fn run<K: Kind>(
 
 /// Calls [`TriggerJob::deleted`], then removes what the trigger has stored about the database.
 async fn inform<W>(context: &Arc<Context>, job: &impl TriggerJob<W>, cursor: &OpenCursor, db: Db) -> Ended {
-    if !is_on(Bug::LivingReportedAsGone) && marks::lives(context, &db).await? {
+    if marks::lives(context, &db).await? {
         // The feed delivers it again.
         return Ok(Vec::new());
     }

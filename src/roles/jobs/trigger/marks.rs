@@ -9,7 +9,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         error::{Error, Result},
         event::{Db, DbName},
     },
@@ -58,9 +57,6 @@ pub(super) async fn find_gone(
     next: Option<&Db>,
     name: &DbName,
 ) -> Result<Vec<Db>> {
-    if is_on(Bug::GoneInstancesForgotten) {
-        return Ok(Vec::new());
-    }
     let mut gone = cursor.marked_as(name).await?;
     gone.retain(|db| Some(db) != next);
     if !gone.is_empty() {

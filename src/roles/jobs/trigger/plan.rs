@@ -23,7 +23,6 @@ use super::{
 };
 
 use crate::base::{
-    bugs::{Bug, is_on},
     cursor::Cursor,
     event::{Db, DbName},
 };
@@ -425,9 +424,7 @@ impl<W: Work> Plan<W> {
                 // a parked one did not come from the feed, and is older.
                 let is_over = match &entry.running {
                     Some(Running { task: Task::Gone(known), .. }) => *known == db,
-                    Some(Running { task: Task::Work(known, _), is_retry, .. }) => {
-                        *known != db && (!is_retry || is_on(Bug::OwedDroppedBesideRetry))
-                    }
+                    Some(Running { task: Task::Work(known, _), is_retry, .. }) => *known != db && !is_retry,
                     None => false,
                 };
                 if !is_over && !entry.gone.contains(&db) {
@@ -616,10 +613,7 @@ impl<W: Work> Plan<W> {
             match entry.listed {
                 Listed::No => {}
                 // Other work of the name may still be only in the store. It is looked up once more, rather than removed undone.
-                Listed::Yes
-                    if !is_on(Bug::OwedSettledByRetry)
-                        && (self.left.contains(&entry.tenant) || self.reading.contains(&entry.tenant)) =>
-                {
+                Listed::Yes if self.left.contains(&entry.tenant) || self.reading.contains(&entry.tenant) => {
                     self.left.insert(entry.tenant);
                 }
                 Listed::Yes | Listed::Perhaps | Listed::Read => {

@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{
     base::{
-        bugs::{Bug, is_on},
         cursor::Cursor,
         error::{Error, Result, panic_text},
         event::{Db, DbName},
@@ -309,9 +308,6 @@ impl<K: Kind> TriggerTask<K> {
         let done_to = self.done_to(&owed);
         // What was read of them before says nothing afterwards.
         self.owed.forget(&settled);
-        if is_on(Bug::OwedCountedBeforeListed) {
-            self.plan.set_listed(owed.iter().map(|(name, _)| name));
-        }
         if done_to != self.cursor.stored() || !owed.is_empty() || !settled.is_empty() {
             let rows: Vec<_> =
                 owed.iter().map(|(name, is_fresh)| (name.clone(), OwedRow { is_fresh: *is_fresh })).collect();

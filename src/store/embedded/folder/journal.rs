@@ -72,23 +72,15 @@ impl Journal {
         Ok(Self { file, number, end, buffer: Vec::new(), is_sealed: false })
     }
 
-    /// Adds a record, and if `is_synced` waits until it is on disk. After an error no record may be added any more.
-    pub fn append(
-        &mut self,
-        kind: Kind,
-        version: u64,
-        is_synced: bool,
-        payload: impl FnOnce(&mut Vec<u8>),
-    ) -> io::Result<()> {
+    /// Adds a record, and waits until it is on disk. After an error no record may be added any more.
+    pub fn append(&mut self, kind: Kind, version: u64, payload: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
         if self.is_sealed {
             return Err(io::Error::other("another journal may have begun, and cannot be used"));
         }
         self.buffer.clear();
         record::append(&mut self.buffer, (seed(self.number), self.end), kind, version, payload);
         write_all(&mut *self.file, self.end, &self.buffer)?;
-        if is_synced {
-            self.file.sync()?;
-        }
+        self.file.sync()?;
         self.end += self.buffer.len() as u64;
         self.buffer.clear();
         record::append(&mut self.buffer, (seed(self.number), self.end), Kind::Synced, version, |_| {});

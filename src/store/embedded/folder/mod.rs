@@ -46,10 +46,7 @@ use self::{
     recover::{Contents, Names},
 };
 use super::{core::Staged, rows::Rows};
-use crate::base::{
-    bugs::{Bug, is_on},
-    error::{Error, Result},
-};
+use crate::base::error::{Error, Result};
 
 /// How often to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
@@ -130,7 +127,7 @@ impl Folder {
             for name in leftovers {
                 files.remove(&path.join(name))?;
             }
-            journal.append(Kind::Opening, version, true, |_| {})?;
+            journal.append(Kind::Opening, version, |_| {})?;
             history.opened(version);
             match files.remove(&path.join(CLOSED)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -167,8 +164,7 @@ impl Folder {
         let mut keys: Vec<_> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
-        let is_synced = !is_on(Bug::CommitNotSynced);
-        self.journal.append(Kind::Commit, staged.version, is_synced, |out| {
+        self.journal.append(Kind::Commit, staged.version, |out| {
             let count = u32::try_from(keys.len())
                 .expect("a group is in memory, and each of its rows takes many bytes");
             out.extend_from_slice(&count.to_be_bytes());
