@@ -325,7 +325,7 @@ impl<W: Work> Plan<W> {
         let mut overdue: Vec<_> = spilled.take(limit).collect();
         let held = self.entries.iter().filter_map(|(name, entry)| Some((entry.held()?, name, entry)));
         let mut held: Vec<_> = held.filter(|(hold, ..)| hold.at.saturating_add(age) <= now).collect();
-        held.sort_unstable_by_key(|(hold, ..)| hold.since);
+        held.sort_unstable_by_key(|&(hold, name, _)| (hold.since, name));
         held.truncate(limit - overdue.len());
         overdue.extend(held.into_iter().map(|(_, name, entry)| (name.clone(), entry.is_fresh(&is_fresh))));
         overdue
@@ -453,13 +453,15 @@ impl<W: Work> Plan<W> {
         (entry, queue)
     }
 
-    /// The living databases with waiting or running work.
+    /// The living databases with waiting or running work, in order: a seed always makes the same world.
     pub fn living(&self) -> Vec<Db> {
         let of = |entry: &Entry<W>| match (&entry.work, &entry.running) {
             (Some((db, _)), _) | (None, Some(Running { task: Task::Work(db, _), .. })) => Some(db.clone()),
             _ => None,
         };
-        self.entries.values().filter_map(of).collect()
+        let mut living: Vec<_> = self.entries.values().filter_map(of).collect();
+        living.sort_unstable();
+        living
     }
 
     /// Adds an observation at `now`. Returns the number of a task that is to be cancelled, if any.
