@@ -91,7 +91,7 @@ fn keys(input: &[u8]) {
     drop(keys.node_of(key));
     drop(keys.role_of_node(key));
     drop(keys.node_of_role(key));
-    drop(keys.group_row(&row));
+    drop(keys.group_of(key));
     drop(keys.checkpoint_shard(key));
     drop(keys.status_shard(key));
     drop(keys.drain_row(row.clone()));

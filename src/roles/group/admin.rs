@@ -1,5 +1,7 @@
 //! Creates, resets and deletes a group.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use parking_lot::Mutex;
 
 use super::{Group, GroupOptions};
@@ -107,10 +109,14 @@ impl<R> Group<R> {
     /// Deletes the group, with its checkpoints and dead letters. Living consumers close their observers, and receive nothing until
     /// the group is created again. A group of the same name that is created meanwhile stays.
     ///
-    /// Without `force` it fails while members live, as [`Group::reset`] does.
+    /// Without `force` it fails while members live, as [`Group::reset`] does. A group whose own row cannot be decoded is deleted only with
+    /// it.
     ///
     /// Fails with [`Error::GroupInUse`] while members live, and with [`Error::NoGroup`] if there is no such group.
     pub async fn delete(&self, force: bool) -> Result<()> {
+        if force && self.delete_damaged().await? {
+            return Ok(());
+        }
         let (identity, dead) = self.without_members(force).await?;
         let (dead, attempted) = (dead.as_ref(), &Attempted::new());
         let delete = async |tx: Transaction| {
@@ -120,13 +126,33 @@ impl<R> Group<R> {
             };
             self.check_members(&tx, dead).await?;
             attempted.set(row);
-            for range in self.context.keys.whole_group(&self.id) {
-                tx.clear_range(&range);
-            }
-            pool_removed(&tx, &self.context.keys);
+            self.clear_in(&tx);
             Ok(())
         };
         self.context.db.run(delete).await
+    }
+
+    /// Deletes the group if its row cannot be decoded. Returns whether that was so.
+    async fn delete_damaged(&self) -> Result<bool> {
+        let was_damaged = &AtomicBool::new(false);
+        let delete = async |tx: Transaction| match self.row(&tx).await {
+            Err(Error::Corrupt { .. }) => {
+                was_damaged.store(true, Ordering::Relaxed);
+                self.clear_in(&tx);
+                Ok(true)
+            }
+            // An earlier attempt with an unknown result may have deleted it.
+            row => Ok(row?.is_none() && was_damaged.load(Ordering::Relaxed)),
+        };
+        self.context.db.run(delete).await
+    }
+
+    /// Removes all rows of the group.
+    fn clear_in(&self, tx: &Transaction) {
+        for range in self.context.keys.whole_group(&self.id) {
+            tx.clear_range(&range);
+        }
+        pool_removed(tx, &self.context.keys);
     }
 
     pub(super) async fn row(&self, tx: &Transaction) -> Result<Option<GroupRow>> {

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use bytes::Bytes;
 use serde::Serialize;
 
 use super::Group;
@@ -95,7 +96,8 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
     let mut rest = Some(RangeRead::new(keys.all_groups()).limit(1_000));
     while let Some(read) = rest {
         let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-        let (found, next) = keys.groups_in(read, &page, &mut last)?;
+        let skip = |key: &Bytes, error: &Error| context.skip(&Place::Key(key.clone()), error);
+        let (found, next) = keys.groups_in(read, &page, &mut last, skip);
         groups.extend(found);
         rest = next;
     }

@@ -1,13 +1,16 @@
 //! Deletes groups that have had no member for longer than the expiry they were created with.
 //!
-//! The janitor compares no clocks. It measures time by how long janitors have worked, one after the other; this time stands still
-//! while no janitor works. When a pass first finds a group without members, it saves that the group may have had one until now. A
-//! later pass deletes the group once that is longer ago than the expiry. A pass that finds a member removes the saved time. So a group
-//! may be deleted later than promised, but never sooner. A pass may be repeated: it then writes the same again.
+//! The janitor compares no clocks. It measures time by how long janitors have worked, one after the other; this time stands still while
+//! no janitor works. When a pass first finds a group without members, it saves that the group may have had one until now. A later pass
+//! deletes the group once that is longer ago than the expiry. A pass that finds a member removes the saved time, and so does a node
+//! in the transaction that makes it one. So a group may be deleted later than promised, but never sooner. A pass may be
+//! repeated: it then writes the same again.
 //!
 //! The store says which nodes are members. Other nodes remove a dead node, the janitor's own node among them.
 
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use super::pass::Pass;
 use crate::{
@@ -68,7 +71,7 @@ impl Pass<'_> {
         let mut rest = Some(RangeRead::new(keys.all_groups()).limit(PAGE_ROWS));
         while let Some(read) = rest {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-            let (found, next) = keys.groups_in(read, &page, &mut last)?;
+            let (found, next) = keys.groups_in(read, &page, &mut last, |key, error| self.skip(key, error));
             groups.extend(found.into_iter().filter(|(_, row)| row.expiry_ms > 0));
             rest = next;
         }
@@ -77,8 +80,12 @@ impl Pass<'_> {
 
     /// Reads since when `group` has had no member, as saved by an earlier pass.
     async fn idleness(&self, tx: &Transaction, group: &GroupId) -> Result<Option<Idleness>> {
-        let stored = tx.get(&self.context.keys.group_idle(group), Isolation::Serializable).await?;
-        stored.map(|value| Idleness::from_bytes(&value)).transpose()
+        let key = Bytes::from(self.context.keys.group_idle(group));
+        let stored = tx.get(&key, Isolation::Serializable).await?;
+        // The count begins again if it cannot be decoded.
+        let read =
+            |value: Bytes| Idleness::from_bytes(&value).inspect_err(|error| self.skip(&key, error)).ok();
+        Ok(stored.and_then(read))
     }
 
     /// Deletes `group` if it has had no member for long enough, else saves for how long it has had none. Returns whether it was deleted.
@@ -98,7 +105,7 @@ impl Pass<'_> {
             tx.get_range(&member, Isolation::Serializable),
             self.idleness(tx, group),
         )?;
-        let stored = stored.map(|value| GroupRow::from_bytes(&value)).transpose()?;
+        let stored = stored.and_then(|value| GroupRow::from_bytes(&value).ok());
         let key = keys.group_idle(group);
         if stored.is_none_or(|stored| stored.identity != row.identity) || !member.rows.is_empty() {
             if idleness.is_some() {

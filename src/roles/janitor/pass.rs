@@ -1,9 +1,11 @@
 //! [`Pass`]: one pass of the janitor that holds the lease, and its transactions.
 
+use bytes::Bytes;
+
 use super::options::JanitorOptions;
 use crate::{
-    base::error::Result,
-    state::{context::Context, membership::Held},
+    base::error::{Error, Result},
+    state::{context::Context, membership::Held, skipped::Place},
     store::{Priority, Transaction, TransactionOption},
 };
 
@@ -15,6 +17,11 @@ pub(super) struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// Goes on without the row at `key`.
+    pub fn skip(&self, key: &Bytes, error: &Error) {
+        self.context.skip(&Place::Key(key.clone()), error);
+    }
+
     /// Runs a read-only transaction at batch priority.
     pub async fn read<T, F, R>(&self, body: F) -> Result<T>
     where

@@ -20,7 +20,7 @@ use crate::{
     },
     state::{
         feed::{RawFeed, remove},
-        keys::{AgeMark, checkpoint_position},
+        keys::{AgeMark, GroupRow, checkpoint_position},
         skipped::Place,
     },
     store::{Isolation, RangeRead, Transaction},
@@ -168,11 +168,29 @@ impl Pass<'_> {
         // Not the checkpoints: they are as many as groups times shards.
         let mut lowest = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.lowest_checkpoints(feed), Isolation::Snapshot).await? {
-            lowest.insert(keys.lowest_checkpoint_group(&key)?, checkpoint_position(&value)?);
+            match (keys.lowest_checkpoint_group(&key), checkpoint_position(&value)) {
+                (Ok(group), Ok(position)) => drop(lowest.insert(group, position)),
+                (Err(error), _) | (_, Err(error)) => self.skip(&key, &error),
+            }
         }
-        for row in tx.all_rows(keys.groups(feed), Isolation::Snapshot).await? {
-            let Some((group, row)) = keys.group_row(&row)? else { continue };
-            passed = passed.min(lowest.get(&group).copied().unwrap_or(row.start));
+        for (key, value) in tx.all_rows(keys.groups(feed), Isolation::Snapshot).await? {
+            let group = match keys.group_of(&key) {
+                Ok(Some(group)) => group,
+                Ok(None) => continue,
+                Err(error) => {
+                    self.skip(&key, &error);
+                    continue;
+                }
+            };
+            // Nobody knows what a group has read of which neither row can be decoded: all is kept for it.
+            let start = match GroupRow::from_bytes(&value) {
+                Ok(row) => row.start,
+                Err(error) => {
+                    self.skip(&key, &error);
+                    Sequence::MIN
+                }
+            };
+            passed = passed.min(lowest.get(&group).copied().unwrap_or(start));
         }
         Ok(passed)
     }

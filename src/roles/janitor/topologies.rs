@@ -90,8 +90,11 @@ impl Pass<'_> {
         (first, last): (ShardId, ShardId),
     ) -> Result<bool> {
         let keys = &self.context.keys;
-        for row in tx.all_rows(keys.groups(feed), Isolation::Serializable).await? {
-            let Some((group, _)) = keys.group_row(&row)? else { continue };
+        for (key, _) in tx.all_rows(keys.groups(feed), Isolation::Serializable).await? {
+            // A key that cannot be decoded belongs to no group that could have checkpoints.
+            let Ok(Some(group)) = keys.group_of(&key).inspect_err(|error| self.skip(&key, error)) else {
+                continue;
+            };
             let (begin, end) = (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
             let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);
             if !tx.get_range(&checkpoints, Isolation::Serializable).await?.rows.is_empty() {

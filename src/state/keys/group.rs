@@ -3,13 +3,15 @@
 use std::{fmt, str::FromStr, sync::Arc};
 
 use super::{CELL, FeedId, Keys, Role, family};
+use bytes::Bytes;
+
 use crate::{
     base::{
         encoding::{Reader, Sequence},
         error::{Error, Result},
         text::serde_as_text,
     },
-    store::{KeyRange, Page, RangeRead, Row},
+    store::{KeyRange, Page, RangeRead},
 };
 
 /// The format of stored rows.
@@ -220,8 +222,8 @@ impl Keys {
         self.range(&(family::CHECKPOINT,))
     }
 
-    /// The group in a stored row, if it is the row of a group itself.
-    pub fn group_row(&self, (key, value): &Row) -> Result<Option<(GroupId, GroupRow)>> {
+    /// The group in a key, if it is that of the row of a group itself.
+    pub fn group_of(&self, key: &[u8]) -> Result<Option<GroupId>> {
         type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String);
         // Rows of the other parts have more elements after the name.
         let Ok((number, feed, part::GROUP, name)) = self.unpack::<Key<'_>>("group", key) else {
@@ -231,32 +233,46 @@ impl Keys {
             return Err(Error::corrupt("group", "its key is of another family"));
         }
         let name = GroupName::new(&name).map_err(|error| Error::corrupt("group", error.to_string()))?;
-        Ok(Some((GroupId { feed: FeedId::from_bytes(&feed)?, name }, GroupRow::from_bytes(value)?)))
+        Ok(Some(GroupId { feed: FeedId::from_bytes(&feed)?, name }))
     }
 
     /// The groups among the rows of `page`, which `read` has read from [`Keys::all_groups`], and the next range to
-    /// read. `last` is the feed of the last group that was found.
+    /// read. `last` is the feed of the last group that was found. What cannot be decoded is passed to `skip`.
     pub fn groups_in(
         &self,
         mut read: RangeRead,
         page: &Page,
         last: &mut Option<FeedId>,
-    ) -> Result<(FoundGroups, Option<RangeRead>)> {
-        let mut groups = Vec::new();
-        for row in &page.rows {
-            if let Some(group) = self.group_row(row)? {
-                *last = Some(group.0.feed.clone());
-                groups.push(group);
+        skip: impl Fn(&Bytes, &Error),
+    ) -> (FoundGroups, Option<RangeRead>) {
+        // Where the rows of the feed of the last group end.
+        let (mut groups, mut end) = (Vec::new(), Bytes::new());
+        for (key, value) in &page.rows {
+            if *key < end {
                 continue;
             }
-            // The groups of a feed are at the beginning of its rows; skip the others, to the next feed.
-            let end = last.as_ref().map(|feed| self.groups_of_feed(feed)[0].end.clone());
-            if let Some(end) = end.filter(|end| *end > row.0) {
-                read.range.begin = end;
-                return Ok((groups, Some(read).filter(|read| !read.range.is_empty())));
+            match self.group_of(key) {
+                Ok(Some(group)) => {
+                    *last = Some(group.feed.clone());
+                    match GroupRow::from_bytes(value) {
+                        Ok(row) => groups.push((group, row)),
+                        Err(error) => skip(key, &error),
+                    }
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => skip(key, &error),
             }
+            // The groups of a feed are at the beginning of its rows; skip the others, to the next feed.
+            end = last.as_ref().map_or(end, |feed| self.groups_of_feed(feed)[0].end.clone());
         }
-        Ok((groups, read.after(page)))
+        match page.rows.last() {
+            Some((key, _)) if page.more && *key < end => {
+                read.range.begin = end;
+                (groups, Some(read).filter(|read| !read.range.is_empty()))
+            }
+            _ => (groups, read.after(page)),
+        }
     }
 
     /// All rows of `group`: its settings, checkpoints and the lowest of them, the turn of a drain, dead letters, status, parked ids,
@@ -342,11 +358,9 @@ mod tests {
         assert_eq!(key, b"p\x15\x0c\x01n\x00\x14\x02g\x00");
         assert_eq!(keys.group_idle(&group), b"p\x15\x0c\x01n\x00\x15\x03\x02g\x00\x14");
         assert!(keys.groups(&group.feed).contains(&key) && keys.all_groups().contains(&key));
-        let stored = (key.into(), golden.into());
-        assert_eq!(keys.group_row(&stored).unwrap(), Some((group.clone(), row)));
-        assert!(keys.group_row(&(stored.0.clone(), stored.1.slice(1..))).is_err());
-        let idle = (keys.group_idle(&group).into(), stored.1);
-        assert_eq!(keys.group_row(&idle).unwrap(), None);
+        assert_eq!(keys.group_of(&key).unwrap(), Some(group.clone()));
+        assert!(GroupRow::from_bytes(&golden[1..]).is_err());
+        assert_eq!(keys.group_of(&keys.group_idle(&group)).unwrap(), None);
     }
 
     #[test]
