@@ -1,8 +1,15 @@
-//! What a pass of the janitor reads of groups: something of each group, and nothing of each of its shards.
+//! What a pass of the janitor reads: something of each group, and nothing of each of its shards; and little of each feed of documents.
+//!
+//! Thousands of feeds by default. `NOTIBUS_LOAD=full cargo test --release --test scale janitor -- --nocapture` takes 100,000.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use notibus::{JanitorOptions, group::GroupOptions, store::testing::OperationCounts};
+use notibus::{
+    Db, DbInstance, JanitorOptions,
+    changes::{ChangesOptions, DocId, DocSummary},
+    group::GroupOptions,
+    store::{Transaction, testing::OperationCounts},
+};
 
 use crate::{
     World,
@@ -46,4 +53,89 @@ async fn the_janitor_reads_nothing_that_grows_with_groups_times_shards() {
     let (narrow, wide) = (many.read_bytes - few.read_bytes, many_wide.read_bytes - few_wide.read_bytes);
     assert!(narrow > 0 && wide * 100 <= narrow * 105, "56 groups more: {narrow} bytes, of 64 shards {wide}");
     assert!(many_wide.reads - few_wide.reads <= (many.reads - few.reads) + 10);
+}
+
+/// The feeds of documents of a bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Feeds {
+    /// As they were created.
+    New,
+    /// Each with a document from before its last reshard.
+    Resharded,
+    /// Each with a group.
+    Consumed,
+}
+
+/// The operations of ten passes over `count` such feeds, and how long a pass works.
+async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
+    let world = World::new(1, 1).await;
+    let changes = world.others.changes();
+    let dbs: Vec<_> = (0..count)
+        .map(|n| Db::new(format!("db{n:06}").parse().unwrap(), DbInstance(u128::from(n).to_be_bytes())))
+        .collect();
+    for some in dbs.chunks(100) {
+        let create = async |tx: Transaction| {
+            for db in some {
+                changes.create(&tx, db, &ChangesOptions::default()).await?;
+            }
+            Ok(())
+        };
+        world.store.run(create).await.unwrap();
+    }
+    for db in &dbs {
+        match feeds {
+            Feeds::New => {}
+            Feeds::Resharded => {
+                let revision = format!("1-{:032x}", 1).parse().unwrap();
+                let id = DocId::new("doc").unwrap();
+                let doc = DocSummary { id, revision, branches: 1, is_deleted: false };
+                let edit = async |tx: Transaction| {
+                    changes.writer(&tx, db).await?.record(&doc, None)?;
+                    Ok(())
+                };
+                world.store.run(edit).await.unwrap();
+                changes.feed(db).reshard(2, None).await.unwrap();
+            }
+            Feeds::Consumed => {
+                let group = changes.feed(db).group("group").unwrap();
+                assert!(group.create(&GroupOptions::default()).await.unwrap());
+            }
+        }
+    }
+    let options = JanitorOptions { interval: Duration::from_secs(10), ..JanitorOptions::default() };
+    let janitor = joined(&world.counted).await.janitor(options).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let began = Instant::now();
+    let spent = world.during(tokio::time::sleep(Duration::from_secs(100))).await;
+    let works = began.elapsed() / 10;
+    janitor.shutdown().await.unwrap();
+    println!("{count} feeds, {feeds:?}: ten passes {spent:?}, each works {works:?}");
+    (spent, works)
+}
+
+/// Each closed topology entry took a transaction of its own, one after the other: 100,000 feeds that had been resharded made a pass wait
+/// for 100,000 answers. So did 100,000 feeds with a group, of each of which it read 100 rows for one: 934 MB.
+#[tokio::test(start_paused = true)]
+async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
+    let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
+    let count = if is_full { 100_000 } else { 2_000 };
+    let (none, _) = passes_over(0, Feeds::New).await;
+    let of_a_pass = async |feeds| {
+        let (spent, _) = passes_over(count, feeds).await;
+        let more = spent - none;
+        (more.transactions / 10, more.read_bytes / 10)
+    };
+    let per_feed = |bytes: u64| bytes / u64::from(count);
+    let (transactions, bytes) = of_a_pass(Feeds::New).await;
+    assert!(transactions <= u64::from(count / 1_000) + 2, "{transactions} transactions for {count} feeds");
+    assert!(per_feed(bytes) <= 150, "{bytes} bytes for {count} feeds");
+    let (transactions, bytes) = of_a_pass(Feeds::Resharded).await;
+    assert!(
+        transactions <= u64::from(count / 50) + 5,
+        "{transactions} transactions for {count} resharded feeds"
+    );
+    assert!(per_feed(bytes) <= 600, "{bytes} bytes for {count} resharded feeds");
+    let (transactions, bytes) = of_a_pass(Feeds::Consumed).await;
+    assert!(transactions <= u64::from(count / 10) + 5, "{transactions} transactions for {count} groups");
+    assert!(per_feed(bytes) <= 1_000, "{bytes} bytes for {count} groups");
 }

@@ -24,42 +24,51 @@ impl Pass<'_> {
         let mut rest = Some(RangeRead::new(keys.all_topologies()).limit(1_000));
         while let Some(read) = rest {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            let mut closed = Vec::new();
             for row in &page.rows {
-                let (feed, entry) = match keys.topology_row(row) {
-                    Ok(read) => read,
-                    Err(error) => {
-                        tracing::error!(%error, "a topology entry cannot be read");
-                        continue;
-                    }
-                };
-                if entry.closed && self.is_empty(&feed, &entry).await? {
-                    dropped +=
-                        u64::from(self.write(async |tx| self.drop_entry(&tx, &feed, &entry).await).await?);
+                match keys.topology_row(row) {
+                    Ok((feed, entry)) if entry.closed => closed.push((feed, entry)),
+                    Ok(_) => {}
+                    Err(error) => tracing::error!(%error, "a topology entry cannot be read"),
                 }
+            }
+            for (feed, entry) in self.empty(&closed).await? {
+                dropped += u64::from(self.write(async |tx| self.drop_entry(&tx, feed, entry).await).await?);
             }
             rest = read.after(&page);
         }
         Ok(dropped)
     }
 
-    /// Whether no shard of the closed `entry` has a row.
-    async fn is_empty(&self, feed: &FeedId, entry: &TopologyRow) -> Result<bool> {
-        let raw = RawFeed::new(self.context, feed);
-        let spaces: Vec<_> = raw.spaces(entry).collect();
-        for spaces in spaces.chunks(SHARDS_READ_AT_ONCE) {
-            let has_row = async |tx: Transaction| {
-                let reads = spaces.iter().map(|space| {
+    /// Those of `entries` of which no shard has a row. One transaction reads shards of several entries, because most of many feeds have
+    /// few shards.
+    async fn empty<'e>(
+        &self,
+        entries: &'e [(FeedId, TopologyRow)],
+    ) -> Result<impl Iterator<Item = &'e (FeedId, TopologyRow)>> {
+        let spaces = entries.iter().enumerate().flat_map(|(index, (feed, entry))| {
+            RawFeed::new(self.context, feed).spaces(entry).map(move |space| (index, space))
+        });
+        let (mut spaces, mut has_row) = (spaces, vec![false; entries.len()]);
+        loop {
+            let unknown = spaces.by_ref().filter(|(index, _)| !has_row[*index]);
+            let some: Vec<_> = unknown.take(SHARDS_READ_AT_ONCE).collect();
+            if some.is_empty() {
+                break;
+            }
+            let read = async |tx: Transaction| {
+                let reads = some.iter().map(|(_, space)| {
                     let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1);
                     let tx = &tx;
                     async move { tx.get_range(&read, Isolation::Snapshot).await }
                 });
-                Ok(try_join_all(reads).await?.iter().any(|page| !page.rows.is_empty()))
+                try_join_all(reads).await
             };
-            if self.read(has_row).await? {
-                return Ok(false);
+            for ((index, _), page) in some.iter().zip(self.read(read).await?) {
+                has_row[*index] |= !page.rows.is_empty();
             }
         }
-        Ok(true)
+        Ok(entries.iter().zip(has_row).filter(|(_, has_row)| !has_row).map(|(entry, _)| entry))
     }
 
     /// Deletes `entry`. Returns `false` if it has changed or is in use.
