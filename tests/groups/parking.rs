@@ -144,6 +144,40 @@ async fn what_an_idle_shard_parks_is_tried_again() {
     picky.log.check(true);
 }
 
+/// Regression: the task of a shard rested while another task saved what the observer had worked on. A row that had failed since could be
+/// parked from then on, or was parked by that; and nobody parked it, or tried it again, until another row of the shard came.
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_save_of_the_observer_goes_on_with_it() {
+    for is_followed in [false, true] {
+        let world = GroupFixture::new(1).await;
+        let group = world.group(Cursor::NOTHING).await;
+        let (is_mended, given) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (mended, keeps) = (Arc::clone(&is_mended), Arc::clone(&given));
+        let log = Log::doing(move |batch: GroupBatch<Notification>| {
+            let is_bad = batch.rows.iter().any(|row| row.name.as_str() == "bad");
+            let fails = is_bad && !mended.load(Ordering::SeqCst);
+            if !fails {
+                keeps.lock().unwrap().push((batch.rows[0].name.to_string(), batch.checkpointer()));
+            }
+            std::future::ready(if fails { Err("it is bad".into()) } else { Ok(()) })
+        });
+        let options = ConsumerOptions { checkpoint: CheckpointPolicy::Explicit, ..parking() };
+        let consumer = log.consume(&world.bus, &group, options).await;
+        for name in ["a", "bad", "c"].into_iter().take(if is_followed { 3 } else { 2 }) {
+            world.create([name]).await;
+            pass(Duration::from_secs(1)).await;
+        }
+        assert!(parked(&group).await.is_empty(), "the observer has saved nothing");
+        is_mended.store(true, Ordering::SeqCst);
+        let saved = given.lock().unwrap().last().unwrap().1.clone();
+        saved.checkpoint().await.unwrap();
+        pass(Duration::from_secs(5)).await;
+        let names: Vec<_> = given.lock().unwrap().iter().map(|(name, _)| name.clone()).collect();
+        assert_eq!(names.last().unwrap(), "bad", "{names:?}");
+        consumer.shutdown().await.unwrap();
+    }
+}
+
 /// Successors of a consumer, and shards after a reshard, know the parked ids.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {

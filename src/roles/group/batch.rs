@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::FencingToken;
 use crate::{
@@ -43,26 +43,30 @@ impl CheckpointState {
 
 /// The stored position of a consumer in a shard, as far as the process knows.
 #[derive(Debug)]
-pub(super) struct Stored(Mutex<Sequence>);
+pub(super) struct Stored(watch::Sender<Sequence>);
 
 impl Stored {
     pub fn new(position: Sequence) -> Self {
-        Self(Mutex::new(position))
+        Self(watch::Sender::new(position))
     }
 
     pub fn get(&self) -> Sequence {
-        *self.0.lock()
+        *self.0.borrow()
+    }
+
+    /// Changes with the position.
+    pub fn changes(&self) -> watch::Receiver<Sequence> {
+        self.0.subscribe()
     }
 
     /// Sets the position that the store has.
     pub fn set(&self, position: Sequence) {
-        *self.0.lock() = position;
+        self.0.send_replace(position);
     }
 
     /// Sets the position, if it is greater.
     pub fn raise(&self, position: Sequence) {
-        let mut stored = self.0.lock();
-        *stored = position.max(*stored);
+        self.0.send_if_modified(|stored| std::mem::replace(stored, position.max(*stored)) < position);
     }
 }
 

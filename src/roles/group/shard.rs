@@ -262,6 +262,7 @@ where
     /// Saves the position of a shard without new rows: unsaved work, and, now and then while other shards receive
     /// rows, the position itself, because the janitor keeps the tombstones after it. Feeds of documents have no tombstones.
     async fn idle(&mut self) -> Result<()> {
+        self.saved.mark_unchanged();
         if self.is_explicit() && self.parking.has_pending() {
             self.flush().await?;
         }
@@ -283,7 +284,7 @@ where
         is_needed.then(|| since.saturating_add(ADVANCE_PAUSE))
     }
 
-    /// Completes when there may be rows, or a poll is due.
+    /// Completes when there may be rows, a poll is due, or the observer has saved something for which others wait.
     async fn wait(&mut self) {
         // The position of an idle shard may just have been saved.
         self.settle_parked();
@@ -302,6 +303,8 @@ where
                     self.parking.is_stale = true;
                     return;
                 }
+                // It cannot fail either: `right` owns the sender.
+                _ = self.saved.changed(), if self.parking.has_pending() => return,
                 changed = self.hints.changed() => {
                     // An error is impossible: the shared context owns the sender.
                     if changed.is_err() || self.hints.borrow_and_update().may_have_rows(self.right.shard, self.read) {

@@ -26,6 +26,8 @@ pub(in crate::roles::group) struct Task<R, F> {
     pub consuming: Arc<Consuming<R, F>>,
     /// The lease and the stored position.
     pub right: Arc<BatchContext>,
+    /// Changes with the stored position, which observers save at any time.
+    pub saved: watch::Receiver<Sequence>,
     pub stop: Stop,
     /// Reports new rows.
     pub hints: watch::Receiver<FeedHeads>,
@@ -121,6 +123,7 @@ where
             asked: consuming.asked.subscribe(),
             token,
             consuming,
+            saved: right.stored.changes(),
             right: Arc::new(right),
             stop,
             hints,
