@@ -5,7 +5,8 @@ use std::time::Duration;
 use notibus::{
     Cursor, Error, Janitor, JanitorOptions,
     cursor::Start,
-    group::GroupOptions,
+    group::{ConsumerOptions, GroupOptions},
+    node::BalanceOptions,
     store::{
         AtomicOp, StoreError,
         testing::{Attempt, CommitFault, Gate, Operation},
@@ -185,4 +186,39 @@ async fn a_pass_that_fails_counts_no_time_twice() {
     pass(Duration::from_mins(30)).await;
     assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
     janitor.shutdown().await.unwrap();
+}
+
+/// Regression: a consumer removed the note that its group had nobody before it was a member, and then only together with a lease. In
+/// between, the janitor wrote the note again. A consumer that got no lease left it there, and the group expired as if it had never come.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_without_a_lease_has_been_there_too() {
+    let world = GroupFixture::new(1).await;
+    let group = world.bus.group("expiring").unwrap();
+    group.create(&GroupOptions::default().expire_after(Duration::from_mins(19))).await.unwrap();
+    let often = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
+    let _janitor = joined(&world.other).await.janitor(often).await.unwrap();
+    pass(Duration::from_secs(9 * 60 + 59)).await;
+    let (gate, role) = (Gate::default(), b"group:expiring");
+    let held = gate.clone();
+    world.faults.plan_commits(move |attempt| {
+        let is_it = attempt.mutations().any(|mutation| {
+            matches!(mutation, Operation::Set { key, .. } if key.windows(role.len()).any(|part| part == role))
+        });
+        is_it.then(|| CommitFault::Hold(held.clone()))
+    });
+    let balance = BalanceOptions { leases_max: Some(0), ..BalanceOptions::default() };
+    let options = ConsumerOptions { balance, ..hinted() };
+    let (log, bus, joins) = (Log::new(), world.bus.clone(), group.clone());
+    let joining = tokio::spawn(async move { log.consume(&bus, &joins, options).await });
+    within("it is about to be a member", gate.reached()).await;
+    pass(Duration::from_secs(2)).await;
+    world.faults.heal();
+    gate.open();
+    let consumer = joining.await.unwrap();
+    pass(Duration::from_secs(9 * 60 + 45)).await;
+    consumer.shutdown().await.unwrap();
+    pass(Duration::from_mins(11)).await;
+    assert!(group.status().await.is_ok(), "it has had a consumer 11 minutes ago, and is to be kept for 19");
+    pass(Duration::from_mins(30)).await;
+    assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
 }

@@ -77,13 +77,14 @@ impl Consumer {
             .db
             .run(async |tx| {
                 group.row(&tx).await?.ok_or_else(|| group.missing())?;
-                // The janitor reads this key before it deletes an idle group.
+                // The janitor reads this key before it deletes an idle group: it counts again from then on.
                 tx.clear(&context.keys.group_idle(&group.id));
                 Ok(())
             })
             .await?;
         let watcher = context.wakeups.watcher(|| watcher::start(context));
-        let pool = Pool { name: group.id.pool().into(), role: group.id.role() };
+        let idle = Some(context.keys.group_idle(&group.id).into());
+        let pool = Pool { name: group.id.pool().into(), role: group.id.role(), idle };
         let (balance, pending_closes, shards) =
             (options.balance.clone(), PendingCloses::default(), Working::default());
         let lowest = Arc::new(Lowest::new(&shards));
@@ -178,10 +179,7 @@ where
         self.group.context.skip(&Place::Key(key.clone()), error);
     }
 
-    fn acquired(&self, tx: &Transaction, _: u64, _: u64) {
-        // The group is in use. A janitor that deletes an idle group has this key in its conflict set.
-        tx.clear(&self.group.context.keys.group_idle(&self.group.id));
-    }
+    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
         let present = Present::enter(&self.shards, ShardId(lease.resource));

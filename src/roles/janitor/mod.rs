@@ -50,7 +50,7 @@ impl Janitor {
     ) -> Result<Self> {
         options.check()?;
         options.sweeper(&context.db)?;
-        let pool = Pool { name: "janitor".into(), role: Role::JANITOR };
+        let pool = Pool { name: "janitor".into(), role: Role::JANITOR, idle: None };
         let balance = options.balance.clone();
         let cleaning = Arc::new(Cleaning { context: Arc::clone(context), options });
         Ok(Self { worker: Worker::start(member, pool, cleaning, balance).await? })

@@ -89,7 +89,7 @@ impl Notifier {
         let polling = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
         let balance = options.balance.clone();
         let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
-        let divided = Pool { name: "partition".into(), role: Role::NOTIFIER };
+        let divided = Pool { name: "partition".into(), role: Role::NOTIFIER, idle: None };
         let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
         let mut poll = JoinSet::new();
         poll.spawn(polling);

@@ -44,8 +44,8 @@ const HEARTBEAT: &str = "heartbeat of a node";
 /// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
 pub(super) type Registration = Option<[u8; 16]>;
 
-/// The roles of a node, each with the most resources that the node may own by it.
-pub(super) type Roles = BTreeMap<Role, u32>;
+/// The roles of a node, each with the most resources that the node may own by it, and with [`Entered::idle`].
+pub(super) type Roles = BTreeMap<Role, (u32, Option<Bytes>)>;
 
 /// The roles, shared by the heartbeat and the guards of the roles.
 pub(super) type SharedRoles = watch::Sender<BTreeMap<Role, Entered>>;
@@ -57,6 +57,8 @@ pub(super) struct Entered {
     pub max: u32,
     /// Requested once its worker was dropped or shuts down; `None` for a role without a worker, which ends at once.
     pub stop: Option<Stop>,
+    /// The key of the note that nobody has the role, if there may be one.
+    pub idle: Option<Bytes>,
 }
 
 /// 16 random bytes.
@@ -178,7 +180,8 @@ impl Heartbeat {
     }
 
     fn present_roles(&self) -> Roles {
-        self.roles.borrow().iter().map(|(role, entered)| (role.clone(), entered.max)).collect()
+        let roles = self.roles.borrow();
+        roles.iter().map(|(role, entered)| (role.clone(), (entered.max, entered.idle.clone()))).collect()
     }
 
     /// Whether the stored roles are the present ones.
@@ -283,8 +286,11 @@ impl Heartbeat {
     /// Replaces the stored roles by `roles`, and moves the membership version.
     async fn publish(&self, tx: &Transaction, roles: &Roles) -> Result<()> {
         clear_roles(tx, &self.keys, self.id).await?;
-        for (role, max) in roles {
+        for (role, (max, idle)) in roles {
             set_role(tx, &self.keys, self.id, role, *max);
+            if let Some(key) = idle {
+                tx.clear(key);
+            }
         }
         members_changed(tx, &self.keys);
         Ok(())

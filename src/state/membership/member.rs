@@ -177,7 +177,7 @@ impl Member {
 
     /// [`Shared::enter`] without a limit or a worker.
     pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
-        self.shared.enter(role, None, None).await
+        self.shared.enter(role, Entered { max: u32::MAX, stop: None, idle: None }).await
     }
 
     /// Ends the workers of the node, which release what they hold, and removes its row.
@@ -208,11 +208,10 @@ impl Shared {
         self.id
     }
 
-    /// Publishes `role` with the most resources that the node may own by it (`None` for no limit), so that others see it when this
-    /// returns. `stop` says when the worker of the role ends. If the node has the role already, waits for the end of an ending worker, and
-    /// else fails with [`Error::Invalid`].
-    pub async fn enter(&self, role: Role, max: Option<u32>, stop: Option<Stop>) -> Result<RoleGuard> {
-        let max = max.unwrap_or(u32::MAX);
+    /// Publishes `role`, so that others see it when this returns. If the node has the role already, waits for the end of an ending worker,
+    /// and else fails with [`Error::Invalid`].
+    pub async fn enter(&self, role: Role, entered: Entered) -> Result<RoleGuard> {
+        let mut entered = Some(entered);
         loop {
             let mut is_ending = None;
             self.roles.send_if_modified(|roles| match roles.entry(role.clone()) {
@@ -221,7 +220,7 @@ impl Shared {
                     false
                 }
                 Entry::Vacant(entry) => {
-                    entry.insert(Entered { max, stop: stop.clone() });
+                    entry.insert(entered.take().expect("it is inserted once"));
                     true
                 }
             });

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::state::keys::Role;
 
 /// A pool: the resources to divide, and the role of the nodes that divide them.
@@ -11,4 +13,6 @@ pub(crate) struct Pool {
     pub name: Arc<str>,
     /// The role of the nodes that divide it.
     pub role: Role,
+    /// The key of a note that nobody has the role. It is removed with each publication of the role, so that nobody comes unseen.
+    pub idle: Option<Bytes>,
 }

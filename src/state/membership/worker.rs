@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
     changes::{Version, Versions, changed},
-    heartbeat::{Registration, draw},
+    heartbeat::{Entered, Registration, draw},
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left, in_time},
     round::{Known, Outcome},
@@ -71,7 +71,9 @@ impl Worker {
         let shared = member.shared();
         let interest = shared.add_worker(&pool.name, options.interval);
         let (stop, stopped) = Stop::new();
-        let enter = shared.enter(pool.role.clone(), options.leases_max, Some(stopped.clone()));
+        let (max, idle) = (options.leases_max.unwrap_or(u32::MAX), pool.idle.clone());
+        let entered = Entered { max, stop: Some(stopped.clone()), idle };
+        let enter = shared.enter(pool.role.clone(), entered);
         let role = unless_left(shared, enter).await?;
         let registration = shared.registration();
         let joined = *registration.borrow();

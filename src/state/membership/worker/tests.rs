@@ -158,7 +158,7 @@ async fn join_with(db: &Database, options: NodeOptions) -> Arc<Member> {
 }
 
 fn pool() -> Pool {
-    Pool { name: "probe".into(), role: Role::new("prober").unwrap() }
+    Pool { name: "probe".into(), role: Role::new("prober").unwrap(), idle: None }
 }
 
 /// The options whose times the tests count with.
