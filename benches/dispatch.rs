@@ -28,9 +28,9 @@ use criterion::{
 };
 use futures_util::FutureExt;
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
-    Sequence,
-    dispatcher::{BatchSubscription, Fanout, Subscription},
+    Bus, BusOptions, Db, DbInstance, Dispatcher, DispatcherOptions, Filter, NodeOptions, Notification,
+    NotifierOptions, Sequence,
+    dispatcher::{BatchSubscription, Subscription},
     event::Versionstamp,
     store::Database,
 };
@@ -189,8 +189,10 @@ fn rows(
 }
 
 /// A fan-out whose ring holds everything.
-async fn fanout(bus: &Bus) -> Fanout {
-    bus.fanout(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() }).await.unwrap()
+async fn fanout(bus: &Bus) -> Dispatcher {
+    bus.suspended_dispatcher(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() })
+        .await
+        .unwrap()
 }
 
 /// Receives until the row at `last`; returns the number of rows. Returns the stream too, because leaving is not
@@ -345,7 +347,7 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
 }
 
 /// The time until `stream` has received `rows`, each of which is pushed by itself, like an event.
-async fn one_by_one(fanout: Fanout, rows: Vec<Arc<Notification>>, stream: Subscription) -> Duration {
+async fn one_by_one(fanout: Dispatcher, rows: Vec<Arc<Notification>>, stream: Subscription) -> Duration {
     let last = rows.last().unwrap().sequence;
     let receiving = tokio::spawn(receive(stream, last));
     as_the_tail(async move {

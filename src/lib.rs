@@ -73,8 +73,8 @@ pub mod dispatcher {
     pub use crate::roles::{
         dispatcher::{
             BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-            Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle,
-            Message, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription,
+            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Message,
+            Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription,
             Supervised, Supervision, SupervisionEvents,
         },
         mirror::{Mirror, MirrorView},

@@ -21,7 +21,7 @@ use std::{
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Filter, Notification,
     NotifierOptions, Sequence,
-    dispatcher::{Fanout, Listener, Next, Subscription},
+    dispatcher::{Listener, Next, Subscription},
     event::{Counters, Versionstamp},
     store::Database,
 };
@@ -415,7 +415,7 @@ async fn a_stalled_subscriber_does_not_slow_the_others() {
 
 /// The 99th percentile of the time from the publishing of a row to its delivery to each of 100 subscribers.
 async fn latency(bus: &Bus, template: &Notification, batches: usize, stalls: bool) -> Duration {
-    let fanout: Fanout = bus.fanout(DispatcherOptions::default()).await.unwrap();
+    let fanout = bus.suspended_dispatcher(DispatcherOptions::default()).await.unwrap();
     let began = Instant::now();
     let last_version = fanout.position().versionstamp().version() + batches as u64;
     let mut tasks = tokio::task::JoinSet::new();

@@ -157,7 +157,7 @@ fn no_batch_and_no_wake_is_lost() {
                 world.put(1, true);
             })
         };
-        let subscriber = Arc::new(SubscriberState::new());
+        let subscriber = Arc::new(SubscriberState::default());
         let received = block_on(receive(&world, &subscriber, 0, 2));
         assert_eq!(received.batches, [0, 1]);
         check_known(&received, &[0, 1]);
@@ -176,7 +176,7 @@ fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_deliv
                 world.put(1, true);
             })
         };
-        let subscriber = Arc::new(SubscriberState::new());
+        let subscriber = Arc::new(SubscriberState::default());
         let received = block_on(receive(&world, &subscriber, 0, 1));
         assert_eq!(received.batches, [1]);
         check_known(&received, &[1]);
@@ -192,7 +192,7 @@ fn all_subscribers_of_a_pattern_are_woken() {
             .map(|_| {
                 let world = Arc::clone(&world);
                 thread::spawn(move || {
-                    let subscriber = Arc::new(SubscriberState::new());
+                    let subscriber = Arc::new(SubscriberState::default());
                     block_on(receive(&world, &subscriber, 0, 1)).batches
                 })
             })
@@ -208,7 +208,7 @@ fn all_subscribers_of_a_pattern_are_woken() {
 fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
     check(|| {
         let world = WakeModel::new();
-        let subscriber = Arc::new(SubscriberState::new());
+        let subscriber = Arc::new(SubscriberState::default());
         let tail = {
             let (world, subscriber) = (Arc::clone(&world), Arc::clone(&subscriber));
             thread::spawn(move || {
@@ -227,12 +227,12 @@ fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
 fn one_that_leaves_takes_no_other_off_the_list() {
     check(|| {
         let world = WakeModel::new();
-        let leaver = Arc::new(SubscriberState::new());
+        let leaver = Arc::new(SubscriberState::default());
         assert_eq!(world.log.read_or_wait(0, &leaver), Err(Empty::Nothing));
         let stayer = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                let subscriber = Arc::new(SubscriberState::new());
+                let subscriber = Arc::new(SubscriberState::default());
                 block_on(receive(&world, &subscriber, 0, 1)).batches
             })
         };

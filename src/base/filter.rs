@@ -44,7 +44,6 @@ pub(crate) struct Atom {
     pub text: Arc<str>,
 }
 
-/// How an atom matches a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum MatchedBy {
     Exact,
@@ -61,7 +60,6 @@ pub(crate) struct PatternKey {
     pub kinds: Kinds,
 }
 
-/// The longest glob, in bytes.
 const GLOB_LEN_MAX: usize = 1_024;
 
 /// A matcher of the glob `pattern`, as [`Filter::glob`] has it.
@@ -76,19 +74,16 @@ pub(crate) fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
     Ok(glob.compile_matcher())
 }
 
-/// Builds a glob as filters understand it.
 pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
     GlobBuilder::new(pattern).literal_separator(false).build()
 }
 
-/// A subscriber's own test of a row.
 type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) enum Names {
     All,
     Exact(Arc<[DbName]>),
-    /// A prefix or a suffix.
     Affix(Atom),
     Glob(Box<GlobMatcher>),
     Predicate(Arc<Predicate>),
@@ -124,11 +119,7 @@ impl Set {
 
     /// The indices of the filters that want some of these kinds of news of a row.
     pub fn wanting_of(&self, kinds: Kinds, row: &Notification, since: &Cursor) -> Vec<usize> {
-        let news = row.news_since(*since).kinds();
-        let wants = |place: &usize| {
-            let wanted = self.filters[*place].kinds_of(row, since);
-            news.iter().any(|kind| kinds.contains(kind) && wanted.contains(kind))
-        };
+        let wants = |place: &usize| self.filters[*place].wanted_news(row, since).intersects(kinds);
         let mut places: Vec<_> = self.wanting(row, since).filter(wants).collect();
         places.sort_unstable();
         places
@@ -142,7 +133,6 @@ impl Set {
 }
 
 impl Filter {
-    /// A filter by names, for all kinds.
     fn of(names: Names) -> Self {
         Self { names, kinds: Kinds::ALL, ddocs: None }
     }
@@ -229,7 +219,6 @@ impl Filter {
         Self { ddocs: Some(Arc::new(ids)), ..self }.checked()
     }
 
-    /// Fails if the filter names design documents although it does not want that kind.
     fn checked(self) -> Result<Self> {
         if self.ddocs.is_some() && !self.kinds.contains(EventKind::DdocUpdated) {
             let reason = "it names design documents, but their kind of event is not wanted";
@@ -241,10 +230,9 @@ impl Filter {
     /// Whether a row has news for a subscriber that knows everything up to `since`. This does not check the ids of
     /// design documents.
     pub(crate) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
-        self.matches(row, since) && self.wants(row, since)
+        self.matches(row, since) && (self.kinds == Kinds::ALL || self.wanted_news(row, since) != Kinds::NONE)
     }
 
-    /// Whether the database of a row is wanted.
     fn matches(&self, row: &Notification, since: &Cursor) -> bool {
         let name = row.name.as_str();
         match &self.names {
@@ -308,29 +296,25 @@ impl Filter {
         true
     }
 
-    /// Whether a row of a wanted database has a wanted kind of news.
-    fn wants(&self, row: &Notification, since: &Cursor) -> bool {
-        self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(*since).kinds())
-    }
-
     /// Whether a row has a wanted kind of news besides changed design documents.
     pub(crate) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
-        let (wanted, news) = (self.kinds_of(row, since), row.news_since(*since).kinds());
-        news.iter().any(|kind| kind != EventKind::DdocUpdated && wanted.contains(kind))
+        self.wanted_news(row, since).iter().any(|kind| kind != EventKind::DdocUpdated)
     }
 
-    /// The wanted kinds of a row of a wanted database. For a set: the kinds that the set allows and one of its
+    /// The wanted kinds of the news in a row of a wanted database. For a set: those that the set allows and one of its
     /// matching filters wants.
-    fn kinds_of(&self, row: &Notification, since: &Cursor) -> Kinds {
-        let Some(set) = self.set() else { return self.kinds };
-        let wanting = set.wanting(row, since).map(|place| set.filters[place].kinds_of(row, since));
-        let kinds = wanting.fold(Kinds::NONE, |all, kinds| all | kinds);
-        kinds.iter().filter(|kind| self.kinds.contains(*kind)).collect()
+    fn wanted_news(&self, row: &Notification, since: &Cursor) -> Kinds {
+        let news = match self.set() {
+            None => row.news_since(*since).kinds(),
+            Some(set) => set
+                .wanting(row, since)
+                .fold(Kinds::NONE, |all, place| all | set.filters[place].wanted_news(row, since)),
+        };
+        news.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
 
     pub(crate) fn wants_all_kinds(&self) -> bool {
-        let members = self.set().is_none_or(|set| set.filters.iter().all(Self::wants_all_kinds));
-        self.kinds == Kinds::ALL && members
+        self.kinds == Kinds::ALL && self.members().iter().all(Self::wants_all_kinds)
     }
 
     /// The set, if the filter is one, and the kinds that it allows.
@@ -338,20 +322,16 @@ impl Filter {
         Some((Arc::clone(self.set()?), self.kinds))
     }
 
-    /// Whether a predicate decides, in this filter or in one of its set.
     pub(crate) fn has_predicate(&self) -> bool {
-        match &self.names {
-            Names::Predicate(_) => true,
-            Names::Any(set) => set.filters.iter().any(Self::has_predicate),
-            _ => false,
-        }
+        matches!(self.names, Names::Predicate(_)) || self.members().iter().any(Self::has_predicate)
     }
 
-    pub(crate) fn set(&self) -> Option<&Arc<Set>> {
-        match &self.names {
-            Names::Any(set) => Some(set),
-            _ => None,
-        }
+    fn set(&self) -> Option<&Arc<Set>> {
+        if let Names::Any(set) = &self.names { Some(set) } else { None }
+    }
+
+    fn members(&self) -> &[Self] {
+        self.set().map_or(&[], |set| &set.filters)
     }
 }
 

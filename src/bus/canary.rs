@@ -12,7 +12,7 @@ use crate::{
         event::{Db, DbInstance},
         notification::CANARY,
     },
-    roles::dispatcher::Fanout,
+    roles::dispatcher::Dispatcher,
     state::{keys::Role, membership::members},
     store::{Isolation, RetryPolicy, Transaction},
 };
@@ -31,7 +31,7 @@ const NODES_MAX: usize = 100;
 
 /// Records an event about every `interval`, for ever, and counts the time from the commit to the delivery. A lost event keeps the
 /// node from being ready until one is delivered.
-pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
+pub(super) async fn run(bus: Bus, dispatcher: Dispatcher, interval: Duration) {
     let context = &bus.context;
     let (env, health) = (context.env(), &context.stats.health);
     loop {
@@ -58,7 +58,7 @@ pub(super) async fn run(bus: Bus, dispatcher: Fanout, interval: Duration) {
 }
 
 /// Records one event. Fails with [`Error::BusGone`] if the store has no such bus any more. Returns the time from the commit until its row was read here, and how many nodes do the same.
-async fn send(bus: &Bus, dispatcher: &Fanout) -> Result<(Duration, usize)> {
+async fn send(bus: &Bus, dispatcher: &Dispatcher) -> Result<(Duration, usize)> {
     let db = Db::new(CANARY.parse().expect("it is a name"), DbInstance([0; 16]));
     let keys = &bus.context.keys;
     let record = async |tx: Transaction| {

@@ -32,7 +32,7 @@ use crate::{
     },
     roles::{
         changes::{Change, Changes},
-        dispatcher::{Dispatcher, DispatcherOptions, Fanout},
+        dispatcher::{Dispatcher, DispatcherOptions},
         group::{self, Group, GroupStatus},
         jobs::StoredTrigger,
         producer::{Producer, ProducerOptions, ringer},
@@ -231,13 +231,13 @@ impl Bus {
 
     /// Starts a dispatcher in this process. It shares no work, and so needs no node.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        Ok(self.fanout(options).await?.resume())
+        Ok(self.suspended_dispatcher(options).await?.resume())
     }
 
-    /// Makes a dispatcher without a tail, at the end of the feed; the caller pushes the rows.
-    pub async fn fanout(&self, options: DispatcherOptions) -> Result<Fanout> {
+    /// Makes a suspended dispatcher at the end of the feed: the caller resumes it, or pushes the rows.
+    pub async fn suspended_dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let start = self.feed().now().await?;
-        Fanout::new(Arc::clone(&self.context), options, start)
+        Dispatcher::suspended(Arc::clone(&self.context), options, start)
     }
 
     /// The changes feeds of the databases' documents, with a producer with default options.

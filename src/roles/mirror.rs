@@ -6,8 +6,8 @@ use imbl::OrdMap;
 use tokio::sync::watch;
 
 use super::dispatcher::{
-    Delivery, DeliveryBatch, Dispatcher, Fanout, Filter, Interruption, Listener, ListenerHandle, Message,
-    Next, Parent,
+    Delivery, DeliveryBatch, Dispatcher, Filter, Interruption, Listener, ListenerHandle, Message, Next,
+    Parent,
 };
 use crate::base::{
     cursor::Cursor,
@@ -48,7 +48,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 #[must_use = "dropping it ends it"]
 pub struct Mirror {
     content: watch::Sender<Content>,
-    dispatcher: Fanout,
+    dispatcher: Dispatcher,
     listener: ListenerHandle<()>,
     _parent: Parent,
 }

@@ -204,7 +204,7 @@ async fn design_documents_cost_nothing_unless_they_are_asked_for() {
     row_with(&folding, &a, [1, 0, 0, 1]).await;
     notifier.shutdown().await.unwrap();
     let start = folding.feed().now().await.unwrap();
-    let fanout = bus.fanout(notibus::DispatcherOptions::default()).await.unwrap();
+    let fanout = bus.suspended_dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
     let row = folding.feed().newest(&a.name).await.unwrap().unwrap();
     let to = notibus::Sequence::new(
         start.incarnation(),

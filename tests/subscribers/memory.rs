@@ -3,8 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use notibus::{
-    Bus, DispatcherOptions, EventKind, Filter, Notification, Sequence,
-    dispatcher::{Fanout, Subscription},
+    Bus, Dispatcher, DispatcherOptions, EventKind, Filter, Notification, Sequence, dispatcher::Subscription,
     event::Versionstamp,
 };
 
@@ -22,7 +21,7 @@ async fn template() -> (Bus, Notification) {
 }
 
 /// Publishes `count` rows of as many databases, and returns weak references to them.
-fn push(fanout: &Fanout, template: &Notification, count: usize) -> Vec<Weak<Notification>> {
+fn push(fanout: &Dispatcher, template: &Notification, count: usize) -> Vec<Weak<Notification>> {
     let from = fanout.position();
     let row = |n: usize| {
         let stamp = Versionstamp::new(from.versionstamp().version() + 1 + n as u64, 0);
@@ -45,7 +44,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
     let (bus, template) = template().await;
     let options = DispatcherOptions { ring_rows_max: RING, ..DispatcherOptions::default() };
     let most = options.catch_up_rows_max;
-    let fanout = bus.fanout(options).await.unwrap();
+    let fanout = bus.suspended_dispatcher(options).await.unwrap();
     let filters = [Filter::all(), Filter::prefix("db"), Filter::glob("*").unwrap()];
     let mut slow: Vec<Subscription> = Vec::new();
     let mut rows = Vec::new();
@@ -67,7 +66,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
 async fn a_slow_subscriber_of_names_holds_one_row_of_each() {
     let (bus, template) = template().await;
     let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
-    let fanout = bus.fanout(options).await.unwrap();
+    let fanout = bus.suspended_dispatcher(options).await.unwrap();
     let names = ["db0", "db1", "db2"].map(|name| name.parse().unwrap());
     let slow = fanout.subscribe(Filter::names(names).unwrap()).stream();
     let mut rows = Vec::new();

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     base::{env::Env, error::Result},
     bus::{Bus, observed::Watch, ownership::Owners},
-    roles::dispatcher::{Dispatcher, Fanout},
+    roles::dispatcher::Dispatcher,
     state::notification_feed::NotificationFeed,
 };
 
@@ -27,7 +27,7 @@ pub struct Api {
 /// The state that all feeds share.
 pub(super) struct Inner {
     pub bus: Bus,
-    pub dispatcher: Fanout,
+    pub dispatcher: Dispatcher,
     pub feed: NotificationFeed,
     pub options: ApiOptions,
     pub reads: Semaphore,

@@ -91,7 +91,6 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// Encodes a position for logs.
 pub(super) fn to_mark(position: Sequence) -> Mark {
     let mut bytes = [0; 16];
     bytes[..position.as_bytes().len()].copy_from_slice(position.as_bytes());
@@ -99,7 +98,6 @@ pub(super) fn to_mark(position: Sequence) -> Mark {
     [high, low].map(|half| u64::from_be_bytes(half.try_into().expect("they are 8 bytes each")))
 }
 
-/// Decodes a position from logs.
 pub(super) fn of_mark(mark: Mark) -> Sequence {
     let bytes = [mark[0].to_be_bytes(), mark[1].to_be_bytes()].concat();
     Sequence::from_bytes(&bytes[..Sequence::MIN.as_bytes().len()]).expect("it was one")
@@ -108,59 +106,44 @@ pub(super) fn of_mark(mark: Mark) -> Sequence {
 /// Rows of a batch, in order; mostly one.
 pub(super) type Indices = SmallVec<[u32; 4]>;
 
-/// The rows of a batch that are delivered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Chosen {
-    /// All rows from this index on.
-    From(u32),
-    Indices(Indices),
-}
-
-impl Chosen {
-    /// Drops the rows before index `first`.
-    pub fn from(self, first: u32) -> Self {
-        match self {
-            Self::From(index) => Self::From(index.max(first)),
-            Self::Indices(mut indices) => {
-                indices.retain(|index| *index >= first);
-                Self::Indices(indices)
-            }
-        }
-    }
-
-    #[inline]
-    pub fn count(&self, batch: &Batch) -> usize {
-        match self {
-            Self::From(first) => batch.rows.len() - *first as usize,
-            Self::Indices(indices) => indices.len(),
-        }
-    }
-
-    /// The index in the batch of the chosen row number `place`.
-    #[inline]
-    pub fn index_of(&self, place: usize) -> u32 {
-        match self {
-            Self::From(first) => first + place as u32,
-            Self::Indices(indices) => indices[place],
-        }
-    }
-}
-
-/// The rows of a batch that a pattern matches.
+/// The rows of a batch that a pattern matches, or that are delivered.
 #[derive(Debug, Clone)]
 pub(super) struct Matched {
     pub batch: Arc<Batch>,
-    pub chosen: Chosen,
+    /// All of them if `None`.
+    pub chosen: Option<Indices>,
 }
 
 impl Matched {
-    /// All rows of a batch that is not shared.
     pub fn all(batch: Batch) -> Self {
-        Self { batch: Arc::new(batch), chosen: Chosen::From(0) }
+        Self { batch: Arc::new(batch), chosen: None }
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.chosen.as_ref().map_or(self.batch.rows.len(), SmallVec::len)
+    }
+
+    /// The index in the batch of the row number `place`.
+    #[inline]
+    pub fn index_of(&self, place: usize) -> u32 {
+        self.chosen.as_ref().map_or(place as u32, |indices| indices[place])
+    }
+
+    #[inline]
+    pub fn row(&self, place: usize) -> &Arc<Notification> {
+        &self.batch.rows[self.index_of(place) as usize]
     }
 
     pub fn rows(&self) -> impl Iterator<Item = &Arc<Notification>> {
-        let Self { batch, chosen } = self;
-        (0..chosen.count(batch)).map(|place| &batch.rows[chosen.index_of(place) as usize])
+        (0..self.len()).map(|place| self.row(place))
+    }
+
+    pub fn drop_up_to(&mut self, position: Sequence) {
+        let rows = &self.batch.rows;
+        if rows.first().is_some_and(|row| row.sequence <= position) {
+            let indices = self.chosen.get_or_insert_with(|| (0..rows.len() as u32).collect());
+            indices.retain(|index| rows[*index as usize].sequence > position);
+        }
     }
 }

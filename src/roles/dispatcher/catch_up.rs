@@ -8,74 +8,59 @@ use super::{batch::batch_len, delivery::DeliveryBatch, shared::Shared};
 use crate::{
     base::{
         cursor::Cursor,
-        encoding::Sequence,
         error::Result,
         event::{DbName, EventKind},
-        notification::Notification,
         tasks::Task,
     },
-    state::notification_feed::ChangedDdocs,
+    state::notification_feed::{ChangedDdocs, NotificationPage},
 };
 
-/// Pause after a failed read of the feed.
-const FAILURE_PAUSE: Duration = Duration::from_millis(100);
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How many databases' design documents are read at once.
 const DDOC_READS_MAX: usize = 8;
 
-/// The result of a read of the feed.
-pub(super) struct Page {
-    pub rows: Vec<Arc<Notification>>,
-    /// The end of the feed when the reading began.
-    pub began: Sequence,
-    pub to: Sequence,
-    pub more: bool,
-}
-
 /// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
-pub(super) type Load = Task<Result<Page>>;
+pub(super) type Load = Task<Result<NotificationPage>>;
 
 /// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
 pub(super) fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Load {
     let shared = Arc::clone(shared);
     Task::spawn(async move {
-        if has_failed {
-            shared.context.env().sleep(FAILURE_PAUSE).await;
-        }
+        pause(&shared, has_failed).await;
         let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
-        if names.is_empty() {
-            return page(&shared, cursor).await;
+        if !names.is_empty() {
+            let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+            return Ok(NotificationPage { rows, to, next: to.into(), more: false });
         }
-        let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
-        Ok(Page { rows, began: to, to, more: false })
+        let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
+        let kept = batch_len(&page.rows, shared.batch_rows_max);
+        if kept < page.rows.len() {
+            page.rows.truncate(kept);
+            page.next = page.next.begin(page.to);
+            (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+        }
+        Ok(page)
     })
 }
 
-async fn page(shared: &Shared, cursor: Cursor) -> Result<Page> {
-    let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
-    let began = page.next.began().unwrap_or(page.to);
-    let kept = batch_len(&page.rows, shared.batch_rows_max);
-    if kept < page.rows.len() {
-        page.rows.truncate(kept);
-        (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+async fn pause(shared: &Shared, has_failed: bool) {
+    if has_failed {
+        shared.context.env().sleep(FAILURE_PAUSE).await;
     }
-    Ok(Page { rows: page.rows, began, to: page.to, more: page.more })
 }
 
-/// A read of the changed design documents, for each delivery of a batch.
 pub(super) type DdocRead = BoxFuture<'static, Result<Vec<Arc<ChangedDdocs>>>>;
 
-/// Reads the changed design documents for each delivery of `batch`.
-pub(super) fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch) -> DdocRead {
+pub(super) fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch, has_failed: bool) -> DdocRead {
     let shared = Arc::clone(shared);
     Box::pin(async move {
+        pause(&shared, has_failed).await;
         let read = async |index: usize| {
             let delivery = batch.delivery(index);
             if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
                 return Ok(Arc::default());
             }
-            let since = *delivery.as_ref().batch_since();
-            shared.feed.ddocs(&delivery.notification().db(), since).await.map(Arc::new)
+            shared.feed.ddocs(&delivery.notification().db(), *delivery.batch_since()).await.map(Arc::new)
         };
         stream::iter(0..batch.len()).map(read).buffered(DDOC_READS_MAX).try_collect().await
     })

@@ -2,7 +2,9 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use super::batch::{Batch, Chosen};
+#[cfg(feature = "http")]
+use super::batch::Batch;
+use super::batch::Matched;
 use crate::{
     base::{
         cursor::Cursor,
@@ -15,11 +17,9 @@ use crate::{
     state::notification_feed::ChangedDdocs,
 };
 
-/// The deliveries of a batch to one subscriber.
 #[derive(Debug, Clone)]
 pub(super) struct Deliveries {
-    pub batch: Arc<Batch>,
-    pub chosen: Chosen,
+    pub rows: Matched,
     /// The subscriber's cursor before the batch.
     pub since: Cursor,
     /// The subscriber's set of filters, if it has one, and the kinds of events that the set wants.
@@ -29,29 +29,19 @@ pub(super) struct Deliveries {
 }
 
 impl Deliveries {
-    #[inline]
-    fn len(&self) -> usize {
-        self.chosen.count(&self.batch)
-    }
-
-    #[inline]
-    fn row(&self, index: usize) -> &Arc<Notification> {
-        &self.batch.rows[self.chosen.index_of(index) as usize]
-    }
-
     fn changed(&self, index: usize) -> Option<&Arc<ChangedDdocs>> {
         self.ddocs.as_ref().map(|changed| &changed[index])
     }
 
-    /// The cursor of a subscriber that has worked on the first `count` deliveries.
     fn cursor_after(&self, count: usize) -> Cursor {
-        let Self { batch, since, .. } = self;
-        if count >= self.len() {
-            return batch.cursor_after(*since);
+        let Self { rows, since, .. } = self;
+        if count >= rows.len() {
+            return rows.batch.cursor_after(*since);
         }
         let Some(last) = count.checked_sub(1) else { return *since };
-        let at = self.row(last).sequence.min(batch.to).max(since.position());
-        Cursor::resumed(since.knowledge(), since.began().unwrap_or(batch.to), at)
+        let to = rows.batch.to;
+        let at = rows.row(last).sequence.min(to).max(since.position());
+        Cursor::resumed(since.knowledge(), since.began().unwrap_or(to), at)
     }
 }
 
@@ -80,7 +70,7 @@ pub struct DeliveryBatch {
 
 impl DeliveryBatch {
     pub(super) fn new(all: Deliveries) -> Self {
-        Self { start: 0, end: all.len() as u32, all: Arc::new(all) }
+        Self { start: 0, end: all.rows.len() as u32, all: Arc::new(all) }
     }
 
     /// How many deliveries there are: at least one.
@@ -130,20 +120,19 @@ impl DeliveryBatch {
         ddocs: Vec<Arc<ChangedDdocs>>,
         is_wanted: impl Fn(DeliveryRef<'_>) -> bool,
     ) -> Self {
-        let with =
-            |chosen, ddocs| Self::new(Deliveries { chosen, ddocs: Some(ddocs), ..(*self.all).clone() });
-        let all = with(self.all.chosen.clone(), ddocs.into());
-        let wanted: Vec<_> = all.iter().filter(|delivery| is_wanted(*delivery)).collect();
-        let chosen = wanted.iter().map(|delivery| self.all.chosen.index_of(delivery.index)).collect();
-        let ddocs = wanted.iter().filter_map(|delivery| all.all.changed(delivery.index).cloned()).collect();
-        with(Chosen::Indices(chosen), ddocs)
+        let mut all = Deliveries { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
+        let wanted = |index: &usize| is_wanted(DeliveryRef { batch: &all, index: *index });
+        let wanted: Vec<_> = (0..all.rows.len()).filter(wanted).collect();
+        all.ddocs = Some(wanted.iter().filter_map(|index| all.changed(*index).cloned()).collect());
+        all.rows.chosen = Some(wanted.iter().map(|index| all.rows.index_of(*index)).collect());
+        Self::new(all)
     }
 
     /// The batch of rows, if this is the whole batch as other subscribers receive it, too.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
-        let Deliveries { batch, chosen, since, .. } = &*self.all;
-        let is_whole = *chosen == Chosen::From(0) && self.len() == batch.rows.len();
+        let Deliveries { rows: Matched { batch, chosen }, since, .. } = &*self.all;
+        let is_whole = chosen.is_none() && self.len() == batch.rows.len();
         (is_whole && since.rewound() == batch.since).then_some(batch)
     }
 }
@@ -212,20 +201,12 @@ impl Delivery {
 
     /// The batch in which it came.
     pub fn batch(&self) -> DeliveryBatch {
-        DeliveryBatch { all: Arc::clone(&self.batch), start: 0, end: self.batch.len() as u32 }
+        DeliveryBatch { all: Arc::clone(&self.batch), start: 0, end: self.batch.rows.len() as u32 }
     }
 
-    /// Makes a batch of this delivery alone.
     pub(super) fn alone(self) -> DeliveryBatch {
         let start = self.index as u32;
         DeliveryBatch { all: self.batch, start, end: start + 1 }
-    }
-}
-
-impl<'a> DeliveryRef<'a> {
-    /// The subscriber's cursor before the batch.
-    pub(super) fn batch_since(&self) -> &'a Cursor {
-        &self.batch.since
     }
 }
 
@@ -236,7 +217,11 @@ macro_rules! delivery {
             /// The newest row of the database.
             #[inline]
             pub fn notification(&self) -> &$life Arc<Notification> {
-                self.batch.row(self.index)
+                self.batch.rows.row(self.index)
+            }
+
+            pub(super) fn batch_since(&self) -> &$life Cursor {
+                &self.batch.since
             }
 
             /// What is new to this subscriber, in the order in which it happened.
@@ -327,7 +312,7 @@ pub enum Interruption {
         /// Rows up to here may have been deleted.
         horizon: Sequence,
     },
-    /// The feed could not be read. The subscriber keeps its cursor, and the next receive tries again a tenth of a second later. After
+    /// The feed could not be read. The subscriber keeps its cursor, and the next receive tries again a second later. After
     /// [`Error::CursorLost`] the subscription ends.
     #[error(transparent)]
     Failed(#[from] Error),

@@ -1,8 +1,9 @@
-//! [`ListenerHandle`]: stops a listener, waits for it and sends it messages.
+//! [`ListenerHandle`]: stops a listener, waits for it and sends it messages; and [`CallbackHandle`].
 
 use std::{
     any::Any,
     fmt,
+    ops::Deref,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -25,12 +26,11 @@ use crate::base::{
     filter::Filter,
 };
 
-/// How long a shutdown waits for listeners.
 pub(super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// A parent of listeners: they end when all clones of it are dropped, or [`Parent::end`] is called.
 #[derive(Debug, Clone, Default)]
-pub struct Parent(Arc<watch::Sender<bool>>);
+pub struct Parent(pub(super) Arc<watch::Sender<bool>>);
 
 impl Parent {
     /// Makes a parent without children.
@@ -41,11 +41,6 @@ impl Parent {
     /// Ends the listeners that are linked to it.
     pub fn end(&self) {
         self.0.send_replace(true);
-    }
-
-    /// A receiver for a child. It gets true, or an error, when the child has to end.
-    pub(super) fn ending(&self) -> watch::Receiver<bool> {
-        self.0.subscribe()
     }
 }
 
@@ -60,16 +55,11 @@ pub enum CastError<M> {
     Ended(M),
 }
 
-/// Commands to a listener, and what it reports.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub stop: bool,
     /// The newest filter to switch to, until the listener takes it.
     pub filter: Option<Filter>,
-    /// The most for which a caller waits.
-    pub awaited: Knowledge,
-    /// What it has worked on, updated while a caller waits for more.
-    pub worked_to: Knowledge,
     pub ended: Option<StopReason>,
 }
 
@@ -79,6 +69,8 @@ pub(super) struct Control {
     pub id: SubscriberId,
     pub name: Option<Arc<str>>,
     pub state: watch::Sender<State>,
+    /// What it has worked on, updated while a caller waits for more.
+    pub worked_to: watch::Sender<Knowledge>,
     /// The parent of its children, held weakly.
     parent: Mutex<Weak<watch::Sender<bool>>>,
     /// The task of its supervisor, once it runs.
@@ -104,6 +96,7 @@ impl Control {
     /// Marks it as ended, for `reason` if no other was set. Its children end with it, future ones included.
     pub fn end(&self, reason: StopReason) {
         self.state.send_modify(|state| state.ended = state.ended.take().or(Some(reason)));
+        self.worked_to.send_modify(|_| {});
         let parent = self.parent.lock().upgrade();
         if let Some(parent) = parent {
             parent.send_replace(true);
@@ -139,10 +132,10 @@ impl<M> Clone for ListenerHandle<M> {
 }
 
 impl<M: Send + 'static> ListenerHandle<M> {
-    /// Makes the handle on a new listener.
     pub(super) fn new(id: SubscriberId, name: Option<Arc<str>>, messages: mpsc::Sender<Message<M>>) -> Self {
-        let (state, parent, task) = (watch::Sender::default(), Mutex::default(), OnceLock::new());
-        let control = Arc::new(Control { id, name, state, parent, task });
+        let (state, worked_to) = (watch::Sender::default(), watch::Sender::default());
+        let (parent, task) = (Mutex::default(), OnceLock::new());
+        let control = Arc::new(Control { id, name, state, worked_to, parent, task });
         Self { parent: control.keep_parent(), control, messages }
     }
 
@@ -187,15 +180,11 @@ impl<M: Send + 'static> ListenerHandle<M> {
     /// [`Dispatcher::reached`](crate::Dispatcher::reached) has returned. Returns false if it ended before that.
     pub async fn reached(&self, at: Sequence) -> bool {
         let at = Knowledge::UpTo(at);
-        let mut state = self.control.state.subscribe();
-        self.control.state.send_if_modified(|state| {
-            let is_later = state.awaited < at;
-            state.awaited = state.awaited.max(at);
-            is_later
-        });
-        let has = |state: &State| state.worked_to >= at;
-        let waited = state.wait_for(|state| has(state) || state.ended.is_some()).await;
-        waited.is_ok_and(|state| has(&state))
+        let mut worked_to = self.control.worked_to.subscribe();
+        // It reports from now on.
+        self.control.state.send_modify(|_| {});
+        let waited = worked_to.wait_for(|known| *known >= at || self.is_finished()).await;
+        waited.is_ok_and(|known| *known >= at)
     }
 
     /// Replaces the filter, as [`Subscription::replace`](crate::dispatcher::Subscription::replace) does.
@@ -234,10 +223,35 @@ impl<M> fmt::Debug for ListenerHandle<M> {
     }
 }
 
+/// A subscription that passes its deliveries to a callback: the handle on its listener. Dropping it ends the subscription at once;
+/// [`ListenerHandle::stop`] lets the present call return, and a durable subscription save its cursor.
+#[derive(Debug)]
+#[must_use = "dropping the handle ends the subscription"]
+pub struct CallbackHandle {
+    pub(super) listener: ListenerHandle<()>,
+    pub(super) task: AbortHandle,
+}
+
+impl Deref for CallbackHandle {
+    type Target = ListenerHandle<()>;
+
+    fn deref(&self) -> &ListenerHandle<()> {
+        &self.listener
+    }
+}
+
+impl Drop for CallbackHandle {
+    fn drop(&mut self) {
+        // A callback may stop itself: its present call is the last one.
+        if !self.listener.control.state.borrow().stop {
+            self.task.abort();
+        }
+    }
+}
+
 /// A named listener, and the sender of its messages, whose type only the caller knows.
 type Named = (Arc<Control>, Box<dyn Any + Send + Sync>);
 
-/// The listeners of a dispatcher.
 #[derive(Default)]
 pub(super) struct Listeners {
     /// The parent of those that have no other; it does not end.
@@ -253,7 +267,6 @@ impl Listeners {
         tasks.spawn(task)
     }
 
-    /// Registers the listener under its name. Fails if another listener has the name.
     pub fn list<M: Send + 'static>(&self, name: &Arc<str>, handle: &ListenerHandle<M>) -> Result<()> {
         let dashmap::Entry::Vacant(place) = self.names.entry(Arc::clone(name)) else {
             let reason = format!("a listener named {name:?} runs already; stop it first");
@@ -263,12 +276,10 @@ impl Listeners {
         Ok(())
     }
 
-    /// Removes the listener `id` from the names.
     pub fn unlist(&self, name: &str, id: SubscriberId) {
         self.names.remove_if(name, |_, (control, _)| control.id == id);
     }
 
-    /// Finds the listener `name`, whose messages are of the type `M`.
     pub fn find<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
         let named = self.names.get(name).ok_or_else(|| unknown_listener(name))?;
         let (control, messages) = named.value();
@@ -279,7 +290,6 @@ impl Listeners {
         Ok(ListenerHandle { control: Arc::clone(control), messages: messages.clone(), parent })
     }
 
-    /// Stops the listener `name`, and waits until it has ended.
     pub async fn stop(&self, name: &str) -> Result<StopReason> {
         let control = self.names.get(name).map(|named| Arc::clone(&named.0));
         Ok(control.ok_or_else(|| unknown_listener(name))?.stop().await)
@@ -288,15 +298,12 @@ impl Listeners {
     /// Waits until all have ended; aborts those that take longer than `limit`.
     pub async fn finish(&self, limit: impl Future<Output = ()>) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
-        let all = async { while tasks.join_next().await.is_some() {} };
-        let in_time = tokio::select! {
-            () = all => true,
-            () = limit => false,
-        };
-        if !in_time {
-            tracing::warn!(listeners = tasks.len(), "listeners do not end and are aborted");
-            tasks.shutdown().await;
+        tokio::select! {
+            () = async { while tasks.join_next().await.is_some() {} } => return,
+            () = limit => {}
         }
+        tracing::warn!(listeners = tasks.len(), "listeners do not end and are aborted");
+        tasks.shutdown().await;
     }
 }
 

@@ -1,14 +1,20 @@
-//! [`Listener`]: a subscriber with a state of its own, in a supervised task; what it wants next, and why it ends.
+//! [`Listener`]: a subscriber with a state of its own, in a supervised task; what it wants next, why it ends, and the events of its
+//! life ([`Supervision`]).
 //!
 //! It does what CouchDB's `couch_event_listener` does, and more. One that panics is restarted, as its
 //! [`RestartPolicy`](super::RestartPolicy) says, and continues where it was. The delivery on which it panicked is tried again a few
-//! times before it is skipped. [`Supervision`](super::Supervision) events report all of that. A listener belongs to its dispatcher. It
+//! times before it is skipped. [`Supervision`] events report all of that. A listener belongs to its dispatcher. It
 //! ends when the dispatcher is shut down, when it is stopped, when its parent ends, or when it stops itself.
 
-use std::{any::Any, fmt, time::Duration};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-use super::delivery::{Delivery, DeliveryBatch, Interruption};
-use crate::base::cursor::Cursor;
+use futures_util::stream::BoxStream;
+
+use super::{
+    delivery::{Delivery, DeliveryBatch, Interruption},
+    log::SubscriberId,
+};
+use crate::base::{cursor::Cursor, encoding::Sequence, event::DbName};
 
 /// What a listener wants next.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -179,3 +185,56 @@ pub trait Listener: Send + 'static {
         std::future::ready(())
     }
 }
+
+/// How many events are kept for a slow reader.
+pub(super) const EVENTS_MAX: usize = 1_024;
+
+/// An event in the life of a supervised subscriber.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Supervision {
+    /// The subscriber.
+    pub id: SubscriberId,
+    /// Its name, if it has one.
+    pub name: Option<Arc<str>>,
+    /// What happened to it.
+    pub what: Supervised,
+}
+
+/// What happened to a supervised subscriber.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Supervised {
+    /// It was started.
+    Started,
+    /// The listener, its factory or the predicate of its filter has panicked.
+    Panicked {
+        /// The message of the panic.
+        text: String,
+        /// The row that it was working on, if any.
+        at: Option<Sequence>,
+    },
+    /// It will be restarted.
+    Restarting {
+        /// The number of this restart.
+        restarts: u32,
+        /// The pause before it.
+        after: Duration,
+    },
+    /// It has panicked on a row as often as allowed; the row is skipped.
+    PassedOver {
+        /// The database.
+        name: DbName,
+        /// The row.
+        sequence: Sequence,
+    },
+    /// It has ended.
+    Stopped(StopReason),
+}
+
+/// How many events a reader that was too slow has missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} supervision events were missed")]
+pub struct Missed(pub u64);
+
+/// A stream of supervision events. It ends after the dispatcher has.
+pub type SupervisionEvents = BoxStream<'static, Result<Supervision, Missed>>;

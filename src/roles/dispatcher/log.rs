@@ -39,14 +39,11 @@ use super::sync::{
 /// How many entries from the end are tried before a binary search.
 const NEAR: usize = 8;
 
-/// The index of a subscriber that is on no list.
-const UNLISTED: usize = usize::MAX;
-
 /// An encoded position; later positions are larger. The log does not interpret it.
 pub type Mark = [u64; 2];
 
 /// The id of a subscriber of a dispatcher.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubscriberId(pub(super) u64);
 
 impl fmt::Display for SubscriberId {
@@ -56,10 +53,12 @@ impl fmt::Display for SubscriberId {
 }
 
 /// How a subscriber is woken, and whether it will get more.
+#[derive(Default)]
 pub struct SubscriberState {
+    pub id: SubscriberId,
     phase: AtomicU8,
-    /// Its index in the waiting list of its log, or [`UNLISTED`]; changed under the lock of the log only.
-    index: AtomicUsize,
+    /// Its number in the waiting list of its log, from 1 on, or 0 if it is on none; changed under the lock of the log only.
+    listed: AtomicUsize,
     /// When it joined the list, there was no entry from this place on. Used by the subscriber itself only.
     waits_from: AtomicU64,
     /// The begin of the entry that last took it off a list; changed and read under the lock of the log only.
@@ -72,14 +71,8 @@ impl SubscriberState {
     const CLOSED: u8 = 1;
     const ENDED: u8 = 2;
 
-    pub fn new() -> Self {
-        Self {
-            phase: AtomicU8::new(Self::OPEN),
-            index: AtomicUsize::new(UNLISTED),
-            waits_from: AtomicU64::new(0),
-            taken_at: [AtomicU64::new(0), AtomicU64::new(0)],
-            waker: AtomicWaker::new(),
-        }
+    pub fn new(id: SubscriberId) -> Self {
+        Self { id, ..Self::default() }
     }
 
     /// Lets the subscriber end once all that waits is delivered. Wake it afterwards.
@@ -92,19 +85,17 @@ impl SubscriberState {
         self.phase.fetch_max(Self::ENDED, Ordering::AcqRel);
     }
 
-    /// Whether nothing more will come.
     pub fn is_closed(&self) -> bool {
         self.phase.load(Ordering::Acquire) != Self::OPEN
     }
 
-    /// Whether it was asked to end.
     pub fn is_ended(&self) -> bool {
         self.phase.load(Ordering::Acquire) == Self::ENDED
     }
 
     /// Whether it is on the list, and its log has no entry from `place` on.
     fn waits(&self, place: u64) -> bool {
-        self.index.load(Ordering::Acquire) != UNLISTED && self.waits_from.load(Ordering::Relaxed) <= place
+        self.listed.load(Ordering::Acquire) != 0 && self.waits_from.load(Ordering::Relaxed) <= place
     }
 
     fn take_at(&self, begin: Mark) {
@@ -113,7 +104,6 @@ impl SubscriberState {
         }
     }
 
-    /// Sets the waker for future wakes.
     pub fn register(&self, waker: &Waker) {
         self.waker.register(waker);
     }
@@ -127,14 +117,12 @@ impl SubscriberState {
 /// The first entry of a log from a place on.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry<P> {
-    /// The number of its batch.
     pub number: u64,
     pub content: P,
     /// Whether there are entries after it.
     pub more: bool,
 }
 
-/// Why a log has no entry from a place on.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Empty {
     /// There is none yet.
@@ -204,11 +192,6 @@ impl<P: Clone> Log<P> {
         self.state().begin
     }
 
-    /// The first entry from `place` on.
-    pub fn read(&self, place: u64) -> Result<Entry<P>, Empty> {
-        self.state().read(place)
-    }
-
     /// The newest entry, if it is after the batch `number`.
     pub fn newest_after(&self, number: u64) -> Option<(u64, P)> {
         self.state().entries.back().filter(|(newest, _)| *newest > number).cloned()
@@ -216,7 +199,8 @@ impl<P: Clone> Log<P> {
 
     /// Whether there is an entry from `place` on, or may have been one that has left the ring.
     pub fn has_entries(&self, place: u64) -> bool {
-        self.state().has_entries(place)
+        let state = self.state();
+        place < state.begin || state.entries.back().is_some_and(|(newest, _)| *newest >= place)
     }
 
     /// The first entry from `place` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker is
@@ -233,9 +217,9 @@ impl<P: Clone> Log<P> {
             _ => return found,
         };
         subscriber.waits_from.store(from, Ordering::Relaxed);
-        if subscriber.index.load(Ordering::Relaxed) == UNLISTED {
-            subscriber.index.store(state.waiting.len(), Ordering::Relaxed);
+        if subscriber.listed.load(Ordering::Relaxed) == 0 {
             state.waiting.push(Arc::clone(subscriber));
+            subscriber.listed.store(state.waiting.len(), Ordering::Relaxed);
         }
         found
     }
@@ -251,22 +235,16 @@ impl<P: Clone> Log<P> {
         let mut state = self.state();
         // Its next pattern may have matched earlier rows, which it has missed.
         subscriber.take_at([0, 0]);
-        let index = subscriber.index.swap(UNLISTED, Ordering::Relaxed);
-        if index == UNLISTED {
-            return;
-        }
+        let listed = subscriber.listed.swap(0, Ordering::Relaxed);
+        let Some(index) = listed.checked_sub(1) else { return };
         state.waiting.swap_remove(index);
         if let Some(moved) = state.waiting.get(index) {
-            moved.index.store(index, Ordering::Relaxed);
+            moved.listed.store(listed, Ordering::Relaxed);
         }
     }
 }
 
 impl<P: Clone> State<P> {
-    fn has_entries(&self, place: u64) -> bool {
-        place < self.begin || self.entries.back().is_some_and(|(newest, _)| *newest >= place)
-    }
-
     fn read(&self, place: u64) -> Result<Entry<P>, Empty> {
         if place < self.begin {
             return Err(Empty::Behind);
@@ -282,7 +260,7 @@ impl<P: Clone> State<P> {
     /// Moves the waiting subscribers to `woken`.
     fn take_waiting(&mut self, woken: &mut Vec<Arc<SubscriberState>>) {
         for subscriber in self.waiting.drain(..) {
-            subscriber.index.store(UNLISTED, Ordering::Relaxed);
+            subscriber.listed.store(0, Ordering::Relaxed);
             woken.push(subscriber);
         }
     }

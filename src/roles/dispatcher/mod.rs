@@ -1,6 +1,6 @@
 //! [`Dispatcher`]: tails the feed, once per node, and fans out to subscribers in the process.
 //!
-//! One task ([`tail`]) appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct pattern of the
+//! One task, the tail, appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct pattern of the
 //! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
 //! ([`reader`]) on the log of its pattern; one pattern matches everything, for those that want everything or have a predicate. So a
 //! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, it reads the feed from its cursor,
@@ -18,16 +18,12 @@
 //! is suspended ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
 
 mod batch;
-mod callback;
 mod catch_up;
-mod coalesce;
 mod delivery;
 mod handle;
-mod listen;
 mod listener;
 mod log;
 mod options;
-mod pace;
 mod patterns;
 mod reader;
 mod ring;
@@ -35,25 +31,20 @@ mod running;
 mod shared;
 mod subscribe;
 mod subscription;
-mod supervision;
 mod supervisor;
 mod sync;
-mod tail;
 #[cfg(test)]
 mod tests;
 
 pub use self::{
-    callback::CallbackHandle,
     delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption, Iter as DeliveryIter},
-    handle::{CastError, ListenerHandle, Parent},
-    listen::Listen,
-    listener::{Listener, Message, Next, StopReason},
+    handle::{CallbackHandle, CastError, ListenerHandle, Parent},
+    listener::{Listener, Message, Missed, Next, StopReason, Supervised, Supervision, SupervisionEvents},
     log::SubscriberId,
     options::DispatcherOptions,
-    running::{Dispatcher, Fanout},
-    subscribe::Subscribe,
+    running::Dispatcher,
+    subscribe::{Listen, Subscribe},
     subscription::{BatchSubscription, Subscription},
-    supervision::{Missed, Supervised, Supervision, SupervisionEvents},
     supervisor::RestartPolicy,
 };
 pub use crate::base::filter::Filter;

@@ -14,7 +14,6 @@ use crate::{
     },
 };
 
-/// The most lagging subscribers that may read the feed at once.
 const CATCH_UPS_MAX: usize = 10_000;
 
 /// How a dispatcher works.
@@ -73,13 +72,10 @@ pub(super) struct Order {
     pub start: Start,
     /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
     pub is_caught_up: bool,
-    /// Whether it skips missed rows instead of catching up.
     pub skips: bool,
     /// The least time between rounds; `None` to deliver at once.
     pub pace: Option<Duration>,
-    /// Whether deliveries list the changed design documents.
     pub ddocs: bool,
-    /// The cursor of a durable subscription.
     pub cursor: Option<OpenCursor>,
     pub save_interval: Duration,
 }

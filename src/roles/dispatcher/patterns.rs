@@ -37,7 +37,6 @@ const GLOBS_PER_SET: usize = 1_000;
 /// Patterns with the same atom; mostly one.
 type Few = SmallVec<[Arc<Pattern>; 1]>;
 
-/// Patterns by the texts of their atoms.
 #[derive(Default)]
 struct ByText {
     /// Callers choose the texts, so the hashes are seeded.
@@ -46,7 +45,6 @@ struct ByText {
     lengths: BTreeMap<usize, usize>,
 }
 
-/// Some globs, compiled as one set.
 struct CompiledGlobs {
     set: GlobSet,
     /// The patterns of each glob, in the order of the set.
@@ -79,34 +77,48 @@ impl Patterns {
             return Arc::clone(pattern);
         }
         let pattern = Pattern::new(key.clone(), begin);
-        for atom in &*key.atoms {
-            self.of(atom).add(&atom.text, &pattern);
+        for Atom { by, text } in &*key.atoms {
+            let ByText { patterns, lengths } = self.of(*by);
+            let few = patterns.entry(Arc::clone(text)).or_insert_with(|| {
+                *lengths.entry(text.len()).or_default() += 1;
+                Few::new()
+            });
+            few.push(Arc::clone(&pattern));
         }
         self.all.insert(key, (Arc::clone(&pattern), 1));
         pattern
     }
 
-    /// Removes a subscriber from `pattern`.
     pub fn leave(&mut self, pattern: &Arc<Pattern>) {
         let (_, subscribers) = self.all.get_mut(&pattern.key).expect("it has this subscriber");
         *subscribers -= 1;
-        if *subscribers == 0 {
-            self.all.remove(&pattern.key);
-            for atom in &*pattern.key.atoms {
-                self.of(atom).remove(&atom.text, pattern);
+        if *subscribers > 0 {
+            return;
+        }
+        self.all.remove(&pattern.key);
+        for Atom { by, text } in &*pattern.key.atoms {
+            let ByText { patterns, lengths } = self.of(*by);
+            let few = patterns.get_mut(text).expect("it was added");
+            few.retain(|known| !Arc::ptr_eq(known, pattern));
+            if few.is_empty() {
+                patterns.remove(text);
+                let count = lengths.get_mut(&text.len()).expect("it was counted");
+                *count -= 1;
+                if *count == 0 {
+                    lengths.remove(&text.len());
+                }
             }
         }
     }
 
-    /// The patterns of the kind of `atom`, which change now.
-    fn of(&mut self, atom: &Atom) -> &mut ByText {
-        if atom.by == MatchedBy::Glob {
+    /// The patterns of a kind, which change now.
+    fn of(&mut self, by: MatchedBy) -> &mut ByText {
+        if by == MatchedBy::Glob {
             self.compiled = None;
         }
-        &mut self.by[atom.by as usize]
+        &mut self.by[by as usize]
     }
 
-    /// Number of subscribers whose pattern names `name` exactly.
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.by[MatchedBy::Exact as usize].patterns.get(name);
         patterns.into_iter().flatten().map(|pattern| self.all[&pattern.key].1).sum()
@@ -118,7 +130,8 @@ impl Patterns {
         let globs =
             self.compiled.get_or_insert_with(|| CompiledGlobs::all(&self.by[MatchedBy::Glob as usize]));
         let [exact, prefixes, suffixes, _] = &self.by;
-        let (prefix_lengths, suffix_lengths) = (prefixes.lengths(), suffixes.lengths());
+        let [prefix_lengths, suffix_lengths] =
+            [prefixes, suffixes].map(|affixes| affixes.lengths.keys().copied().collect::<Vec<_>>());
         for (index, row) in (0..).zip(&batch.rows) {
             let name = row.name.as_str();
             let mut kinds = None;
@@ -133,13 +146,15 @@ impl Patterns {
                     }
                 }
             };
-            exact.find(Some(name), &mut add);
+            exact.patterns.get(name).into_iter().for_each(&mut add);
             let fits = |length: &&usize| **length <= name.len();
             for &length in prefix_lengths.iter().take_while(fits) {
-                prefixes.find(name.get(..length), &mut add);
+                let text = name.get(..length);
+                text.and_then(|text| prefixes.patterns.get(text)).into_iter().for_each(&mut add);
             }
             for &length in suffix_lengths.iter().take_while(fits) {
-                suffixes.find(name.get(name.len() - length..), &mut add);
+                let text = name.get(name.len() - length..);
+                text.and_then(|text| suffixes.patterns.get(text)).into_iter().for_each(&mut add);
             }
             for some in &*globs {
                 for index in some.set.matches(name) {
@@ -152,12 +167,10 @@ impl Patterns {
 }
 
 impl Pattern {
-    /// Makes a pattern that is matched from batch number `begin` on.
     fn new(key: PatternKey, begin: u64) -> Arc<Self> {
         Arc::new(Self { key, log: Log::new(begin), index: AtomicU32::new(0) })
     }
 
-    /// Adds a matching row to what was found in the present batch.
     fn add_row(self: &Arc<Self>, row: u32, found: &mut Vec<(Arc<Self>, Indices)>) {
         let mut index = self.index.load(Ordering::Relaxed) as usize;
         if found.get(index).is_none_or(|(known, _)| !Arc::ptr_eq(known, self)) {
@@ -170,41 +183,6 @@ impl Pattern {
         if rows.last() != Some(&row) {
             rows.push(row);
         }
-    }
-}
-
-impl ByText {
-    fn add(&mut self, text: &Arc<str>, pattern: &Arc<Pattern>) {
-        let patterns = self.patterns.entry(Arc::clone(text)).or_insert_with(|| {
-            *self.lengths.entry(text.len()).or_default() += 1;
-            Few::new()
-        });
-        patterns.push(Arc::clone(pattern));
-    }
-
-    fn remove(&mut self, text: &str, pattern: &Arc<Pattern>) {
-        let patterns = self.patterns.get_mut(text).expect("it was added");
-        patterns.retain(|known| !Arc::ptr_eq(known, pattern));
-        if patterns.is_empty() {
-            self.patterns.remove(text);
-            let count = self.lengths.get_mut(&text.len()).expect("it was counted");
-            *count -= 1;
-            if *count == 0 {
-                self.lengths.remove(&text.len());
-            }
-        }
-    }
-
-    /// Adds the patterns of `text`.
-    fn find(&self, text: Option<&str>, add: &mut impl FnMut(&Few)) {
-        if let Some(patterns) = text.and_then(|text| self.patterns.get(text)) {
-            add(patterns);
-        }
-    }
-
-    /// The lengths in use, shortest first.
-    fn lengths(&self) -> Vec<usize> {
-        self.lengths.keys().copied().collect()
     }
 }
 

@@ -38,29 +38,31 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
-    batch::{Batch, Chosen, Indices, Matched, of_mark},
-    catch_up::{DdocRead, Load, Page, load, read_ddocs},
-    coalesce::{coalesce, has_all_news},
+    batch::{Batch, Indices, Matched, of_mark},
+    catch_up::{DdocRead, Load, load, read_ddocs},
     delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, Item},
-    log::{Empty, Entry, Log, SubscriberId, SubscriberState},
+    log::{Empty, Entry, SubscriberState},
     options::Order,
-    pace::Pace,
     patterns::Pattern,
     shared::Shared,
 };
-use crate::base::{
-    cursor::{Cursor, Knowledge},
-    encoding::Sequence,
-    error::{Error, Result},
-    event::DbName,
-    filter::Filter,
-    notification::Notification,
-    tasks::Ended,
+use crate::{
+    base::{
+        cursor::{Cursor, Knowledge},
+        encoding::Sequence,
+        error::{Error, Result},
+        event::{DbName, EventKind},
+        filter::Filter,
+        notification::Notification,
+        tasks::Ended,
+    },
+    state::notification_feed::NotificationPage,
 };
 
 /// The most databases of a round that are taken from the ring. A larger round is read from the feed, which has each database once.
@@ -69,12 +71,9 @@ const ROUND_ROWS_MAX: usize = 256;
 /// How many rows the filter judges for one unit of the time that a task has before others get their turn.
 const ROWS_PER_TURN: usize = 32;
 
-/// What a reader has under way.
 enum Step {
     Idle,
-    /// A page of the feed is being read.
     Reading(Load),
-    /// The wanted rows of a batch are being chosen.
     Choosing(Box<Choice>),
     /// The design documents of a batch are being read; `None` if that has failed and has to begin again.
     Documents(Box<(DeliveryBatch, Option<DdocRead>)>),
@@ -83,9 +82,7 @@ enum Step {
 /// A batch whose wanted rows are being chosen. It survives a panic of the predicate, which then has seen its row.
 struct Choice {
     matched: Matched,
-    /// The reader's cursor before the batch.
     since: Cursor,
-    /// How many rows the filter has judged.
     judged: usize,
     passed: Indices,
 }
@@ -93,9 +90,14 @@ struct Choice {
 /// What was taken from the ring: a batch to return, or other progress.
 type Took = Result<Option<DeliveryBatch>, Empty>;
 
+struct Pace {
+    every: Duration,
+    /// Completes `every` after the last round began.
+    pause: Option<BoxFuture<'static, ()>>,
+}
+
 /// Progress of looking up exact names, which replaces reading the whole feed.
 struct LookUp {
-    /// How many names were looked up.
     count: usize,
     /// The end of the feed when the first name was looked up.
     to: Sequence,
@@ -103,11 +105,9 @@ struct LookUp {
     is_outrun: bool,
 }
 
-/// A subscriber and its state.
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Reader {
     pub shared: Arc<Shared>,
-    pub id: SubscriberId,
     pub state: Arc<SubscriberState>,
     filter: Filter,
     skips: bool,
@@ -129,12 +129,11 @@ pub(super) struct Reader {
 impl Reader {
     pub fn new(shared: Arc<Shared>, order: Order) -> Self {
         let Order { filter, skips, ddocs, .. } = order;
-        let pace = order.pace.map(|every| Box::new(Pace::new(every, shared.context.env())));
+        let pace = order.pace.map(|every| Box::new(Pace { every, pause: None }));
         let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
-        let (id, state) = shared.enter();
+        let state = shared.enter();
         let mut reader = Self {
             shared,
-            id,
             state,
             filter,
             skips,
@@ -158,7 +157,7 @@ impl Reader {
         if let (Some(place), Step::Idle) = (self.place, &self.step) {
             // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.read().end;
-            if !self.log().has_entries(place) {
+            if !self.pattern.log.has_entries(place) {
                 self.place = Some(place.max(end.place));
                 self.rest_at(end.cursor);
             }
@@ -180,9 +179,6 @@ impl Reader {
             self.before.push((before, cursor.position()));
         }
         (self.step, self.look_up, self.is_at_end) = (Step::Idle, None, false);
-        if let Some(pace) = &mut self.pace {
-            pace.end();
-        }
         self.take_place(false);
         is_set_back
     }
@@ -199,13 +195,8 @@ impl Reader {
         };
     }
 
-    /// The log that it follows.
-    fn log(&self) -> &Log<Matched> {
-        &self.pattern.log
-    }
-
     fn leave(&self) {
-        self.log().leave(&self.state);
+        self.pattern.log.leave(&self.state);
         self.shared.patterns.lock().leave(&self.pattern);
     }
 
@@ -268,24 +259,30 @@ impl Reader {
         let Some(place) = self.place else {
             return Poll::Ready(Err(if is_closed { Empty::Nothing } else { Empty::Behind }));
         };
-        if let Some(pace) = self.pace.as_mut().filter(|_| !is_closed) {
-            pace.end();
-            if self.pattern.log.has_entries(place) {
-                ready!(pace.poll_open(context));
-            }
+        if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
+            && let Some(paused) = pause
+            && !is_closed
+            && self.pattern.log.has_entries(place)
+        {
+            ready!(paused.as_mut().poll(context));
+            *pause = None;
         }
         // However much waits, other tasks of the thread get their turn.
         ready!(tokio::task::coop::poll_proceed(context)).made_progress();
-        Poll::Ready(if self.pace.is_some() { self.take_round(place) } else { self.take(place) })
+        Poll::Ready(self.take(place))
     }
 
-    /// Takes the next batch of the ring.
+    /// Takes the next batch of the ring, or all that waits as a round.
     fn take(&mut self, place: u64) -> Took {
-        let Entry { mut number, content: mut matched, more } = self.log().read_or_wait(place, &self.state)?;
-        let since = self.cursor.joined(matched.batch.since);
+        let entry = self.pattern.log.read_or_wait(place, &self.state)?;
+        let since = self.cursor.joined(entry.content.batch.since);
+        if self.pace.is_some() {
+            return Ok(self.take_round(entry, since));
+        }
+        let Entry { mut number, content: mut matched, more } = entry;
         if more
             && self.filter.exact().is_some_and(|names| names.len() == 1)
-            && let Some((newest, latest)) = self.log().newest_after(number)
+            && let Some((newest, latest)) = self.pattern.log.newest_after(number)
             && has_all_news(&latest, &matched, &since)
         {
             // All waiting rows are of one database, and the newest has the news of the others.
@@ -295,59 +292,48 @@ impl Reader {
         Ok(self.choose_among(matched, since, true))
     }
 
-    /// Takes all that waits in the ring as one round, with the newest row of each database.
-    fn take_round(&mut self, place: u64) -> Took {
-        let end = self.shared.ring.read().end;
+    /// Takes all that waits from `entry` on, with the newest row of each database. An older one is kept besides if it has news of a
+    /// deletion that the newer one no longer has, because the janitor deleted the tombstone in between.
+    fn take_round(&mut self, mut entry: Entry<Matched>, since: Cursor) -> Option<DeliveryBatch> {
         let mut newest: HashMap<DbName, Arc<Notification>> = HashMap::new();
         let mut kept = Vec::new();
-        let (mut next, mut to) = (place.max(end.place), end.cursor);
-        let (mut at, mut since) = (place, None);
-        loop {
-            let found = match since {
-                None => self.log().read_or_wait(at, &self.state),
-                Some(_) => self.log().read(at),
-            };
-            let matched = match found {
-                Ok(Entry { number, content, .. }) => {
-                    at = number + 1;
-                    content
-                }
-                Err(Empty::Nothing) => break,
-                Err(Empty::Behind) => return Err(Empty::Behind),
-            };
-            let since = since.get_or_insert_with(|| self.cursor.joined(matched.batch.since));
-            for row in matched.rows() {
-                coalesce(since, row, &mut newest, &mut kept);
-            }
-            if at > next {
-                // This batch was appended after the end was read.
-                (next, to) = (at, matched.batch.cursor_after(matched.batch.since));
+        let to = loop {
+            for row in entry.content.rows() {
+                let older = newest.insert(row.name.clone(), Arc::clone(row));
+                kept.extend(older.filter(|older| has_deletion(older, &since) && !has_deletion(row, &since)));
             }
             if newest.len() > ROUND_ROWS_MAX {
                 self.place = None;
                 self.begin_load();
-                return Ok(None);
+                return None;
             }
-        }
-        let Some(since) = since else { return Err(Empty::Nothing) };
+            let (place, batch) = (entry.number + 1, entry.content.batch);
+            self.place = Some(place);
+            // If more has left the ring meanwhile, the next call finds that out.
+            match self.pattern.log.read_or_wait(place, &self.state) {
+                Ok(next) => entry = next,
+                Err(_) => break batch.cursor_after(batch.since),
+            }
+        };
         let mut rows: Vec<_> = newest.into_values().chain(kept).collect();
         rows.sort_unstable_by_key(|row| row.sequence);
-        self.place = Some(next);
         let batch = Batch::new(rows, since, to.position(), to.began().is_none());
-        Ok(self.choose_among(Matched::all(batch), since, false))
+        self.choose_among(Matched::all(batch), since, false)
     }
 
     /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `by_pattern` says that its pattern matches them.
-    fn choose_among(&mut self, matched: Matched, since: Cursor, by_pattern: bool) -> Option<DeliveryBatch> {
-        let Matched { batch, mut chosen } = matched;
-        if batch.rows.first().is_some_and(|row| row.sequence <= since.position()) {
-            // The feed was read ahead of the tail: rows up to the cursor were delivered.
-            chosen = chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32);
-        }
+    fn choose_among(
+        &mut self,
+        mut matched: Matched,
+        since: Cursor,
+        by_pattern: bool,
+    ) -> Option<DeliveryBatch> {
+        // The feed may have been read ahead of the tail: rows up to the cursor were delivered.
+        matched.drop_up_to(since.position());
         if self.filter.passes_all(by_pattern) && self.before.is_empty() {
-            return self.deliver(batch, since, chosen);
+            return self.deliver(matched, since);
         }
-        let (matched, passed) = (Matched { batch, chosen }, Indices::new());
+        let passed = Indices::new();
         self.step = Step::Choosing(Box::new(Choice { matched, since, judged: 0, passed }));
         None
     }
@@ -355,17 +341,14 @@ impl Reader {
     /// Chooses the wanted rows, then delivers them.
     fn poll_choice(&mut self, context: &mut Context<'_>) -> Poll<Option<DeliveryBatch>> {
         let Step::Choosing(choice) = &mut self.step else { return Poll::Ready(None) };
-        let Matched { batch, chosen } = &choice.matched;
-        while choice.judged < chosen.count(batch) {
+        while choice.judged < choice.matched.len() {
             if choice.judged % ROWS_PER_TURN == 0 {
                 ready!(tokio::task::coop::poll_proceed(context)).made_progress();
             }
-            let index = chosen.index_of(choice.judged);
+            let (row, index) = (choice.matched.row(choice.judged), choice.matched.index_of(choice.judged));
             // It counts as judged before, so that it is not judged again after a panic of the predicate.
             choice.judged += 1;
-            let row = &batch.rows[index as usize];
-            let passes = self.filter.passes(row, &choice.since);
-            if passes && !was_delivered(&self.before, row, &choice.since) {
+            if self.filter.passes(row, &choice.since) && !was_delivered(&self.before, row, &choice.since) {
                 choice.passed.push(index);
             }
         }
@@ -373,20 +356,18 @@ impl Reader {
             return Poll::Ready(None);
         };
         let Choice { matched, since, passed, .. } = *choice;
-        Poll::Ready(self.deliver(matched.batch, since, Chosen::Indices(passed)))
+        Poll::Ready(self.deliver(Matched { chosen: Some(passed), ..matched }, since))
     }
 
-    /// Delivers the rows `chosen` of `batch`; `None` if there are none, or their design documents are to be read first.
-    fn deliver(&mut self, batch: Arc<Batch>, since: Cursor, chosen: Chosen) -> Option<DeliveryBatch> {
-        if chosen.count(&batch) == 0 {
-            self.move_to(batch.cursor_after(since));
+    /// Delivers `rows`; `None` if there are none, or their design documents are to be read first.
+    fn deliver(&mut self, rows: Matched, since: Cursor) -> Option<DeliveryBatch> {
+        if rows.len() == 0 {
+            self.move_to(rows.batch.cursor_after(since));
             return None;
         }
-        if let Some(pace) = &mut self.pace {
-            pace.begin();
-        }
+        self.begin_round();
         let filters = self.filter.set_and_kinds();
-        let batch = DeliveryBatch::new(Deliveries { batch, chosen, since, filters, ddocs: None });
+        let batch = DeliveryBatch::new(Deliveries { rows, since, filters, ddocs: None });
         if self.ddocs {
             self.step = Step::Documents(Box::new((batch, None)));
             return None;
@@ -399,8 +380,10 @@ impl Reader {
     fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<Item> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
-        let reading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone()));
-        let ddocs = match ready!(reading.as_mut().poll(context)) {
+        let reading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone(), self.has_failed));
+        let found = ready!(reading.as_mut().poll(context));
+        self.has_failed = found.is_err();
+        let ddocs = match found {
             Ok(ddocs) => ddocs,
             Err(error) => {
                 *read = None;
@@ -432,7 +415,7 @@ impl Reader {
     /// The ring does not hold what follows: begins to read the feed, or skips.
     fn fall_behind(&mut self) -> Option<Interruption> {
         if self.place.is_some() {
-            self.rest_at(of_mark(self.log().taken_at(&self.state)).into());
+            self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
         if let Some(lagged) = self.skip() {
             return Some(lagged);
@@ -455,7 +438,7 @@ impl Reader {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
-        if self.log().begin() > begin {
+        if self.pattern.log.begin() > begin {
             let end = self.shared.ring.read().end;
             (place, to) = (end.place, end.cursor.position());
         }
@@ -469,11 +452,15 @@ impl Reader {
         Some(Interruption::Lagged { from, to })
     }
 
-    /// Begins to read the feed from the cursor.
-    fn begin_load(&mut self) {
+    /// Begins a round, unless one has begun that has not ended.
+    fn begin_round(&mut self) {
         if let Some(pace) = &mut self.pace {
-            pace.begin();
+            pace.pause.get_or_insert_with(|| self.shared.context.env().sleep(pace.every));
         }
+    }
+
+    fn begin_load(&mut self) {
+        self.begin_round();
         let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
@@ -481,9 +468,9 @@ impl Reader {
     }
 
     /// Receives a page of the feed, and delivers its wanted rows.
-    fn receive(&mut self, page: Result<Page>) -> Result<Option<DeliveryBatch>, Interruption> {
+    fn receive(&mut self, page: Result<NotificationPage>) -> Result<Option<DeliveryBatch>, Interruption> {
         self.has_failed = page.is_err();
-        let Page { mut rows, began, mut to, mut more } = match page {
+        let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
                 (self.place, self.look_up) = (None, None);
@@ -493,6 +480,7 @@ impl Reader {
             }
             Err(error) => return Err(Interruption::Failed(error)),
         };
+        let began = next.began().unwrap_or(to);
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
         let names = self.filter.exact().unwrap_or_default().len();
         let mut look_up = self.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
@@ -516,8 +504,20 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.leave();
-        self.shared.exit(self.id);
+        self.shared.exit(self.state.id);
     }
+}
+
+fn has_deletion(row: &Notification, since: &Cursor) -> bool {
+    row.news_since(*since).kinds().contains(EventKind::Deleted)
+}
+
+/// Whether the row of `latest` has all the news for a subscriber at `since` that the row of `first` and the rows of the same name
+/// between them have. Once the janitor has deleted a tombstone, later rows no longer show the deletion; but between two rows of the
+/// same instance there is no deletion.
+fn has_all_news(latest: &Matched, first: &Matched, since: &Cursor) -> bool {
+    let (Some(latest), Some(first)) = (latest.rows().next(), first.rows().next()) else { return false };
+    has_deletion(latest, since) || (latest.instance == first.instance && !has_deletion(first, since))
 }
 
 /// Whether one of the filters in `before` has delivered `row` to a subscriber at `since`.

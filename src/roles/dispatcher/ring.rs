@@ -17,7 +17,6 @@ use std::{collections::VecDeque, sync::Arc};
 use super::{batch::Batch, patterns::Pattern};
 use crate::base::{cursor::Cursor, encoding::Sequence};
 
-/// The end of the ring.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     pub place: u64,
@@ -25,15 +24,12 @@ pub(super) struct End {
     pub cursor: Cursor,
 }
 
-/// A batch in the ring.
 struct Kept {
     to: Sequence,
     rows: usize,
-    /// The patterns that match it.
     patterns: Vec<Arc<Pattern>>,
 }
 
-/// The recent batches.
 pub(super) struct Ring {
     /// The batches with rows, oldest first.
     queue: VecDeque<Kept>,
@@ -85,7 +81,6 @@ impl Ring {
         Some(self.begin.0 + after as u64)
     }
 
-    /// The position of the tail.
     pub fn position(&self) -> Sequence {
         self.end.cursor.position()
     }

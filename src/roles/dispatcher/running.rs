@@ -1,16 +1,17 @@
-//! [`Dispatcher`]: a running dispatcher with its tail; and [`Fanout`]: one without.
+//! [`Dispatcher`], and its tail: the one task of a node that reads the feed as it grows.
 
-use std::sync::Arc;
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use super::{
     handle::{ListenerHandle, SHUTDOWN_LIMIT},
-    listener::StopReason,
+    listener::{Missed, StopReason, SupervisionEvents},
     log::SubscriberId,
     options::DispatcherOptions,
     shared::Shared,
     subscribe::Subscribe,
-    supervision::SupervisionEvents,
-    tail,
 };
 use crate::{
     base::{
@@ -21,23 +22,33 @@ use crate::{
         notification::Notification,
         tasks::Task,
     },
-    state::context::Context,
+    state::{context::Context, notification_feed::NotificationTail},
 };
 
-/// A dispatcher without the tail that reads the feed: it was suspended, or tests and benchmarks push its rows. Dropping it ends its
-/// subscriptions after the deliveries that wait for them.
+const TAIL: &str = "tail of a dispatcher";
+
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that
+/// wait for them.
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
-pub struct Fanout {
+pub struct Dispatcher {
+    /// Reads the feed; `None` while it is suspended, or where rows are pushed.
+    tail: Option<Task<()>>,
     shared: Arc<Shared>,
     /// Whether dropping it ends the subscriptions.
     is_owner: bool,
 }
 
-impl Fanout {
-    pub(crate) fn new(context: Arc<Context>, options: DispatcherOptions, start: Sequence) -> Result<Self> {
+impl Dispatcher {
+    pub(crate) fn suspended(
+        context: Arc<Context>,
+        options: DispatcherOptions,
+        start: Sequence,
+    ) -> Result<Self> {
         options.check()?;
-        Ok(Self { shared: Shared::new(context, options, start), is_owner: true })
+        Ok(Self { tail: None, shared: Shared::new(context, options, start), is_owner: true })
     }
 
     #[cfg(test)]
@@ -45,92 +56,32 @@ impl Fanout {
         &self.shared
     }
 
-    /// Starts the tail, which continues at the present position. Nothing that has happened meanwhile is missed, unless the dispatcher was
-    /// suspended for longer than the retention: then subscribers get [`Interruption::Expired`](super::Interruption).
-    pub fn resume(self) -> Dispatcher {
-        Dispatcher { tail: Task::spawn(tail::run(Arc::clone(&self.shared))), fanout: self }
-    }
-
-    /// As [`Dispatcher::reached`].
-    pub(crate) async fn reached(&self, version: u64) -> Result<Sequence> {
-        self.shared.reached(version).await
-    }
-
-    /// As [`Dispatcher::subscribe`].
-    pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        Subscribe::new(Arc::clone(&self.shared), filter)
-    }
-
-    /// Publishes `rows` as if a tail had read them, and had read everything up to `to`. The rows must be in order, after the
-    /// present position and not after `to`; fails with [`Error::Invalid`] otherwise. For one caller at a time.
-    pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
-        let from = self.position();
-        let ends = rows.first().map_or(to, |row| row.sequence)..=rows.last().map_or(to, |row| row.sequence);
-        if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
-            return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
-        }
-        self.shared.publish(rows, to, true);
-        Ok(())
-    }
-
-    /// The position up to which rows have been published.
-    pub fn position(&self) -> Sequence {
-        self.shared.ring.read().position()
-    }
-
-    /// As [`Dispatcher::subscribers`].
-    pub fn subscribers(&self) -> usize {
-        self.shared.count()
-    }
-}
-
-impl Drop for Fanout {
-    fn drop(&mut self) {
-        if self.is_owner {
-            self.shared.close();
-        }
-    }
-}
-
-/// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that wait for them.
-#[derive(Debug)]
-#[must_use = "dropping it ends its subscriptions"]
-pub struct Dispatcher {
-    /// Dropped before the fan-out that it fills.
-    tail: Task<()>,
-    fanout: Fanout,
-}
-
-impl Dispatcher {
-    fn shared(&self) -> &Arc<Shared> {
-        &self.fanout.shared
-    }
-
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        self.fanout.subscribe(filter)
+        Subscribe::new(Arc::clone(&self.shared), filter)
     }
 
     /// Ends the subscriber `id`: its stream ends, or its callback or listener is stopped. Fails with [`Error::NoSubscriber`] if
     /// there is no such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
-        self.shared().end(id)
+        self.shared.end(id)
     }
 
     /// Finds the listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
     /// [`Error::Invalid`] if its messages are of another type.
     pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
-        self.shared().listeners.find(name)
+        self.shared.listeners.find(name)
     }
 
     /// Stops the listener `name`, and waits until it has terminated. Fails with [`Error::NoSubscriber`] if there is none.
     pub async fn stop_listener(&self, name: &str) -> Result<StopReason> {
-        self.shared().listeners.stop(name).await
+        self.shared.listeners.stop(name).await
     }
 
     /// Events of listeners and callbacks from now on.
     pub fn supervision(&self) -> SupervisionEvents {
-        (&self.shared().supervision).into()
+        let events = BroadcastStream::new(self.shared.supervision.subscribe());
+        events.map_err(|BroadcastStreamRecvError::Lagged(count)| Missed(count)).boxed()
     }
 
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
@@ -144,45 +95,115 @@ impl Dispatcher {
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
     /// before.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        self.shared().reached(version).await
+        self.shared.reached(version).await
     }
 
     /// The position up to which the tail has read the feed.
     pub fn position(&self) -> Sequence {
-        self.fanout.position()
+        self.shared.ring.read().position()
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
-        self.fanout.subscribers()
+        self.shared.count()
     }
 
     /// Number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
-        self.shared().patterns.lock().subscribers_of(name.as_str())
+        self.shared.patterns.lock().subscribers_of(name.as_str())
     }
 
     /// A handle that does not keep the dispatcher running: its subscriptions end with the dispatcher.
-    pub(crate) fn subscriptions(&self) -> Fanout {
-        Fanout { shared: Arc::clone(self.shared()), is_owner: false }
+    pub(crate) fn subscriptions(&self) -> Self {
+        Self { tail: None, shared: Arc::clone(&self.shared), is_owner: false }
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.shared().context
+        &self.shared.context
     }
 
-    /// Stops reading the feed, and keeps the subscribers; [`Fanout::resume`] continues for them.
-    pub fn suspend(self) -> Fanout {
-        self.fanout
+    /// Publishes `rows` as if the tail had read them, and had read everything up to `to`; for tests and benchmarks. The rows must be
+    /// in order, after the present position and not after `to`. Fails with [`Error::Invalid`] otherwise, or if a tail reads the feed.
+    /// For one caller at a time.
+    pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
+        let from = self.position();
+        let ends = rows.first().map_or(to, |row| row.sequence)..=rows.last().map_or(to, |row| row.sequence);
+        if self.tail.is_some() {
+            return Err(Error::invalid("rows", "the dispatcher reads the feed itself: suspend it first"));
+        }
+        if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
+            return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
+        }
+        self.shared.publish(rows, to, true);
+        Ok(())
+    }
+
+    /// Stops reading the feed, and keeps the subscribers; [`Dispatcher::resume`] continues for them.
+    pub fn suspend(mut self) -> Self {
+        self.tail = None;
+        self
+    }
+
+    /// Reads the feed on from the present position. Nothing that has happened meanwhile is missed, unless the dispatcher was
+    /// suspended for longer than the retention: then subscribers get [`Interruption::Expired`](super::Interruption).
+    pub fn resume(mut self) -> Self {
+        let shared = &self.shared;
+        self.tail.get_or_insert_with(|| Task::spawn(run_tail(Arc::clone(shared))));
+        self
     }
 
     /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer
     /// than 10 s to terminate is aborted.
     pub async fn shutdown(self) {
-        let Self { tail, fanout } = self;
-        let shared = Arc::clone(&fanout.shared);
-        drop(tail);
-        drop(fanout);
+        let shared = Arc::clone(&self.shared);
+        drop(self);
         shared.listeners.finish(shared.context.env().sleep(SHUTDOWN_LIMIT)).await;
+    }
+}
+
+impl Drop for Dispatcher {
+    fn drop(&mut self) {
+        self.tail = None;
+        if self.is_owner {
+            self.shared.close();
+        }
+    }
+}
+
+/// Reads the feed from the position of the ring, and publishes what it reads, until it is aborted. After a panic it starts again,
+/// which subscribers do not notice.
+async fn run_tail(shared: Arc<Shared>) {
+    let options = &shared.options;
+    loop {
+        let tail = shared.feed.tail(shared.ring.read().position());
+        let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
+        let _panic = AssertUnwindSafe(follow(&shared, tail)).catch_unwind().await;
+        shared.context.stats.tail_panics.add(1);
+        tracing::error!("the tail of a dispatcher has panicked and starts again");
+        shared.context.env().sleep(FAILURE_PAUSE).await;
+    }
+}
+
+async fn follow(shared: &Shared, mut tail: NotificationTail) -> ! {
+    loop {
+        match tail.next().await {
+            Ok(page) => {
+                shared.context.stats.health.works(TAIL, 0);
+                shared.context.stats.rows_tailed.add(page.rows.len() as u64);
+                tracing::debug_span!("batch", rows = page.rows.len(), to = %page.to)
+                    .in_scope(|| shared.publish(page.rows, page.to, !page.more));
+                // Subscribers of this thread get their turn between two pages.
+                tokio::task::yield_now().await;
+            }
+            Err(Error::Expired { horizon }) => {
+                tracing::error!(%horizon, "the tail was away for too long: its subscribers start again");
+                shared.expire(horizon);
+                tail.restart(horizon);
+            }
+            Err(error) => {
+                shared.context.stats.health.failed(shared.context.env(), TAIL, 0, &error);
+                shared.context.env().sleep(FAILURE_PAUSE).await;
+            }
+        }
     }
 }

@@ -11,13 +11,13 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, broadcast, watch};
 
 use super::{
-    batch::{Batch, Chosen, Matched, batch_len, to_mark},
+    batch::{Batch, Matched, batch_len, to_mark},
     handle::Listeners,
+    listener::{EVENTS_MAX, Supervision},
     log::{SubscriberId, SubscriberState},
     options::DispatcherOptions,
     patterns::{Pattern, Patterns},
     ring::Ring,
-    supervision::{EVENTS_MAX, Supervision},
 };
 use crate::{
     base::{
@@ -48,7 +48,6 @@ pub(crate) struct Shared {
     pub supervision: broadcast::Sender<Supervision>,
 }
 
-/// The subscribers of a dispatcher.
 #[derive(Default)]
 struct Subscribers {
     /// In the order of their ids, so that a run can be replayed.
@@ -58,7 +57,6 @@ struct Subscribers {
 }
 
 impl Shared {
-    /// Makes the state of a dispatcher at `start`, without subscribers.
     pub fn new(context: Arc<Context>, options: DispatcherOptions, start: Sequence) -> Arc<Self> {
         Arc::new(Self {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
@@ -75,28 +73,26 @@ impl Shared {
         })
     }
 
-    pub fn enter(&self) -> (SubscriberId, Arc<SubscriberState>) {
+    pub fn enter(&self) -> Arc<SubscriberState> {
         let mut subscribers = self.subscribers.lock();
         subscribers.last_id += 1;
-        let (id, state) = (SubscriberId(subscribers.last_id), Arc::new(SubscriberState::new()));
+        let id = SubscriberId(subscribers.last_id);
+        let state = Arc::new(SubscriberState::new(id));
         if subscribers.is_closed {
             state.close();
         }
         subscribers.states.insert(id, Arc::clone(&state));
-        (id, state)
+        state
     }
 
-    /// Forgets the subscriber `id`.
     pub fn exit(&self, id: SubscriberId) {
         self.subscribers.lock().states.remove(&id);
     }
 
-    /// Number of present subscribers.
     pub fn count(&self) -> usize {
         self.subscribers.lock().states.len()
     }
 
-    /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is no such subscriber or it has ended.
     pub fn end(&self, id: SubscriberId) -> Result<()> {
         let state = self.subscribers.lock().states.get(&id).map(Arc::clone);
         let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
@@ -105,7 +101,6 @@ impl Shared {
         Ok(())
     }
 
-    /// The cursor of a subscriber that starts at `start`.
     pub fn cursor_at(&self, start: Start) -> Cursor {
         match start {
             Start::Now => self.ring.read().position().into(),
@@ -149,10 +144,9 @@ impl Shared {
             pattern
         };
         let found = patterns.matches(&batch).into_iter();
-        let mut matching: Vec<_> =
-            found.map(|(pattern, rows)| append(pattern, Chosen::Indices(rows))).collect();
+        let mut matching: Vec<_> = found.map(|(pattern, rows)| append(pattern, Some(rows))).collect();
         if !batch.rows.is_empty() {
-            matching.push(append(Arc::clone(&patterns.everything), Chosen::From(0)));
+            matching.push(append(Arc::clone(&patterns.everything), None));
         }
         let pruned = self.ring.write().push(&batch, matching);
         let begin = self.ring.read().begin.0;
@@ -189,7 +183,6 @@ impl Shared {
         wake(woken);
     }
 
-    /// [`Dispatcher::reached`](super::Dispatcher::reached).
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
         let at = self.feed.folded(version).await?;
         let mut known = self.known.subscribe();
@@ -200,7 +193,6 @@ impl Shared {
         Err(Error::NoSubscriber { subscriber: "tail".into() })
     }
 
-    /// Ends all subscriptions after the deliveries that wait for them.
     pub fn close(&self) {
         let all: Vec<_> = {
             let mut subscribers = self.subscribers.lock();

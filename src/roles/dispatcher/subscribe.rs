@@ -1,15 +1,17 @@
-//! [`Subscribe`]: a builder for subscriptions.
+//! [`Subscribe`]: a builder for subscriptions; and [`Listen`]: one that starts a listener.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, task::AbortHandle};
 
 use super::{
-    callback::{CallbackHandle, Calling},
     delivery::{Delivery, DeliveryBatch, Interruption},
-    listen::Listen,
-    listener::Listener,
+    handle::{CallbackHandle, ListenerHandle, Parent},
+    listener::{Listener, Message, Next},
     options::Order,
     shared::Shared,
-    subscription::{BatchSubscription, Subscription},
+    subscription::{BatchSubscription, Source, Subscription},
+    supervisor::{RestartPolicy, SupervisionPolicy, Supervisor},
 };
 #[cfg(any(doc, feature = "http"))]
 use crate::base::cursor::Cursor;
@@ -20,9 +22,10 @@ use crate::{
         filter::Filter,
     },
     state::named_cursor::NamedCursor,
+    store::RetryPolicy,
 };
 
-const CALLBACK_STAYS: &str = "a callback is not made again after a panic";
+const MESSAGES_MAX: usize = 1_000_000;
 
 /// Starts a subscription, with the options that its methods set.
 #[derive(Clone)]
@@ -125,12 +128,12 @@ impl Subscribe {
 
     /// Receives through a stream. Dropping the stream ends the subscription.
     pub fn stream(self) -> Subscription {
-        Subscription::new(self.shared, self.order)
+        Subscription(Source::new(self.shared, self.order))
     }
 
     /// Receives through a stream of batches, the cheapest way to receive many deliveries. Dropping it ends the subscription.
     pub fn batches(self) -> BatchSubscription {
-        BatchSubscription::new(self.shared, self.order)
+        BatchSubscription(Source::new(self.shared, self.order))
     }
 
     /// Receives through an async callback, in its own task. The subscription ends when the handle is dropped.
@@ -143,10 +146,7 @@ impl Subscribe {
         F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        let mut calling = Some(Calling(move |item: Result<DeliveryBatch, _>| {
-            callback(item.map(DeliveryBatch::into_first))
-        }));
-        CallbackHandle::start(self.listener(move || calling.take().expect(CALLBACK_STAYS)))
+        self.call(false, move |item: Result<DeliveryBatch, _>| callback(item.map(DeliveryBatch::into_first)))
     }
 
     /// Receives batches through an async callback, otherwise as [`Subscribe::callback`]. A batch on which it panics is
@@ -156,8 +156,20 @@ impl Subscribe {
         F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
+        self.call(true, callback)
+    }
+
+    /// Starts a listener that is not restarted, and continues with the next delivery after a panic.
+    fn call<F, R>(self, in_batches: bool, callback: F) -> CallbackHandle
+    where
+        F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
+        R: Future<Output = ()> + Send + 'static,
+    {
         let mut calling = Some(Calling(callback));
-        CallbackHandle::start(self.listener(move || calling.take().expect(CALLBACK_STAYS)).in_batches())
+        let mut listen = self.listener(move || calling.take().expect("a callback is made once"));
+        listen.terms = SupervisionPolicy { attempts_max: 1, in_batches, is_callback: true, ..listen.terms };
+        let (listener, task) = listen.start_with(None).expect("it has no name that could be taken");
+        CallbackHandle { listener, task }
     }
 
     /// Receives through a supervised [`Listener`], in its own task. `factory` makes the listener, and another one after a panic. Choose
@@ -167,7 +179,8 @@ impl Subscribe {
         L: Listener,
         F: FnMut() -> L + Send + 'static,
     {
-        Listen::new(self.shared, self.order, factory)
+        let (terms, listener) = (SupervisionPolicy::default(), PhantomData);
+        Listen { subscribe: self, factory, name: None, terms, messages_max: 1_024, listener }
     }
 }
 
@@ -176,5 +189,134 @@ impl fmt::Debug for Subscribe {
         let Order { filter, start, pace, .. } = &self.order;
         let debug = &mut f.debug_struct("Subscribe");
         debug.field("filter", filter).field("start", start).field("pace", pace).finish_non_exhaustive()
+    }
+}
+
+/// Starts a listener, with the options that its methods set.
+#[must_use = "start it"]
+pub struct Listen<L, F> {
+    subscribe: Subscribe,
+    factory: F,
+    name: Option<Arc<str>>,
+    terms: SupervisionPolicy,
+    messages_max: usize,
+    listener: PhantomData<fn() -> L>,
+}
+
+impl<L, F> Listen<L, F>
+where
+    L: Listener,
+    F: FnMut() -> L + Send + 'static,
+{
+    /// Gives the listener a name, by which [`Dispatcher::listener`](crate::Dispatcher::listener) finds it. Fails if the name is empty.
+    /// If another listener has the name, starting it fails.
+    pub fn named(self, name: &str) -> Result<Self> {
+        if name.is_empty() {
+            return Err(Error::invalid("listener name", "it is empty; leave it out to have none"));
+        }
+        Ok(Self { name: Some(name.into()), ..self })
+    }
+
+    /// Whether the listener is restarted after a panic. Default: always.
+    pub fn restart(mut self, policy: RestartPolicy) -> Self {
+        self.terms.restart = policy;
+        self
+    }
+
+    /// The pause before a restart: `min` at first, longer after each further panic, up to `max`; a delivery that succeeds resets it.
+    /// Default: 100 ms up to 30 s. Fails if `min` is greater than `max`.
+    pub fn backoff(mut self, min: Duration, max: Duration) -> Result<Self> {
+        if min > max {
+            return Err(Error::invalid("back-off", format!("at least {min:?} is more than at most {max:?}")));
+        }
+        self.terms.backoff = RetryPolicy { backoff_min: min, backoff_max: max, ..self.terms.backoff };
+        Ok(self)
+    }
+
+    /// How often a delivery on which the listener panics is tried before it is skipped. Default: 3. Fails if it is zero.
+    pub fn attempts(mut self, attempts: u32) -> Result<Self> {
+        if attempts == 0 {
+            return Err(Error::invalid("attempts", "it is zero: nothing would ever be delivered"));
+        }
+        self.terms.attempts_max = attempts;
+        Ok(self)
+    }
+
+    /// The most messages that wait for the listener, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
+    /// limits.
+    pub fn messages_max(self, messages_max: usize) -> Result<Self> {
+        if !(1..=MESSAGES_MAX).contains(&messages_max) {
+            return Err(Error::invalid("messages", format!("{messages_max} is not 1 to {MESSAGES_MAX}")));
+        }
+        Ok(Self { messages_max, ..self })
+    }
+
+    /// Passes the listener batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is tried again as a
+    /// whole a few times, and then delivery by delivery, each as a batch of its own, so that only the deliveries on which it panics are
+    /// skipped.
+    pub fn in_batches(mut self) -> Self {
+        self.terms.in_batches = true;
+        self
+    }
+
+    /// Starts the listener. It ends when it is stopped, returns [`Next::Stop`], or its dispatcher ends.
+    ///
+    /// Fails with [`Error::Invalid`] if another listener has its name.
+    pub fn start(self) -> Result<ListenerHandle<L::Message>> {
+        self.start_with(None).map(|(handle, _)| handle)
+    }
+
+    /// Starts the listener, linked to `parent`: it also ends when the parent ends.
+    pub fn start_linked(self, parent: &Parent) -> Result<ListenerHandle<L::Message>> {
+        self.start_with(Some(parent)).map(|(handle, _)| handle)
+    }
+
+    fn start_with(self, parent: Option<&Parent>) -> Result<(ListenerHandle<L::Message>, AbortHandle)> {
+        let Self { subscribe: Subscribe { shared, order }, factory, name, terms, messages_max, .. } = self;
+        let ending = parent.unwrap_or(&shared.listeners.parent).0.subscribe();
+        let source = Source::new(Arc::clone(&shared), order);
+        let (messages, inbox) = mpsc::channel(messages_max);
+        let handle = ListenerHandle::new(source.reader.state.id, name, messages);
+        if let Some(name) = &handle.control.name {
+            shared.listeners.list(name, &handle)?;
+        }
+        let supervisor = Supervisor::new(&handle, source, inbox, factory, terms, ending);
+        let task = shared.listeners.spawn(supervisor.run());
+        Ok((handle, task))
+    }
+}
+
+impl<L, F> fmt::Debug for Listen<L, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { subscribe, name, terms, .. } = self;
+        let debug = &mut f.debug_struct("Listen");
+        debug.field("subscribe", subscribe).field("name", name).field("terms", terms).finish_non_exhaustive()
+    }
+}
+
+/// A listener that calls a callback, with a batch of one for a single delivery.
+struct Calling<F>(F);
+
+impl<F, R> Listener for Calling<F>
+where
+    F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.handle_batch(delivery.alone()).await
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        (self.0)(Ok(batch)).await;
+        Next::Continue
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        if let Message::Interrupted(interruption) = message {
+            (self.0)(Err(interruption)).await;
+        }
+        Next::Continue
     }
 }

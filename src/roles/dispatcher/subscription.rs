@@ -26,8 +26,6 @@ use crate::{
 pub(super) struct Source {
     pub reader: Reader,
     autosave: Option<Box<Autosave>>,
-    /// Whether another subscriber has opened the cursor.
-    is_lost: bool,
     /// The rest of a batch that is returned one by one.
     pub current: Option<DeliveryBatch>,
 }
@@ -37,23 +35,18 @@ impl Source {
         let (filter, interval, env) = (order.filter.hash(), order.save_interval, shared.context.env());
         let autosave =
             order.cursor.take().map(|cursor| Box::new(Autosave::new(cursor, filter, interval, env)));
-        Self { reader: Reader::new(shared, order), autosave, is_lost: false, current: None }
+        Self { reader: Reader::new(shared, order), autosave, current: None }
     }
 
-    /// The cursor: all wanted rows before it were returned.
     pub fn cursor(&mut self) -> Cursor {
         self.current.as_ref().map_or_else(|| self.reader.cursor(), |left| left.cursor_after(0))
     }
 
-    /// Saves `cursor`, if the subscription is durable.
     pub async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
-        match &mut self.autosave {
-            Some(autosave) => autosave.save(cursor).await,
-            None => Ok(()),
-        }
+        let Some(autosave) = &mut self.autosave else { return Ok(()) };
+        autosave.save(cursor).await
     }
 
-    /// Replaces the filter, and sets the cursor.
     pub fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
         self.current = None;
         let hash = filter.hash();
@@ -65,17 +58,19 @@ impl Source {
 
     /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor.
     fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
-        let Self { reader, autosave, is_lost, current } = self;
-        let stands_at = || current.as_ref().map_or_else(|| reader.cursor(), |left| left.cursor_after(0));
-        let error = autosave.as_mut()?.poll(context, stands_at).err()?;
-        *is_lost = true;
-        Some(Interruption::Failed(error))
+        let mut autosave = self.autosave.take()?;
+        let saved = autosave.poll(context, || self.cursor());
+        self.autosave = Some(autosave);
+        saved.err().map(|lost| {
+            self.reader.state.end();
+            Interruption::Failed(lost)
+        })
     }
 
     /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. The rest in `current` goes first, one
     /// delivery at a time. The caller has worked on what was returned before.
     pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Item> {
-        if self.is_lost || self.reader.state.is_ended() {
+        if self.reader.state.is_ended() {
             return Poll::Ready(None);
         }
         if let Some(lost) = self.poll_save(context) {
@@ -96,17 +91,12 @@ impl Source {
     }
 }
 
-/// The methods of both kinds of streams.
 macro_rules! subscription {
     ($name:ident, $item:ty, $in_batches:literal, $into_item:expr) => {
         impl $name {
-            pub(super) fn new(shared: Arc<Shared>, order: Order) -> Self {
-                Self(Source::new(shared, order))
-            }
-
             /// The id of the subscriber: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it.
             pub fn id(&self) -> SubscriberId {
-                self.0.reader.id
+                self.0.reader.state.id
             }
 
             /// The cursor: all wanted rows before it were returned. A subscription that starts from it misses nothing.
@@ -162,7 +152,7 @@ macro_rules! subscription {
 /// # Cancel safety
 ///
 /// If the future is dropped, the next call returns the batch.
-pub struct BatchSubscription(Source);
+pub struct BatchSubscription(pub(super) Source);
 
 subscription!(BatchSubscription, DeliveryBatch, true, identity);
 
@@ -171,7 +161,7 @@ subscription!(BatchSubscription, DeliveryBatch, true, identity);
 /// # Cancel safety
 ///
 /// If the future is dropped, the next call returns the delivery.
-pub struct Subscription(Source);
+pub struct Subscription(pub(super) Source);
 
 subscription!(Subscription, Delivery, false, DeliveryBatch::into_first);
 

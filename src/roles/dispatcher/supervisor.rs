@@ -12,21 +12,17 @@ use tokio::sync::{mpsc, watch};
 use super::{
     delivery::{DeliveryBatch, Interruption},
     handle::{Control, ListenerHandle, State},
-    listener::{Listener, Message, Next, StopReason},
+    listener::{Listener, Message, Next, StopReason, Supervised, Supervision},
     shared::Shared,
     subscription::Source,
-    supervision::{Supervised, Supervision},
 };
 use crate::{
     base::{
-        cursor::Cursor,
+        cursor::{Cursor, Knowledge},
         error::{Error, panic_text},
     },
     store::RetryPolicy,
 };
-
-/// Pause after a failed read of the feed.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Whether a listener that has panicked is restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,23 +36,10 @@ pub enum RestartPolicy {
     Never,
 }
 
-impl RestartPolicy {
-    /// Whether a listener may be restarted again after `restarts` restarts.
-    pub(super) fn allows(self, restarts: u32) -> bool {
-        match self {
-            Self::Always => true,
-            Self::Times(times) => restarts < times,
-            Self::Never => false,
-        }
-    }
-}
-
-/// How a listener is run.
 #[derive(Debug, Clone)]
 pub(super) struct SupervisionPolicy {
     pub restart: RestartPolicy,
     pub backoff: RetryPolicy,
-    /// How often a delivery on which it panics is tried.
     pub attempts_max: u32,
     pub in_batches: bool,
     /// Whether it is a plain callback, which continues after a panic instead of being restarted.
@@ -65,18 +48,10 @@ pub(super) struct SupervisionPolicy {
 
 impl Default for SupervisionPolicy {
     fn default() -> Self {
-        Self {
-            restart: RestartPolicy::Always,
-            backoff: RetryPolicy {
-                attempts_max: None,
-                elapsed_max: None,
-                backoff_min: Duration::from_millis(100),
-                backoff_max: Duration::from_secs(30),
-            },
-            attempts_max: 3,
-            in_batches: false,
-            is_callback: false,
-        }
+        let (backoff_min, backoff_max) = (Duration::from_millis(100), Duration::from_secs(30));
+        let backoff = RetryPolicy { attempts_max: None, elapsed_max: None, backoff_min, backoff_max };
+        let restart = RestartPolicy::Always;
+        Self { restart, backoff, attempts_max: 3, in_batches: false, is_callback: false }
     }
 }
 
@@ -97,21 +72,16 @@ impl Given {
         }
     }
 
-    /// The cursor before it, if it is a delivery.
-    fn cursor(&self) -> Option<Cursor> {
-        self.item.as_ref().ok().map(|batch| batch.cursor_after(0))
+    fn batch(&self) -> Option<&DeliveryBatch> {
+        self.item.as_ref().ok()
     }
 }
 
-/// A panic, with its message.
-struct Panicked(String);
-
-/// The task of a listener.
 pub(super) struct Supervisor<L: Listener, F> {
     shared: Arc<Shared>,
     control: Arc<Control>,
     state: watch::Receiver<State>,
-    /// Reports the end of the parent.
+    /// Gets true, or an error, when the parent ends.
     ending: watch::Receiver<bool>,
     source: Source,
     /// The messages; `None` once all senders are gone.
@@ -122,8 +92,6 @@ pub(super) struct Supervisor<L: Listener, F> {
     restarts: u32,
     /// Restarts since it has last finished something.
     in_a_row: u32,
-    /// The pause after a failed read of the feed.
-    pause: Option<BoxFuture<'static, ()>>,
     /// Why it ends. If its task is aborted, nobody else says so.
     reason: StopReason,
 }
@@ -133,7 +101,6 @@ where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
-    /// A supervisor of the listeners that `factory` makes, until `ending` reports the end of the parent.
     pub fn new(
         handle: &ListenerHandle<L::Message>,
         source: Source,
@@ -155,12 +122,10 @@ where
             given: None,
             restarts: 0,
             in_a_row: 0,
-            pause: None,
             reason: StopReason::Shutdown,
         }
     }
 
-    /// Runs the listener until it ends.
     pub async fn run(mut self) {
         if let Some(task) = tokio::task::try_id() {
             self.control.task.get_or_init(|| task);
@@ -185,9 +150,14 @@ where
         loop {
             let text = match self.session().await {
                 Ok(reason) => return reason,
-                Err(Panicked(text)) => text,
+                Err(text) => text,
             };
-            if !self.terms.restart.allows(self.restarts) {
+            let is_restarted = match self.terms.restart {
+                RestartPolicy::Always => true,
+                RestartPolicy::Times(times) => self.restarts < times,
+                RestartPolicy::Never => false,
+            };
+            if !is_restarted {
                 return StopReason::Panicked(text);
             }
             (self.in_a_row, self.restarts) = (self.in_a_row + 1, self.restarts + 1);
@@ -208,45 +178,47 @@ where
         }
     }
 
-    /// Publishes a supervision event.
     fn emit(&self, what: Supervised) {
         let Control { id, name, .. } = &*self.control;
         // An error says that there is no receiver, which is fine.
         let _ = self.shared.supervision.send(Supervision { id: *id, name: name.clone(), what });
     }
 
-    /// Counts, logs and publishes a panic.
-    fn note_panic(&self, Panicked(text): &Panicked) {
+    fn note_panic(&self, text: &str) {
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
-        let batch = self.given.as_ref().and_then(|given| given.item.as_ref().ok());
-        let at = batch.map(|batch| batch.delivery(0).sequence());
+        let at = self.given.as_ref().and_then(Given::batch).map(|batch| batch.delivery(0).sequence());
         tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
-        self.emit(Supervised::Panicked { text: text.clone(), at });
+        self.emit(Supervised::Panicked { text: text.to_owned(), at });
     }
 
-    /// Makes a listener, and calls it until it ends or panics.
-    async fn session(&mut self) -> Result<StopReason, Panicked> {
+    /// Makes a listener, and calls it until it ends, or panics with this message.
+    async fn session(&mut self) -> Result<StopReason, String> {
         let cursor = self.worked_to();
         let made = catch(async {
             let mut listener = (self.factory)();
             let next = listener.init(cursor).await;
             (listener, next)
         });
-        let (mut listener, mut next) = made.await.inspect_err(|panicked| self.note_panic(panicked))?;
+        let (mut listener, mut next) = made.await.inspect_err(|text| self.note_panic(text))?;
         loop {
             let timeout = match next {
                 Next::Continue => None,
                 Next::ContinueFor(limit) => Some(self.shared.context.env().sleep(limit)),
-                Next::Stop(reason) => return Ok(terminate(listener, reason).await),
+                Next::Stop(reason) => {
+                    if let Err(text) = catch(async { listener.terminate(&reason).await }).await {
+                        tracing::error!(panic = text, "a listener has panicked in terminate");
+                    }
+                    return Ok(reason);
+                }
             };
             next = match self.call(&mut listener, timeout).await {
                 Ok(next) => next,
-                Err(panicked) => {
-                    self.note_panic(&panicked);
+                Err(text) => {
+                    self.note_panic(&text);
                     self.pass_over();
                     if !self.terms.is_callback {
-                        return Err(panicked);
+                        return Err(text);
                     }
                     Next::Continue
                 }
@@ -259,7 +231,7 @@ where
         &mut self,
         listener: &mut L,
         mut timeout: Option<BoxFuture<'static, ()>>,
-    ) -> Result<Next, Panicked> {
+    ) -> Result<Next, String> {
         loop {
             if let Some(reason) = self.stop_requested() {
                 return Ok(Next::Stop(reason));
@@ -282,13 +254,13 @@ where
                 }
                 return Ok(next);
             }
-            let (source, state, in_batches) = (&mut self.source, &self.control.state, self.terms.in_batches);
+            let (source, control, in_batches) = (&mut self.source, &self.control, self.terms.in_batches);
             let receive = poll_fn(|context| {
-                note_progress(state, source);
+                note_progress(&control.worked_to, source);
                 let polled = source.poll_given(context, in_batches);
                 if polled.is_pending() {
                     // The cursor may have moved without an item.
-                    note_progress(state, source);
+                    note_progress(&control.worked_to, source);
                 }
                 polled
             });
@@ -299,30 +271,25 @@ where
                     Some(message) => return catch(async { listener.handle_message(message).await }).await,
                     None => self.inbox = None,
                 },
-                received = catch(receive), if self.pause.is_none() => match received {
+                received = catch(receive) => match received {
                     Ok(None) => return Ok(Next::Stop(StopReason::Shutdown)),
                     Ok(Some(item)) => {
-                        if let Err(Interruption::Failed(error)) = &item {
-                            if matches!(error, Error::CursorLost { .. }) {
-                                tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
-                                return Ok(Next::Stop(StopReason::CursorLost));
-                            }
-                            self.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
+                        if let Err(Interruption::Failed(error @ Error::CursorLost { .. })) = &item {
+                            tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
+                            return Ok(Next::Stop(StopReason::CursorLost));
                         }
                         self.given = Some(Given { item, attempts: 0 });
                     }
                     // A predicate of the filter has panicked. It has seen the row, the listener has not, and the next row follows.
-                    Err(panicked) => self.note_panic(&panicked),
+                    Err(text) => self.note_panic(&text),
                 },
                 Some(()) = OptionFuture::from(timeout.as_mut()) => {
                     return catch(async { listener.timeout().await }).await;
                 }
-                Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
             }
         }
     }
 
-    /// The reason to end, if it was asked to.
     fn stop_requested(&mut self) -> Option<StopReason> {
         if self.state.borrow_and_update().stop {
             return Some(StopReason::Shutdown);
@@ -343,8 +310,8 @@ where
         // The old filter wanted the delivery in hand; an interruption does not depend on it.
         let cursor = self.worked_to();
         self.given.take_if(|given| given.item.is_ok());
-        if let Err(panicked) = catch(async { self.source.replace_at(filter, cursor) }).await {
-            self.note_panic(&panicked);
+        if let Err(text) = catch(async { self.source.replace_at(filter, cursor) }).await {
+            self.note_panic(&text);
         }
     }
 
@@ -364,8 +331,8 @@ where
 
     /// The cursor before the delivery in hand.
     fn worked_to(&mut self) -> Cursor {
-        let given = self.given.as_ref().and_then(Given::cursor);
-        given.unwrap_or_else(|| self.source.cursor())
+        let given = self.given.as_ref().and_then(Given::batch);
+        given.map_or_else(|| self.source.cursor(), |batch| batch.cursor_after(0))
     }
 }
 
@@ -378,29 +345,15 @@ async fn commanded(state: &mut watch::Receiver<State>, ending: &mut watch::Recei
     }
 }
 
-/// Reports up to where everything was worked on, if a caller waits for more than was reported.
-fn note_progress(state: &watch::Sender<State>, source: &mut Source) {
-    let State { awaited, worked_to, .. } = *state.borrow();
-    if awaited <= worked_to {
-        return;
-    }
-    let known = source.cursor().knowledge();
-    // A report wakes the supervisor itself, too, so only news are reported.
-    if known > worked_to {
-        state.send_modify(|state| state.worked_to = known);
+/// Reports up to where everything was worked on, if a caller waits for that.
+fn note_progress(worked_to: &watch::Sender<Knowledge>, source: &mut Source) {
+    if worked_to.receiver_count() > 0 {
+        worked_to.send_replace(source.cursor().knowledge());
     }
 }
 
-async fn terminate(mut listener: impl Listener, reason: StopReason) -> StopReason {
-    if let Err(Panicked(text)) = catch(async { listener.terminate(&reason).await }).await {
-        tracing::error!(panic = text, "a listener has panicked in terminate");
-    }
-    reason
-}
-
-/// Completes with `future`, or with the message of its panic.
-async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
-    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| Panicked(panic_text(&*panic).to_owned()))
+async fn catch<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panic_text(&*panic).to_owned())
 }
 
 impl<L: Listener, F> Drop for Supervisor<L, F> {

@@ -11,7 +11,7 @@ use crate::{
         event::DbName,
         notification::{Notification, tests::row},
     },
-    roles::dispatcher::{DeliveryBatch, DispatcherOptions, Fanout, Filter, Interruption},
+    roles::dispatcher::{DeliveryBatch, Dispatcher, DispatcherOptions, Filter, Interruption},
     state::{
         context::Context,
         keys::{Config, Keys},
@@ -30,11 +30,15 @@ fn database(name: &str, version: u64) -> Arc<Notification> {
     Arc::new(Notification { name: DbName::new(name).unwrap(), replaced: None, ..row(at(version)) })
 }
 
-fn fanout(ring_rows_max: usize) -> Fanout {
+fn suspended(ring_rows_max: usize) -> Dispatcher {
     let config = Config { partitions: 1, incarnation: Incarnation(0) };
     let context = Context::new(Database::memory(), Keys::new(b"t").unwrap(), config, Schemes::default());
-    Fanout::new(context, DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }, at(100))
-        .unwrap()
+    Dispatcher::suspended(
+        context,
+        DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() },
+        at(100),
+    )
+    .unwrap()
 }
 
 /// The next round of `subscription`, which must wait already.
@@ -49,10 +53,10 @@ fn round(
 /// filter was replaced with that round in hand, or a stream that was made again from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
 async fn more_knowledge_moves_no_reader_back() {
-    let fanout = fanout(100);
-    let mut paced = fanout.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
+    let dispatcher = suspended(100);
+    let mut paced = dispatcher.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
-    let shared = fanout.shared();
+    let shared = dispatcher.shared();
     shared.publish(vec![database("a", 101)], at(101), true);
     shared.publish(vec![database("b", 102)], at(102), false);
     assert_eq!(round(&mut paced).len(), 2);
@@ -67,10 +71,10 @@ async fn more_knowledge_moves_no_reader_back() {
 /// the reader polls. It must read the feed from its cursor; it began at 101, and delivered the row at 102 a second time.
 #[tokio::test(start_paused = true)]
 async fn an_overrun_reader_does_not_go_back_within_a_reading() {
-    let fanout = fanout(2);
-    let mut paced = fanout.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
+    let dispatcher = suspended(2);
+    let mut paced = dispatcher.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
-    let shared = fanout.shared();
+    let shared = dispatcher.shared();
     shared.publish(vec![database("a", 101)], at(101), true);
     shared.publish(vec![database("b", 102)], at(102), false);
     assert_eq!(round(&mut paced).len(), 2);

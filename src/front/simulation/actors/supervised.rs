@@ -59,7 +59,7 @@ impl Handle {
     /// Stops it, and waits until it has ended.
     async fn stop(self) {
         match self {
-            Self::Callback(handle) => handle.stop().await,
+            Self::Callback(handle) => drop(handle.stop().await),
             Self::Listener(handle) => drop(handle.stop().await),
         }
     }
