@@ -3,14 +3,13 @@
 //! # Invariants
 //!
 //! 1. `root` holds every commit up to `version` and none after it; both change together.
-//! 2. `history` holds every published group of the last [`TRANSACTION_LIFETIME`], oldest first, each with the values that
-//!    it replaced: any version since `forgotten` can be read again by undoing the groups after it.
-//! 3. `conflicts` holds every write of those groups, and of the group that is being persisted. A transaction younger than
-//!    the lifetime therefore finds every write that came after its read version.
+//! 2. `recent` holds every published group of the last [`TRANSACTION_LIFETIME`], with what it wrote and the values that it
+//!    replaced: any version since `forgotten` can be read again by undoing the groups after it.
+//! 3. `written_ranges` holds every written range of those groups, and of the group that is being persisted. A transaction
+//!    younger than the lifetime therefore finds every write that came after its read version.
 //! 4. Versions grow with every group, and with time: about a million a second.
 
 use std::{
-    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -19,7 +18,8 @@ use bytes::Bytes;
 
 use super::{
     atomic::{self, Effect},
-    conflicts::{Conflicts, ReadConflict},
+    conflicts::{ReadConflict, WrittenRanges},
+    recent::{Recent, Since},
     rows::Rows,
     undo::Undo,
     watches::{self, Watches},
@@ -45,6 +45,21 @@ impl Snapshot {
     /// Whether the snapshot is older than a transaction may get.
     pub fn is_too_old(&self, now: Duration) -> bool {
         now.saturating_sub(self.taken) > TRANSACTION_LIFETIME
+    }
+}
+
+/// What it takes to read at an earlier version. It needs the core no longer.
+pub(super) struct Past {
+    newest: Snapshot,
+    since: Since,
+}
+
+impl Past {
+    /// The snapshot at that version.
+    pub fn snapshot(self) -> Snapshot {
+        let Self { mut newest, since } = self;
+        since.revert(&mut newest.root);
+        newest
     }
 }
 
@@ -94,7 +109,9 @@ impl Staged {
 
     /// The keys that the group wrote, each as often as it was written.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        self.undo.keys()
+        let cleared = self.undo.cleared().iter();
+        let cleared = cleared.flat_map(|(range, rows)| rows.range(range, false).map(|(key, _)| key));
+        self.undo.keys().chain(cleared)
     }
 
     /// Gives `key` what `change` makes of its value.
@@ -107,17 +124,14 @@ impl Staged {
             change(before)
         });
     }
-}
 
-/// A published group.
-#[derive(Debug)]
-struct Past {
-    version: u64,
-    /// When it was published.
-    at: Duration,
-    /// When the previous version was last given out.
-    given_out_before: Duration,
-    undo: Undo,
+    fn clear_range(&mut self, range: &KeyRange) {
+        // Many layers clear ranges that are mostly empty.
+        if self.root.range(range, false).next().is_some() {
+            self.undo.push_cleared(range, &self.root);
+            self.root.remove_range(range);
+        }
+    }
 }
 
 /// The newest rows, and the state for deciding commits.
@@ -127,11 +141,11 @@ pub(super) struct Core {
     root: Rows,
     version: u64,
     /// The groups of the last 5 s.
-    history: VecDeque<Past>,
-    /// The version of the newest group that has left `history`.
+    recent: Recent,
+    /// The version of the newest group that has left `recent`.
     forgotten: u64,
-    /// The writes of the last 5 s.
-    conflicts: Conflicts,
+    /// The ranges that were written in the last 5 s.
+    written_ranges: WrittenRanges,
     pub watches: Watches,
     /// When the newest version was last given out, as a read version or by its commit.
     given_out: Duration,
@@ -147,9 +161,9 @@ impl Core {
         Self {
             root,
             version,
-            history: VecDeque::new(),
+            recent: Recent::default(),
             forgotten: version,
-            conflicts: Conflicts::default(),
+            written_ranges: WrittenRanges::default(),
             watches: Watches::default(),
             given_out: Duration::ZERO,
             version_start: version,
@@ -173,23 +187,19 @@ impl Core {
         Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
-    /// A snapshot at `version`.
-    pub fn snapshot_at(&self, version: u64) -> Result<Snapshot, StoreError> {
+    /// What it takes to read at `version`. To undo the groups after it takes time, which no commit should wait for.
+    pub fn past(&self, version: u64) -> Result<Past, StoreError> {
         if version > self.version {
             return Err(StoreError::FUTURE_VERSION);
         }
         if version < self.forgotten {
             return Err(StoreError::TRANSACTION_TOO_OLD);
         }
+        let since = self.recent.since(version);
         // On a cluster versions move by themselves. So a version that was not given out lately is too old, even if
         // nothing was written since.
-        let mut snapshot = Snapshot { root: self.root.clone(), version: self.version, taken: self.given_out };
-        for past in self.history.iter().rev().take_while(|past| past.version > version) {
-            past.undo.revert(&mut snapshot.root);
-            snapshot.taken = past.given_out_before;
-        }
-        snapshot.version = version;
-        Ok(snapshot)
+        let taken = since.given_out.unwrap_or(self.given_out);
+        Ok(Past { newest: Snapshot { root: self.root.clone(), version, taken }, since })
     }
 
     /// Decides `group` and applies the commits to `root`, which must be the newest one. They can be read only after
@@ -233,7 +243,14 @@ impl Core {
             if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
                 return Err(StoreError::TRANSACTION_TOO_OLD);
             }
-            let mut written = request.reads.iter().filter(|read| self.conflicts.written_after(read, version));
+            staged.undo.prepare(0, request.reads.len());
+            self.recent.prepare(version, request.reads.len());
+            let is_written = |read: &&ReadConflict| {
+                staged.undo.has_written(read, 0)
+                    || self.recent.written_after(read, version)
+                    || self.written_ranges.written_after(read, version)
+            };
+            let mut written = request.reads.iter().filter(is_written);
             if let Some(first) = written.next() {
                 if let Some(report) = &request.report {
                     let ranges = [first].into_iter().chain(written).map(ReadConflict::range).collect();
@@ -243,7 +260,7 @@ impl Core {
             }
         }
         for range in &request.writes {
-            self.conflicts.range_written(range, staged.version);
+            self.written_ranges.range_written(range, staged.version);
         }
         for mutation in request.mutations {
             self.apply(mutation, stamp, staged);
@@ -254,41 +271,27 @@ impl Core {
     /// Applies one write to the staged rows.
     fn apply(&mut self, mutation: Mutation, stamp: Versionstamp, staged: &mut Staged) {
         match mutation {
-            Mutation::Set(key, value) => self.write(&key, staged, |_| Some(value)),
-            Mutation::Clear(key) => self.write(&key, staged, |_| None::<Bytes>),
+            Mutation::Set(key, value) => staged.change(&key, |_| Some(value)),
+            Mutation::Clear(key) => staged.change(&key, |_| None::<Bytes>),
             Mutation::ClearRange(begin, end) => {
                 let range = KeyRange { begin, end };
-                self.conflicts.range_written(&range, staged.version);
-                let keys: Vec<_> = staged.root.range(&range, false).map(|(key, _)| key.to_vec()).collect();
-                for key in keys {
-                    staged.change(&key, |_| None::<Bytes>);
-                }
+                self.written_ranges.range_written(&range, staged.version);
+                staged.clear_range(&range);
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, value) => {
-                self.write(&atomic::stamped(&key, stamp), staged, |_| Some(value));
+                staged.change(&atomic::stamped(&key, stamp), |_| Some(value));
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, value) => {
-                self.write(&key, staged, |_| Some(atomic::stamped(&value, stamp)));
+                staged.change(&key, |_| Some(atomic::stamped(&value, stamp)));
             }
             Mutation::Atomic(AtomicOp::Add, key, operand) => {
-                self.write(&key, staged, |value| Some(atomic::add(value.unwrap_or_default(), &operand)));
+                staged.change(&key, |value| Some(atomic::add(value.unwrap_or_default(), &operand)));
             }
             Mutation::Atomic(op, key, operand) => match atomic::apply(op, staged.root.get(&key), &operand) {
-                Effect::Keep => self.conflicts.key_written(&key, staged.version),
-                Effect::Become(value) => self.write(&key, staged, |_| value),
+                Effect::Keep => staged.undo.push_kept(&key),
+                Effect::Become(value) => staged.change(&key, |_| value),
             },
         }
-    }
-
-    /// Gives `key` what `change` makes of its value.
-    fn write<V: AsRef<[u8]>>(
-        &mut self,
-        key: &[u8],
-        staged: &mut Staged,
-        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
-    ) {
-        staged.change(key, change);
-        self.conflicts.key_written(key, staged.version);
     }
 
     /// Takes the newest rows, to be changed in place. Until [`Core::publish`] the core has none.
@@ -310,10 +313,14 @@ impl Core {
                 for key in staged.undo.keys() {
                     self.watches.key_changed(key, self.root.get(key));
                 }
+                for (range, _) in staged.undo.cleared() {
+                    for key in self.watches.keys(range) {
+                        self.watches.key_changed(&key, self.root.get(&key));
+                    }
+                }
             }
             let given_out_before = std::mem::replace(&mut self.given_out, now);
-            let undo = staged.undo.take();
-            self.history.push_back(Past { version: staged.version, at: now, given_out_before, undo });
+            self.recent.push(staged.version, (now, given_out_before), &mut staged.undo);
         }
         staged.undo.clear();
         self.spare = staged.undo;
@@ -338,11 +345,9 @@ impl Core {
 
     /// Drops the groups that no living transaction can conflict with or read before.
     fn forget(&mut self, now: Duration) {
-        while let Some(past) =
-            self.history.pop_front_if(|past| now.saturating_sub(past.at) > TRANSACTION_LIFETIME)
-        {
-            self.forgotten = past.version;
-            self.conflicts.forget(past.version);
+        if let Some(version) = self.recent.forget(now) {
+            self.forgotten = version;
+            self.written_ranges.forget(version);
         }
     }
 }
@@ -375,14 +380,17 @@ mod tests {
         let newer = commit(&mut core, set("k", "2"), 2 * second).unwrap().unwrap().version();
         assert!(newer > first && newer - first >= 1_000_000, "versions advance with time");
 
-        let then = core.snapshot_at(first).unwrap();
-        assert_eq!(then.root.get(b"k").unwrap(), b"1");
-        assert_eq!(then.taken, second, "it ages from when it was last given out");
-        assert_eq!(core.snapshot_at(newer + 1).unwrap_err(), StoreError::FUTURE_VERSION);
+        let then = core.past(first).unwrap();
+        assert_eq!(core.past(newer + 1).err(), Some(StoreError::FUTURE_VERSION));
 
         commit(&mut core, set("other", "x"), 8 * second).unwrap();
-        assert_eq!(core.snapshot_at(first).unwrap_err(), StoreError::TRANSACTION_TOO_OLD);
-        assert!(core.conflicts.written_after(&ReadConflict::Key("other".into()), newer));
+        assert_eq!(core.past(first).err(), Some(StoreError::TRANSACTION_TOO_OLD));
+        assert!(core.recent.written_after(&ReadConflict::Key("other".into()), newer));
+
+        // What was asked for in time can be read later: nobody waits while it is made.
+        let then = then.snapshot();
+        assert_eq!(then.root.get(b"k").unwrap(), b"1");
+        assert_eq!(then.taken, second, "it ages from when it was last given out");
     }
 
     #[test]
@@ -414,9 +422,9 @@ mod tests {
         let mutations: Vec<_> = mutations.collect();
         commit(&mut core, Request { mutations, ..Request::default() }, 2 * second).unwrap();
         // 97 is greater than 7, so the first ByteMax has replaced the value, and nothing else has.
-        assert!(core.history.back().unwrap().undo.len() < 2 * 100_000);
+        assert!(core.recent.len() < 2 * 100_000);
         assert_eq!(core.root.get(b"k").unwrap(), b"a");
-        assert!(core.conflicts.written_after(&ReadConflict::Key("k".into()), before));
+        assert!(core.recent.written_after(&ReadConflict::Key("k".into()), before));
     }
 
     /// Regression: a clear copied all that it cleared, twice while it was published.
@@ -427,13 +435,13 @@ mod tests {
         let rows =
             (0..2_000_u32).map(|n| Mutation::Set(n.to_be_bytes().to_vec().into(), vec![7; 100].into()));
         commit(&mut core, Request { mutations: rows.collect(), ..Request::default() }, second).unwrap();
-        let (before, full) = (core.version(), core.share_root());
+        let (before, full, filled) = (core.version(), core.share_root(), core.recent.len());
         let clear = Mutation::ClearRange(Bytes::new(), Bytes::from_static(b"\xff"));
         let and = Mutation::Set("k".into(), "v".into());
         commit(&mut core, Request { mutations: vec![clear, and], ..Request::default() }, 2 * second).unwrap();
-        assert_eq!(core.root.len(), 1);
-        assert!(core.history.back().unwrap().undo.len() < 10_000);
-        let past = core.snapshot_at(before).unwrap().root;
+        assert_eq!(core.root.iter().count(), 1);
+        let past = core.past(before).unwrap().snapshot().root;
         assert!(past.iter().eq(full.iter()));
+        assert!(core.recent.len() < filled + 100, "it has noted {} bytes", core.recent.len() - filled);
     }
 }

@@ -16,6 +16,7 @@ mod folder;
 mod models;
 mod overlay;
 mod packed;
+mod recent;
 mod rows;
 mod scan;
 #[cfg(test)]

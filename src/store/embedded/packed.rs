@@ -1,13 +1,16 @@
 //! [`Packed`]: a few rows in one block of memory, sorted by key.
 //!
 //! The rows of a tree's node are looked up, changed and copied together. In one block they are a few lines of the
-//! processor's cache, and a copy of them copies bytes and counts no references.
+//! processor's cache, and a copy of them copies bytes and counts no references. A search compares what all keys begin
+//! with once, and then numbers that lie side by side; it meets the bytes of few keys.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, ops::Range};
 
 /// The place of a row in the block: its key, and its value behind the key.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
+    /// The first bytes of the key behind those that all keys begin with.
+    head: u64,
     at: u32,
     key_len: u32,
     value_len: u32,
@@ -22,18 +25,21 @@ pub(super) struct Packed {
     bytes: Vec<u8>,
     /// The bytes that rows use.
     used: usize,
+    /// How many bytes all keys begin with; it may be fewer than they do, once rows were removed.
+    common: usize,
 }
 
 /// Least room that is made for further rows, in rows and in bytes.
 const SLOTS_MORE: usize = 8;
 const BYTES_MORE: usize = 256;
 
-/// A copy has no unused bytes.
+/// A copy has few unused bytes.
 impl Clone for Packed {
     fn clone(&self) -> Self {
-        let mut copy = Self::default();
-        copy.extend(self, 0, self.len());
-        copy
+        if self.bytes.len() > self.used + self.used / 4 {
+            return self.part(0..self.len());
+        }
+        Self { slots: self.slots.clone(), bytes: self.bytes.clone(), ..*self }
     }
 }
 
@@ -52,7 +58,7 @@ impl Packed {
     }
 
     pub fn value(&self, index: usize) -> &[u8] {
-        let Slot { at, value_len, key_len } = self.slots[index];
+        let Slot { at, value_len, key_len, .. } = self.slots[index];
         &self.bytes[at as usize + key_len as usize..][..value_len as usize]
     }
 
@@ -60,22 +66,26 @@ impl Packed {
         &self.bytes[at as usize..][..key_len as usize]
     }
 
+    /// How many bytes all keys begin with.
+    pub fn common_len(&self) -> usize {
+        self.common
+    }
+
     /// The index of `key`, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
-        let (Some(&first), Some(&last)) = (self.slots.first(), self.slots.last()) else { return Err(0) };
-        // All keys begin with what the first and the last have in common. Mostly that is all but a few bytes.
-        let common = common_len(self.key_of(first), self.key_of(last));
-        let (head, tail) = key.split_at(common.min(key.len()));
-        match head.cmp(&self.key_of(first)[..common]) {
+        let Some(&first) = self.slots.first() else { return Err(0) };
+        let (begin, rest) = key.split_at(self.common.min(key.len()));
+        match begin.cmp(&self.key_of(first)[..self.common]) {
             Ordering::Less => return Err(0),
             Ordering::Greater => return Err(self.len()),
             Ordering::Equal => {}
         }
-        let sought = leading(tail);
-        self.slots.binary_search_by(|&slot| {
-            let rest = &self.key_of(slot)[common..];
-            leading(rest).cmp(&sought).then_with(|| rest.cmp(tail))
-        })
+        let head = leading(rest);
+        let first = self.slots.partition_point(|slot| slot.head < head);
+        let equal = self.slots[first..].iter().take_while(|slot| slot.head == head).count();
+        let among = self.slots[first..first + equal]
+            .binary_search_by(|&slot| self.key_of(slot)[self.common..].cmp(rest));
+        among.map(|index| first + index).map_err(|index| first + index)
     }
 
     /// How many keys are less than `key`.
@@ -84,6 +94,11 @@ impl Packed {
     }
 
     pub fn insert(&mut self, index: usize, key: &[u8], value: &[u8]) {
+        if self.slots.is_empty() {
+            self.common = key.len();
+        } else if index == 0 || index == self.len() {
+            self.begin_alike(common_len(key, self.key(0)).min(self.common));
+        }
         self.make_room(1, key.len() + value.len());
         let slot = self.append(key, value);
         self.slots.insert(index, slot);
@@ -91,66 +106,91 @@ impl Packed {
 
     /// Gives the row at `index` another value.
     pub fn replace(&mut self, index: usize, value: &[u8]) {
-        let Slot { at, value_len, key_len } = self.slots[index];
+        let Slot { at, value_len, key_len, .. } = self.slots[index];
+        let (key_begin, key_end) = (at as usize, at as usize + key_len as usize);
         if value.len() <= value_len as usize {
-            let begin = at as usize + key_len as usize;
-            self.bytes[begin..begin + value.len()].copy_from_slice(value);
-            self.slots[index].value_len = value.len() as u32;
-            self.used -= value_len as usize - value.len();
-            self.compact();
+            self.bytes[key_end..key_end + value.len()].copy_from_slice(value);
         } else {
-            let key = self.key(index).to_vec();
-            self.remove(index);
-            self.insert(index, &key, value);
+            self.make_room(0, key_len as usize + value.len());
+            self.slots[index].at = offset(self.bytes.len());
+            self.bytes.extend_from_within(key_begin..key_end);
+            self.bytes.extend_from_slice(value);
         }
+        self.slots[index].value_len = offset(value.len());
+        self.used = self.used - value_len as usize + value.len();
+        self.compact();
     }
 
     pub fn remove(&mut self, index: usize) {
-        let Slot { value_len, key_len, .. } = self.slots.remove(index);
-        self.used -= key_len as usize + value_len as usize;
+        self.remove_all(index..index + 1);
+    }
+
+    /// Removes the rows at `indices`.
+    pub fn remove_all(&mut self, indices: Range<usize>) {
+        let len: usize = self.slots.drain(indices).map(|slot| slot.len()).sum();
+        self.used -= len;
         self.compact();
     }
 
     /// Gives memory back if rows use less than half of it.
     fn compact(&mut self) {
         if self.bytes.len() > 2 * self.used + BYTES_MORE {
-            *self = self.clone();
+            *self = self.part(0..self.len());
         }
     }
 
     /// Removes the rows from `index` on, and returns them.
     pub fn split_off(&mut self, index: usize) -> Self {
-        let (mut left, mut right) = (Self::default(), Self::default());
-        left.extend(self, 0, index);
-        right.extend(self, index, self.len());
-        *self = left;
+        let right = self.part(index..self.len());
+        *self = self.part(0..index);
         right
+    }
+
+    /// A copy of the rows at `indices`, without unused bytes.
+    fn part(&self, indices: Range<usize>) -> Self {
+        let mut part = Self::default();
+        part.extend(self, indices);
+        part
     }
 
     /// Adds all rows of `other`, whose keys are greater.
     pub fn append_all(&mut self, other: &Self) {
-        self.extend(other, 0, other.len());
+        self.extend(other, 0..other.len());
     }
 
-    /// Adds the rows of `other` from one index up to another; their keys are greater.
-    fn extend(&mut self, other: &Self, begin: usize, end: usize) {
-        let bytes =
-            other.slots[begin..end].iter().map(|slot| slot.key_len as usize + slot.value_len as usize);
-        self.make_room(end - begin, bytes.sum());
-        for index in begin..end {
+    /// Adds the rows of `other` at `indices`; their keys are greater.
+    fn extend(&mut self, other: &Self, indices: Range<usize>) {
+        if indices.is_empty() {
+            return;
+        }
+        let first = if self.slots.is_empty() { other.key(indices.start) } else { self.key(0) };
+        self.begin_alike(common_len(first, other.key(indices.end - 1)));
+        self.make_room(indices.len(), other.slots[indices.clone()].iter().map(Slot::len).sum());
+        for index in indices {
             let slot = self.append(other.key(index), other.value(index));
             self.slots.push(slot);
         }
     }
 
+    /// Notes that all keys begin with the same `common` bytes.
+    fn begin_alike(&mut self, common: usize) {
+        if self.common == common {
+            return;
+        }
+        self.common = common;
+        for index in 0..self.len() {
+            self.slots[index].head = leading(&self.key(index)[common..]);
+        }
+    }
+
     /// Puts a row behind the others of the block.
     fn append(&mut self, key: &[u8], value: &[u8]) -> Slot {
-        let len = |bytes: usize| u32::try_from(bytes).expect("keys and values have limits far below");
-        let at = len(self.bytes.len());
+        let at = offset(self.bytes.len());
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(value);
         self.used += key.len() + value.len();
-        Slot { at, key_len: len(key.len()), value_len: len(value.len()) }
+        let head = leading(&key[self.common..]);
+        Slot { head, at, key_len: offset(key.len()), value_len: offset(value.len()) }
     }
 
     /// Makes room for further rows; little more than they need, since most nodes never grow again.
@@ -167,11 +207,23 @@ impl Packed {
     pub fn middle(&self) -> usize {
         let mut before = 0;
         let half = |slot: &Slot| {
-            before += slot.key_len as usize + slot.value_len as usize;
+            before += slot.len();
             before > self.used / 2
         };
         self.slots.iter().position(half).unwrap_or(0).clamp(1, self.len() - 1)
     }
+}
+
+impl Slot {
+    /// The bytes of key and value.
+    fn len(&self) -> usize {
+        self.key_len as usize + self.value_len as usize
+    }
+}
+
+/// A place or a length in the block.
+fn offset(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("keys and values have limits far below")
 }
 
 /// How many bytes the keys have in common at their beginning.

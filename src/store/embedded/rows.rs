@@ -1,4 +1,4 @@
-//! [`Rows`]: a persistent ordered map, in which the engine keeps all rows, and the keys that were written lately.
+//! [`Rows`]: a persistent ordered map, in which the engine keeps all rows.
 //!
 //! A clone takes constant time and shares everything. A change copies the nodes on its way that are shared, and
 //! changes the others in place. It is a tree (B+): leaves have the rows, branches have separators and children, and
@@ -12,7 +12,9 @@
 //!
 //! 1. The keys of child `n` of a branch are below separator `n`, and not below separator `n - 1`.
 //! 2. All leaves have the same depth. None is empty, except for the root.
-//! 3. A leaf has at most [`LEAF_ROWS_MAX`] rows, and at most [`LEAF_LEN_MAX`] bytes unless one of its rows is large.
+//! 3. A leaf has at most [`LEAF_ROWS_MAX`] rows, and at most [`leaf_len_max`] bytes unless one of its rows is large.
+//! 4. A node that becomes less than half full is joined with a neighbour, if both together are at most three quarters
+//!    of one: so what is left of many rows takes few nodes.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -25,20 +27,34 @@ use crate::store::KeyRange;
 /// The most rows of a leaf.
 const LEAF_ROWS_MAX: usize = 32;
 
-/// The most bytes of keys and values of a leaf with several rows.
+/// The most bytes of keys and values of a leaf with several rows, unless all begin with the same long bytes.
 const LEAF_LEN_MAX: usize = 2_048;
+
+/// The least bytes of a leaf for each byte with which all its keys begin: the separator behind it repeats them.
+const SEPARATED_LEN_MIN: usize = 8;
 
 /// The most children of a branch.
 const CHILDREN_MAX: usize = 32;
 
-/// A node with less than one in so many of its largest size is joined with a neighbour.
-const SMALL: usize = 4;
+/// The most bytes of a leaf whose keys all begin with the same `common` bytes.
+fn leaf_len_max(common: usize) -> usize {
+    LEAF_LEN_MAX.max(SEPARATED_LEN_MIN * common)
+}
+
+/// Whether a node of the size `len` is to be joined with a neighbour.
+fn is_small(len: usize, max: usize) -> bool {
+    len < max / 2
+}
+
+/// Whether a node that two were joined to would have room for more.
+fn has_room(len: usize, max: usize) -> bool {
+    len <= max - max / 4
+}
 
 /// A persistent ordered map.
 #[derive(Clone, Default)]
 pub(in crate::store) struct Rows {
     root: Node,
-    len: usize,
 }
 
 #[derive(Clone)]
@@ -55,17 +71,17 @@ struct Branch {
     children: Vec<Node>,
 }
 
-/// The right half of a node that was too large, and the separator before it.
-struct Split {
-    separator: Vec<u8>,
-    right: Node,
+/// What a change has made of a node.
+enum Changed {
+    /// It has its size, or has grown within it.
+    Fits,
+    /// It has become smaller, and may be empty.
+    Shrunk,
+    /// It was too large: its right half, and the separator before that.
+    Split { separator: Vec<u8>, right: Node },
 }
 
 impl Rows {
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
     /// The value at `key`.
     pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
         let mut node = &self.root;
@@ -79,12 +95,28 @@ impl Rows {
 
     /// Puts what `change` makes of the value at `key` in its place; `None` is no row.
     pub fn change<V: AsRef<[u8]>>(&mut self, key: &[u8], change: impl FnOnce(Option<&[u8]>) -> Option<V>) {
-        if let Some(Split { separator, right }) = self.root.change(key, change, &mut self.len) {
-            let mut separators = Packed::default();
-            separators.insert(0, &separator, &[]);
-            let children = vec![mem::take(&mut self.root), right];
-            self.root = Node::Branch(Arc::new(Branch { separators, children }));
+        match self.root.change(key, change) {
+            Changed::Fits => {}
+            Changed::Shrunk => self.lower(),
+            Changed::Split { separator, right } => {
+                let mut separators = Packed::default();
+                separators.insert(0, &separator, &[]);
+                let children = vec![mem::take(&mut self.root), right];
+                self.root = Node::Branch(Arc::new(Branch { separators, children }));
+            }
         }
+    }
+
+    /// Removes the rows of `range`, at the cost of its two ends: nodes between them are dropped as they are.
+    pub fn remove_range(&mut self, range: &KeyRange) {
+        if !range.is_empty() {
+            self.root.remove_range(range);
+            self.lower();
+        }
+    }
+
+    /// Takes branches with a single child off the top.
+    fn lower(&mut self) {
         while let Node::Branch(branch) = &self.root
             && branch.children.len() < 2
         {
@@ -124,7 +156,7 @@ impl Rows {
 
 impl fmt::Debug for Rows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rows").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Rows").finish_non_exhaustive()
     }
 }
 
@@ -135,46 +167,81 @@ impl Default for Node {
 }
 
 impl Node {
-    /// [`Rows::change`] below this node. Returns what no longer fits in it.
+    /// [`Rows::change`] below this node.
     fn change<V: AsRef<[u8]>>(
         &mut self,
         key: &[u8],
         change: impl FnOnce(Option<&[u8]>) -> Option<V>,
-        len: &mut usize,
-    ) -> Option<Split> {
+    ) -> Changed {
         match self {
             Self::Leaf(rows) => {
                 let rows = Arc::make_mut(rows);
-                let found = rows.find(key);
+                let (found, before) = (rows.find(key), rows.bytes_len());
                 let value = change(found.ok().map(|index| rows.value(index)));
                 match (found, value) {
                     (Ok(index), Some(value)) => rows.replace(index, value.as_ref()),
-                    (Ok(index), None) => {
-                        rows.remove(index);
-                        *len -= 1;
-                    }
-                    (Err(index), Some(value)) => {
-                        rows.insert(index, key, value.as_ref());
-                        *len += 1;
-                    }
+                    (Ok(index), None) => rows.remove(index),
+                    (Err(index), Some(value)) => rows.insert(index, key, value.as_ref()),
                     (Err(_), None) => {}
                 }
-                let is_too_large =
-                    rows.len() > LEAF_ROWS_MAX || rows.bytes_len() > LEAF_LEN_MAX && rows.len() > 1;
-                is_too_large.then(|| split(rows, found.unwrap_or_else(|index| index)))
+                let is_too_large = rows.len() > LEAF_ROWS_MAX
+                    || rows.len() > 1 && rows.bytes_len() > leaf_len_max(rows.common_len());
+                if is_too_large {
+                    split(rows, found.unwrap_or_else(|index| index))
+                } else if rows.bytes_len() < before || rows.len() == 0 {
+                    Changed::Shrunk
+                } else {
+                    Changed::Fits
+                }
             }
             Self::Branch(branch) => {
                 let branch = Arc::make_mut(branch);
-                let (index, before) = (branch.child_of(key), *len);
-                let Some(Split { separator, right }) = branch.children[index].change(key, change, len) else {
-                    if *len < before {
-                        branch.mend(index);
+                let index = branch.child_of(key);
+                match branch.children[index].change(key, change) {
+                    Changed::Fits => Changed::Fits,
+                    Changed::Shrunk => {
+                        if !branch.drop_if_empty(index) {
+                            branch.join_if_small(index);
+                        }
+                        Changed::Shrunk
                     }
-                    return None;
-                };
-                branch.separators.insert(index, &separator, &[]);
-                branch.children.insert(index + 1, right);
-                (branch.children.len() > CHILDREN_MAX).then(|| branch.split(index + 1))
+                    Changed::Split { separator, right } => {
+                        branch.separators.insert(index, &separator, &[]);
+                        branch.children.insert(index + 1, right);
+                        if branch.children.len() > CHILDREN_MAX {
+                            branch.split(index + 1)
+                        } else {
+                            Changed::Fits
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`Rows::remove_range`] below this node.
+    fn remove_range(&mut self, range: &KeyRange) {
+        match self {
+            Self::Leaf(rows) => {
+                let rows = Arc::make_mut(rows);
+                rows.remove_all(rows.rank(&range.begin)..rows.rank(&range.end));
+            }
+            Self::Branch(branch) => {
+                let branch = Arc::make_mut(branch);
+                let (first, last) = (branch.child_of(&range.begin), branch.separators.rank(&range.end));
+                branch.children[first].remove_range(range);
+                if first < last {
+                    branch.children[last].remove_range(range);
+                    branch.children.drain(first + 1..last);
+                    branch.separators.remove_all(first + 1..last);
+                    branch.drop_if_empty(first + 1);
+                }
+                branch.drop_if_empty(first);
+                for index in [first + 1, first] {
+                    if index < branch.children.len() {
+                        branch.join_if_small(index);
+                    }
+                }
             }
         }
     }
@@ -188,18 +255,21 @@ impl Node {
 
     fn is_small(&self) -> bool {
         match self {
-            Self::Leaf(rows) => rows.len() < LEAF_ROWS_MAX / SMALL && rows.bytes_len() < LEAF_LEN_MAX / SMALL,
-            Self::Branch(branch) => branch.children.len() < CHILDREN_MAX / SMALL,
+            Self::Leaf(rows) => {
+                is_small(rows.len(), LEAF_ROWS_MAX)
+                    && is_small(rows.bytes_len(), leaf_len_max(rows.common_len()))
+            }
+            Self::Branch(branch) => is_small(branch.children.len(), CHILDREN_MAX),
         }
     }
 
-    /// Whether this and `right`, its neighbour, are one node with room for more.
+    /// Whether this and `right`, its neighbour, are one node with room for more. None of the two is empty.
     fn can_join(&self, right: &Self) -> bool {
-        let has_room = |sum: usize, max: usize| sum <= max - max / SMALL;
         match (self, right) {
             (Self::Leaf(a), Self::Leaf(b)) => {
+                let common = || common_len(a.key(0), b.key(b.len() - 1));
                 has_room(a.len() + b.len(), LEAF_ROWS_MAX)
-                    && has_room(a.bytes_len() + b.bytes_len(), LEAF_LEN_MAX)
+                    && has_room(a.bytes_len() + b.bytes_len(), leaf_len_max(common()))
             }
             (Self::Branch(a), Self::Branch(b)) => has_room(a.children.len() + b.children.len(), CHILDREN_MAX),
             _ => false,
@@ -222,13 +292,13 @@ impl Node {
 }
 
 /// Splits the rows of a leaf, of which the one at `index` is new. If it is the last one, more will come behind it.
-fn split(rows: &mut Packed, index: usize) -> Split {
+fn split(rows: &mut Packed, index: usize) -> Changed {
     let last = rows.len() - 1;
     let right = rows.split_off(if index == last { last } else { rows.middle() });
     // The shortest key that tells the two apart.
     let (left, first) = (rows.key(rows.len() - 1), right.key(0));
     let common = common_len(left, first);
-    Split { separator: first[..=common].to_vec(), right: Node::Leaf(Arc::new(right)) }
+    Changed::Split { separator: first[..=common].to_vec(), right: Node::Leaf(Arc::new(right)) }
 }
 
 impl Branch {
@@ -238,32 +308,39 @@ impl Branch {
     }
 
     /// Splits it, after the child at `index` was added.
-    fn split(&mut self, index: usize) -> Split {
+    fn split(&mut self, index: usize) -> Changed {
         let count = self.children.len();
         let middle = if index == count - 1 { count - 2 } else { count / 2 };
         let children = self.children.split_off(middle);
         let separators = self.separators.split_off(middle);
         let separator = self.separators.key(middle - 1).to_vec();
         self.separators.remove(middle - 1);
-        Split { separator, right: Node::Branch(Arc::new(Self { separators, children })) }
+        Changed::Split { separator, right: Node::Branch(Arc::new(Self { separators, children })) }
     }
 
-    /// Removes the child at `index` if it is empty, and joins it with a neighbour if it is small.
-    fn mend(&mut self, index: usize) {
-        let child = &self.children[index];
-        if child.is_empty() {
+    /// Removes the child at `index` if it is empty. Returns whether it was.
+    fn drop_if_empty(&mut self, index: usize) -> bool {
+        let is_empty = self.children[index].is_empty();
+        if is_empty {
             self.children.remove(index);
             if self.separators.len() > 0 {
                 self.separators.remove(index.saturating_sub(1));
             }
-        } else if child.is_small() {
-            let pairs = [index.checked_sub(1), Some(index)].into_iter().flatten();
-            let mut pairs = pairs.filter(|&left| left + 1 < self.children.len());
-            if let Some(left) = pairs.find(|&left| self.children[left].can_join(&self.children[left + 1])) {
-                let right = self.children.remove(left + 1);
-                self.children[left].join(self.separators.key(left), &right);
-                self.separators.remove(left);
-            }
+        }
+        is_empty
+    }
+
+    /// Joins the child at `index` with a neighbour if it is small.
+    fn join_if_small(&mut self, index: usize) {
+        if !self.children[index].is_small() {
+            return;
+        }
+        let pairs = [index.checked_sub(1), Some(index)].into_iter().flatten();
+        let mut pairs = pairs.filter(|&left| left + 1 < self.children.len());
+        if let Some(left) = pairs.find(|&left| self.children[left].can_join(&self.children[left + 1])) {
+            let right = self.children.remove(left + 1);
+            self.children[left].join(self.separators.key(left), &right);
+            self.separators.remove(left);
         }
     }
 }
@@ -344,7 +421,7 @@ mod tests {
             Node::Leaf(rows) => {
                 assert!(is_root || rows.len() > 0, "an empty leaf");
                 assert!(rows.len() <= LEAF_ROWS_MAX);
-                assert!(rows.bytes_len() <= LEAF_LEN_MAX || rows.len() == 1);
+                assert!(rows.bytes_len() <= leaf_len_max(rows.common_len()) || rows.len() == 1);
                 let keys: Vec<_> = (0..rows.len()).map(|index| rows.key(index)).collect();
                 assert!(keys.is_sorted_by(|a, b| a < b));
                 assert!(keys.iter().all(|key| *key >= low && high.is_none_or(|high| *key < high)));
@@ -371,7 +448,6 @@ mod tests {
     /// Compares `rows` with what they should be, whole and in both directions within `range`.
     fn compare(rows: &Rows, model: &Model, range: &KeyRange) {
         check(&rows.root, &[], None, true);
-        assert_eq!(rows.len(), model.len());
         assert!(rows.iter().eq(model.iter().map(|(k, v)| (&k[..], &v[..]))));
         let expected: Vec<_> =
             model.iter().filter(|(key, _)| range.contains(key)).map(|(k, v)| (&k[..], &v[..])).collect();
@@ -397,12 +473,19 @@ mod tests {
         #[test]
         fn it_is_an_ordered_map_and_its_clones_stay_as_they_are(
             steps in prop::collection::vec((any::<u16>(), prop::option::weighted(0.6, 0..400_usize)), 1..1_500),
+            clears in prop::collection::btree_map(0..1_500_usize, (any::<u16>(), any::<u16>()), 0..8),
             begin: u16, end: u16, at: u16,
         ) {
             let range = KeyRange::new(key(begin), key(end));
             let (mut rows, mut model) = (Rows::default(), Model::new());
             let mut kept = (rows.clone(), model.clone());
             for (index, (n, len)) in steps.iter().enumerate() {
+                if let Some((a, b)) = clears.get(&index) {
+                    let cleared = KeyRange::new(key(*a.min(b)), key(*a.max(b)));
+                    rows.remove_range(&cleared);
+                    model.retain(|key, _| !cleared.contains(key));
+                    compare(&rows, &model, &range);
+                }
                 let key = key(*n);
                 let value = len.map(|len| vec![*n as u8; len]);
                 rows.change(&key, |old| {
@@ -445,8 +528,67 @@ mod tests {
             }
             compare(&rows, &model, &all());
             let leaves = leaves(&rows.root);
-            assert!(leaves < rows.len() / 4, "{leaves} leaves have {} rows", rows.len());
+            assert!(leaves < model.len() / 8, "{leaves} leaves have {} rows", model.len());
         }
+    }
+
+    /// Regression: leaves of a few large rows, and leaves whose values became short, stayed as they were for ever.
+    #[test]
+    fn rows_that_become_short_are_joined() {
+        let number = |n: u32| n.to_be_bytes();
+        let mut rows = Rows::default();
+        for n in 0..3_000 {
+            rows.change(&number(n), |_| Some([7; 600]));
+        }
+        let before = leaves(&rows.root);
+        for n in 0..3_000 {
+            rows.change(&number(n), |_| Some([7; 4]));
+        }
+        let after = leaves(&rows.root);
+        assert!(before >= 1_000 && after < 300, "{before} leaves became {after}");
+    }
+
+    /// Regression: each row with a key of 10 kB had a leaf of its own, and so a separator as long as the key.
+    #[test]
+    fn separators_are_short_beside_the_keys_that_they_separate() {
+        let key = |n: u32| [&[7; 5_000][..], &n.to_be_bytes()].concat();
+        let (mut rows, mut keys) = (Rows::default(), 0);
+        for n in 0..1_000_u32 {
+            rows.change(&key(n * 367 % 1_000), |_| Some([]));
+            keys += key(n).len();
+        }
+        check(&rows.root, &[], None, true);
+        let separators = separators_len(&rows.root);
+        assert!(separators * 3 < keys, "{separators} bytes of separators, {keys} of keys");
+        // Another key ends what they have in common.
+        rows.change(b"a", |_| Some([]));
+        assert!((0..1_000).all(|n| rows.get(&key(n)).is_some()) && rows.get(b"a").is_some());
+    }
+
+    fn separators_len(node: &Node) -> usize {
+        match node {
+            Node::Leaf(_) => 0,
+            Node::Branch(branch) => {
+                branch.separators.bytes_len() + branch.children.iter().map(separators_len).sum::<usize>()
+            }
+        }
+    }
+
+    /// A range is removed without a look at its rows: what a snapshot shares stays shared.
+    #[test]
+    fn a_removed_range_costs_its_ends() {
+        let number = |n: u32| n.to_be_bytes();
+        let mut rows = Rows::default();
+        for n in 0..20_000 {
+            rows.change(&number(n), |_| Some([7; 40]));
+        }
+        let before = rows.clone();
+        rows.remove_range(&KeyRange::new(number(100).to_vec(), number(19_900).to_vec()));
+        assert_eq!((rows.iter().count(), before.iter().count()), (200, 20_000));
+        check(&rows.root, &[], None, true);
+        assert!(leaves(&rows.root) < 20);
+        rows.remove_range(&all());
+        assert!(matches!(&rows.root, Node::Leaf(leaf) if leaf.len() == 0));
     }
 
     fn leaves(node: &Node) -> usize {

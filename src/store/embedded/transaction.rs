@@ -148,10 +148,12 @@ impl State {
         let snapshot = if let Some(snapshot) = &self.snapshot {
             snapshot
         } else {
-            let mut core = engine.core();
             let snapshot = match self.version {
-                Some(version) => core.snapshot_at(version)?,
-                None => core.snapshot(now),
+                Some(version) => {
+                    let past = engine.core().past(version)?;
+                    past.snapshot()
+                }
+                None => engine.core().snapshot(now),
             };
             self.request.snapshot = Some((snapshot.version, snapshot.taken));
             self.snapshot.insert(snapshot)

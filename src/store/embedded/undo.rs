@@ -1,31 +1,44 @@
-//! [`Undo`]: what a group of commits has replaced, as bytes.
+//! [`Undo`]: what commits have written, and what was there before, as bytes.
 //!
-//! It is kept for as long as a transaction lives. As bytes in one block it costs a commit one allocation, and the values
-//! that were replaced give their memory back at once. If they are many, the tree as it was is shared instead of
-//! further values.
+//! It is kept for as long as a transaction lives: so that an earlier version can be read again, and so that the commit
+//! of a transaction finds what was written since it has read. As bytes in one block a write costs no allocation, and
+//! the values that were replaced give their memory back at once. If they are many, the tree as it was is shared instead
+//! of further values.
 
-use super::rows::Rows;
+use super::{conflicts::ReadConflict, rows::Rows};
+use crate::store::KeyRange;
 
-/// The length of a missing value.
+/// The length of a missing value, and of one that the write has left as it was.
 const MISSING: u32 = u32::MAX;
+const KEPT: u32 = u32::MAX - 1;
 
 /// How many bytes of replaced rows are copied before the tree is shared. Few in tests, so that they meet it.
 const COPIED_LEN_MAX: usize = if cfg!(test) { 4_096 } else { 1 << 20 };
 
+/// The most rows of a cleared range that are noted one by one.
+const CLEARED_NOTED_MAX: usize = 32;
+
+/// The most bytes of notes that the reads of a commit are compared with, times the reads; more are sorted before.
+const COMPARED_LEN_MAX: usize = if cfg!(test) { 512 } else { 1 << 17 };
+
 /// The most bytes that are kept for the next group.
 const KEPT_LEN: usize = 65_536;
 
-/// The written keys in their order, each with its value before.
-#[derive(Debug, Default)]
+/// The written keys in the order of the writes, each with its value before.
+#[derive(Debug, Default, Clone)]
 pub(super) struct Undo {
     bytes: Vec<u8>,
     /// From where on only keys were noted, and the rows at that moment.
     shared: Option<(usize, Rows)>,
+    /// Cleared ranges of many rows, each with the rows before.
+    cleared: Vec<(KeyRange, Rows)>,
+    /// The places of the notes among the first `sorted_len` bytes, in the order of their keys; of each key the last.
+    sorted: Vec<usize>,
+    sorted_len: usize,
 }
 
 impl Undo {
-    /// How many bytes it keeps.
-    #[cfg(test)]
+    /// How many bytes the notes take.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -33,6 +46,11 @@ impl Undo {
     /// Whether so much was replaced that it should share the rows.
     pub fn is_full(&self) -> bool {
         self.shared.is_none() && self.bytes.len() > COPIED_LEN_MAX
+    }
+
+    /// Whether it has the rows of some moment.
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
     }
 
     /// Shares `rows`, the present ones, instead of copying what is replaced from now on.
@@ -43,69 +61,181 @@ impl Undo {
     /// Notes that `key`, which had the value `before`, is written.
     pub fn push(&mut self, key: &[u8], before: Option<&[u8]>) {
         let before = before.filter(|_| self.shared.is_none());
-        let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("keys and values have limits far below");
-        self.bytes.extend_from_slice(&len(key).to_ne_bytes());
-        self.bytes.extend_from_slice(&before.map_or(MISSING, len).to_ne_bytes());
+        self.note(key, before.map_or(MISSING, len_of), before.unwrap_or_default());
+    }
+
+    /// Notes that `key` is written and keeps its value.
+    pub fn push_kept(&mut self, key: &[u8]) {
+        self.note(key, KEPT, &[]);
+    }
+
+    fn note(&mut self, key: &[u8], value_len: u32, value: &[u8]) {
+        self.bytes.extend_from_slice(&len_of(key).to_ne_bytes());
+        self.bytes.extend_from_slice(&value_len.to_ne_bytes());
         self.bytes.extend_from_slice(key);
-        self.bytes.extend_from_slice(before.unwrap_or_default());
+        self.bytes.extend_from_slice(value);
     }
 
-    /// The written keys, in the order of the writes.
+    /// Notes that `range` of `rows`, the present ones, is cleared.
+    pub fn push_cleared(&mut self, range: &KeyRange, rows: &Rows) {
+        if rows.range(range, false).nth(CLEARED_NOTED_MAX).is_none() {
+            rows.range(range, false).for_each(|(key, value)| self.push(key, Some(value)));
+            return;
+        }
+        if self.shared.is_none() {
+            self.share(rows.clone());
+        }
+        self.cleared.push((range.clone(), rows.clone()));
+    }
+
+    /// The keys that were written one by one, in the order of the writes.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        noted(&self.bytes).map(|(key, _)| key)
+        self.notes(0, self.bytes.len()).filter(|note| note.value_len != KEPT).map(|note| note.key)
     }
 
-    /// Makes of `rows`, as they were after the writes, those before them.
-    pub fn revert(&self, rows: &mut Rows) {
-        let copied = match &self.shared {
-            Some((len, before)) => {
+    /// The ranges of many rows that were cleared, each with the rows before.
+    pub fn cleared(&self) -> &[(KeyRange, Rows)] {
+        &self.cleared
+    }
+
+    /// Makes of `rows`, as they were after the writes, those before the writes from the place `begin` on.
+    pub fn revert(&self, begin: usize, rows: &mut Rows) {
+        let end = match &self.shared {
+            Some((end, before)) => {
                 rows.clone_from(before);
-                &self.bytes[..*len]
+                *end
             }
-            None => &self.bytes,
+            None => self.bytes.len(),
         };
-        let replaced: Vec<_> = noted(copied).collect();
-        for (key, value) in replaced.into_iter().rev() {
-            rows.change(key, |_| value);
+        let replaced: Vec<_> = self.notes(begin, end).filter(|note| note.value_len != KEPT).collect();
+        for note in replaced.into_iter().rev() {
+            rows.change(note.key, |_| note.before());
         }
     }
 
-    /// Takes all, in no more memory than it needs. Leaves the memory of little for the next group.
-    pub fn take(&mut self) -> Self {
-        let shared = self.shared.take();
-        if let Some((len, _)) = shared {
-            self.bytes.truncate(len);
+    /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on.
+    pub fn prepare(&mut self, begin: usize, reads: usize) {
+        let compared = self.bytes.len().saturating_sub(self.sorted_len.max(begin));
+        if compared.saturating_mul(reads) > COMPARED_LEN_MAX {
+            self.sort();
         }
-        let bytes = if self.bytes.len() <= KEPT_LEN {
-            self.bytes.clone()
-        } else {
-            let mut bytes = std::mem::take(&mut self.bytes);
-            bytes.shrink_to_fit();
-            bytes
-        };
-        Self { bytes, shared }
+    }
+
+    /// Sorts what is not sorted yet.
+    pub fn sort(&mut self) {
+        let mut sorted = std::mem::take(&mut self.sorted);
+        sorted.extend(self.notes(self.sorted_len, self.bytes.len()).map(|note| note.at));
+        // It leaves the notes of a key in their order.
+        sorted.sort_by(|&a, &b| self.key(a).cmp(self.key(b)));
+        sorted.dedup_by(|later, last| {
+            let is_same = self.key(*later) == self.key(*last);
+            if is_same {
+                *last = *later;
+            }
+            is_same
+        });
+        self.sorted = sorted;
+        self.sorted_len = self.bytes.len();
+    }
+
+    /// Whether a key of `read` was written from the place `begin` on.
+    pub fn has_written(&self, read: &ReadConflict, begin: usize) -> bool {
+        self.has_sorted(read, begin)
+            || self.notes(self.sorted_len.max(begin), self.bytes.len()).any(|note| read.contains(note.key))
+    }
+
+    /// [`Undo::has_written`] among what is sorted.
+    fn has_sorted(&self, read: &ReadConflict, begin: usize) -> bool {
+        if begin >= self.sorted_len {
+            return false;
+        }
+        match read {
+            ReadConflict::Key(key) => {
+                let found = self.sorted.binary_search_by(|&at| self.key(at).cmp(key));
+                found.is_ok_and(|index| self.sorted[index] >= begin)
+            }
+            ReadConflict::Range(range) => {
+                let first = self.sorted.partition_point(|&at| self.key(at) < &range.begin[..]);
+                let within = self.sorted[first..].iter().take_while(|&&at| self.key(at) < &range.end[..]);
+                within.into_iter().any(|&at| at >= begin)
+            }
+        }
+    }
+
+    /// Adds the notes of `other`, which has no shared rows.
+    pub fn append(&mut self, other: &Self) {
+        self.bytes.extend_from_slice(&other.bytes);
+    }
+
+    /// Takes no more notes: takes no more memory than it needs, and sorts them.
+    pub fn seal(&mut self) {
+        self.cleared = Vec::new();
+        self.bytes.shrink_to_fit();
+        self.sort();
+        self.sorted.shrink_to_fit();
     }
 
     /// Forgets all, and keeps the memory if it is little.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT_LEN);
+        self.sorted.clear();
+        self.sorted.shrink_to(KEPT_LEN / size_of::<usize>());
+        self.sorted_len = 0;
+        self.cleared.clear();
         self.shared = None;
+    }
+
+    /// The key of the note at the place `at`.
+    fn key(&self, at: usize) -> &[u8] {
+        Note::read(&self.bytes, at).key
+    }
+
+    /// The notes from the place `begin` up to the place `end`.
+    fn notes(&self, begin: usize, end: usize) -> impl Iterator<Item = Note<'_>> {
+        let mut at = begin;
+        std::iter::from_fn(move || {
+            (at < end).then(|| {
+                let note = Note::read(&self.bytes, at);
+                at = note.end();
+                note
+            })
+        })
     }
 }
 
-/// The keys in `bytes` with their values before, in the order of the writes.
-fn noted(bytes: &[u8]) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-    let mut rest = bytes;
-    std::iter::from_fn(move || {
-        let (key_len, behind) = rest.split_first_chunk()?;
-        let (value_len, behind) = behind.split_first_chunk().expect("both lengths were written");
-        let (key, behind) = behind.split_at(u32::from_ne_bytes(*key_len) as usize);
-        let before = match u32::from_ne_bytes(*value_len) {
-            MISSING => None,
-            len => Some(&behind[..len as usize]),
-        };
-        rest = &behind[before.map_or(0, <[u8]>::len)..];
-        Some((key, before))
-    })
+/// A written key.
+struct Note<'a> {
+    /// Its place in `bytes`.
+    at: usize,
+    key: &'a [u8],
+    value_len: u32,
+    bytes: &'a [u8],
+}
+
+/// The bytes of the two lengths before a key.
+const LENS_LEN: usize = 2 * size_of::<u32>();
+
+impl<'a> Note<'a> {
+    fn read(bytes: &'a [u8], at: usize) -> Self {
+        let (lens, behind) = bytes[at..].split_at(LENS_LEN);
+        let len = |bytes: &[u8]| u32::from_ne_bytes(bytes.try_into().expect("both lengths were written"));
+        let (key_len, value_len) = (len(&lens[..4]), len(&lens[4..]));
+        Self { at, key: &behind[..key_len as usize], value_len, bytes }
+    }
+
+    /// The value before the write.
+    fn before(&self) -> Option<&'a [u8]> {
+        let begin = self.at + LENS_LEN + self.key.len();
+        (self.value_len != MISSING).then(|| &self.bytes[begin..self.end()])
+    }
+
+    fn end(&self) -> usize {
+        let value_len = if self.value_len >= KEPT { 0 } else { self.value_len as usize };
+        self.at + LENS_LEN + self.key.len() + value_len
+    }
+}
+
+fn len_of(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).expect("keys and values have limits far below")
 }

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use foldhash::fast::FixedState;
 use tokio::sync::oneshot;
 
-use crate::{base::error::StoreError, store::limits::WATCHES_MAX};
+use crate::{
+    base::error::StoreError,
+    store::{KeyRange, limits::WATCHES_MAX},
+};
 
 /// A watch of a transaction, which its commit will arm.
 #[derive(Debug)]
@@ -83,6 +86,11 @@ impl Watches {
         if waiting.is_empty() {
             self.armed.remove(key);
         }
+    }
+
+    /// The keys of `range` with armed watches.
+    pub fn keys(&self, range: &KeyRange) -> Vec<Bytes> {
+        self.armed.keys().filter(|key| range.contains(key)).cloned().collect()
     }
 
     /// Whether no watch is armed.

@@ -74,7 +74,7 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
     };
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);
-    let report = FolderReport { rows: root.len(), version, damages, torn_len, is_open };
+    let report = FolderReport { rows: root.iter().count(), version, damages, torn_len, is_open };
     Ok(Inspection { root, history, report })
 }
 

@@ -204,8 +204,9 @@ impl Reading<'_> {
                 Kind::End => {
                     let count = Reader::new("end of a snapshot", &record.payload).u64()?;
                     is_finished = true;
-                    if count != contents.root.len() as u64 {
-                        let what = format!("{count} rows were written, {} are there", contents.root.len());
+                    let found = contents.root.iter().count();
+                    if count != found as u64 {
+                        let what = format!("{count} rows were written, {found} are there");
                         reading.damage(snapshot::name(number), at, what);
                     }
                 }

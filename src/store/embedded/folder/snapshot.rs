@@ -42,7 +42,7 @@ pub(super) fn write(
             Ok::<_, io::Error>(at)
         };
         write(Kind::Snapshot, &|out| history.append_to(out))?;
-        let (mut rows, mut count) = (Vec::new(), 0_u32);
+        let (mut rows, mut count, mut total) = (Vec::new(), 0_u32, 0_u64);
         let mut write_rows = |rows: &mut Vec<u8>, count: &mut u32| {
             write(Kind::Rows, &|out| {
                 out.extend_from_slice(&count.to_be_bytes());
@@ -54,7 +54,7 @@ pub(super) fn write(
         };
         for (key, value) in root.iter() {
             record::append_row(&mut rows, key, Some(value));
-            count += 1;
+            (count, total) = (count + 1, total + 1);
             if rows.len() >= RECORD_LEN {
                 write_rows(&mut rows, &mut count)?;
             }
@@ -62,7 +62,7 @@ pub(super) fn write(
         if count > 0 {
             write_rows(&mut rows, &mut count)?;
         }
-        write(Kind::End, &|out| out.extend_from_slice(&(root.len() as u64).to_be_bytes()))
+        write(Kind::End, &|out| out.extend_from_slice(&total.to_be_bytes()))
     })?;
     Ok(len)
 }

@@ -1,0 +1,212 @@
+//! [`Recent`]: the groups of commits of as long as a transaction lives.
+//!
+//! The resolver asks one question of it: was this key or range written after that version? And readers of an earlier
+//! version ask what the groups since have replaced. What groups have written is in *blocks* of a few thousand writes, in the
+//! order of the versions. The last block is open: a commit adds its writes at the end, and a young transaction, as most
+//! are, is compared with the last few of them one by one. A block that is full is sorted once, for older transactions. It
+//! is dropped as a whole.
+//!
+//! Cleared ranges and explicit write conflicts are in [`WrittenRanges`](super::conflicts::WrittenRanges).
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use super::{conflicts::ReadConflict, rows::Rows, undo::Undo};
+use crate::store::TRANSACTION_LIFETIME;
+
+/// The most bytes of writes in a block of several groups. Few in tests, so that they meet full ones.
+const BLOCK_LEN_MAX: usize = if cfg!(test) { 2_048 } else { 1 << 17 };
+
+/// A published group.
+#[derive(Debug)]
+struct Group {
+    version: u64,
+    /// When it was published.
+    at: Duration,
+    /// When the previous version was last given out.
+    given_out_before: Duration,
+    /// Where its writes begin in their block.
+    begin: usize,
+}
+
+/// What some groups have written, one behind the other.
+#[derive(Debug, Default, Clone)]
+struct Block {
+    undo: Undo,
+    /// The versions of its first and its last group.
+    oldest: u64,
+    newest: u64,
+}
+
+/// The groups of the last [`TRANSACTION_LIFETIME`].
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    /// Oldest first.
+    groups: VecDeque<Group>,
+    /// Full blocks, oldest first.
+    full: VecDeque<Arc<Block>>,
+    open: Block,
+}
+
+/// What was replaced since some version.
+pub(super) struct Since {
+    /// The blocks, newest first, each with the place from which on its writes count.
+    blocks: Vec<(Arc<Block>, usize)>,
+    /// When that version was last given out, if there are later ones.
+    pub given_out: Option<Duration>,
+}
+
+impl Since {
+    /// Makes of the newest `rows` those at that version.
+    pub fn revert(&self, rows: &mut Rows) {
+        for (block, begin) in &self.blocks {
+            block.undo.revert(*begin, rows);
+        }
+    }
+}
+
+impl Recent {
+    /// Adds a group, the newest, and leaves `undo` empty.
+    pub fn push(&mut self, version: u64, (at, given_out_before): (Duration, Duration), undo: &mut Undo) {
+        let has_own_block = undo.is_shared() || undo.len() > BLOCK_LEN_MAX;
+        if has_own_block || self.open.undo.len() + undo.len() > BLOCK_LEN_MAX {
+            self.end_block();
+        }
+        let begin = self.open.undo.len();
+        self.groups.push_back(Group { version, at, given_out_before, begin });
+        if begin == 0 {
+            self.open.oldest = version;
+        }
+        self.open.newest = version;
+        if has_own_block {
+            std::mem::swap(&mut self.open.undo, undo);
+            self.end_block();
+        } else {
+            self.open.undo.append(undo);
+        }
+        undo.clear();
+    }
+
+    /// Begins another block.
+    fn end_block(&mut self) {
+        let mut block = std::mem::take(&mut self.open);
+        if block.newest > 0 {
+            block.undo.seal();
+            self.full.push_back(Arc::new(block));
+        }
+    }
+
+    /// The first group after `version`.
+    fn first_after(&self, version: u64) -> Option<&Group> {
+        self.groups.get(self.groups.partition_point(|group| group.version <= version))
+    }
+
+    /// Where in `block` the writes after `version` begin, of which `first` is the first group.
+    fn begin_in(block: &Block, version: u64, first: &Group) -> usize {
+        if block.oldest > version { 0 } else { first.begin }
+    }
+
+    /// Gets ready for a commit that compares `reads` keys and ranges with what was written after `version`.
+    pub fn prepare(&mut self, version: u64, reads: usize) {
+        if self.open.newest > version
+            && let Some(first) = self.first_after(version)
+        {
+            let begin = Self::begin_in(&self.open, version, first);
+            self.open.undo.prepare(begin, reads);
+        }
+    }
+
+    /// Whether a key of `read` was written after `version`.
+    pub fn written_after(&self, read: &ReadConflict, version: u64) -> bool {
+        self.first_after(version).is_some_and(|first| {
+            let full = self.full.iter().rev().map(|block| &**block);
+            let open = (self.open.newest > version).then_some(&self.open);
+            let mut blocks = open.into_iter().chain(full.take_while(|block| block.newest > version));
+            blocks.any(|block| block.undo.has_written(read, Self::begin_in(block, version, first)))
+        })
+    }
+
+    /// What was replaced after `version`.
+    pub fn since(&self, version: u64) -> Since {
+        let Some(first) = self.first_after(version) else {
+            return Since { blocks: Vec::new(), given_out: None };
+        };
+        // Commits go on in the open block, so this is a copy of it.
+        let open = (self.open.newest > version).then(|| Arc::new(self.open.clone()));
+        let full = self.full.iter().rev().take_while(|block| block.newest > version);
+        let blocks = open.into_iter().chain(full.cloned());
+        let blocks = blocks.map(|block| {
+            let begin = Self::begin_in(&block, version, first);
+            (block, begin)
+        });
+        Since { blocks: blocks.collect(), given_out: Some(first.given_out_before) }
+    }
+
+    /// Drops the groups that no transaction can conflict with or read before at the time `now`. Returns the version of
+    /// the newest of them.
+    pub fn forget(&mut self, now: Duration) -> Option<u64> {
+        let mut forgotten = None;
+        while let Some(group) =
+            self.groups.pop_front_if(|group| now.saturating_sub(group.at) > TRANSACTION_LIFETIME)
+        {
+            forgotten = Some(group.version);
+        }
+        if let Some(version) = forgotten {
+            while self.full.pop_front_if(|block| block.newest <= version).is_some() {}
+            if self.open.newest <= version {
+                self.open.undo.clear();
+                self.open.newest = 0;
+            }
+        }
+        forgotten
+    }
+
+    /// How many bytes the writes take.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.full.iter().map(|block| block.undo.len()).sum::<usize>() + self.open.undo.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::KeyRange;
+
+    #[test]
+    fn what_was_written_after_a_version_is_found_until_it_is_forgotten() {
+        let (mut recent, mut undo) = (Recent::default(), Undo::default());
+        let last = 1_000;
+        for version in 1..=last {
+            undo.push(format!("{version:06}").as_bytes(), None);
+            undo.push(b"hot", Some(b"before"));
+            recent.push(version, (Duration::from_millis(version), Duration::ZERO), &mut undo);
+            assert_eq!(undo.len(), 0);
+        }
+        assert!(recent.full.len() > 10, "{} blocks", recent.full.len());
+        let key = |version: u64| ReadConflict::Key(format!("{version:06}").into());
+        let range = |begin: u64, end: u64| {
+            ReadConflict::Range(KeyRange::new(format!("{begin:06}"), format!("{end:06}")))
+        };
+        let check = |recent: &Recent| {
+            for version in [1, 2, last / 2, last] {
+                assert!(recent.written_after(&key(version), version - 1));
+                assert!(!recent.written_after(&key(version), version));
+                assert!(recent.written_after(&range(version, version + 1), version - 1));
+                assert!(!recent.written_after(&range(1, version + 1), version));
+            }
+            assert!(recent.written_after(&ReadConflict::Key("hot".into()), last - 1));
+            assert!(!recent.written_after(&ReadConflict::Key("hotter".into()), 0));
+        };
+        check(&recent);
+        recent.prepare(0, 1_000);
+        check(&recent);
+
+        let ms = |version: u64| TRANSACTION_LIFETIME + Duration::from_millis(version);
+        assert_eq!(recent.forget(ms(0)), None);
+        assert_eq!(recent.forget(ms(last / 2 + 1)), Some(last / 2));
+        assert!(recent.written_after(&key(last / 2 + 1), last / 2), "what is newer stays");
+        assert!(!recent.written_after(&key(1), last / 2), "what is older is gone with its block");
+        assert_eq!(recent.forget(ms(last + 1)), Some(last));
+        assert!(recent.full.is_empty() && recent.groups.is_empty() && recent.len() == 0);
+    }
+}
