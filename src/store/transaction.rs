@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
 
 use super::{
     AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
@@ -74,7 +75,28 @@ struct Tries {
 /// A listener to the commit of a transaction.
 pub(crate) trait AfterCommit: Send + Sync {
     /// The commit has succeeded, or may have. Must not block.
-    fn committed(&self, token: u64);
+    fn committed(&self, token: u32);
+}
+
+/// Small numbers, a bit each.
+#[derive(Default)]
+struct Tokens(SmallVec<[u64; 1]>);
+
+impl Tokens {
+    fn insert(&mut self, token: u32) {
+        let (word, bit) = (token as usize / 64, token % 64);
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << bit;
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u32> {
+        let words = (0_u32..).step_by(64).zip(&self.0);
+        words.flat_map(|(first, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        })
+    }
 }
 
 /// The writes that a transaction holds back until its commit, to merge them.
@@ -90,8 +112,8 @@ struct Held {
     rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
     /// By feed, how often it was removed.
     removals: BTreeMap<Bytes, u64>,
-    /// The listeners to the commit, each with its token.
-    listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
+    /// The listeners to the commit, each with its tokens.
+    listeners: Vec<(Arc<dyn AfterCommit>, Tokens)>,
     /// About the bytes that `counts` and `stamps` add to the size of the transaction.
     merged_len: usize,
 }
@@ -214,8 +236,8 @@ impl Transaction {
         // The call is a hint. After an unknown result the caller may find that all is done, and never try again.
         if result.as_ref().is_ok_and(Option::is_some) || result.as_ref().is_err_and(Error::is_maybe_committed)
         {
-            for (listener, token) in listeners {
-                listener.committed(token);
+            for (listener, tokens) in listeners {
+                tokens.iter().for_each(|token| listener.committed(token));
             }
         }
         Ok(result?.map(|versionstamp| Committed { versionstamp }))
@@ -347,13 +369,17 @@ impl Transaction {
         self.held().removals.get(feed).copied().unwrap_or_default()
     }
 
-    /// Calls `listener` with `token` once the commit has succeeded, or may have; once, however often this is called.
-    pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u64) {
+    /// Calls `listener` with `token`, a small number, once the commit has succeeded, or may have; once, however often
+    /// this is called.
+    pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u32) {
         let mut held = self.held();
-        let known =
-            |(other, with): &(Arc<dyn AfterCommit>, u64)| *with == token && Arc::ptr_eq(other, listener);
-        if !held.listeners.iter().rev().any(known) {
-            held.listeners.push((Arc::clone(listener), token));
+        let known = held.listeners.iter_mut().find(|(other, _)| Arc::ptr_eq(other, listener));
+        if let Some((_, tokens)) = known {
+            tokens.insert(token);
+        } else {
+            let mut tokens = Tokens::default();
+            tokens.insert(token);
+            held.listeners.push((Arc::clone(listener), tokens));
         }
     }
 

@@ -205,7 +205,7 @@ enum Scope {
 }
 
 impl AfterCommit for Ticket {
-    fn committed(&self, _: u64) {
+    fn committed(&self, _: u32) {
         if let Scope::Rows { to, .. } = self.scope {
             self.right.stored.raise(to);
         }

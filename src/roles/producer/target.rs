@@ -47,7 +47,7 @@ impl EventTarget for Transaction {
     }
 
     fn receive(&self, receipt: Receipt) {
-        let partition = receipt.partition.0.into();
+        let partition = receipt.partition.0;
         let context: Arc<dyn AfterCommit> = receipt.context;
         self.after_commit(&context, partition);
     }
@@ -55,8 +55,8 @@ impl EventTarget for Transaction {
 
 /// Rings for the partition whose number is the token.
 impl AfterCommit for Context {
-    fn committed(&self, token: u64) {
-        self.signals.ring(Partition(token as u32));
+    fn committed(&self, token: u32) {
+        self.signals.ring(Partition(token));
     }
 }
 

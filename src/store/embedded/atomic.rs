@@ -58,12 +58,19 @@ pub(super) fn apply(op: AtomicOp, value: Option<&[u8]>, operand: &Bytes) -> Effe
 pub(super) fn add(old: &[u8], operand: &[u8]) -> SmallVec<[u8; 64]> {
     let mut total = SmallVec::from_slice(operand);
     let (mut rest, mut carry) = (old, false);
-    for part in total.chunks_mut(WORD_LEN) {
-        let word = take_word(&mut rest);
-        let (sum, over) = word.overflowing_add(take_word(&mut &*part));
+    let mut add = |word: u64| {
+        let (sum, over) = take_word(&mut rest).overflowing_add(word);
         let (sum, carried) = sum.overflowing_add(carry.into());
         carry = over || carried;
-        part.copy_from_slice(&sum.to_le_bytes()[..part.len()]);
+        sum.to_le_bytes()
+    };
+    let (words, last) = total.as_chunks_mut();
+    for word in words {
+        *word = add(u64::from_le_bytes(*word));
+    }
+    if !last.is_empty() {
+        let sum = add(take_word(&mut &*last));
+        last.copy_from_slice(&sum[..last.len()]);
     }
     total
 }
