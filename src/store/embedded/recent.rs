@@ -3,8 +3,8 @@
 //! The resolver asks one question of it: was this key or range written after that version? And readers of an earlier
 //! version ask what the groups since have replaced. What groups have written is in *blocks* of a few thousand writes, in the
 //! order of the versions. The last block is open: a commit adds its writes at the end, and a young transaction, as most
-//! are, is compared with the last few of them one by one. A block that is full is sorted once, for older transactions. It
-//! is dropped as a whole.
+//! are, is compared with the last few of them one by one. A block that is full is sorted once, for older transactions,
+//! if any transaction was compared while it was open. It is dropped as a whole.
 //!
 //! Cleared ranges and explicit write conflicts are in [`WrittenRanges`](super::conflicts::WrittenRanges).
 
@@ -45,6 +45,8 @@ pub(super) struct Recent {
     /// Full blocks, oldest first.
     full: VecDeque<Arc<Block>>,
     open: Block,
+    /// Whether a commit was compared with anything since the open block began.
+    is_compared: bool,
 }
 
 /// What was replaced since some version.
@@ -89,8 +91,9 @@ impl Recent {
     /// Begins another block.
     fn end_block(&mut self) {
         let mut block = std::mem::take(&mut self.open);
+        let is_compared = std::mem::take(&mut self.is_compared);
         if block.newest > 0 {
-            block.undo.seal();
+            block.undo.seal(is_compared);
             self.full.push_back(Arc::new(block));
         }
     }
@@ -107,6 +110,7 @@ impl Recent {
 
     /// Gets ready for a commit that compares `reads` keys and ranges with what was written after `version`.
     pub fn prepare(&mut self, version: u64, reads: usize) {
+        self.is_compared |= reads > 0;
         if self.open.newest > version
             && let Some(first) = self.first_after(version)
         {
@@ -181,6 +185,8 @@ mod tests {
             undo.push(b"hot", Some(b"before"));
             recent.push(version, (Duration::from_millis(version), Duration::ZERO), &mut undo);
             assert_eq!(undo.len(), 0);
+            // Some blocks are sorted.
+            recent.prepare(version, usize::from(version > last / 2));
         }
         assert!(recent.full.len() > 10, "{} blocks", recent.full.len());
         let key = |version: u64| ReadConflict::Key(format!("{version:06}").into());

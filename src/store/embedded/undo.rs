@@ -167,12 +167,14 @@ impl Undo {
         self.bytes.extend_from_slice(&other.bytes);
     }
 
-    /// Takes no more notes: takes no more memory than it needs, and sorts them.
-    pub fn seal(&mut self) {
+    /// Gets no more notes: takes no more memory than it needs, and sorts them if they are to be `sorted`.
+    pub fn seal(&mut self, sorted: bool) {
         self.cleared = Vec::new();
         self.bytes.shrink_to_fit();
-        self.sort();
-        self.sorted.shrink_to_fit();
+        if sorted {
+            self.sort();
+            self.sorted.shrink_to_fit();
+        }
     }
 
     /// Forgets all, and keeps the memory if it is little.
