@@ -23,6 +23,8 @@ mod table;
 mod tail;
 mod target;
 mod topology;
+#[cfg(feature = "simulation")]
+mod torture;
 mod triggers;
 
 use std::{io::IsTerminal, process::ExitCode, time::Duration};
@@ -108,6 +110,9 @@ enum Command {
     /// Show or change the shards of a feed.
     #[command(subcommand)]
     Topology(topology::Command),
+    /// Run worlds in which everything goes wrong on real threads and in real time, and check the guarantees of the bus.
+    #[cfg(feature = "simulation")]
+    Torture(torture::Args),
     /// List and manage triggers, and the databases for which their jobs have failed.
     Triggers(triggers::Args),
 }
@@ -219,6 +224,8 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Status(args) => status::run(args, deadline).await,
         Command::Tail(args) => tail::run(args, deadline).await,
         Command::Topology(command) => topology::run(command, deadline).await,
+        #[cfg(feature = "simulation")]
+        Command::Torture(args) => torture::run(args).await,
         Command::Triggers(args) => triggers::run(args, deadline).await,
     }
 }

@@ -61,7 +61,7 @@ pub struct Args {
 }
 
 /// Parses `--intensity`.
-fn intensity(text: &str) -> Result<f64, String> {
+pub fn intensity(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| (0.0..=1_000.0).contains(number));
     number.ok_or_else(|| "it has to be a number from 0 to 1000".to_owned())
 }

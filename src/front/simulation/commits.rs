@@ -3,18 +3,26 @@
 //! A commit under way belongs to the world, not to its process: the fate of the process does not change whether it
 //! happens. So a crash between a commit and its answer is nothing special, and a late commit (1031) is just slow.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake},
+    thread::{self, Thread},
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
 
 use super::{
     event::Event,
+    findings::Findings,
     flight::{Flight, FlightState, Touched},
     issuer::Issuer,
     keyspace::show_all,
     link::Link,
-    oracle::{Change, ObservedCommit, is_fold},
+    oracle::{Change, ObservedCommit, Oracle, is_fold},
     shared::Shared,
     witness::{Fault, Witness},
 };
@@ -71,7 +79,7 @@ pub(super) fn send(
         None
     };
     link.note(|| format!("commits {}", show_all(&mutations)));
-    let state = Mutex::new(FlightState::Under { is_awaited: true });
+    let state = Mutex::new(FlightState::Under { is_awaited: true, waker: None });
     let (issuer, is_sure) = (link.issuer, is_late || shared.draw(0..=1) == 0);
     if is_late {
         commit.detach();
@@ -92,7 +100,7 @@ pub(super) fn send(
     let (awaited, shared) = (Awaited(flight), Arc::clone(shared));
     Box::pin(async move {
         env.sleep(there + back).await;
-        let result = awaited.take();
+        let result = awaited.await;
         match (result, after) {
             (Ok(_), Some(error)) => {
                 if folds {
@@ -108,19 +116,24 @@ pub(super) fn send(
 /// A commit with a waiting caller.
 struct Awaited(Arc<Flight>);
 
-impl Awaited {
-    /// Its result. The answer comes after the arrival.
-    fn take(&self) -> Result<Option<Versionstamp>> {
+impl Future for Awaited {
+    type Output = Result<Option<Versionstamp>>;
+
+    /// In simulated time the answer comes after the arrival; with threads the store may be behind.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self.0.state.lock() {
-            FlightState::Arrived(result) => result.take().expect("it is taken once"),
-            FlightState::Under { .. } => unreachable!("an answer comes after the arrival"),
+            FlightState::Arrived(result) => Poll::Ready(result.take().expect("it is taken once")),
+            FlightState::Under { waker, .. } => {
+                *waker = Some(context.waker().clone());
+                Poll::Pending
+            }
         }
     }
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        if let FlightState::Under { is_awaited } = &mut *self.0.state.lock() {
+        if let FlightState::Under { is_awaited, .. } = &mut *self.0.state.lock() {
             *is_awaited = false;
         }
     }
@@ -129,11 +142,13 @@ impl Drop for Awaited {
 impl Flight {
     /// Arrives at the store, which decides it. Returns what is in doubt if the store has lost its power meanwhile.
     pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Doubt> {
-        let is_awaited = matches!(*self.state.lock(), FlightState::Under { is_awaited: true });
+        let is_awaited = matches!(*self.state.lock(), FlightState::Under { is_awaited: true, .. });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
             return None;
         }
+        // Nobody reports what follows from this commit before it is judged.
+        let mut oracle = shared.oracle();
         // The rows before the commit; all of this happens at one moment.
         let before = self.engine.begin();
         ready(before.read_version()).expect("the engine can always be read");
@@ -145,7 +160,7 @@ impl Flight {
         if let Some(size) = shared.plan.fold_size_max.filter(|_| is_fold(&self.mutations)) {
             self.inner.set_option(TransactionOption::SizeLimit(size));
         }
-        let result = ready(self.inner.commit());
+        let result = wait(self.inner.commit());
         let Issuer { process, generation } = self.issuer;
         let too_large = StoreError::TRANSACTION_TOO_LARGE.code();
         if result.as_ref().is_err_and(|error| error.code() == Some(too_large)) {
@@ -157,7 +172,8 @@ impl Flight {
                     shared.witness(Witness::OrphanCommitted);
                 }
                 self.add_stamped(&mut touched, *stamp);
-                let records = self.judge(shared, (&*before, &*self.engine.begin()), touched, *stamp);
+                let records =
+                    self.judge((&**shared, &mut oracle), (&*before, &*self.engine.begin()), touched, *stamp);
                 shared.may_crash_before_answer(self.issuer, records);
             }
             Ok(None) => {}
@@ -172,18 +188,22 @@ impl Flight {
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.inner.conflicting_ranges()).unwrap_or_default();
                 let keys: Vec<_> = touched.into_keys().collect();
-                shared.oracle().refused(shared, (self.issuer, self.is_late), error.code(), &keys, &conflicts);
+                oracle.refused(shared, (self.issuer, self.is_late), error.code(), &keys, &conflicts);
             }
         }
-        *self.state.lock() = FlightState::Arrived(Some(result));
+        let arrived = FlightState::Arrived(Some(result));
+        let before = std::mem::replace(&mut *self.state.lock(), arrived);
+        if let FlightState::Under { waker: Some(waker), .. } = before {
+            waker.wake();
+        }
         None
     }
 
-    /// Has the oracle judge it: it was committed at `stamp`, between the reads `before` and `after`. Returns whether
+    /// Has `oracle` judge it: it was committed at `stamp`, between the reads `before` and `after`. Returns whether
     /// it records events.
     pub fn judge(
         &self,
-        shared: &Arc<Shared>,
+        (findings, oracle): (&Findings, &mut Oracle),
         (before, after): (&dyn TransactionBackend, &dyn TransactionBackend),
         touched: Touched,
         stamp: Versionstamp,
@@ -196,7 +216,7 @@ impl Flight {
             let after = get(after, &key);
             (key, Change { before, after })
         });
-        shared.note(|| format!("the store commits a transaction of {process}.{generation} at {stamp:?}"));
+        findings.note(|| format!("the store commits a transaction of {process}.{generation} at {stamp:?}"));
         let seen = ObservedCommit {
             issuer: self.issuer,
             stamp,
@@ -204,7 +224,7 @@ impl Flight {
             touched: touched.collect(),
             before: &|key: &[u8]| get(before, key),
         };
-        shared.oracle().committed(shared, &seen);
+        oracle.committed(findings, &seen);
         seen.records()
     }
 }
@@ -217,13 +237,33 @@ pub(super) struct Doubt {
     pub answer: Error,
 }
 
+/// The answer to a commit, for which this thread waits if the engine has a thread of its own.
+fn wait<T: Unpin>(mut answer: Answer<'_, T>) -> Result<T> {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match answer.poll_unpin(&mut context) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
 /// The answer of the engine, which never waits without a thread.
 pub(super) fn ready<T: Unpin>(answer: Answer<'_, T>) -> Result<T> {
     answer.now_or_never().expect("the engine answers at once")
 }
 
 /// Records the keys that `mutation` touches, except for those that get a stamp from the commit.
-fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut Touched) {
+pub(super) fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut Touched) {
     match mutation {
         Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..) => {}
         Mutation::Set(key, _) | Mutation::Clear(key) | Mutation::Atomic(_, key, _) => {

@@ -3,8 +3,9 @@
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
 mod jobs;
+mod real_time;
 
-use std::time::Duration;
+use std::{num::NonZeroUsize, time::Duration};
 
 use fastrand::Rng;
 
@@ -38,6 +39,8 @@ use crate::{
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct Plan {
+    /// The threads of each process, in real time; `None` if all share one, in simulated time.
+    pub threads: Option<NonZeroUsize>,
     /// Partitions of the bus.
     pub partitions: u32,
     /// Shards that the feed begins with.
@@ -200,6 +203,7 @@ impl Plan {
         let groups = random.usize(0..=2);
         let churns_groups = has_janitor && groups > 0 && random.u32(0..4) == 0;
         let plan = Self {
+            threads: None,
             partitions: 1 << random.u32(0..=3),
             shards: random.u32(1..=4),
             names: names(random),

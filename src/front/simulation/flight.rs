@@ -1,6 +1,6 @@
 //! [`Flight`]: a commit under way to the store. It belongs to the world, so that it can outlive its process.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, task::Waker};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -30,6 +30,8 @@ pub(super) enum FlightState {
     Under {
         /// Whether its caller still waits for it.
         is_awaited: bool,
+        /// Wakes the caller, if it has waited for longer than a commit takes.
+        waker: Option<Waker>,
     },
     /// It has arrived.
     Arrived(Option<Result<Option<Versionstamp>>>),
@@ -54,8 +56,8 @@ impl Flight {
     }
 }
 
-/// The key `operand` with `stamp` filled in.
-fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
+/// The key or value `operand`, whose last 4 bytes say where its stamp belongs, with `stamp` filled in.
+pub(super) fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
     let (key, place) = operand.split_at(operand.len() - 4);
     let place = u32::from_le_bytes(place.try_into().expect("four bytes were split off")) as usize;
     let mut key = key.to_vec();

@@ -23,6 +23,7 @@
 
 mod actors;
 mod app;
+mod cluster;
 mod commits;
 mod decoders;
 mod draw;
@@ -33,7 +34,9 @@ mod guarantee;
 mod issuer;
 mod keyspace;
 mod link;
+mod log;
 mod machine;
+mod notes;
 mod options;
 mod oracle;
 mod part;
@@ -46,15 +49,17 @@ mod trace;
 mod witness;
 mod world;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroUsize, sync::Arc, time::Duration};
 
+pub use cluster::{Cluster, Member, take_part, torture_cluster};
 pub use decoders::Decoder;
+pub use findings::Done;
 pub use guarantee::{Broken, Guarantee};
 pub use options::Options;
 pub use part::{Actor, Part};
 pub use witness::{Fault, Witness};
 
-use self::{draw::Plan, findings::Findings, shared::Shared, trace::Listener, world::World};
+use self::{draw::Plan, findings::Findings, shared::Shared, time::Time, trace::Listener, world::World};
 use crate::base::error::Result;
 
 /// The result of a world.
@@ -87,9 +92,26 @@ pub fn is_replayable() -> bool {
 
 /// Makes the world of `seed`, and runs it to its end. It blocks the thread, and must not be called within a runtime.
 pub fn simulate(seed: u64, options: &Options) -> Outcome {
+    run(
+        seed,
+        Plan::draw(seed, options),
+        options,
+        Findings::new(Time::default(), &Arc::default(), options.trace),
+    )
+}
+
+/// Makes the world of `seed` in real time, in which each process has so many threads, and runs it to its end. What happens in it is
+/// not the same each time. It counts in `done`. It blocks the thread, and must not be called within a runtime.
+pub fn torture(seed: u64, threads: NonZeroUsize, options: &Options, done: &Arc<Done>) -> Outcome {
+    let mut plan = Plan::draw(seed, options).in_real_time(seed, threads);
+    plan.is_durable &= options.folder.is_none();
+    run(seed, plan, options, Findings::new(Time::real(), done, options.trace))
+}
+
+/// Runs the world of `plan`, which was drawn from `seed`, to its end.
+fn run(seed: u64, plan: Plan, options: &Options, findings: Findings) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
-    let plan = Plan::draw(seed, options);
-    let shared = Shared::new(plan, random.fork(), Findings::new(options.trace));
+    let shared = Shared::new(plan, random.fork(), findings);
     shared.keep_rows(options.rows);
     if options.history {
         shared.oracle().keep_history(seed);
@@ -99,7 +121,13 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
         let shared = Arc::clone(&shared);
         move |level, message, fields| shared.hear(level, message, fields)
     });
-    tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
+    let folder = options.folder.clone();
+    tracing::subscriber::with_default(listener, || World::new(&shared, random, folder).run());
+    outcome(&shared, seed)
+}
+
+/// What the world of `seed` has found.
+fn outcome(shared: &Shared, seed: u64) -> Outcome {
     Outcome {
         seed,
         failure: shared.failure(),

@@ -1,6 +1,6 @@
 //! [`Options`] of a simulation.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use super::part::Part;
 
@@ -21,6 +21,8 @@ pub struct Options {
     pub rows: bool,
     /// Whether to keep the history of the world, to [`judge`](super::judge) it again. Default: false.
     pub history: bool,
+    /// An empty folder for the store of a world in real time, on the disk of the machine. Default: none; the store is in memory.
+    pub folder: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -33,6 +35,7 @@ impl Default for Options {
             without: Vec::new(),
             rows: false,
             history: false,
+            folder: None,
         }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Time stands still while a process can run, and then leaps to the next entry of the schedule. Entries of the same
 //! moment come in the order in which they were added, so nothing depends on the machine.
+//!
+//! Where processes have threads of their own, time is that of the machine: it passes while they run, and the world waits until the
+//! next entry is due.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,14 +14,14 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::BoxFuture;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{event::Event, issuer::ProcessId};
-use crate::base::env::Environment;
+use crate::base::env::{Env, Environment};
 
 /// The wall clock at the beginning of a world, in milliseconds since 1970: for figures that people read.
 const WALL_START_MS: u64 = 1_700_000_000_000;
@@ -36,7 +39,18 @@ pub(super) enum Due {
 
 /// The clock of a world, with its schedule. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Time(Arc<Mutex<Schedule>>);
+pub(super) struct Time {
+    schedule: Arc<Mutex<Schedule>>,
+    /// Only if time is that of the machine.
+    real: Option<Arc<Real>>,
+}
+
+/// The time of the machine.
+struct Real {
+    began: Instant,
+    /// Wakes the world, which waits for an entry: there is an earlier one.
+    earlier: Condvar,
+}
 
 /// The schedule.
 #[derive(Default)]
@@ -52,9 +66,52 @@ struct Schedule {
 }
 
 impl Time {
-    /// The schedule.
+    /// The time of the machine, from now on.
+    pub fn real() -> Self {
+        let real = Real { began: Instant::now(), earlier: Condvar::new() };
+        Self { schedule: Arc::default(), real: Some(Arc::new(real)) }
+    }
+
+    /// Whether it is the time of the machine.
+    pub fn is_real(&self) -> bool {
+        self.real.is_some()
+    }
+
+    /// The schedule, at the present time.
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.0.lock()
+        let mut schedule = self.schedule.lock();
+        if let Some(real) = &self.real {
+            schedule.now = nanos(real.began.elapsed());
+        }
+        schedule
+    }
+
+    /// The schedule, when its first entry is due.
+    fn due(&self) -> MutexGuard<'_, Schedule> {
+        let mut schedule = self.schedule();
+        let Some(real) = &self.real else { return schedule };
+        loop {
+            let first = schedule.due.first_key_value().map(|((at, _), _)| *at);
+            match first.map(|at| at.saturating_sub(schedule.now)) {
+                Some(0) => return schedule,
+                Some(left) => _ = real.earlier.wait_for(&mut schedule, Duration::from_nanos(left)),
+                None => real.earlier.wait(&mut schedule),
+            }
+            schedule.now = nanos(real.began.elapsed());
+        }
+    }
+
+    /// Adds `due` at `at`, after the entries of that moment.
+    fn put(&self, schedule: &mut Schedule, at: u64, due: Due) -> Place {
+        let place = (at, schedule.next);
+        schedule.next += 1;
+        schedule.due.insert(place, due);
+        if let Some(real) = &self.real
+            && schedule.due.first_key_value().is_some_and(|(first, _)| *first == place)
+        {
+            real.earlier.notify_one();
+        }
+        place
     }
 
     /// Time since the world began.
@@ -66,7 +123,7 @@ impl Time {
     pub fn after(&self, pause: Duration, event: Event) {
         let mut schedule = self.schedule();
         let at = schedule.now + nanos(pause);
-        schedule.put(at, Due::Event(event));
+        self.put(&mut schedule, at, Due::Event(event));
     }
 
     /// Marks `process` as able to run.
@@ -74,8 +131,11 @@ impl Time {
         self.schedule().runnable.insert(process);
     }
 
-    /// The processes that can run, except for those that `is_paused`.
+    /// The processes that can run, except for those that `is_paused`; none where they have threads of their own.
     pub fn runnable(&self, is_paused: impl Fn(ProcessId) -> bool) -> Vec<ProcessId> {
+        if self.is_real() {
+            return Vec::new();
+        }
         self.schedule().runnable.iter().copied().filter(|&process| !is_paused(process)).collect()
     }
 
@@ -84,11 +144,11 @@ impl Time {
         self.schedule().runnable.remove(&process);
     }
 
-    /// Leaps to the next entry, and takes it; `None` if there is none.
+    /// Leaps to the next entry, or waits until it is due, and takes it; `None` if there is none.
     pub fn leap(&self) -> Option<Event> {
         loop {
             let waker = {
-                let mut schedule = self.schedule();
+                let mut schedule = self.due();
                 let ((at, _), due) = schedule.due.pop_first()?;
                 schedule.now = schedule.now.max(at);
                 match due {
@@ -123,16 +183,6 @@ impl Time {
                 waker.wake();
             }
         }
-    }
-}
-
-impl Schedule {
-    /// Adds `due` at `at`, after the entries of that moment.
-    fn put(&mut self, at: u64, due: Due) -> Place {
-        let place = (at, self.next);
-        self.next += 1;
-        self.due.insert(place, due);
-        place
     }
 }
 
@@ -210,6 +260,11 @@ impl Environment for Arc<Clock> {
     }
 }
 
+/// True time, for a store.
+pub(super) fn true_time(time: &Time) -> Env {
+    Env::new(Arc::new(Clock::exact(time, ProcessId::MAX)))
+}
+
 /// Completes when a clock shows a time.
 struct Sleep {
     clock: Arc<Clock>,
@@ -242,7 +297,7 @@ impl Future for Sleep {
         let wake = Due::Wake(self.clock.process, context.waker().clone());
         let mut schedule = self.clock.time.schedule();
         let at = schedule.now + pause;
-        let place = schedule.put(at, wake);
+        let place = self.clock.time.put(&mut schedule, at, wake);
         drop(schedule);
         self.place = Some(place);
         Poll::Pending
@@ -260,7 +315,6 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::base::env::Env;
 
     fn clock(time: &Time, ppm: u64) -> Arc<Clock> {
         Arc::new(Clock::new(time, 1, ppm, fastrand::Rng::with_seed(1)))

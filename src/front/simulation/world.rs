@@ -1,10 +1,12 @@
-//! [`World`]: processes, a store and faults, on one thread.
+//! [`World`]: processes, a store and faults.
 //!
 //! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process
-//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens.
+//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens. Where processes have threads of
+//! their own, they run by themselves, and this thread is the store: commits arrive, and are judged, one after the other.
 
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -27,7 +29,7 @@ use super::{
     process::Process,
     restore::{self, Restored},
     shared::{Phase, Shared},
-    time::{Clock, Time},
+    time::{Clock, true_time},
     witness::{Fault, Witness},
 };
 use crate::{
@@ -65,12 +67,26 @@ struct Slot {
     is_done: Arc<AtomicBool>,
 }
 
+impl Slot {
+    fn pause(&mut self) {
+        self.is_paused = true;
+        self.process.iter().for_each(Process::pause);
+    }
+
+    fn resume(&mut self) {
+        self.is_paused = false;
+        self.process.iter().for_each(Process::resume);
+    }
+}
+
 /// A world.
 pub(super) struct World {
     shared: Arc<Shared>,
     engine: Arc<dyn Backend>,
     /// The machine of a durable store.
     machine: Option<Machine>,
+    /// The folder of the store, if it is on the disk of this machine.
+    folder: Option<PathBuf>,
     /// A copy of the folder, which was made while it was in use, and the version at which that was.
     copy: Option<(SimulatedDisk, u64)>,
     slots: Vec<Slot>,
@@ -85,14 +101,17 @@ pub(super) struct World {
 
 impl World {
     /// A world in which nothing has happened yet.
-    pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng) -> Self {
+    pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng, folder: Option<PathBuf>) -> Self {
         let time = &shared.time;
         let machine = shared
             .plan
             .is_durable
             .then(|| Machine::new(&mut random, true_time(time)).expect("an empty disk can be used"));
-        let engine =
-            machine.as_ref().map_or_else(|| Database::memory_backend(true_time(time)), Machine::store);
+        let engine = match (&machine, &folder) {
+            (Some(machine), _) => machine.store(),
+            (None, Some(folder)) => Database::folder_backend(folder, true_time(time)).expect("it is empty"),
+            (None, None) => Database::memory_backend(true_time(time)),
+        };
         let slots = (0..shared.plan.processes.len()).map(|process| Slot {
             generation: 0,
             process: None,
@@ -105,6 +124,7 @@ impl World {
             shared: Arc::clone(shared),
             engine,
             machine,
+            folder,
             copy: None,
             slots,
             random,
@@ -159,7 +179,7 @@ impl World {
             Event::Start(process) => self.start(process),
             Event::Resume(issuer) => {
                 if is_living(&self.slots, issuer) {
-                    self.slots[issuer.process].is_paused = false;
+                    self.slots[issuer.process].resume();
                     self.shared.note(|| format!("process {}.{} goes on", issuer.process, issuer.generation));
                 }
             }
@@ -193,7 +213,11 @@ impl World {
             main.await;
             is_done.store(true, Ordering::Relaxed);
         };
-        slot.process = Some(Process::start(self.random.u64(..), main));
+        let seed = self.random.u64(..);
+        slot.process = Some(match shared.plan.threads {
+            None => Process::start(seed, main),
+            Some(threads) => Process::start_threads(threads, main),
+        });
         shared.time.make_runnable(process);
     }
 
@@ -267,7 +291,7 @@ impl World {
                 expected.retain(|key, _| !touched.contains_key(key));
                 let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
                 expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
-                flight.judge(&shared, (&*before, &*after), touched, stamp);
+                flight.judge((&*shared, &mut shared.oracle()), (&*before, &*after), touched, stamp);
                 shared.witness(Witness::CommitOutlivedPower);
             } else {
                 shared.witness(Witness::CommitWentWithPower);
@@ -324,7 +348,7 @@ impl World {
             if shared.strikes(Fault::Pause) {
                 let pause = pause();
                 shared.note(|| format!("process {process}.{} pauses for {pause:?}", issuer.generation));
-                slot.is_paused = true;
+                slot.pause();
                 shared.time.after(pause, Event::Resume(issuer));
             }
             if shared.strikes(Fault::ClockJump) {
@@ -345,7 +369,7 @@ impl World {
             rows.map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
         });
         for process in 0..self.slots.len() {
-            self.slots[process].is_paused = false;
+            self.slots[process].resume();
             self.start(process);
         }
         self.shared.time.after(POLL_INTERVAL, Event::Poll);
@@ -406,6 +430,13 @@ impl World {
     fn finish(&mut self) {
         self.is_over = true;
         let left = rows(&*self.engine.begin());
+        if let Some(folder) = &self.folder {
+            let read = Database::open_dir_to_read(folder).map(|(store, _)| rows(&*store.backend().begin()));
+            if !read.as_ref().is_ok_and(|rows| *rows == left) {
+                let reason = format!("its folder has other rows than the store: {:?}", read.err());
+                self.shared.fail(Guarantee::Durable.broken(reason));
+            }
+        }
         if let Some(machine) = &self.machine {
             machine.close();
             match machine.restarted(&mut self.random, &true_time(&self.shared.time)) {
@@ -439,11 +470,6 @@ impl World {
             Restored::Wrong(broken) => shared.fail(broken),
         }
     }
-}
-
-/// True time, for the store.
-fn true_time(time: &Time) -> Env {
-    Env::new(Arc::new(Clock::exact(time, ProcessId::MAX)))
 }
 
 /// All rows that `tx` sees.

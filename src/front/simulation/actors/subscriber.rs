@@ -40,9 +40,8 @@ pub(super) async fn start(
             continue;
         }
         let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(()) };
-        let stream = Stream::new(subscribe, place.random(3) == 0);
-        // The tail cannot move in between.
-        let start = terms.start.or_else(|| source.position()).unwrap_or(Cursor::NOTHING);
+        let mut stream = Stream::new(subscribe, place.random(3) == 0);
+        let start = terms.start.unwrap_or_else(|| stream.cursor());
         let id =
             place.shared.oracle().subscribed(place.issuer, interest.clone(), manner(&terms), start.into());
         place.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
@@ -201,11 +200,12 @@ impl Taker {
     /// Replaces its filter.
     fn replace(&mut self, stream: &mut Stream) {
         self.interest = choice::interest(&self.place);
-        let position = stream.cursor();
         let Self { place, id, interest, .. } = self;
+        // With threads, rows can pass it before the filter is replaced.
+        let position = (!place.shared.time.is_real()).then(|| stream.cursor());
         place.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
+        place.shared.oracle().replaced(&place.shared, *id, interest, position.map(Into::into));
         stream.replace(interest.filter());
-        place.shared.oracle().replaced(&place.shared, *id, interest, Some(position.into()));
     }
 
     /// Stops, and resumes some time later: from its named cursor, or from the cursor of the stream.

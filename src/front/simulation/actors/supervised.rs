@@ -84,6 +84,12 @@ impl HandleOwner {
         let form = if *calls { "a callback" } else { "a listener" };
         let panics = !calls && place.random(2) == 0;
         let manner = Manner { form: form.into(), skips: terms.skips, panics };
+        let mut terms = *terms;
+        if place.shared.time.is_real() {
+            // The tail can move before the receiver has begun.
+            terms.start = terms.start.or_else(|| source.position());
+        }
+        let terms = &terms;
         let subscribe = match cursor {
             None => source.subscribe(interest, terms)?,
             Some(name) => source.subscribe_durably(place, interest, terms, name).await?,

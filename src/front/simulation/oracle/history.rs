@@ -83,7 +83,7 @@ impl Head {
 
 /// Bytes, as hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Hex(pub Bytes);
+pub(in crate::front::simulation) struct Hex(pub Bytes);
 
 impl Hex {
     /// A copy of `bytes`.
@@ -116,7 +116,7 @@ impl<'de> Deserialize<'de> for Hex {
 
 /// What has a text form.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Text<T>(pub T);
+pub(in crate::front::simulation) struct Text<T>(pub T);
 
 impl<T: Display> Serialize for Text<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -132,7 +132,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Text<T> {
 
 /// A process in one of its lives.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct By(usize, u64);
+pub(in crate::front::simulation) struct By(usize, u64);
 
 impl From<Issuer> for By {
     fn from(Issuer { process, generation }: Issuer) -> Self {
@@ -148,7 +148,7 @@ impl From<By> for Issuer {
 
 /// A stored row, and where it stood.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Row {
+pub(in crate::front::simulation) struct Row {
     seq: Sequence,
     row: Hex,
 }
@@ -192,7 +192,7 @@ pub(super) fn kind(name: &str) -> Result<EventKind> {
 
 /// What a subscriber wants.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Wanted {
+pub(in crate::front::simulation) struct Wanted {
     of: WantedOf,
     kinds: KindNames,
     ddocs: Option<Vec<String>>,
@@ -261,7 +261,7 @@ impl Wanted {
 /// What a subscriber has received.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Received {
+pub(in crate::front::simulation) enum Received {
     Row { row: Row, news: Vec<(Text<DbInstance>, String)>, wanted_by: Vec<usize>, ddocs: Option<Ddocs> },
     Lagged { from: Sequence, to: Sequence },
     Expired { horizon: Sequence },
@@ -271,7 +271,7 @@ pub(super) enum Received {
 
 /// Which design documents have changed.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Ddocs {
+pub(in crate::front::simulation) struct Ddocs {
     since: Start,
     ids: Vec<(String, Sequence)>,
     may_be_any: bool,
@@ -327,7 +327,7 @@ impl Received {
 /// What the oracle was informed of.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "saw", rename_all = "snake_case")]
-pub(super) enum Seen {
+pub(in crate::front::simulation) enum Seen {
     Joined {
         by: By,
         node: Text<NodeId>,

@@ -31,6 +31,7 @@ mod jobs;
 mod leases;
 mod ledger;
 mod models;
+mod noting;
 mod parked;
 mod readers;
 mod replay;
@@ -50,6 +51,7 @@ pub(super) use self::models::web::WebClientId;
 pub(super) use self::{
     commit::{Change, ObservedCommit, is_fold},
     given::{Given, GivenDdocs, GivenRow, Start},
+    history::{By, Hex, Seen},
     interest::{GLOBS, Interest, PREDICATES, Which},
     models::{
         documents::DocTailId,
@@ -61,7 +63,7 @@ pub(super) use self::{
 };
 use self::{
     commit::{Items, Verdict},
-    history::{Head, Hex, Seen, Text},
+    history::{Head, Text},
     jobs::Jobs,
     ledger::Ledger,
     models::{
@@ -78,6 +80,7 @@ use super::{
     guarantee::{Broken, Guarantee},
     issuer::Issuer,
     keyspace::BUS_PREFIX,
+    notes::Notes,
     witness::Witness,
 };
 use crate::{
@@ -174,6 +177,8 @@ pub(super) struct Oracle {
     has_crashed: bool,
     /// What it was informed of, line by line, if that is to be kept.
     history: Option<String>,
+    /// Where it notes what it is informed of, if another one is to judge that.
+    notes: Option<Arc<Notes>>,
 }
 
 impl Oracle {
@@ -224,7 +229,13 @@ impl Oracle {
             lost_watches: BTreeSet::new(),
             has_crashed: false,
             history: None,
+            notes: None,
         }
+    }
+
+    /// From now on nothing is judged by the times of commits.
+    pub fn distrust_clocks(&mut self) {
+        self.has_steady_clocks = false;
     }
 
     /// From now on no node may be removed before its expiry, because no clock of this world jumps.
@@ -249,6 +260,9 @@ impl Oracle {
 
     /// Keeps that it is informed of `seen`.
     fn keep(&mut self, seen: impl FnOnce() -> Seen) {
+        if let Some(notes) = &self.notes {
+            return notes.write(&seen());
+        }
         if let Some(history) = &mut self.history {
             history.push_str(&serde_json::to_string(&seen()).expect("what is seen is plain data"));
             history.push('\n');
@@ -339,6 +353,7 @@ impl Oracle {
             return Guarantee::Consistent.fails("a transaction has touched the keys of two buses".to_owned());
         }
         let recorded = self.judge_app(seen, items)?;
+        findings.committed(recorded.values().map(Counters::total).sum());
         self.judge_documents(findings, seen, items)?;
         if let Some(jobs) = &mut self.jobs {
             jobs.judge(findings, seen, items, &self.documents)?;

@@ -218,6 +218,9 @@ impl Oracle {
     /// Judges something that a subscriber has received.
     pub fn received(&mut self, findings: &Findings, id: SubscriberId, given: &Given) {
         self.keep(|| Seen::Given { id, given: given.into() });
+        if self.is_noting() {
+            return;
+        }
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
             Given::Failed => Ok(()),
@@ -227,7 +230,10 @@ impl Oracle {
             }
             Given::Lagged { from, to } => subscriber.lag(findings, &self.ledger, (*from, *to)),
             Given::Expired { horizon } => subscriber.expire(findings, *horizon, self.horizon),
-            Given::Row(given) => self.receive_row(findings, id, given),
+            Given::Row(given) => {
+                findings.delivered();
+                self.receive_row(findings, id, given)
+            }
         };
         if let Err(broken) = taken {
             let who = self.subscribers.get(&id).map(Subscriber::describe).unwrap_or_default();
@@ -311,6 +317,9 @@ impl Oracle {
     /// Judges rows that a follower has read.
     pub fn followed_rows(&mut self, findings: &Findings, id: FollowerId, rows: &[Arc<Notification>]) {
         self.keep(|| Seen::FollowedRows { id, rows: rows.iter().map(|row| Row::of(row)).collect() });
+        if self.is_noting() {
+            return;
+        }
         let Some(follower) = self.followers.get_mut(&id) else { return };
         for row in rows {
             if self.past.get(&row.sequence) != Some(row) {

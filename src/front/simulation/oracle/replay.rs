@@ -30,7 +30,7 @@ type Values = BTreeMap<Bytes, Bytes>;
 
 impl Seen {
     /// Informs `oracle` of it.
-    fn apply(self, oracle: &mut Oracle, findings: &Findings, values: &mut Values) -> Result<()> {
+    pub fn apply(self, oracle: &mut Oracle, findings: &Findings, values: &mut Values) -> Result<()> {
         match self {
             Self::Joined { by, node } => oracle.joined(by.into(), node.0),
             Self::Crashed { by } => oracle.crashed(by.into()),

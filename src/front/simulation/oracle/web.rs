@@ -84,6 +84,7 @@ impl Oracle {
         (name, kind, seq): (&str, &str, &str),
     ) -> Verdict {
         self.keep(|| Seen::WebRow { id, name: name.to_owned(), kind: kind.to_owned(), seq: seq.to_owned() });
+        findings.delivered();
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
         let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
