@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use notibus::{
-    Error, NodeOptions,
+    Error, NodeOptions, NotifierOptions,
     node::Role,
     store::{
         Database, Env, Environment,
@@ -18,8 +18,8 @@ use notibus::{
     },
 };
 
-use super::fixture::NODES;
-use crate::common::{joined, narrow_bus, wide_bus};
+use super::fixture::{NODES, writes};
+use crate::common::{db, joined, narrow_bus, record, wide_bus};
 
 #[tokio::test(start_paused = true)]
 async fn bad_times_of_a_node_are_typed_errors() {
@@ -97,4 +97,60 @@ async fn a_node_that_lists_a_role_again_and_again_goes_on_beating() {
     let after = beat().await;
     assert!(after.is_some(), "30 s later the node is taken for dead; its beat was {before:?}");
     assert!(after > before);
+}
+
+/// An environment whose time passes only where somebody spends it.
+struct Spent(Arc<AtomicU64>);
+
+impl Environment for Spent {
+    fn now(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn random(&self) -> u64 {
+        fastrand::u64(..)
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        let (spent, until) = (Self(Arc::clone(&self.0)), self.now().saturating_add(duration));
+        Box::pin(async move {
+            while spent.now() < until {
+                tokio::task::yield_now().await;
+            }
+        })
+    }
+}
+
+/// Operations of the store in memory never waited, so that a producer in a loop starved all else on its thread: events were not folded,
+/// and the node missed its beats and gave its leases up. Here each commit takes a millisecond of the only thread.
+#[tokio::test]
+async fn a_producer_that_never_waits_leaves_heartbeats_and_folds_their_turn() {
+    let spent = Arc::new(AtomicU64::new(0));
+    let faults = Faults::new(&Database::memory_in(Env::new(Spent(Arc::clone(&spent)))));
+    let beats = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&beats);
+    faults.plan_commits(move |attempt| {
+        counted.fetch_add(u64::from(writes(attempt, NODES)), Ordering::Relaxed);
+        None
+    });
+    let store = faults.database();
+    let bus = narrow_bus(&store).await;
+    let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
+    let before = beats.load(Ordering::Relaxed);
+    let produce = async move {
+        for _ in 0..20_000 {
+            record(&store, &bus, &db("busy", 1), [0, 0, 1, 0]).await;
+            spent.fetch_add(1, Ordering::Relaxed);
+        }
+        // It has not waited yet, so nothing has had a turn since its last operation.
+        (beats.load(Ordering::Relaxed) - before, bus.stats())
+    };
+    let (beats, stats) = tokio::spawn(produce).await.unwrap();
+    assert!(beats >= 8, "{beats} beats in 20 s, of one each 2 s");
+    assert!(stats.folds >= 100, "{} folds in 20 s", stats.folds);
+    assert_eq!(stats.nodes_fallen_out, 0);
 }

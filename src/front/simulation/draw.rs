@@ -2,6 +2,7 @@
 //!
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
+mod absences;
 mod jobs;
 mod real_time;
 
@@ -9,7 +10,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use fastrand::Rng;
 
-pub(super) use self::jobs::JobPlan;
+pub(super) use self::{absences::AbsencePlan, jobs::JobPlan};
 use super::{
     options::Options,
     part::{Actor, Part},
@@ -23,7 +24,7 @@ use crate::{
     roles::{
         changes::ChangesOptions,
         dispatcher::DispatcherOptions,
-        group::{CheckpointPolicy, ConsumerOptions, FailurePolicy},
+        group::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions},
         janitor::JanitorOptions,
         notifier::NotifierOptions,
         producer::ProducerOptions,
@@ -184,6 +185,24 @@ pub(super) struct GroupPlan {
     /// The names of the databases with which its observers fail for ever.
     pub unworkable: Vec<DbName>,
     pub options: ConsumerOptions,
+    /// How its consumers come and go, if the group expires.
+    pub absences: Option<AbsencePlan>,
+}
+
+impl GroupPlan {
+    /// The options of its creation at `start`.
+    pub fn created_at(&self, start: impl Into<Start>) -> GroupOptions {
+        let options = GroupOptions::default().start_from(start);
+        match self.absences {
+            Some(absences) => options.expire_after(absences.expiry),
+            None => options,
+        }
+    }
+
+    /// Whether nobody works for it after the faults, so that it has to expire.
+    pub fn is_given_up(&self) -> bool {
+        self.absences.is_some_and(|absences| !absences.returns)
+    }
 }
 
 impl Plan {
@@ -265,6 +284,7 @@ impl Plan {
     /// other worlds of a seed stay the same.
     fn with_guests(self, seed: u64, intensity: f64) -> Self {
         let plan = self.with_unequal_nodes(&mut Rng::with_seed(seed ^ 0x6e6f_6465));
+        let plan = plan.with_absences(&mut Rng::with_seed(seed ^ 0x6177_6179));
         let plan = plan.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
         let plan = plan.with_parking(&mut Rng::with_seed(seed ^ 0x7061_726b));
         let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), intensity);
@@ -284,6 +304,22 @@ impl Plan {
             process.leases_max = random.bool().then(|| random.u32(0..=2));
         }
         self
+    }
+
+    /// Lets the consumers of groups go away, and the groups expire, in some of the worlds with a janitor.
+    fn with_absences(mut self, random: &mut Rng) -> Self {
+        if !self.has_janitor() || random.u32(0..3) > 0 {
+            return self;
+        }
+        for group in &mut self.groups {
+            group.absences = (random.u32(0..3) > 0).then(|| AbsencePlan::draw(random));
+        }
+        self
+    }
+
+    /// Whether a process can be the janitor.
+    pub fn has_janitor(&self) -> bool {
+        self.processes.iter().any(|process| process.janitor)
     }
 
     /// The options of the node of `process`.
@@ -439,7 +475,13 @@ impl Plan {
                 self.jobs = None;
             }
             Actor::Followers => each(|process| process.follower = false),
-            Actor::Janitor => each(|process| process.janitor = false),
+            Actor::Janitor => {
+                each(|process| process.janitor = false);
+                // Groups expire only where there is one.
+                for group in &mut self.groups {
+                    group.absences = None;
+                }
+            }
             Actor::Operator => each(|process| process.operator = false),
             Actor::BrokenRows => self.breaks_rows = false,
             Actor::SmallFolds => self.fold_size_max = None,
@@ -533,6 +575,7 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
             poll_interval: Duration::from_millis(random.u64(500..5_000)),
             stuck_after: Duration::from_secs(30),
         },
+        absences: None,
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
     oracle::Oracle,
     witness::{Fault, Witness},
 };
+use crate::state::keys::GroupName;
 
 /// The message of planned panics of listeners.
 pub(super) const PLANNED_PANIC: &str = "a listener of a simulation panics";
@@ -79,6 +80,11 @@ impl Shared {
             oracle.trust_clocks();
         }
         oracle.expect_parked(plan.groups.iter().flat_map(|group| &group.unworkable).cloned().collect());
+        if plan.has_janitor() {
+            let given_up = plan.groups.iter().filter(|group| group.is_given_up());
+            let given_up = given_up.map(|group| GroupName::new(&group.name).expect("it is short"));
+            oracle.expect_janitor(given_up.collect());
+        }
         Arc::new(Self {
             plan,
             findings,

@@ -154,6 +154,12 @@ named! {
         GroupReset,
         /// A group was deleted while it was consumed.
         GroupDeleted,
+        /// A group was deleted because it had had no member for long enough.
+        GroupExpired,
+        /// A consumer learned that its group is gone.
+        GroupFoundGone,
+        /// A consumer came to a group that the janitor had found without one.
+        IdleGroupUsedAgain,
         /// The lowest checkpoint of a group was saved.
         LowestCheckpoint,
         /// A row went to the dead letters.

@@ -16,8 +16,7 @@ use crate::{
         witness::{Fault, Witness},
     },
     roles::group::{
-        CheckpointPolicy, Checkpointer, CloseReason, Consumer, GroupBatch, GroupOptions, Observer,
-        ObserverResult,
+        CheckpointPolicy, Checkpointer, CloseReason, Consumer, Group, GroupBatch, Observer, ObserverResult,
     },
     state::{
         feed::{Feed, FeedRow},
@@ -36,8 +35,18 @@ pub(super) async fn start_of<R: FeedRow>(
     feed: &Feed<R>,
 ) -> Result<Consumer> {
     let group = feed.group(&plan.name)?;
-    group.create(&GroupOptions::default().start_from(plan.start)).await?;
+    group.create(&plan.created_at(plan.start)).await?;
     let key = group_key(feed.id.bytes(), group.name()).expect("the names of groups are short");
+    join(place, node, plan, (&group, key)).await
+}
+
+/// Joins `group`, whose key among the groups of all feeds is `key`. It does not create it.
+pub(super) async fn join<R: FeedRow>(
+    place: &Place,
+    node: &Node,
+    plan: &GroupPlan,
+    (group, key): (&Group<R>, GroupName),
+) -> Result<Consumer> {
     let (place, plan) = (place.clone(), Arc::new(plan.clone()));
     let options = plan.options.clone();
     let factory = move |shard| Worker {
@@ -48,7 +57,7 @@ pub(super) async fn start_of<R: FeedRow>(
         generation: 0,
         unsaved: None,
     };
-    node.consumer(&group, factory, options).await
+    node.consumer(group, factory, options).await
 }
 
 /// An observer.

@@ -12,6 +12,7 @@ mod producer;
 mod receiver;
 mod subscriber;
 mod supervised;
+mod visitor;
 #[cfg(feature = "http")]
 mod web;
 
@@ -19,12 +20,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
-use self::place::Place;
+use self::place::{POLL_INTERVAL, Place};
 use super::{
-    draw::ProcessPlan,
+    draw::{GroupPlan, ProcessPlan},
     issuer::Issuer,
     keyspace::BUS_PREFIX,
-    shared::{Busy, Phase, Shared},
+    shared::{Busy, Shared},
 };
 use crate::{
     base::error::Result,
@@ -33,9 +34,6 @@ use crate::{
     state::keys::Role,
     store::Database,
 };
-
-/// How often a process polls whether the phase has changed.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a process waits after a failed start, before it tries again.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
@@ -82,7 +80,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
         serve(&place, plan, node, &mut tasks, starting).await?;
     } else {
         drop(starting);
-        until_the_end(&place).await;
+        place.until_the_end().await;
     }
     // These end by themselves, and an answer may have taken long.
     busy.join_all().await;
@@ -130,12 +128,16 @@ async fn serve(
         _ => None,
     };
     let triggers = dispatcher.as_ref().map(|dispatcher| jobs::start(place, dispatcher)).unwrap_or_default();
-    let consumers = if plan.consumer { consume(place, &node, plan.leases_max).await? } else { Vec::new() };
+    let groups = if plan.consumer { groups(place, plan.leases_max) } else { Vec::new() };
+    let consumers = consume(place, &node, &groups).await?;
     drop(starting);
-    match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
-        Some(group) if plan.consumer => documents::consume(place, &node, group).await,
-        _ => until_the_end(place).await,
-    }
+    let of_documents = async {
+        match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
+            Some(group) if plan.consumer => documents::consume(place, &node, group).await,
+            _ => place.until_the_end().await,
+        }
+    };
+    tokio::join!(of_documents, visitor::run(place, &node, &groups));
     if place.issuer.process == 0 {
         audit(place).await;
         documents::audit(place).await;
@@ -175,22 +177,22 @@ async fn serve(
     Ok(())
 }
 
-/// The consumers of a process that holds at most `leases_max` leases of each group.
-async fn consume(place: &Place, node: &Node, leases_max: Option<u32>) -> Result<Vec<Consumer>> {
-    let mut consumers = Vec::new();
-    for group in &place.shared.plan.groups {
-        let mut group = group.clone();
+/// The groups, for a process that holds at most `leases_max` leases of each.
+fn groups(place: &Place, leases_max: Option<u32>) -> Vec<GroupPlan> {
+    let mut groups = place.shared.plan.groups.clone();
+    for group in &mut groups {
         group.options.balance.leases_max = leases_max;
-        consumers.push(consumer::start(place, node, &group).await?);
     }
-    Ok(consumers)
+    groups
 }
 
-/// Waits until all processes should shut down.
-async fn until_the_end(place: &Place) {
-    while place.shared.phase() != Phase::End {
-        place.db.env().sleep(POLL_INTERVAL).await;
+/// The consumers of those of `groups` that do not expire.
+async fn consume(place: &Place, node: &Node, groups: &[GroupPlan]) -> Result<Vec<Consumer>> {
+    let mut consumers = Vec::new();
+    for group in groups.iter().filter(|group| group.absences.is_none()) {
+        consumers.push(consumer::start(place, node, group).await?);
     }
+    Ok(consumers)
 }
 
 /// Reads the whole feed in small pages, and has the oracle judge that each database is in it once, in one total

@@ -7,7 +7,6 @@ use crate::{
         error::Result,
     },
     front::simulation::draw::Plan,
-    roles::group::GroupOptions,
 };
 
 /// Works until the faults end.
@@ -21,7 +20,7 @@ pub(super) async fn run(place: Place) {
     // Create the deleted groups again, whatever has failed.
     for group in &place.shared.plan.groups {
         let Ok(of) = place.bus.group(&group.name) else { continue };
-        if let Err(error) = of.create(&GroupOptions::default().start_from(group.start)).await {
+        if let Err(error) = of.create(&group.created_at(group.start)).await {
             place.note(|| format!("could not create a group: {error}"));
         }
     }
@@ -53,6 +52,6 @@ async fn act(place: &Place) -> Result<()> {
         place.note(|| format!("deletes {}, and creates it at {start:?}", plan.name));
         group.delete(true).await?;
         place.pause(if *churns_groups { 100 } else { 500 }).await;
-        group.create(&GroupOptions::default().start_from(start)).await.map(|_| ())
+        group.create(&plan.created_at(start)).await.map(|_| ())
     }
 }

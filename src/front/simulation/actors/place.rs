@@ -11,6 +11,9 @@ use crate::{
     store::Database,
 };
 
+/// How often a process polls whether the phase has changed.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A process, as its actors see it.
 #[derive(Clone)]
 pub(super) struct Place {
@@ -25,6 +28,13 @@ impl Place {
     /// Whether faults still strike, and actors begin new work.
     pub fn is_chaos(&self) -> bool {
         self.shared.phase() == Phase::Chaos
+    }
+
+    /// Waits until all processes should shut down.
+    pub async fn until_the_end(&self) {
+        while self.shared.phase() != Phase::End {
+            self.db.env().sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Sleeps at most `most_ms` milliseconds.

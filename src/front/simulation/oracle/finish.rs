@@ -57,6 +57,7 @@ impl Oracle {
             .or_else(|| self.followers_owe())
             .or_else(|| self.doc_tails_owe())
             .or_else(|| self.jobs_owe())
+            .or_else(|| self.janitor_owes())
             .or_else(|| {
                 #[cfg(feature = "http")]
                 return self.web_clients_owe();
@@ -253,7 +254,9 @@ impl Oracle {
                 Ok(())
             }
             StoredItem::Horizon(feed) | StoredItem::Pulse(feed) if feed == FEED => Ok(()),
-            StoredItem::Node(_) | StoredItem::Role(_) => leaked("everybody has left"),
+            StoredItem::Node(_) | StoredItem::Role(_) | StoredItem::Member(..) => {
+                leaked("everybody has left")
+            }
             StoredItem::Lease(pool, resource) => {
                 let is_free = Lease::from_bytes(value).is_ok_and(|lease| lease.owner.is_none());
                 let is_known = match &pool[..] {

@@ -83,6 +83,7 @@ impl Oracle {
                 if was_used {
                     findings.witness(Witness::GroupDeleted);
                 }
+                self.judge_expiry(findings, seen, name, change)?;
                 self.groups.remove(name);
                 continue;
             };
@@ -92,7 +93,9 @@ impl Oracle {
             let row = GroupRow::from_bytes(value).map_err(|error| error.to_string())?;
             self.next_reader += 1;
             let id = group_id(name).ok_or_else(|| format!("{name} is a group of no feed"))?;
-            self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start));
+            let before = self.groups.get(name).filter(|_| change.before.is_some());
+            let created = before.map_or(seen.stamp.version(), |before| before.created);
+            self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start, created));
         }
         self.judge_work(findings, seen, items)?;
         self.judge_parked(findings, seen, items, &set)?;

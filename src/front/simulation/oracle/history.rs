@@ -55,6 +55,9 @@ pub(super) struct Head {
     /// The names of the databases that groups which park can only park.
     #[serde(default)]
     pub unworkable: Vec<Text<DbName>>,
+    /// The names of the groups that expire after the faults; `None` if there is no janitor.
+    #[serde(default)]
+    pub given_up: Option<Vec<Text<GroupName>>>,
 }
 
 impl Head {
@@ -77,6 +80,7 @@ impl Head {
             failing,
             steady_clocks: false,
             unworkable: Vec::new(),
+            given_up: None,
         }
     }
 }

@@ -7,7 +7,7 @@
 //! - each database has one row, in a shard that is open, and no commit happens under a lost lease ([`feed`],
 //!   [`leases`]);
 //! - a group passes no row without work, works on each once, and keeps the janitor from dropping its rows
-//!   ([`groups`]);
+//!   ([`groups`]), and expires only after it has had no member for long enough ([`expiry`]);
 //! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
 //!   [`account`], [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
@@ -21,6 +21,7 @@ mod account;
 mod commit;
 mod cursors;
 mod documents;
+mod expiry;
 mod feed;
 mod finish;
 mod given;
@@ -70,6 +71,7 @@ use self::{
         documents::{DocFeed, DocTail},
         follower::Follower,
         group::GroupModel,
+        members::Members,
         subscriber::Subscriber,
     },
     stored_item::StoredItem,
@@ -151,6 +153,10 @@ pub(super) struct Oracle {
     next_shard: u64,
     horizon: Sequence,
     groups: BTreeMap<GroupName, GroupModel>,
+    /// The nodes with each role.
+    members: BTreeMap<String, Members>,
+    /// The groups that have to expire after the faults, if there is a janitor.
+    given_up: Option<Vec<GroupName>>,
     /// The names of the databases that groups which park can only park.
     unworkable: BTreeSet<DbName>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
@@ -215,6 +221,8 @@ impl Oracle {
             next_shard: 0,
             horizon: Sequence::MIN,
             groups: BTreeMap::new(),
+            members: BTreeMap::new(),
+            given_up: None,
             unworkable: BTreeSet::new(),
             subscribers: BTreeMap::new(),
             has_documents,
@@ -249,6 +257,7 @@ impl Oracle {
         let mut head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
         head.steady_clocks = self.has_steady_clocks;
         head.unworkable = self.unworkable.iter().cloned().map(Text).collect();
+        head.given_up = self.given_up.as_ref().map(|names| names.iter().cloned().map(Text).collect());
         let head = serde_json::to_string(&head).expect("a head is plain data");
         self.history = Some(head + "\n");
     }
@@ -362,6 +371,7 @@ impl Oracle {
         self.judge_leases(findings, seen, items)?;
         self.judge_feed(findings, seen, items, &recorded)?;
         self.judge_cursors(items)?;
+        self.judge_members(findings, seen, items);
         self.judge_groups(findings, seen, items)
     }
 

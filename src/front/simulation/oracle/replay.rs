@@ -185,6 +185,9 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
         oracle.trust_clocks();
     }
     oracle.expect_parked(head.unworkable.into_iter().map(|name| name.0).collect());
+    if let Some(given_up) = head.given_up {
+        oracle.expect_janitor(given_up.into_iter().map(|name| name.0).collect());
+    }
     let findings = Findings::default();
     let (mut values, mut has_ended) = (Values::new(), false);
     for (number, line) in lines {

@@ -44,8 +44,10 @@ pub(super) enum StoredItem {
     Ddoc(Db, Option<DdocId>),
     /// A node.
     Node(NodeId),
-    /// A role of a node, by node or by role.
+    /// A role of a node.
     Role(NodeId),
+    /// A node with a role, by the role.
+    Member(String, NodeId),
     /// A lease.
     Lease(String, u64),
     /// A group.
@@ -146,7 +148,9 @@ impl StoredItem {
             }
             (10, [_, part, node]) if int(part)? == 0 => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),
             (10, [_, part, node, _]) if int(part)? == 1 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
-            (10, [_, part, _, node]) if int(part)? == 2 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
+            (10, [_, part, role, node]) if int(part)? == 2 => {
+                Self::Member(text(role)?.to_owned(), NodeId(bytes(node)?.try_into().ok()?))
+            }
             (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
             (12, [feed, part, group, rest @ ..]) => {
                 let name = GroupName::new(text(group)?).ok()?;

@@ -14,6 +14,8 @@ pub(in crate::front::simulation::oracle) struct GroupModel {
     /// The number of its resets, in this world.
     pub generation: u64,
     pub start: Sequence,
+    /// The version, which is in microseconds, at which it was created.
+    pub created: u64,
     /// The rows that were worked on, or given up. Those of parked ids are not among them.
     pub done: BTreeSet<Sequence>,
     /// The rows that were worked on with their checkpoint.
@@ -30,11 +32,12 @@ pub(in crate::front::simulation::oracle) struct GroupModel {
 }
 
 impl GroupModel {
-    pub fn new(id: GroupId, generation: u64, start: Sequence) -> Self {
+    pub fn new(id: GroupId, generation: u64, start: Sequence, created: u64) -> Self {
         Self {
             id,
             generation,
             start,
+            created,
             done: BTreeSet::new(),
             effects: BTreeSet::new(),
             last: BTreeMap::new(),

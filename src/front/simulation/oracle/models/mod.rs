@@ -3,6 +3,7 @@
 pub(super) mod documents;
 pub(super) mod follower;
 pub(super) mod group;
+pub(super) mod members;
 pub(super) mod subscriber;
 #[cfg(feature = "http")]
 pub(super) mod web;
