@@ -27,10 +27,11 @@ def copy():
     lib.write_text(said + "mod switch;\npub(crate) use switch::{is_on, mutant};\n")
 
 
-def cargo(*arguments, env=None, **settings):
-    """Runs cargo on the copy."""
+def cargo(*arguments, env=None, seconds_max=None, **settings):
+    """Runs cargo on the copy. If that takes too long, it and what it has started are ended."""
     env = os.environ | (env or {}) | {"CARGO_TARGET_DIR": str(PLACE / "build")}
-    return subprocess.run(["cargo", *arguments], cwd=COPY, env=env, **settings)
+    limit = ["timeout", str(seconds_max)] if seconds_max else []
+    return subprocess.run([*limit, "cargo", *arguments], cwd=COPY, env=env, **settings)
 
 
 def build():
