@@ -20,7 +20,7 @@ use super::{
     findings::Findings,
     flight::{Flight, FlightState, Touched},
     issuer::Issuer,
-    keyspace::show_all,
+    keyspace::{Rows, show_all},
     link::Link,
     oracle::{Change, ObservedCommit, Oracle, is_fold},
     shared::Shared,
@@ -260,6 +260,18 @@ fn wait<T: Unpin>(mut answer: Answer<'_, T>) -> Result<T> {
 /// The answer of the engine, which never waits without a thread.
 pub(super) fn ready<T: Unpin>(answer: Answer<'_, T>) -> Result<T> {
     answer.now_or_never().expect("the engine answers at once")
+}
+
+/// All rows that `tx` sees.
+pub(super) fn rows(tx: &dyn TransactionBackend) -> Rows {
+    let mut rows = Rows::new();
+    let mut rest = Some(RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])));
+    while let Some(read) = rest {
+        let page = ready(tx.get_range(&read, Isolation::Snapshot)).expect("the engine can be read");
+        rest = read.after(&page);
+        rows.extend(page.rows);
+    }
+    rows
 }
 
 /// Records the keys that `mutation` touches, except for those that get a stamp from the commit.

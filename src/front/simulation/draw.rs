@@ -5,12 +5,17 @@
 mod absences;
 mod jobs;
 mod real_time;
+mod relocation;
 
 use std::{num::NonZeroUsize, time::Duration};
 
 use fastrand::Rng;
 
-pub(super) use self::{absences::AbsencePlan, jobs::JobPlan};
+pub(super) use self::{
+    absences::AbsencePlan,
+    jobs::JobPlan,
+    relocation::{RelocationPlan, Way},
+};
 use super::{
     options::Options,
     part::{Actor, Part},
@@ -91,6 +96,8 @@ pub(super) struct Plan {
     pub web: Option<WebPlan>,
     /// Whether another bus is at work in the same store.
     pub has_other_bus: bool,
+    /// The move of the bus to another store, if it moves.
+    pub relocation: Option<RelocationPlan>,
     pub node: NodeOptions,
     pub notifier: NotifierOptions,
     pub dispatcher: DispatcherOptions,
@@ -254,6 +261,7 @@ impl Plan {
             #[cfg(feature = "http")]
             web: None,
             has_other_bus: false,
+            relocation: None,
             node,
             notifier: NotifierOptions {
                 balance: balance(random),
@@ -276,21 +284,28 @@ impl Plan {
                 balance: balance(random),
             },
         };
-        let plan = if churns_groups { plan.with_churn(random) } else { plan };
-        plan.with_subscribers(random).with_guests(seed, options.intensity.max(0.0)).without(&options.without)
+        plan.with_churn(random).with_subscribers(random).with_guests(seed, options)
     }
 
-    /// Adds documents, triggers, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the
-    /// other worlds of a seed stay the same.
-    fn with_guests(self, seed: u64, intensity: f64) -> Self {
+    /// Adds documents, triggers, clients over HTTP, another bus and a move, each in some worlds. They are drawn apart, so that the
+    /// other worlds of a seed stay the same. Leaves out what the options leave out.
+    fn with_guests(self, seed: u64, options: &Options) -> Self {
         let plan = self.with_unequal_nodes(&mut Rng::with_seed(seed ^ 0x6e6f_6465));
         let plan = plan.with_absences(&mut Rng::with_seed(seed ^ 0x6177_6179));
         let plan = plan.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
         let plan = plan.with_parking(&mut Rng::with_seed(seed ^ 0x7061_726b));
-        let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), intensity);
+        let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), options.intensity.max(0.0));
         #[cfg(feature = "http")]
         let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
-        plan
+        plan.with_relocation(&mut Rng::with_seed(seed ^ 0x6d6f_7665)).without(&options.without)
+    }
+
+    /// Moves the bus to another store, in some worlds with one bus.
+    fn with_relocation(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..10) == 0 && !self.has_other_bus {
+            self.relocation = Some(RelocationPlan::draw(random, self.chaos));
+        }
+        self
     }
 
     /// Makes nodes beat at different paces and own few leases, in some worlds. The first process may own all, so that
@@ -435,6 +450,9 @@ impl Plan {
     /// Adds everything by which the janitor meets groups that come and go: many tombstones, which are soon old
     /// enough, and slow transactions.
     fn with_churn(mut self, random: &mut Rng) -> Self {
+        if !self.churns_groups {
+            return self;
+        }
         self.latency_us = [3_000, 20_000][random.usize(0..2)];
         self.think_max_ms = 20;
         self.operate_max_ms = 50;
@@ -486,6 +504,7 @@ impl Plan {
             Actor::BrokenRows => self.breaks_rows = false,
             Actor::SmallFolds => self.fold_size_max = None,
             Actor::Disk => self.is_durable = false,
+            Actor::Relocation => self.relocation = None,
         }
     }
 

@@ -21,6 +21,14 @@ pub(super) enum Event {
     Resume(Issuer),
     /// Pauses and jumps are drawn.
     Mishap,
+    /// The bus begins to move: all processes stop.
+    Move,
+    /// Those that have not stopped crash.
+    Stopped,
+    /// Nothing is under way to the old place of the bus any more.
+    Silent,
+    /// The bus has moved, and all processes start at its new place.
+    Moved,
     /// The faults end.
     Rest,
     /// The world checks whether everything is at rest, or has ended.

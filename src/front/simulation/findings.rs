@@ -73,6 +73,11 @@ impl Findings {
         self.note(|| format!("fault: {fault}"));
     }
 
+    /// How many faults have struck.
+    pub fn faults_count(&self) -> u64 {
+        self.faults.lock().values().sum()
+    }
+
     /// How often `fault` has struck.
     pub fn fault_count(&self, fault: Fault) -> u64 {
         self.faults.lock().get(&fault).copied().unwrap_or_default()

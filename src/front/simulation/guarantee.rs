@@ -45,6 +45,8 @@ named! {
         Ended,
         /// Answered commits stay on disk.
         Durable,
+        /// A move takes along what it promises, and nothing else; nobody opens a bus before it is whole.
+        Moved,
         /// Bytes on the wire have the form of the protocol.
         Framed,
         /// After the faults everything comes to rest, and ends on request.

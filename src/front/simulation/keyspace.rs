@@ -1,7 +1,8 @@
 //! Whose keys are whose in the store of a world, and keys for readers of the trace.
 
-use std::fmt::Write;
+use std::{collections::BTreeMap, fmt::Write};
 
+use bytes::Bytes;
 use foundationdb_tuple::Element;
 
 use super::app;
@@ -15,6 +16,9 @@ pub(super) const BUS_PREFIX: &[u8] = b"bus";
 
 /// The prefix of all keys of another bus in the store: it begins with the same bytes.
 pub(super) const OTHER_BUS_PREFIX: &[u8] = b"bus2";
+
+/// The rows of a store.
+pub(super) type Rows = BTreeMap<Bytes, Bytes>;
 
 /// Mutations for readers of the trace.
 pub(super) fn show_all(mutations: &[Mutation]) -> String {
@@ -36,7 +40,7 @@ pub(super) fn show_key(key: &[u8]) -> String {
     let owners = [("other", OTHER_BUS_PREFIX), ("bus", BUS_PREFIX), ("app", app::PREFIX)];
     let mut parts = owners.into_iter().filter_map(|(owner, prefix)| Some((owner, key.strip_prefix(prefix)?)));
     let Some((owner, rest)) = parts.next() else {
-        return format!("{:?}", bytes::Bytes::copy_from_slice(key));
+        return format!("{:?}", Bytes::copy_from_slice(key));
     };
     // The ends of ranges are no tuples.
     for rest in [rest, rest.strip_suffix(b"\0").unwrap_or(rest)] {
@@ -44,5 +48,5 @@ pub(super) fn show_key(key: &[u8]) -> String {
             return format!("{owner}{elements:?}");
         }
     }
-    format!("{owner}+{:?}", bytes::Bytes::copy_from_slice(rest))
+    format!("{owner}+{:?}", Bytes::copy_from_slice(rest))
 }

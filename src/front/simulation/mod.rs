@@ -41,6 +41,7 @@ mod options;
 mod oracle;
 mod part;
 mod process;
+mod relocation;
 mod restore;
 mod shared;
 mod store;

@@ -29,6 +29,8 @@ named! {
         SmallFolds,
         /// The disk below the store.
         Disk,
+        /// The move of the bus to another store.
+        Relocation,
     }
 }
 

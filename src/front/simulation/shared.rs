@@ -4,7 +4,7 @@ use std::{
     ops::{Deref, RangeInclusive},
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,7 +15,7 @@ use super::{
     draw::Plan,
     event::Event,
     findings::Findings,
-    issuer::Issuer,
+    issuer::{Issuer, ProcessId},
     oracle::Oracle,
     witness::{Fault, Witness},
 };
@@ -50,6 +50,8 @@ pub(super) struct Shared {
     /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that
     /// start.
     busy: AtomicUsize,
+    /// Whether all processes have to stop, because the bus moves.
+    is_stopping: AtomicBool,
     /// The rows of the store at the end of the faults; `None` if they were not asked for.
     rows: Mutex<Option<Rows>>,
 }
@@ -80,6 +82,9 @@ impl Shared {
             oracle.trust_clocks();
         }
         oracle.expect_parked(plan.groups.iter().flat_map(|group| &group.unworkable).cloned().collect());
+        if plan.relocation.is_some() {
+            oracle.expect_move(plan.processes.len());
+        }
         if plan.has_janitor() {
             let given_up = plan.groups.iter().filter(|group| group.is_given_up());
             let given_up = given_up.map(|group| GroupName::new(&group.name).expect("it is short"));
@@ -92,6 +97,7 @@ impl Shared {
             random: Mutex::new(random),
             phase: AtomicU8::new(Phase::Chaos as u8),
             busy: AtomicUsize::new(0),
+            is_stopping: AtomicBool::new(false),
             rows: Mutex::default(),
         })
     }
@@ -151,6 +157,21 @@ impl Shared {
             1 => Phase::Rest,
             _ => Phase::End,
         }
+    }
+
+    /// Whether all processes have to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    /// Has all processes stop, or lets them work again.
+    pub fn stop(&self, is_stopping: bool) {
+        self.is_stopping.store(is_stopping, Ordering::Relaxed);
+    }
+
+    /// The number of the process that moves the bus: the one after all others.
+    pub fn mover(&self) -> ProcessId {
+        self.plan.processes.len()
     }
 
     pub fn enter(&self, phase: Phase) {

@@ -228,6 +228,12 @@ impl Clock {
         }
     }
 
+    /// The same clock, whose wall clock is behind.
+    pub fn behind(self, by: Duration) -> Self {
+        let by_ms = i64::try_from(by.as_millis()).expect("no wall clock is behind for centuries");
+        Self { wall_skew_ms: self.wall_skew_ms - by_ms, ..self }
+    }
+
     /// The time that it shows, in nanoseconds.
     fn shows(&self) -> u64 {
         let passed = nanos(self.time.now()) - self.born;

@@ -254,6 +254,24 @@ named! {
         StoreFailedWithDisk,
         /// An older copy took the place of the folder, after more had happened.
         CopyRestored,
+        /// The bus has moved to another store by an export and an import.
+        BusMoved,
+        /// The bus has moved with its whole store, and its incarnation was raised.
+        IncarnationRaised,
+        /// All processes have ended in order before the move.
+        StoppedInOrder,
+        /// A move took work along that groups had parked, or that triggers had parked or listed as owed.
+        UnfinishedWorkMoved,
+        /// An import began where an earlier one had left something.
+        ImportBegunAgain,
+        /// What an import had left was discarded.
+        ImportDiscarded,
+        /// A damaged export was refused.
+        DamagedExportRefused,
+        /// A bus was not opened because it was being imported.
+        OpenRefusedDuringImport,
+        /// A subscriber went on at a position of before the move.
+        SubscriberOutlivedMove,
     }
 }
 
@@ -277,6 +295,9 @@ impl Witness {
                 | Self::StoreFailedWithDisk
                 | Self::DocumentTopologyDropped
                 | Self::WebClientExpired
+                | Self::ImportBegunAgain
+                | Self::ImportDiscarded
+                | Self::UnfinishedWorkMoved
         )
     }
 

@@ -5,7 +5,6 @@
 //! their own, they run by themselves, and this thread is the store: commits arrive, and are judged, one after the other.
 
 use std::{
-    collections::BTreeMap,
     path::PathBuf,
     sync::{
         Arc,
@@ -14,19 +13,21 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use futures_util::future::Either;
 
 use super::{
-    actors,
-    commits::{Doubt, ready},
+    actors::{self, mover::Mover},
+    commits::{Doubt, ready, rows},
     draw::Plan,
     event::Event,
     flight::Flight,
     guarantee::Guarantee,
     issuer::{Issuer, ProcessId},
+    keyspace::BUS_PREFIX,
     link::Link,
     machine::Machine,
     process::Process,
+    relocation::Relocation,
     restore::{self, Restored},
     shared::{Phase, Shared},
     time::{Clock, true_time},
@@ -34,8 +35,9 @@ use super::{
 };
 use crate::{
     base::{encoding::Versionstamp, env::Env},
+    state::keys::Keys,
     store::{
-        Backend, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, TransactionBackend,
+        Backend, Database, Isolation, TRANSACTION_LIFETIME,
         testing::{SimulatedDisk, Wrapper},
     },
 };
@@ -51,6 +53,15 @@ const REST_MAX: Duration = Duration::from_mins(2);
 
 /// The additional time for each topology entry, because a group goes from one to the next in a round of balancing.
 const REST_PER_ENTRY: Duration = Duration::from_secs(3);
+
+/// The longest time until processes that have to stop for a move of the bus have done so, before they crash.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// The longest time for which faults strike a move of the bus.
+const MOVE_MAX: Duration = Duration::from_mins(1);
+
+/// How long the world waits for a bus that can move.
+const BUS_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest time until all processes have shut down.
 const END_MAX: Duration = Duration::from_mins(1);
@@ -89,6 +100,9 @@ pub(super) struct World {
     folder: Option<PathBuf>,
     /// A copy of the folder, which was made while it was in use, and the version at which that was.
     copy: Option<(SimulatedDisk, u64)>,
+    /// The move of the bus, while it is under way.
+    relocation: Option<Relocation>,
+    /// The processes, and the one of the operator who moves the bus.
     slots: Vec<Slot>,
     /// Chooses the process to run, and seeds the processes.
     random: fastrand::Rng,
@@ -112,7 +126,8 @@ impl World {
             (None, Some(folder)) => Database::folder_backend(folder, true_time(time)).expect("it is empty"),
             (None, None) => Database::memory_backend(true_time(time)),
         };
-        let slots = (0..shared.plan.processes.len()).map(|process| Slot {
+        let slots = shared.mover() + usize::from(shared.plan.relocation.is_some());
+        let slots = (0..slots).map(|process| Slot {
             generation: 0,
             process: None,
             clock: Arc::new(Clock::new(time, process, 1_000_000, random.fork())),
@@ -126,6 +141,7 @@ impl World {
             machine,
             folder,
             copy: None,
+            relocation: None,
             slots,
             random,
             since: Duration::ZERO,
@@ -136,13 +152,19 @@ impl World {
 
     /// Runs the world to its end.
     pub fn run(mut self) {
-        let Plan { chaos, processes, .. } = &self.shared.plan;
+        let Plan { chaos, processes, relocation, .. } = &self.shared.plan;
         let time = self.shared.time.clone();
         for process in 0..processes.len() {
             time.after(Duration::from_millis(self.random.u64(0..500)), Event::Start(process));
         }
         time.after(MISHAP_INTERVAL, Event::Mishap);
-        time.after(*chaos, Event::Rest);
+        match relocation {
+            Some(relocation) => {
+                time.after(relocation.at, Event::Move);
+                time.after(*chaos + MOVE_MAX, Event::Rest);
+            }
+            None => time.after(*chaos, Event::Rest),
+        }
         while !self.is_over && !self.shared.has_failed() {
             let slots = &self.slots;
             let waits = |process: ProcessId| slots[process].is_paused || slots[process].process.is_none();
@@ -184,45 +206,151 @@ impl World {
                 }
             }
             Event::Mishap => self.mishap(),
+            Event::Move => self.begin_move(),
+            Event::Stopped => self.stopped(),
+            Event::Silent => self.silent(),
+            Event::Moved => self.moved(),
             Event::Rest => self.rest(),
             Event::Poll => self.poll(),
         }
     }
 
-    /// Starts a process, if it does not run.
+    /// Starts a process, if it does not run. While the bus moves, only its operator works.
     fn start(&mut self, process: ProcessId) {
-        let (shared, slot) = (&self.shared, &mut self.slots[process]);
-        if slot.process.is_some() {
+        let shared = Arc::clone(&self.shared);
+        let is_mover = process == shared.mover();
+        let may_start = match &self.relocation {
+            Some(relocation) => is_mover && relocation.is_ready,
+            None => !is_mover,
+        };
+        if !may_start || self.slots[process].process.is_some() {
             return;
         }
-        let issuer = Issuer { process, generation: slot.generation };
+        let issuer = Issuer { process, generation: self.slots[process].generation };
         shared.note(|| {
-            format!("process {process}.{} starts: {:?}", slot.generation, shared.plan.processes[process])
+            let plan = shared.plan.processes.get(process);
+            format!("process {process}.{} starts: {plan:?}", issuer.generation)
         });
         let drift = shared.plan.drift_ppm;
         let ppm = 1_000_000 - drift + self.random.u64(0..=2 * drift);
-        slot.clock = Arc::new(Clock::new(&shared.time, process, ppm, self.random.fork()));
-        slot.is_paused = false;
-        slot.is_done = Arc::default();
-        let link = Link::new(Arc::clone(shared), issuer);
-        let store = Wrapper::new(Arc::clone(&self.engine), Arc::new(link));
-        let db = Database::over(Arc::new(store), Env::new(Arc::clone(&slot.clock)));
-        let is_done = Arc::clone(&slot.is_done);
-        let main = actors::main(Arc::clone(shared), issuer, db);
+        let clock = Arc::new(Clock::new(&shared.time, process, ppm, self.random.fork()));
+        let store = |engine: &Arc<dyn Backend>| {
+            let link = Link::new(Arc::clone(&shared), issuer);
+            let store = Wrapper::new(Arc::clone(engine), Arc::new(link));
+            Database::over(Arc::new(store), Env::new(Arc::clone(&clock)))
+        };
+        let old = store(&self.engine);
+        let main = match (&self.relocation, shared.plan.relocation) {
+            (Some(relocation), Some(plan)) => {
+                let (new, engine) = (store(&relocation.engine), Arc::clone(&relocation.engine));
+                let mover = Mover { shared: Arc::clone(&shared), issuer, plan, old, new, engine };
+                Either::Left(mover.run())
+            }
+            _ => Either::Right(actors::main(Arc::clone(&shared), issuer, old)),
+        };
+        let is_done: Arc<AtomicBool> = Arc::default();
+        let ends = Arc::clone(&is_done);
         let main = async move {
             main.await;
-            is_done.store(true, Ordering::Relaxed);
+            ends.store(true, Ordering::Relaxed);
         };
         let seed = self.random.u64(..);
-        slot.process = Some(match shared.plan.threads {
+        let started = match shared.plan.threads {
             None => Process::start(seed, main),
             Some(threads) => Process::start_threads(threads, main),
-        });
+        };
+        let slot = &mut self.slots[process];
+        (slot.clock, slot.is_paused, slot.is_done) = (clock, false, is_done);
+        slot.process = Some(started);
         shared.time.make_runnable(process);
+    }
+
+    /// The bus begins to move: all processes stop, some in order, some as by a crash.
+    fn begin_move(&mut self) {
+        let Some(plan) = self.shared.plan.relocation else { return };
+        if self.shared.phase() != Phase::Chaos {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        if !self.has_bus() {
+            return shared.time.after(BUS_PAUSE, Event::Move);
+        }
+        shared.note(|| format!("the bus begins to move: {plan:?}"));
+        self.relocation = Some(Relocation::new(&shared, plan, &mut self.random));
+        shared.stop(true);
+        let in_order = self.random.bool();
+        for process in 0..shared.mover() {
+            let Slot { generation, process: living, is_paused, .. } = &self.slots[process];
+            let issuer = Issuer { process, generation: *generation };
+            if living.is_some() && (*is_paused || !in_order && self.random.bool()) {
+                self.crash(issuer);
+            }
+        }
+        shared.time.after(STOP_MAX, Event::Stopped);
+    }
+
+    /// Whether there is a bus in the store.
+    fn has_bus(&self) -> bool {
+        let config = Keys::new(BUS_PREFIX).expect("the prefix is short").config();
+        ready(self.engine.begin().get(&config, Isolation::Snapshot))
+            .expect("the engine can be read")
+            .is_some()
+    }
+
+    /// Processes that have not stopped crash. When nothing is under way to the old store any more, the operator begins.
+    fn stopped(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut are_in_order = true;
+        for process in 0..shared.mover() {
+            let slot = &mut self.slots[process];
+            let issuer = Issuer { process, generation: slot.generation };
+            if slot.process.is_none() {
+                are_in_order = false;
+            } else if slot.is_done.load(Ordering::Relaxed) {
+                slot.process = None;
+                slot.generation += 1;
+                shared.oracle().gone(issuer);
+            } else {
+                are_in_order = false;
+                self.crash(issuer);
+            }
+        }
+        if are_in_order {
+            shared.witness(Witness::StoppedInOrder);
+        }
+        shared.time.after(TRANSACTION_LIFETIME, Event::Silent);
+    }
+
+    /// Nothing is under way to the old store any more.
+    fn silent(&mut self) {
+        let Some(relocation) = &mut self.relocation else { return };
+        relocation.get_ready(&*self.engine);
+        self.start(self.shared.mover());
+    }
+
+    /// The bus has moved: all processes start at its new place.
+    fn moved(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let Some(relocation) = self.relocation.take() else { return };
+        relocation.finish(&shared, &*self.engine);
+        self.slots[shared.mover()].process = None;
+        (self.engine, self.machine, self.copy) = (relocation.engine, relocation.machine, None);
+        shared.stop(false);
+        for process in 0..shared.mover() {
+            shared.time.after(Duration::from_millis(self.random.u64(0..500)), Event::Start(process));
+        }
+        self.since = shared.time.now();
+        if let Some(plan) = shared.plan.relocation {
+            shared.time.after(shared.plan.chaos.saturating_sub(plan.at), Event::Rest);
+        }
     }
 
     /// A commit arrives at the store. The power may fail.
     fn arrive(&mut self, flight: &Flight) {
+        if self.relocation.as_ref().is_some_and(|relocation| flight.is_for(&relocation.engine)) {
+            flight.arrive(&self.shared);
+            return;
+        }
         if !flight.is_for(&self.engine) {
             // Commits under way when the power failed are lost.
             return;
@@ -363,6 +491,9 @@ impl World {
 
     /// Ends the faults, and starts and resumes all processes.
     fn rest(&mut self) {
+        if self.shared.phase() > Phase::Chaos {
+            return;
+        }
         self.enter(Phase::Rest);
         self.shared.see_rows(|| {
             let rows = rows(&*self.engine.begin()).into_iter();
@@ -385,7 +516,13 @@ impl World {
     fn poll(&mut self) {
         let shared = Arc::clone(&self.shared);
         let passed = shared.time.now().saturating_sub(self.since);
-        if shared.phase() == Phase::Rest {
+        if self.relocation.is_some() {
+            if passed > REST_MAX {
+                shared.fail(
+                    Guarantee::Live.broken(format!("after {passed:?} without faults the bus has not moved")),
+                );
+            }
+        } else if shared.phase() == Phase::Rest {
             // By then late and slow commits have arrived, and dead nodes have been removed.
             let has_struck = |fault| shared.fault_count(fault) > 0;
             let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
@@ -412,12 +549,12 @@ impl World {
                 }
                 Some(_) => {}
             }
-        } else if self.slots.iter().all(|slot| slot.is_done.load(Ordering::Relaxed)) {
+        } else if self.slots[..shared.mover()].iter().all(|slot| slot.is_done.load(Ordering::Relaxed)) {
             self.finish();
             return;
         } else if passed > END_MAX {
             let is_late = |slot: &Slot| !slot.is_done.load(Ordering::Relaxed);
-            let late: Vec<_> = self.slots.iter().map(is_late).collect();
+            let late: Vec<_> = self.slots[..shared.mover()].iter().map(is_late).collect();
             shared.fail(
                 Guarantee::Live
                     .broken(format!("after {passed:?} these processes have not shut down: {late:?}")),
@@ -470,16 +607,4 @@ impl World {
             Restored::Wrong(broken) => shared.fail(broken),
         }
     }
-}
-
-/// All rows that `tx` sees.
-fn rows(tx: &dyn TransactionBackend) -> BTreeMap<Bytes, Bytes> {
-    let mut rows = BTreeMap::new();
-    let mut rest = Some(RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])));
-    while let Some(read) = rest {
-        let page = ready(tx.get_range(&read, Isolation::Snapshot)).expect("the engine can be read");
-        rest = read.after(&page);
-        rows.extend(page.rows);
-    }
-    rows
 }

@@ -164,7 +164,7 @@ pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
     let changes = place.bus.changes();
     let mut known = BTreeSet::new();
     let mut tails = JoinSet::new();
-    while place.shared.phase() != Phase::End {
+    while place.phase() != Phase::End {
         let living = place.shared.oracle().living();
         for db in living {
             if known.insert(db.instance) {
@@ -206,7 +206,7 @@ async fn tail(place: Place, changes: Changes, dispatcher: Weak<Dispatcher>, db: 
 pub(super) async fn consume(place: &Place, node: &Node, plan: GroupPlan) {
     let changes = place.bus.changes();
     let mut consumers: BTreeMap<DbInstance, Consumer> = BTreeMap::new();
-    while place.shared.phase() != Phase::End {
+    while place.phase() != Phase::End {
         let consumed = &place.shared.plan.names[..CONSUMED_MAX.min(place.shared.plan.names.len())];
         let living = place.shared.oracle().living();
         let living: Vec<_> = living.into_iter().filter(|db| consumed.contains(&db.name)).collect();

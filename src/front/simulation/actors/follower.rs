@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Follows until the end; begins again after `Expired` and the like.
 pub(super) async fn run(place: Place) {
-    while place.shared.phase() != Phase::End {
+    while place.phase() != Phase::End {
         let id = place.shared.oracle().followed(place.issuer);
         if let Err(error) = follow(&place, id).await {
             place.note(|| format!("follower {id} begins again: {error}"));
@@ -36,7 +36,7 @@ async fn follow(place: &Place, id: u64) -> Result<()> {
     let mut known: BTreeSet<_> = live.shards.iter().copied().collect();
     let mut readers: Vec<ShardReader<Notification>> =
         live.shards.iter().map(|&shard| feed.shard_reader(shard, Sequence::MIN).with_limit(limit)).collect();
-    while place.shared.phase() != Phase::End {
+    while place.phase() != Phase::End {
         let mut begun = Vec::new();
         let mut is_idle = true;
         for reader in readers.iter_mut().filter(|reader| !reader.is_ended()) {

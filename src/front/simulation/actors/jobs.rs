@@ -80,9 +80,9 @@ impl Job {
     /// Starts the trigger again and again, and thereby takes it from other processes. After the faults only the first process does.
     async fn run_trigger(self, dispatcher: Weak<Dispatcher>) {
         let place = &self.place;
-        while place.is_chaos() || place.issuer.process == 0 && place.shared.phase() != Phase::End {
+        while place.is_chaos() || place.issuer.process == 0 && place.phase() != Phase::End {
             place.pause(PAUSE_MAX_MS).await;
-            let phase = place.shared.phase();
+            let phase = place.phase();
             let Some(dispatcher) = dispatcher.upgrade() else { return };
             let started = self.start(&dispatcher).await;
             drop(dispatcher);
@@ -111,7 +111,7 @@ impl Job {
         let env = place.db.env();
         let until = env.now() + Duration::from_millis(1 + place.random(plan.runs_max_ms));
         while !trigger.status().is_finished
-            && place.shared.phase() == phase
+            && place.phase() == phase
             && (phase != Phase::Chaos || env.now() < until)
         {
             env.sleep(POLL_INTERVAL).await;

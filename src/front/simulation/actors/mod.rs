@@ -5,6 +5,7 @@ mod consumer;
 mod documents;
 mod follower;
 mod jobs;
+pub(super) mod mover;
 mod operator;
 mod other_bus;
 mod place;
@@ -25,7 +26,7 @@ use super::{
     draw::{GroupPlan, ProcessPlan},
     issuer::Issuer,
     keyspace::BUS_PREFIX,
-    shared::{Busy, Shared},
+    shared::{Busy, Phase, Shared},
 };
 use crate::{
     base::error::Result,
@@ -86,7 +87,9 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     busy.join_all().await;
     other_bus.join_all().await;
     tasks.shutdown().await;
-    if let Err(error) = place.db.clear_finished_ids().await {
+    if let Err(error) = place.db.clear_finished_ids().await
+        && shared.phase() == Phase::End
+    {
         shared.fail(format!("process {} cannot clear its ids: {error}", issuer.process));
     }
     Ok(())
@@ -138,7 +141,7 @@ async fn serve(
         }
     };
     tokio::join!(of_documents, visitor::run(place, &node, &groups));
-    if place.issuer.process == 0 {
+    if place.issuer.process == 0 && place.shared.phase() == Phase::End {
         audit(place).await;
         documents::audit(place).await;
     }
@@ -167,14 +170,23 @@ async fn serve(
     }
     drop(listed);
     ends.push(("node", node.shutdown().await));
+    judge_ends(place, ends);
+    Ok(())
+}
+
+/// A role may fail to shut down only while faults strike.
+fn judge_ends(place: &Place, ends: Vec<(&str, Result<()>)>) {
     for (what, end) in ends {
-        if let Err(error) = end {
-            place
-                .shared
-                .fail(format!("the {what} of process {} does not shut down: {error}", place.issuer.process));
+        match end {
+            Err(error) if place.shared.phase() == Phase::End => {
+                place.shared.fail(format!(
+                    "the {what} of process {} does not shut down: {error}",
+                    place.issuer.process
+                ));
+            }
+            end => place.note(|| format!("the {what} has ended: {end:?}")),
         }
     }
-    Ok(())
 }
 
 /// The groups, for a process that holds at most `leases_max` leases of each.

@@ -25,14 +25,19 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// The phase, as the actors of the process see it: it is over for one that has to stop because the bus moves.
+    pub fn phase(&self) -> Phase {
+        if self.shared.is_stopping() { Phase::End } else { self.shared.phase() }
+    }
+
     /// Whether faults still strike, and actors begin new work.
     pub fn is_chaos(&self) -> bool {
-        self.shared.phase() == Phase::Chaos
+        self.phase() == Phase::Chaos
     }
 
     /// Waits until all processes should shut down.
     pub async fn until_the_end(&self) {
-        while self.shared.phase() != Phase::End {
+        while self.phase() != Phase::End {
             self.db.env().sleep(POLL_INTERVAL).await;
         }
     }

@@ -59,7 +59,7 @@ impl Visitor<'_> {
         }
         drop(busy);
         let mut consumer = None;
-        while self.absences.returns && consumer.is_none() && self.place.shared.phase() != Phase::End {
+        while self.absences.returns && consumer.is_none() && self.place.phase() != Phase::End {
             self.place.pause(LOOK_MAX_MS).await;
             consumer = self.come().await;
         }

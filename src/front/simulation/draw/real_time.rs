@@ -19,6 +19,8 @@ impl Plan {
     pub fn in_real_time(mut self, seed: u64, threads: NonZeroUsize) -> Self {
         let random = &mut Rng::with_seed(seed ^ 0x0074_6f72_7475_7265);
         self.threads = Some(threads);
+        // Nobody stops all processes at one moment.
+        self.relocation = None;
         self.latency_us = [0, 100, 1_000][random.usize(0..3)];
         self.think_max_ms = [1, 4, 20][random.usize(0..3)];
         self.slow_ms = self.slow_ms.min(500);

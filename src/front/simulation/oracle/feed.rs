@@ -202,7 +202,7 @@ impl Oracle {
             Change { before: None, after: Some(value) } if value == BROKEN => {}
             Change { before: None, after: Some(value) } => {
                 let row = Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
-                if sequence.versionstamp() != seen.stamp {
+                if (sequence.incarnation(), sequence.versionstamp()) != (self.incarnation, seen.stamp) {
                     return Guarantee::Consistent
                         .fails(format!("a row stands at {sequence}, which is not its commit"));
                 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     base::{
-        encoding::{Counters, Sequence, Versionstamp},
+        encoding::{Counters, Sequence},
         event::{Db, DbName, DdocId},
         notification::Notification,
     },
@@ -74,9 +74,9 @@ impl Oracle {
     /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose
     /// names others have taken.
     fn unreported_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
-        let is_reported = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Versionstamp)| {
+        let is_reported = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Sequence)| {
             let found = self.reported_ddocs.get(*ddoc);
-            found.is_some_and(|found| found.versionstamp() > **recorded)
+            found.is_some_and(|found| found > *recorded)
         };
         let newest =
             |db: &Db| self.rows.get(&db.name).is_some_and(|placed| placed.row.instance == db.instance);

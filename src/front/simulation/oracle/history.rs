@@ -21,7 +21,7 @@ use crate::{
         event::{DbInstance, DbName, DdocId, EventKind, Kinds},
         notification::Notification,
     },
-    front::simulation::issuer::Issuer,
+    front::simulation::{draw::Way, issuer::Issuer},
     roles::changes::Change as DocChange,
     state::{
         feed::FeedRow,
@@ -476,6 +476,10 @@ pub(in crate::front::simulation) enum Seen {
     DocPages {
         instance: Text<DbInstance>,
         rows: Vec<Row>,
+    },
+    /// The bus has moved to another store.
+    Moved {
+        way: Way,
     },
     /// Everything has come to rest.
     Rested,

@@ -12,7 +12,8 @@
 //!   [`account`], [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
 //! - the jobs of triggers work on every change, and cancelled work writes nothing ([`jobs`]);
-//! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]).
+//! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]);
+//! - a move to another store takes all of it along ([`moves`]).
 //!
 //! After the faults all of it has to come to rest, and at the end the store must agree with the model, key by key
 //! ([`finish`]).
@@ -32,6 +33,7 @@ mod jobs;
 mod leases;
 mod ledger;
 mod models;
+mod moves;
 mod noting;
 mod parked;
 mod readers;
@@ -59,6 +61,7 @@ pub(super) use self::{
         follower::FollowerId,
         subscriber::{Manner, SubscriberId},
     },
+    moves::{judge_moved, unfinished},
     replay::judge,
     stored_item::group_key,
 };
@@ -80,7 +83,7 @@ use super::{
     app::{AppKey, Line, instance_of},
     findings::Findings,
     guarantee::{Broken, Guarantee},
-    issuer::Issuer,
+    issuer::{Issuer, ProcessId},
     keyspace::BUS_PREFIX,
     notes::Notes,
     witness::Witness,
@@ -88,7 +91,7 @@ use super::{
 use crate::{
     base::{
         cursor::Cursor,
-        encoding::{Counters, Sequence, Versionstamp},
+        encoding::{Counters, Incarnation, Sequence},
         error::StoreError,
         event::{Db, DbInstance, DbName, DdocId},
         notification::Notification,
@@ -111,6 +114,10 @@ struct Placed {
 pub(super) struct Oracle {
     keys: Keys,
     partitions: u32,
+    /// How often the bus has moved.
+    incarnation: Incarnation,
+    /// The process that moves the bus.
+    mover: Option<ProcessId>,
     /// The names that databases have.
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
@@ -140,7 +147,7 @@ pub(super) struct Oracle {
     /// All rows so far.
     past: BTreeMap<Sequence, Arc<Notification>>,
     /// When a change of each design document was last recorded.
-    recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Versionstamp>,
+    recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The stored rows of design documents.
     ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The last notification of each design document, also when its row is gone.
@@ -199,6 +206,8 @@ impl Oracle {
         Self {
             keys: Keys::new(BUS_PREFIX).expect("the prefix is short"),
             partitions,
+            incarnation: Incarnation(0),
+            mover: None,
             names,
             nodes: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -336,6 +345,9 @@ impl Oracle {
 
     /// A commit has happened.
     pub fn committed(&mut self, findings: &Findings, seen: &ObservedCommit<'_>) {
+        if self.mover == Some(seen.issuer.process) {
+            return self.judge_move(findings, seen);
+        }
         self.keep(|| Seen::of_commit(seen));
         let items: Vec<(StoredItem, &Change)> =
             seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
@@ -390,7 +402,8 @@ impl Oracle {
                     *self.recorded.entry(line.db.clone()).or_default() += line.counters;
                     let nameless = (line.counters.ddoc_updated > line.ddocs.len() as u64).then_some(None);
                     for id in line.ddocs.into_iter().map(Some).chain(nameless) {
-                        self.recorded_ddocs.insert((line.db.clone(), id), seen.stamp);
+                        let at = Sequence::new(self.incarnation, seen.stamp, 0);
+                        self.recorded_ddocs.insert((line.db.clone(), id), at);
                     }
                 }
                 (StoredItem::App(AppKey::Database(name)), Some(value)) => {
@@ -421,6 +434,9 @@ impl Oracle {
         keys: &[Bytes],
         conflicts: &[KeyRange],
     ) {
+        if self.mover == Some(issuer.process) {
+            return;
+        }
         self.keep(|| Seen::of_refusal((issuer, is_late), code, keys, conflicts));
         if is_late {
             findings.witness(Witness::LateCommitRefused);

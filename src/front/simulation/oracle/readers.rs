@@ -104,6 +104,11 @@ impl Oracle {
             findings.witness(Witness::RestartWithinFirstScan);
             subscriber.story.insert("restarted within its first scan");
         }
+        if let Start::At(at) = start
+            && at.incarnation() < self.incarnation
+        {
+            findings.witness(Witness::SubscriberOutlivedMove);
+        }
         subscriber.account.resume(&self.ledger, start);
         subscriber.start = subscriber.start.min(start);
         subscriber.surely = subscriber.surely.min(start);

@@ -2,14 +2,13 @@
 
 use std::{collections::BTreeMap, fmt::Display};
 
-use bytes::Bytes;
-
 #[cfg(feature = "http")]
 use super::history::kind;
 use super::{
     Oracle,
     commit::{Change, ObservedCommit},
     history::{Head, Hex, Row, Seen, VERSION, wrong},
+    moves::moved,
 };
 use crate::{
     base::{
@@ -20,17 +19,15 @@ use crate::{
         findings::Findings,
         guarantee::{Broken, Guarantee},
         issuer::Issuer,
+        keyspace::Rows,
     },
     state::keys::ShardId,
     store::KeyRange,
 };
 
-/// What stands in the store, as far as the history says.
-type Values = BTreeMap<Bytes, Bytes>;
-
 impl Seen {
     /// Informs `oracle` of it.
-    pub fn apply(self, oracle: &mut Oracle, findings: &Findings, values: &mut Values) -> Result<()> {
+    pub fn apply(self, oracle: &mut Oracle, findings: &Findings, values: &mut Rows) -> Result<()> {
         match self {
             Self::Joined { by, node } => oracle.joined(by.into(), node.0),
             Self::Crashed { by } => oracle.crashed(by.into()),
@@ -46,6 +43,10 @@ impl Seen {
                 oracle.refused(findings, (by.into(), is_late), code, &keys, &conflicts);
             }
             Self::Observed { group, generation, rows } => oracle.observed(&group.0, generation, &rows),
+            Self::Moved { way } => {
+                oracle.moved(way);
+                *values = moved(values, way);
+            }
             Self::Pages { rows } => fails(findings, oracle.judge_pages(&Row::all(&rows)?)),
             Self::DocPages { instance, rows } => {
                 fails(findings, oracle.judge_doc_pages(instance.0, &Row::all(&rows)?));
@@ -123,7 +124,7 @@ impl Seen {
 fn commit(
     oracle: &mut Oracle,
     findings: &Findings,
-    values: &mut Values,
+    values: &mut Rows,
     (issuer, is_late): (Issuer, bool),
     at: &Hex,
     touched: Vec<(Hex, Option<Hex>, Option<Hex>)>,
@@ -189,7 +190,7 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
         oracle.expect_janitor(given_up.into_iter().map(|name| name.0).collect());
     }
     let findings = Findings::default();
-    let (mut values, mut has_ended) = (Values::new(), false);
+    let (mut values, mut has_ended) = (Rows::new(), false);
     for (number, line) in lines {
         let seen: Seen = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
         has_ended |= matches!(seen, Seen::Ended);

@@ -131,7 +131,7 @@ impl Client {
             _ => None,
         };
         let id = place.shared.oracle().web_client(place.issuer.process, number, kinds, start);
-        while place.shared.phase() != Phase::End {
+        while place.phase() != Phase::End {
             let asked = self.draw();
             let (since, types) = place.shared.oracle().web_asks(id);
             let target = format!("/_db_updates?since={since}&types={types}{}", asked.query);
@@ -212,7 +212,7 @@ impl Client {
     /// Follows `_changes` of all databases until the end.
     async fn follow_all_changes(self) {
         let (mut known, mut clients) = (BTreeSet::new(), JoinSet::new());
-        while self.place.shared.phase() != Phase::End {
+        while self.place.phase() != Phase::End {
             let living = self.place.shared.oracle().living();
             for db in living {
                 if known.insert(db.instance) {
@@ -228,7 +228,7 @@ impl Client {
         let place = &self.place;
         let id = place.shared.oracle().doc_tailed(place.issuer, db.instance, Sequence::MIN);
         let since = parking_lot::Mutex::new("0".to_owned());
-        while place.shared.phase() != Phase::End {
+        while place.phase() != Phase::End {
             let asked = self.draw();
             let from = since.lock().clone();
             let target =
