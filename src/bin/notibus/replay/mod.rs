@@ -213,8 +213,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     };
     wait_until(&bus, async || folded().total() >= history.recorded.total()).await;
     let feed = FinalFeed::read(&bus, &history).await?;
-    wait_until(&bus, async || observers.all().iter().all(|observer| observer.missing(&feed).is_empty()))
-        .await;
+    wait_until(&bus, async || observers.all().iter().all(|observer| observer.has_all(&feed))).await;
 
     let mut differences = check::compare(&history, &feed, folded());
     for observer in observers.all() {

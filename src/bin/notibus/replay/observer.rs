@@ -86,17 +86,30 @@ impl Observer {
         self.delivered.lock().last
     }
 
+    /// Whether all news of `feed` were delivered. It looks at the last rows first, which are delivered last, so it costs
+    /// little while they are missing.
+    pub fn has_all(&self, feed: &FinalFeed) -> bool {
+        let delivered = self.delivered.lock();
+        feed.of_history.iter().rev().all(|row| self.missed(&delivered, row).is_none())
+    }
+
     /// The news of `feed` that were not delivered to the subscriber, and its other faults.
     pub fn missing(&self, feed: &FinalFeed) -> Vec<String> {
         let delivered = self.delivered.lock();
-        let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
-        let missed = rows.filter_map(|row| {
-            let known = delivered.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
-            let news = row.news_since(known).kinds();
-            news.intersects(self.kinds)
-                .then(|| format!("{} was not delivered {news:?} of {:?}", self.name, row.name))
+        let missed = feed.of_history.iter().filter_map(|row| {
+            let news = self.missed(&delivered, row)?;
+            Some(format!("{} was not delivered {news:?} of {:?}", self.name, row.name))
         });
         missed.chain(delivered.faults.iter().map(|fault| format!("{}: {fault}", self.name))).collect()
+    }
+
+    /// The news of `row`, if the subscriber wants some of them and got none.
+    fn missed(&self, delivered: &Delivered, row: &Notification) -> Option<Kinds> {
+        if !(self.wants)(row.name.as_str()) {
+            return None;
+        }
+        let known = delivered.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
+        Some(row.news_since(known).kinds()).filter(|news| news.intersects(self.kinds))
     }
 }
 
