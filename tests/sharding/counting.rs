@@ -78,6 +78,30 @@ async fn rows_are_counted_whatever_is_written() {
     assert!(matches!(changes.feed(&db).pending(Cursor::NOTHING).await, Err(Error::NoFeed { .. })));
 }
 
+/// Regression: a layer that named one previous edit twice, after a reshard, took one row too many from the count of the shard
+/// before, and each feed of `_changes` that asked for what was pending was cut off. A world has found it.
+#[tokio::test]
+async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let (changes, db) = (bus.changes(), db("docs", 1));
+    let options = ChangesOptions { shards: 1, ..ChangesOptions::default() };
+    store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
+    let edit = async |position, previous| {
+        let write = async |tx| changes.writer(&tx, &db).await?.record(&doc(1, position), previous);
+        let done = store.run_once(write).await.unwrap();
+        done.value.of(done.committed)
+    };
+    let first = edit(1, None).await;
+    changes.feed(&db).reshard(1, None).await.unwrap();
+    edit(2, Some(first)).await;
+    edit(3, Some(first)).await;
+    let feed = changes.feed(&db);
+    assert_eq!(feed.pending(Cursor::NOTHING).await.unwrap(), 2);
+    let shard = feed.shards().await.unwrap()[0];
+    assert_eq!(feed.shard_rows(shard).await.unwrap(), 0);
+}
+
 /// An export includes the counts.
 #[tokio::test]
 async fn the_counts_move_with_the_rows() {

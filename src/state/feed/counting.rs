@@ -115,18 +115,19 @@ impl Counting {
 
 impl RawFeed<'_> {
     /// The number of rows in the shards from `first` to the last of `entries`, which are the last ones of the
-    /// topology.
+    /// topology. What a layer has counted wrongly, by naming a wrong previous edit, makes it no smaller than 0.
     async fn rows_in(self, tx: &Transaction, entries: &[TopologyRow]) -> Result<u64> {
         let mut shards = entries.iter().flat_map(TopologyRow::shards);
         let Some(first) = shards.next() else { return Ok(0) };
         let range = self.context.keys.row_counts(self.id, first, shards.last().unwrap_or(first));
         let rows = tx.all_rows(range, Isolation::Snapshot).await?;
-        rows.iter().map(|(_, value)| row_count(Some(value))).sum()
+        let count: i64 = rows.iter().map(|(_, value)| row_count(Some(value))).sum::<Result<_>>()?;
+        Ok(count.max(0).cast_unsigned())
     }
 
     async fn row_count(self, tx: &Transaction, shard: ShardId) -> Result<u64> {
         let stored = tx.get(&self.context.keys.row_count(self.id, shard), Isolation::Snapshot).await?;
-        row_count(stored.as_deref())
+        Ok(row_count(stored.as_deref())?.max(0).cast_unsigned())
     }
 
     /// Begins a count of the rows of the feed, or of `shard`, behind `position`.
