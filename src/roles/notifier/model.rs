@@ -309,7 +309,7 @@ const SMALL: Reading = Reading { events: 5, folds: 4, stops: 2, mistake: None };
 
 #[test]
 fn a_reader_gets_every_delivery_or_expires() {
-    let states = explore(&SMALL).unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
+    let states = explore(SMALL).unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
     println!("{states} states");
     assert!(states > 1_000, "{states} states are few");
 }
@@ -317,7 +317,7 @@ fn a_reader_gets_every_delivery_or_expires() {
 #[test]
 fn mistakes_are_found() {
     for mistake in [Mistake::ScanForgotten, Mistake::HorizonIgnored] {
-        let found = explore(&Reading { mistake: Some(mistake), ..SMALL });
+        let found = explore(Reading { mistake: Some(mistake), ..SMALL });
         let (steps, reason) = found.expect_err("a mistake is found");
         println!("{mistake:?}: {reason}, after {steps:?}");
         assert!(reason.contains("deletion"), "{mistake:?}: {reason}");

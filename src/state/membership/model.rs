@@ -381,7 +381,7 @@ const SMALL: Membership = Membership { nodes: 2, resources: 2, commits: 4, misha
 
 #[test]
 fn nobody_works_beside_another_and_everything_is_owned_in_the_end() {
-    let states = explore(&SMALL).unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
+    let states = explore(SMALL).unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
     println!("{states} states");
     assert!(states > 1_000, "{states} states are few");
 }
@@ -393,7 +393,7 @@ fn mistakes_are_found() {
         (Mistake::ClaimsNotInConflictSet, "gone back"),
         (Mistake::RemovedAreMembers, "comes to own"),
     ] {
-        let found = explore(&Membership { mistake: Some(mistake), ..SMALL });
+        let found = explore(Membership { mistake: Some(mistake), ..SMALL });
         let (steps, reason) = found.expect_err("a mistake is found");
         println!("{mistake:?}: {reason}, after {steps:?}");
         assert!(reason.contains(expected), "{mistake:?}: {reason}");

@@ -208,7 +208,7 @@ impl Model for Drain {
 #[test]
 fn the_successors_begin_once_and_without_a_poll() {
     for shards in 1..=4 {
-        let states = explore(&Drain { shards, mistake: None });
+        let states = explore(Drain { shards, mistake: None });
         let states = states.unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
         println!("{shards} shards: {states} states");
     }
@@ -222,7 +222,7 @@ fn mistakes_in_a_drain_are_found() {
         (Mistake::TurnNotInConflictSet, "wait for each other"),
         (Mistake::NextNotInConflictSet, "wait for each other"),
     ] {
-        let found = explore(&Drain { shards: 3, mistake: Some(mistake) });
+        let found = explore(Drain { shards: 3, mistake: Some(mistake) });
         let (steps, reason) = found.expect_err("a mistake is found");
         println!("{mistake:?}: {reason}, after {steps:?}");
         assert!(reason.contains(expected), "{mistake:?}: {reason}");
