@@ -6,6 +6,7 @@ mod absences;
 mod jobs;
 mod real_time;
 mod relocation;
+mod sizes;
 
 use std::{num::NonZeroUsize, time::Duration};
 
@@ -15,6 +16,7 @@ pub(super) use self::{
     absences::AbsencePlan,
     jobs::JobPlan,
     relocation::{RelocationPlan, Way},
+    sizes::SizePlan,
 };
 use super::{
     options::Options,
@@ -85,6 +87,8 @@ pub(super) struct Plan {
     pub breaks_rows: bool,
     /// The size limit of a fold's transaction in bytes, if it is less than usual.
     pub fold_size_max: Option<usize>,
+    /// Which sizes are unusual.
+    pub sizes: SizePlan,
     /// How subscribers behave.
     pub subscribers: SubscriberPlan,
     /// The documents of databases, if they have any.
@@ -147,6 +151,8 @@ pub(super) struct WebPlan {
     pub cuts: bool,
     /// They ask now and then from positions that no store has given out.
     pub asks_badly: bool,
+    /// They go on at other processes now and then.
+    pub hops: bool,
 }
 
 /// The roles and actors of a process.
@@ -255,6 +261,7 @@ impl Plan {
             churns_names: false,
             breaks_rows: false,
             fold_size_max: None,
+            sizes: SizePlan::default(),
             subscribers: SubscriberPlan::default(),
             documents: None,
             jobs: None,
@@ -293,6 +300,11 @@ impl Plan {
         let plan = self.with_unequal_nodes(&mut Rng::with_seed(seed ^ 0x6e6f_6465));
         let plan = plan.with_absences(&mut Rng::with_seed(seed ^ 0x6177_6179));
         let plan = plan.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
+        let plan = if options.without.contains(&Part::Actor(Actor::Sizes)) {
+            plan
+        } else {
+            plan.with_sizes(&mut Rng::with_seed(seed ^ 0x7369_7a65))
+        };
         let plan = plan.with_parking(&mut Rng::with_seed(seed ^ 0x7061_726b));
         let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), options.intensity.max(0.0));
         #[cfg(feature = "http")]
@@ -363,6 +375,7 @@ impl Plan {
             is_slow: random.bool(),
             cuts: random.bool(),
             asks_badly: random.bool(),
+            hops: random.bool(),
         });
         self
     }
@@ -505,6 +518,8 @@ impl Plan {
             Actor::SmallFolds => self.fold_size_max = None,
             Actor::Disk => self.is_durable = false,
             Actor::Relocation => self.relocation = None,
+            // They were not drawn.
+            Actor::Sizes => {}
         }
     }
 

@@ -31,6 +31,8 @@ named! {
         Disk,
         /// The move of the bus to another store.
         Relocation,
+        /// Sizes that hurt: long names, thousands of databases or shards, endless durations.
+        Sizes,
     }
 }
 

@@ -236,6 +236,8 @@ named! {
         WebRowsOfOneDatabase,
         /// A client over HTTP has cut its connection.
         WebConnectionCut,
+        /// A client over HTTP went on at another process.
+        WebClientHopped,
         /// Another bus in the store had recorded and folded events.
         OtherBusFolded,
         /// A run of a transaction that must be committed once found its own commit.
@@ -272,6 +274,14 @@ named! {
         OpenRefusedDuringImport,
         /// A subscriber went on at a position of before the move.
         SubscriberOutlivedMove,
+        /// The feed had a database whose name is as long as a name may be.
+        LongNameFolded,
+        /// The feed had thousands of databases.
+        ManyDatabasesFolded,
+        /// A dispatcher had hundreds of subscribers.
+        ManySubscribers,
+        /// The feed had a row in one of thousands of shards.
+        ManyShardsWritten,
     }
 }
 
@@ -298,6 +308,8 @@ impl Witness {
                 | Self::ImportBegunAgain
                 | Self::ImportDiscarded
                 | Self::UnfinishedWorkMoved
+                | Self::ManyDatabasesFolded
+                | Self::ManyShardsWritten
         )
     }
 
@@ -309,6 +321,7 @@ impl Witness {
                 | Self::WebPositionRefused
                 | Self::WebRowsOfOneDatabase
                 | Self::WebConnectionCut
+                | Self::WebClientHopped
         );
         cfg!(feature = "http") || !is_of_web
     }

@@ -19,6 +19,9 @@ use crate::{
     store::{AtomicOp, Isolation, Transaction},
 };
 
+/// The most databases of a transaction in a crowded world.
+const BURST_MAX: u64 = 400;
+
 /// A change of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
@@ -105,7 +108,9 @@ struct Work {
 fn draw(place: &Place) -> Work {
     let names = &place.shared.plan.names;
     let mut deeds = BTreeMap::new();
-    for _ in 0..=place.random(3) {
+    let is_burst = place.shared.plan.sizes.is_crowded && place.random(3) == 0;
+    let most = if is_burst { BURST_MAX } else { 4 };
+    for _ in 0..=place.random(most - 1) {
         let name = names[place.random(names.len() as u64) as usize].clone();
         let deed = match place.random(20) {
             0..7 if place.shared.plan.churns_names => Deed::Recreate(1 + place.random(2)),

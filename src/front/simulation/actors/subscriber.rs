@@ -19,9 +19,13 @@ use crate::{
     front::simulation::{
         guarantee::Guarantee,
         oracle::{Given, Interest, Manner, SubscriberId},
+        witness::Witness,
     },
     roles::dispatcher::Dispatcher,
 };
+
+/// How many subscribers are many.
+const MANY: u64 = 200;
 
 /// Starts some subscribers of `dispatcher`, and the durable ones that the process had before. Fails if a cursor
 /// cannot be opened.
@@ -32,7 +36,12 @@ pub(super) async fn start(
 ) -> Result<()> {
     let source = Source::new(dispatcher);
     let is_supervised = |place: &Place| place.shared.plan.subscribers.supervised && place.random(2) == 0;
-    for _ in 0..=place.random(3) {
+    let mut number = 1 + place.random(3);
+    if place.shared.plan.sizes.has_many_subscribers {
+        number += MANY;
+        place.shared.witness(Witness::ManySubscribers);
+    }
+    for _ in 0..number {
         let interest = choice::interest(place);
         let terms = terms(place, &source);
         if is_supervised(place) {

@@ -142,6 +142,7 @@ impl Oracle {
             .chain(fold.added.keys().cloned())
             .chain(fold.removed.keys().cloned())
             .collect();
+        self.witness_sizes(findings, &fold);
         for name in names {
             if Partition::of(name.as_str(), self.partitions).0 != *partition {
                 return Guarantee::Consistent
@@ -153,6 +154,19 @@ impl Oracle {
             findings.witness(Witness::LateFoldCommitted);
         }
         Ok(())
+    }
+
+    /// Witnesses the sizes that hurt.
+    fn witness_sizes(&self, findings: &Findings, fold: &Fold) {
+        if fold.added.keys().any(|name| name.as_str().len() == DbName::LEN_MAX) {
+            findings.witness(Witness::LongNameFolded);
+        }
+        if self.rows.len() >= 1_000 {
+            findings.witness(Witness::ManyDatabasesFolded);
+        }
+        if !fold.added.is_empty() && self.topology.last().is_some_and(|open| open.shards().count() >= 1_000) {
+            findings.witness(Witness::ManyShardsWritten);
+        }
     }
 
     /// Collects the events that a commit has taken from the counters, and the rows that it has written and removed.

@@ -440,6 +440,11 @@ pub(in crate::front::simulation) enum Seen {
         start: Option<Sequence>,
     },
     #[cfg(feature = "http")]
+    WebHopped {
+        one: u64,
+        other: u64,
+    },
+    #[cfg(feature = "http")]
     WebAsks {
         id: u64,
     },

@@ -103,9 +103,10 @@ impl Seen {
             Self::DocTailGoesOn { id } => oracle.doc_tail_goes_on(id),
             Self::WebClient { id, process, number, kinds, start } => {
                 let kinds = kinds.iter().map(|name| kind(name)).collect::<Result<_>>()?;
-                known_as(id, oracle.web_client(process, number, kinds, start))?;
+                known_as(id, oracle.web_client((process, number), kinds, start))?;
             }
-            Self::WebAsks { id } => drop(oracle.web_asks(id)),
+            Self::WebHopped { one, other } => oracle.web_swap(one, other),
+            Self::WebAsks { id } => drop(oracle.web_asks_as(id)),
             Self::WebRow { id, name, kind, seq } => {
                 fails(findings, oracle.web_row(findings, id, (&name, &kind, &seq)));
             }

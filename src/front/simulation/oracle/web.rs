@@ -27,19 +27,20 @@ use crate::{
 };
 
 impl Oracle {
-    /// The client `number` of `process`, which may have begun in an earlier life of the process; otherwise it wants
+    /// The client at `seat`: a process, and a number there. It may have begun in an earlier life of the process; otherwise it wants
     /// `kinds`, after `start`.
     pub fn web_client(
         &mut self,
-        process: ProcessId,
-        number: u32,
+        seat: (ProcessId, u32),
         kinds: Kinds,
         start: Option<Sequence>,
     ) -> WebClientId {
-        let known = self.web_clients.iter().find(|(_, client)| client.place == (process, number));
-        let (id, is_known) = known.map_or((self.next_reader + 1, false), |(&id, _)| (id, true));
+        let known = self.web_client_at(seat);
+        let id = known.unwrap_or(self.next_reader + 1);
+        let (process, number) = seat;
         self.keep(|| Seen::WebClient { id, process, number, kinds: kind_names(kinds), start });
-        if is_known {
+        if known.is_some() {
+            self.web_rests(id);
             return id;
         }
         self.next_reader += 1;
@@ -49,23 +50,59 @@ impl Oracle {
         };
         let wants: Wants = self.names.iter().map(|name| (name.clone(), kinds)).collect();
         let account = Account::new(&self.ledger, &wants, start);
-        let client = WebClient {
-            place: (process, number),
-            kinds,
-            account,
-            since,
-            surely: start,
-            sent: BTreeSet::new(),
-        };
+        let client =
+            WebClient { seat, is_asking: false, kinds, account, since, surely: start, sent: BTreeSet::new() };
         self.web_clients.insert(self.next_reader, client);
         self.next_reader
     }
 
+    fn web_client_at(&self, seat: (ProcessId, u32)) -> Option<WebClientId> {
+        self.web_clients.iter().find(|(_, client)| client.seat == seat).map(|(&id, _)| id)
+    }
+
+    /// The client at `seat` and another one, by `choice`, go on where the other was. Returns whether there is another one without a
+    /// request under way.
+    pub fn web_hops(&mut self, seat: (ProcessId, u32), choice: u64) -> bool {
+        let Some(one) = self.web_client_at(seat) else { return false };
+        let others = self.web_clients.iter().filter(|(_, other)| !other.is_asking && other.seat.0 != seat.0);
+        let others: Vec<_> = others.map(|(&id, _)| id).collect();
+        let Some(&other) = others.get(choice as usize % others.len().max(1)) else { return false };
+        self.web_swap(one, other);
+        true
+    }
+
+    /// Two clients go on where the other was.
+    pub(super) fn web_swap(&mut self, one: WebClientId, other: WebClientId) {
+        self.keep(|| Seen::WebHopped { one, other });
+        let seat_of = |id: &WebClientId| self.web_clients.get(id).map(|client| client.seat);
+        let (Some(of_one), Some(of_other)) = (seat_of(&one), seat_of(&other)) else { return };
+        for (id, seat) in [(one, of_other), (other, of_one)] {
+            if let Some(client) = self.web_clients.get_mut(&id) {
+                client.seat = seat;
+            }
+        }
+    }
+
+    /// The request of a client has ended.
+    pub fn web_rests(&mut self, id: WebClientId) {
+        if let Some(client) = self.web_clients.get_mut(&id) {
+            client.is_asking = false;
+        }
+    }
+
+    /// The next request of the client at `seat`: its id, its position and its types.
+    pub fn web_asks(&mut self, seat: (ProcessId, u32)) -> (WebClientId, String, String) {
+        let id = self.web_client_at(seat).expect("a client begins before it asks");
+        let (since, types) = self.web_asks_as(id);
+        (id, since, types)
+    }
+
     /// A request of a client: its position and its types.
-    pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
+    pub(super) fn web_asks_as(&mut self, id: WebClientId) -> (String, String) {
         self.keep(|| Seen::WebAsks { id });
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
+        client.is_asking = true;
         // A client that resumes from a position claims to know the databases that existed there.
         if is_plain(&client.since)
             && let Some(known) = positions(&client.since)
@@ -172,7 +209,7 @@ impl Oracle {
     pub(super) fn web_clients_owe(&self) -> Option<String> {
         self.web_clients.iter().find_map(|(id, client)| {
             let owed = self.web_is_owed(*id, Sequence::MAX)?;
-            Some(format!("client {id} of _db_updates of process {} is owed {owed}", client.place.0))
+            Some(format!("client {id} of _db_updates of process {} is owed {owed}", client.seat.0))
         })
     }
 

@@ -130,16 +130,28 @@ impl Client {
             0 => place.shared.oracle().some_position(place.db.env().random()),
             _ => None,
         };
-        let id = place.shared.oracle().web_client(place.issuer.process, number, kinds, start);
+        let seat = (place.issuer.process, number);
+        place.shared.oracle().web_client(seat, kinds, start);
         while place.phase() != Phase::End {
             let asked = self.draw();
-            let (since, types) = place.shared.oracle().web_asks(id);
+            if self.plan.hops
+                && place.random(3) == 0
+                && place.shared.oracle().web_hops(seat, place.random(u64::MAX))
+            {
+                place.shared.witness(Witness::WebClientHopped);
+            }
+            let (id, since, types) = place.shared.oracle().web_asks(seat);
             let target = format!("/_db_updates?since={since}&types={types}{}", asked.query);
             let answered = self.ask(&target, &asked, |piece| self.take_updates(id, piece)).await;
             if let Answered::Refused(status, body) = answered {
                 self.refused(id, status, &body);
+                // One that asks for ever from a position that has expired is refused for ever.
+                for _ in 0..if self.plan.asks_badly && status == 410 { place.random(6) } else { 0 } {
+                    self.ask_to_be_refused(&target, &asked).await;
+                }
                 place.pause(300).await;
             }
+            place.shared.oracle().web_rests(id);
             if self.plan.asks_badly && place.random(10) == 0 {
                 self.ask_badly().await;
             }
@@ -194,18 +206,25 @@ impl Client {
         let since = [ahead.to_string(), "7-g1AAAA".to_owned(), format!("{ahead}-{ahead}")];
         let since = &since[self.place.random(3) as usize];
         let asked = self.draw();
-        let target = format!("/_db_updates?since={since}{}", asked.query);
+        if self.ask_to_be_refused(&format!("/_db_updates?since={since}{}", asked.query), &asked).await {
+            self.place.shared.witness(Witness::WebPositionRefused);
+        }
+    }
+
+    /// Requests `target`, whose position is none from which anybody can go on. Returns whether it was refused.
+    async fn ask_to_be_refused(&self, target: &str, asked: &Asked) -> bool {
         let refuse = |piece: &Piece| match piece {
             Piece::Row(row) => Guarantee::Truthful.fails(format!("the row {row} came of {target}")),
             _ => Ok(()),
         };
-        match self.ask(&target, &asked, refuse).await {
-            Answered::Refused(400 | 410 | 503, _) => self.place.shared.witness(Witness::WebPositionRefused),
-            Answered::Over if self.plan.cuts => {}
-            answered => self
-                .place
-                .shared
-                .fail(Guarantee::Truthful.broken(format!("{target} was answered by {answered:?}"))),
+        match self.ask(target, asked, refuse).await {
+            Answered::Refused(400 | 410 | 503, _) => true,
+            Answered::Over if self.plan.cuts => false,
+            answered => {
+                let reason = format!("{target} was answered by {answered:?}");
+                self.place.shared.fail(Guarantee::Truthful.broken(reason));
+                false
+            }
         }
     }
 

@@ -13,14 +13,16 @@ use crate::{
     },
 };
 
-/// The id of a client: its process, and its number there.
+/// The id of a client.
 pub(in crate::front::simulation) type WebClientId = u64;
 
 /// A client of `_db_updates`.
 #[derive(Debug)]
 pub(in crate::front::simulation::oracle) struct WebClient {
-    /// Its process, and its number there.
-    pub place: (ProcessId, u32),
+    /// The process at which it is, and its number there.
+    pub seat: (ProcessId, u32),
+    /// Whether a request of it is under way.
+    pub is_asking: bool,
     pub kinds: Kinds,
     pub account: Account,
     /// The position from which it resumes.
