@@ -20,6 +20,8 @@ mod atomics;
 mod conflicts;
 mod lifecycle;
 mod limits;
+#[path = "../interleavings/moved.rs"]
+mod moved;
 mod options;
 mod ranges;
 mod read_your_writes;

@@ -1,16 +1,14 @@
 //! Reads of single keys: one version, and nothing of others before their commit.
 
-use std::{
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-};
-
 use notibus::{
     Result,
     store::Isolation::{Serializable, Snapshot},
 };
 
-use crate::fixture::{Fixture, conflicts, soon};
+use crate::{
+    fixture::{Fixture, conflicts, soon},
+    moved::moved,
+};
 
 pub(crate) async fn a_missing_key_reads_as_none(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
@@ -116,25 +114,6 @@ pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
     assert_eq!(f.suffixes().await?, ["a", "c", "d"]);
     assert_eq!(f.value("a").await?.as_deref(), Some(&b"new"[..]));
     Ok(())
-}
-
-/// Polls `future` with many wakers before the last one, as if it moved from task to task.
-async fn moved<T>(future: impl Future<Output = T>, polls: u32) -> T {
-    let mut future = std::pin::pin!(future);
-    for _ in 0..polls {
-        let waker = Waker::from(Arc::new(Deaf));
-        if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return answer;
-        }
-    }
-    future.await
-}
-
-/// A waker that does nothing.
-struct Deaf;
-
-impl Wake for Deaf {
-    fn wake(self: Arc<Self>) {}
 }
 
 /// Regression: one in a thousand futures of a cluster's client that moved to another waker waited for ever.

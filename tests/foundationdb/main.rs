@@ -20,6 +20,8 @@ mod common;
 mod execute;
 #[path = "../../examples/foundationdb_layer.rs"]
 mod layer;
+#[path = "../interleavings/moved.rs"]
+mod moved;
 #[path = "../sharding/scenario.rs"]
 mod scenario;
 #[cfg(all(unix, feature = "cli", feature = "http"))]

@@ -1,13 +1,17 @@
 //! Runs an interleaving on a store.
 
+use std::{cell::Cell, pin::pin};
+
+use futures_util::FutureExt;
 use notibus::{
     Error,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction, Watch},
 };
 
 use crate::{
+    moved::moved,
     steps::{LETTERS, Op, SLOTS, STAMPED_KEY, STAMPED_VALUE, Step},
-    trace::{Event, Row, STAMP_LEN, Trace, stand_in},
+    trace::{Event, Row, STAMP_LEN, TOO_OLD_AS_ASKED, Trace, stand_in},
 };
 
 /// Runs `steps` on `db`, below `prefix`, which must be empty, and returns the observations.
@@ -18,6 +22,7 @@ pub(crate) async fn execute(db: &Database, prefix: &[u8], steps: &[Step]) -> Tra
         slots: (0..SLOTS).map(|_| Slot::new(db)).collect(),
         read_versions: Vec::new(),
         stamps: Vec::new(),
+        polls: 0,
     };
     let mut events = Vec::with_capacity(steps.len());
     for step in steps {
@@ -31,12 +36,29 @@ struct Slot {
     tx: Transaction,
     /// Whether it has a read version.
     has_version: bool,
+    /// Whether that is older than any transaction may be.
+    is_old: bool,
+    /// Its watches.
+    watches: Vec<Watch>,
 }
 
 impl Slot {
     /// A new transaction.
     fn new(db: &Database) -> Self {
-        Self { tx: db.begin(), has_version: false }
+        Self { tx: db.begin(), has_version: false, is_old: false, watches: Vec::new() }
+    }
+
+    /// Begins again.
+    fn reset(&mut self) {
+        self.tx.reset();
+        self.watches.clear();
+        (self.has_version, self.is_old) = (false, false);
+    }
+
+    /// The code of `error`. One that the transaction has asked for does not look as if the store were slow.
+    fn code(&self, error: &Error) -> i32 {
+        let code = error.code().expect("a store fails with codes");
+        if self.is_old && code == StoreError::TRANSACTION_TOO_OLD.code() { TOO_OLD_AS_ASKED } else { code }
     }
 }
 
@@ -52,12 +74,16 @@ struct Execution<'a> {
     read_versions: Vec<u64>,
     /// The stamps of all commits so far.
     stamps: Vec<[u8; STAMP_LEN]>,
+    /// With how many wakers the next operation is polled before the one that waits for it.
+    polls: u32,
 }
 
 impl Execution<'_> {
     /// Runs one step.
     async fn step(&mut self, step: &Step) -> Event {
-        let reads = matches!(step.op, Op::Get(..) | Op::Range(..));
+        let reads =
+            matches!(step.op, Op::Get(..) | Op::Range(..) | Op::Pages(..) | Op::Watch(_) | Op::GetOfClient);
+        self.polls = (self.polls * 7 + 3) % 41;
         let slot = &mut self.slots[step.slot];
         // Stores differ in when a transaction takes its read version, so the test asks for it.
         if reads
@@ -70,8 +96,22 @@ impl Execution<'_> {
         match &step.op {
             Op::Commit => self.commit(step.slot).await,
             Op::Reset => {
-                self.slots[step.slot].tx.reset();
-                self.slots[step.slot].has_version = false;
+                self.slots[step.slot].reset();
+                Event::Silent
+            }
+            Op::ResetDuringCommit(key, value) => {
+                self.reset_during_commit(step.slot).await;
+                self.slots[step.slot].tx.set(&self.key(*key), value);
+                Event::Silent
+            }
+            Op::RunTwice(key) => {
+                self.run_twice(*key).await;
+                Event::Silent
+            }
+            Op::ReadAtOld => {
+                slot.tx.set_read_version(1);
+                slot.is_old |= !slot.has_version;
+                slot.has_version = true;
                 Event::Silent
             }
             Op::ReadAt(which) => {
@@ -83,6 +123,16 @@ impl Execution<'_> {
                 Event::Silent
             }
             Op::Get(key, isolation) => self.get(step.slot, *key, *isolation).await,
+            Op::GetOfClient => {
+                let found = self.slots[step.slot].tx.get(b"\xff\xff/status/json", Isolation::Snapshot).await;
+                Event::Value(found.map(|_| None).map_err(|error| self.slots[step.slot].code(&error)))
+            }
+            Op::Watch(key) => self.watch(step.slot, *key).await,
+            Op::Pages(begin, end, target, reverse, isolation) => {
+                let mut read = RangeRead::new(self.range(*begin, *end)).target_bytes(*target);
+                read.reverse = *reverse;
+                self.get_pages(step.slot, &read, *isolation).await
+            }
             Op::Range(begin, end, limit, reverse, isolation) => {
                 let mut read = RangeRead::new(self.range(*begin, *end)).limit(*limit);
                 read.reverse = *reverse;
@@ -114,17 +164,15 @@ impl Execution<'_> {
             }
             Op::ReadConflict(begin, end) => tx.add_read_conflict(&self.range(*begin, *end)),
             Op::WriteConflict(begin, end) => tx.add_write_conflict(&self.range(*begin, *end)),
-            Op::Get(..) | Op::Range(..) | Op::ReadAt(_) | Op::Commit | Op::Reset => {
-                unreachable!("{op:?} is no write")
-            }
+            _ => unreachable!("{op:?} is no write"),
         }
     }
 
     /// Commits and begins again.
     async fn commit(&mut self, slot: usize) -> Event {
-        let outcome = self.slots[slot].tx.commit().await;
-        self.slots[slot].tx.reset();
-        self.slots[slot].has_version = false;
+        let outcome = moved(self.slots[slot].tx.commit(), self.polls).await;
+        let outcome = outcome.map_err(|error| self.slots[slot].code(&error));
+        self.slots[slot].reset();
         Event::Commit(match outcome {
             Ok(None) => Ok(None),
             Ok(Some(committed)) => {
@@ -132,7 +180,52 @@ impl Execution<'_> {
                 self.go_on().await;
                 Ok(Some(self.stamps.len() as u64))
             }
-            Err(error) => Err(code(&error)),
+            Err(code) => Err(code),
+        })
+    }
+
+    /// Begins again while a commit is under way, of which nothing is seen.
+    async fn reset_during_commit(&mut self, slot: usize) {
+        self.slots[slot].reset();
+        let tx = &self.slots[slot].tx;
+        tx.set(&self.key(b'~'), b"");
+        let mut commit = pin!(tx.commit());
+        // Begun, as far as it gets without waiting.
+        let begun = commit.as_mut().now_or_never();
+        tx.reset();
+        if begun.is_none() {
+            // Whether it was committed is not known, and of no matter.
+            drop(commit.await);
+        }
+    }
+
+    /// Adds 1 to a key in a body that commits by itself, fails, and is tried again.
+    async fn run_twice(&mut self, key: u8) {
+        let (key, commits) = (self.key(key), Cell::new(0_u8));
+        let body = async |tx: Transaction| {
+            tx.atomic(AtomicOp::Add, &key, &[1]);
+            if commits.get() > 0 {
+                return Ok(());
+            }
+            tx.commit().await?;
+            commits.set(1);
+            Err(StoreError::TRANSACTION_TOO_OLD.into())
+        };
+        self.db.run(body).await.expect("a blind write succeeds in the end");
+        // Nothing has the stamps of these two commits.
+        self.stamps.extend([[0xff; STAMP_LEN]; 2]);
+        self.go_on().await;
+    }
+
+    /// Watches a key until the transaction ends.
+    async fn watch(&mut self, slot: usize, key: u8) -> Event {
+        let watch = self.slots[slot].tx.watch(&self.key(key)).await;
+        Event::Value(match watch {
+            Ok(watch) => {
+                self.slots[slot].watches.push(watch);
+                Ok(None)
+            }
+            Err(error) => Err(self.slots[slot].code(&error)),
         })
     }
 
@@ -149,22 +242,39 @@ impl Execution<'_> {
 
     /// Reads a key.
     async fn get(&self, slot: usize, key: u8, isolation: Isolation) -> Event {
-        let result = self.slots[slot].tx.get(&self.key(key), isolation).await;
+        let result = moved(self.slots[slot].tx.get(&self.key(key), isolation), self.polls).await;
         Event::Value(match result {
             Ok(value) => Ok(value.map(|value| self.without_stamps(&value))),
-            Err(error) => Err(code(&error)),
+            Err(error) => Err(self.slots[slot].code(&error)),
         })
     }
 
     async fn get_range(&self, slot: usize, read: &RangeRead, isolation: Isolation) -> Event {
-        let result = self.slots[slot].tx.get_range(read, isolation).await;
+        let result = moved(self.slots[slot].tx.get_range(read, isolation), self.polls).await;
         Event::Rows(match result {
             Ok(page) => {
                 let more = page.more && page.rows.len() != read.limit;
                 Ok((self.to_rows(&page.rows), more))
             }
-            Err(error) => Err(code(&error)),
+            Err(error) => Err(self.slots[slot].code(&error)),
         })
+    }
+
+    /// Reads all rows in pages. Stores differ in how many rows are in a page.
+    async fn get_pages(&self, slot: usize, read: &RangeRead, isolation: Isolation) -> Event {
+        let (mut read, mut rows) = (read.clone(), Vec::new());
+        loop {
+            let page = match self.slots[slot].tx.get_range(&read, isolation).await {
+                Ok(page) => page,
+                Err(error) => return Event::Rows(Err(self.slots[slot].code(&error))),
+            };
+            rows.extend(self.to_rows(&page.rows));
+            match page.rows.last() {
+                Some((key, _)) if page.more && read.reverse => read.range.end = key.clone(),
+                Some((key, _)) if page.more => read.range.begin = [key, &[0][..]].concat().into(),
+                _ => return Event::Rows(Ok((rows, page.more))),
+            }
+        }
     }
 
     async fn rows(&self) -> Vec<Row> {
@@ -204,9 +314,4 @@ impl Execution<'_> {
     fn range(&self, begin: u8, end: u8) -> KeyRange {
         KeyRange::new(self.key(begin), self.key(end))
     }
-}
-
-/// FoundationDB's code of an error.
-fn code(error: &Error) -> i32 {
-    error.code().expect("a store fails with codes")
 }

@@ -8,6 +8,7 @@
 
 mod execute;
 mod model;
+mod moved;
 mod steps;
 mod trace;
 

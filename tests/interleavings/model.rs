@@ -10,7 +10,7 @@ use notibus::store::{AtomicOp, Isolation};
 
 use crate::{
     steps::{Op, SLOTS, STAMPED_KEY, STAMPED_VALUE, Step},
-    trace::{Event, Row, STAMP_LEN, Trace, stand_in},
+    trace::{Event, Row, STAMP_LEN, TOO_OLD_AS_ASKED, Trace, stand_in},
 };
 
 /// Keys from the first up to but not including the second.
@@ -57,6 +57,10 @@ struct Slot {
     bad: Option<i32>,
     /// Whether a read met a pending stamp, which fails the commit, too.
     met_pending: bool,
+    /// Whether it reads at a version that is older than any transaction may be.
+    is_old: bool,
+    /// Whether it has failed because of that, which fails the commit, too.
+    has_failed: bool,
 }
 
 /// A write of a transaction.
@@ -143,10 +147,10 @@ impl Model {
     /// The expected observation of one step.
     fn step(&mut self, step: &Step) -> Event {
         let slot = step.slot;
-        if matches!(step.op, Op::Get(..) | Op::Range(..)) {
+        if matches!(step.op, Op::Get(..) | Op::Range(..) | Op::Pages(..) | Op::Watch(_) | Op::GetOfClient) {
             let newest = self.states.len() - 1;
             let reader = &mut self.slots[slot];
-            if reader.bad.is_none() && reader.version.is_none() {
+            if reader.bad.is_none() && reader.version.is_none() && !reader.is_old {
                 reader.version = Some(newest);
                 self.read_versions.push(newest);
             }
@@ -157,7 +161,33 @@ impl Model {
                 let span = (vec![*begin], vec![*end]);
                 Event::Rows(self.range(slot, &span, *limit, *reverse, *isolation))
             }
+            Op::Pages(begin, end, _, reverse, isolation) => {
+                let span = (vec![*begin], vec![*end]);
+                Event::Rows(self.range(slot, &span, usize::MAX, *reverse, *isolation))
+            }
+            Op::GetOfClient => Event::Value(self.readable(slot).and(Err(2004))),
+            Op::Watch(key) => Event::Value(self.watch(slot, *key)),
             Op::Commit => Event::Commit(self.commit(slot)),
+            Op::ResetDuringCommit(key, value) => {
+                self.slots[slot] = Slot::default();
+                self.write(slot, &Op::Set(*key, value.clone()));
+                Event::Silent
+            }
+            Op::RunTwice(key) => {
+                for _ in 0..2 {
+                    let add = Write::Atomic(AtomicOp::Add, vec![*key], vec![1]);
+                    self.land(Slot { log: vec![add], ..Slot::default() });
+                }
+                Event::Silent
+            }
+            Op::ReadAtOld => {
+                let reader = &mut self.slots[slot];
+                if reader.version.is_some() || reader.is_old {
+                    reader.bad.get_or_insert(2010);
+                }
+                reader.is_old |= reader.version.is_none();
+                Event::Silent
+            }
             Op::Reset => {
                 self.slots[slot] = Slot::default();
                 Event::Silent
@@ -166,6 +196,7 @@ impl Model {
                 let reader = &mut self.slots[slot];
                 match reader.version {
                     _ if self.read_versions.is_empty() => {}
+                    None if reader.is_old => _ = reader.bad.get_or_insert(2010),
                     None => reader.version = Some(self.read_versions[which % self.read_versions.len()]),
                     Some(_) => _ = reader.bad.get_or_insert(2010),
                 }
@@ -224,9 +255,7 @@ impl Model {
 
     /// Reads a key.
     fn get(&mut self, slot: usize, key: u8, isolation: Isolation) -> Result<Option<Vec<u8>>, i32> {
-        if let Some(code) = self.slots[slot].bad {
-            return Err(code);
-        }
+        self.readable(slot)?;
         let key = vec![key];
         let len = self.slots[slot].log.len();
         let known = self.slots[slot].knows(&key, self.seen(slot).get(&key), len);
@@ -241,6 +270,21 @@ impl Model {
         Ok(known.value)
     }
 
+    /// Fails if a transaction cannot read.
+    fn readable(&mut self, slot: usize) -> Result<(), i32> {
+        let slot = &mut self.slots[slot];
+        slot.has_failed |= slot.is_old;
+        slot.bad.or(slot.is_old.then_some(TOO_OLD_AS_ASKED)).map_or(Ok(()), Err)
+    }
+
+    /// Watches a key, which reads it.
+    fn watch(&mut self, slot: usize, key: u8) -> Result<Option<Vec<u8>>, i32> {
+        self.readable(slot)?;
+        let len = self.slots[slot].log.len();
+        self.slots[slot].reads.push(((vec![key], behind(&[key])), len));
+        Ok(None)
+    }
+
     /// Reads a range.
     fn range(
         &mut self,
@@ -250,8 +294,12 @@ impl Model {
         reverse: bool,
         isolation: Isolation,
     ) -> Result<(Vec<Row>, bool), i32> {
-        if let Some(code) = self.slots[slot].bad {
-            return Err(code);
+        // Nothing has to be read for an empty range.
+        if self.slots[slot].bad.is_some() || span.0 < span.1 {
+            self.readable(slot)?;
+        }
+        if self.slots[slot].is_old {
+            return Ok((Vec::new(), false));
         }
         let len = self.slots[slot].log.len();
         let mut points = self.slots[slot].points();
@@ -317,12 +365,23 @@ impl Model {
         if slot.met_pending {
             return Err(1036);
         }
+        if slot.has_failed {
+            return Err(TOO_OLD_AS_ASKED);
+        }
         if slot.log.is_empty() && slot.declared.is_empty() {
             return Ok(None);
+        }
+        if slot.is_old {
+            return Err(TOO_OLD_AS_ASKED);
         }
         if self.conflicts(&slot) {
             return Err(1020);
         }
+        Ok(Some(self.land(slot)))
+    }
+
+    /// Applies the writes of `slot` to the store. Returns the number of the commit.
+    fn land(&mut self, slot: Slot) -> u64 {
         let number = self.states.len() as u64;
         let mut rows = self.newest().clone();
         let mut written = slot.declared;
@@ -351,7 +410,7 @@ impl Model {
         }
         self.states.push(rows);
         self.written.push(written);
-        Ok(Some(number))
+        number
     }
 }
 

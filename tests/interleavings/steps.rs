@@ -56,8 +56,20 @@ pub(crate) enum Op {
     /// Reads at a version that a transaction has read before, which is an error if it has one already; does nothing if there is
     /// no such version.
     ReadAt(usize),
+    /// Reads at a version that is older than any transaction may be; an error if it has one already.
+    ReadAtOld,
+    /// Reads all rows of a range, in pages of about so many bytes, from its end if asked for.
+    Pages(u8, u8, usize, bool, Isolation),
+    /// Reads a key of the client itself, which is refused.
+    GetOfClient,
+    /// Watches a key until the transaction ends.
+    Watch(u8),
     /// Commits, and begins again.
     Commit,
+    /// Begins again, begins the commit of something outside of the keys, begins again while that is under way, and sets a key.
+    ResetDuringCommit(u8, Vec<u8>),
+    /// Runs, beside the transaction, a body that adds 1 to a key; it commits by itself, fails, and is tried again.
+    RunTwice(u8),
     /// Begins again.
     Reset,
 }
@@ -121,7 +133,14 @@ fn op() -> impl Strategy<Value = Op> {
         2 => range().prop_map(|(begin, end)| Op::ReadConflict(begin, end)),
         1 => range().prop_map(|(begin, end)| Op::WriteConflict(begin, end)),
         1 => any::<usize>().prop_map(Op::ReadAt),
+        1 => any::<bool>().prop_map(|is_old| if is_old { Op::ReadAtOld } else { Op::GetOfClient }),
+        2 => (range(), prop::sample::select(&[0_usize, 1, 30, 100][..]), any::<bool>(), isolation()).prop_map(
+            |((begin, end), target, reverse, isolation)| Op::Pages(begin.min(end), begin.max(end), target, reverse, isolation)
+        ),
+        2 => letter().prop_map(Op::Watch),
         5 => Just(Op::Commit),
+        1 => (letter(), value()).prop_map(|(key, value)| Op::ResetDuringCommit(key, value)),
+        1 => number_letter().prop_map(Op::RunTwice),
         1 => Just(Op::Reset),
     ]
 }

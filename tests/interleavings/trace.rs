@@ -6,6 +6,9 @@
 /// Bytes of a stamp.
 pub(crate) const STAMP_LEN: usize = 10;
 
+/// The code for a transaction that is too old because it has asked for an old version.
+pub(crate) const TOO_OLD_AS_ASKED: i32 = -1007;
+
 /// A key without its prefix, and its value.
 pub(crate) type Row = (Vec<u8>, Vec<u8>);
 
