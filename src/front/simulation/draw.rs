@@ -140,6 +140,7 @@ pub(super) struct DocumentPlan {
 /// The clients over HTTP.
 #[cfg(feature = "http")]
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct WebPlan {
     /// How many clients of `_db_updates` each dispatcher has.
     pub clients: u32,
@@ -247,12 +248,7 @@ impl Plan {
             slow_ms: [50, 500, 4_000][random.usize(0..3)],
             pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],
             drift_ppm: [0, 100, 50_000][random.usize(0..3)],
-            groups: (0..groups)
-                .map(|number| {
-                    let balance = balance(random);
-                    group(random, number, balance)
-                })
-                .collect(),
+            groups: (0..groups).map(|number| group(balance(random), random, number)).collect(),
             think_max_ms: [20, 200, 1_000][random.usize(0..3)],
             operate_max_ms: [100, 1_000, 5_000][random.usize(0..3)],
             churns_groups,
@@ -389,7 +385,7 @@ impl Plan {
         let scheme = if random.u32(0..3) == 0 { SchemeId::PARTITION_KEY } else { SchemeId::ID };
         let options = ChangesOptions { shards: random.u32(1..=4), scheme };
         let balance = BalanceOptions { leases_max: None, ..self.notifier.balance };
-        let group = random.bool().then(|| group(random, 0, balance));
+        let group = random.bool().then(|| group(balance, random, 0));
         if group.is_some() {
             self.processes[0].consumer = true;
         }
@@ -573,7 +569,7 @@ fn processes(
 }
 
 /// A group.
-fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan {
+fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan {
     let work = if random.bool() { Work::ExactlyOnce } else { Work::AtLeastOnce };
     let checkpoint = match work {
         Work::ExactlyOnce => CheckpointPolicy::Explicit,
