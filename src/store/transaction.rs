@@ -74,8 +74,8 @@ struct Tries {
 
 /// A listener to the commit of a transaction.
 pub(crate) trait AfterCommit: Send + Sync {
-    /// The commit has succeeded, or may have. Must not block.
-    fn committed(&self, token: u32);
+    /// The commit has succeeded, or may have if not `is_certain`. Must not block.
+    fn committed(&self, token: u32, is_certain: bool);
 }
 
 /// Small numbers, a bit each.
@@ -233,11 +233,11 @@ impl Transaction {
             self.0.backend.mutate(Mutation::Atomic(op, key, operand));
         }
         let result = self.0.backend.commit().await;
-        // The call is a hint. After an unknown result the caller may find that all is done, and never try again.
-        if result.as_ref().is_ok_and(Option::is_some) || result.as_ref().is_err_and(Error::is_maybe_committed)
-        {
+        // After an unknown result the caller may find that all is done, and never try again.
+        let is_certain = result.as_ref().is_ok_and(Option::is_some);
+        if is_certain || result.as_ref().is_err_and(Error::is_maybe_committed) {
             for (listener, tokens) in listeners {
-                tokens.iter().for_each(|token| listener.committed(token));
+                tokens.iter().for_each(|token| listener.committed(token, is_certain));
             }
         }
         Ok(result?.map(|versionstamp| Committed { versionstamp }))

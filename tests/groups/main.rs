@@ -7,6 +7,7 @@ mod admin;
 mod common;
 mod consuming;
 mod cost;
+mod doubts;
 mod failures;
 mod fencing;
 mod fixture;

@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -43,30 +46,45 @@ impl CheckpointState {
 
 /// The stored position of a consumer in a shard, as far as the process knows.
 #[derive(Debug)]
-pub(super) struct Stored(watch::Sender<Sequence>);
+pub(super) struct Stored {
+    position: watch::Sender<Sequence>,
+    /// Whether a commit with an unknown result may have moved it.
+    is_doubted: AtomicBool,
+}
 
 impl Stored {
     pub fn new(position: Sequence) -> Self {
-        Self(watch::Sender::new(position))
+        Self { position: watch::Sender::new(position), is_doubted: AtomicBool::new(false) }
     }
 
     pub fn get(&self) -> Sequence {
-        *self.0.borrow()
+        *self.position.borrow()
     }
 
-    /// Changes with the position.
+    /// Changes with the position, or if that may have moved.
     pub fn changes(&self) -> watch::Receiver<Sequence> {
-        self.0.subscribe()
+        self.position.subscribe()
     }
 
     /// Sets the position that the store has.
     pub fn set(&self, position: Sequence) {
-        self.0.send_replace(position);
+        self.position.send_replace(position);
     }
 
     /// Sets the position, if it is greater.
     pub fn raise(&self, position: Sequence) {
-        self.0.send_if_modified(|stored| std::mem::replace(stored, position.max(*stored)) < position);
+        self.position.send_if_modified(|stored| std::mem::replace(stored, position.max(*stored)) < position);
+    }
+
+    /// Notes that it may have moved: the store knows.
+    pub fn doubt(&self) {
+        self.is_doubted.store(true, Ordering::Release);
+        self.position.send_modify(|_| {});
+    }
+
+    /// Whether it is to be read again. Returns true once for each doubt.
+    pub fn take_doubt(&self) -> bool {
+        self.is_doubted.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -205,9 +223,12 @@ enum Scope {
 }
 
 impl AfterCommit for Ticket {
-    fn committed(&self, _: u32) {
-        if let Scope::Rows { to, .. } = self.scope {
-            self.right.stored.raise(to);
+    fn committed(&self, _: u32, is_certain: bool) {
+        match self.scope {
+            // What the observer is not known to have saved must not be saved, or taken for parked, by others.
+            Scope::Rows { .. } if !is_certain => self.right.stored.doubt(),
+            Scope::Rows { to, .. } => self.right.stored.raise(to),
+            Scope::Parked { .. } => {}
         }
     }
 }

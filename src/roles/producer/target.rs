@@ -55,7 +55,7 @@ impl EventTarget for Transaction {
 
 /// Rings for the partition whose number is the token.
 impl AfterCommit for Context {
-    fn committed(&self, token: u32) {
+    fn committed(&self, token: u32, _: bool) {
         self.signals.ring(Partition(token));
     }
 }

@@ -38,6 +38,13 @@ where
 
     /// Updates the parked ids after checkpoints and requests. Returns an id that is due.
     pub(super) async fn follow_parked(&mut self) -> Result<Option<Bytes>> {
+        if self.right.stored.take_doubt() {
+            let right = &self.right;
+            let stored = right.context.db.run(async |tx| right.position(&tx).await).await;
+            if let Some(stored) = stored.inspect_err(|_| right.stored.doubt())? {
+                right.stored.raise(stored);
+            }
+        }
         self.settle_parked();
         if self.parking.is_stale || self.asked.has_changed().unwrap_or(false) {
             self.asked.mark_unchanged();

@@ -1,0 +1,139 @@
+//! Saves of an observer whose result is unknown, while the task of its shard goes on.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Cursor, Notification,
+    group::{CheckpointPolicy, Checkpointer, ConsumerOptions, FailurePolicy, GroupBatch},
+    store::{
+        AtomicOp, Isolation, RetryPolicy, StoreError, Transaction,
+        testing::{Attempt, CommitFault, Operation},
+    },
+};
+
+use crate::{
+    common::NEVER,
+    fixture::{GroupFixture, Log, behind, pass},
+};
+
+/// An observer that saves by other tasks, and parks soon.
+fn explicit() -> ConsumerOptions {
+    let retry = RetryPolicy {
+        attempts_max: Some(3),
+        elapsed_max: None,
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_secs(1),
+    };
+    let parked_retry = RetryPolicy { backoff_min: Duration::from_secs(1), ..retry.clone() };
+    ConsumerOptions {
+        retry,
+        parked_retry,
+        failure: FailurePolicy::Park,
+        checkpoint: CheckpointPolicy::Explicit,
+        poll_interval: NEVER,
+        ..ConsumerOptions::default()
+    }
+}
+
+/// The names of the rows with which an observer has succeeded, each with the checkpoint of its batch.
+type Given = Arc<Mutex<Vec<(String, Checkpointer)>>>;
+
+/// Observers that keep the checkpoints of what they have worked on, and fail with the row of `bad` until they are repaired.
+fn keeping() -> (Log, Arc<AtomicBool>, Given) {
+    let (is_mended, given) = (Arc::new(AtomicBool::new(false)), Given::default());
+    let (mended, keeps) = (Arc::clone(&is_mended), Arc::clone(&given));
+    let log = Log::doing(move |batch: GroupBatch<Notification>| {
+        let is_bad = batch.rows.iter().any(|row| row.name.as_str() == "bad");
+        let fails = is_bad && !mended.load(Ordering::SeqCst);
+        if !fails {
+            keeps.lock().unwrap().push((batch.rows[0].name.to_string(), batch.checkpointer()));
+        }
+        std::future::ready(if fails { Err("it is bad".into()) } else { Ok(()) })
+    });
+    (log, is_mended, given)
+}
+
+/// Whether an attempt writes the effect.
+fn has_effect(attempt: &Attempt) -> bool {
+    attempt
+        .mutations()
+        .any(|mutation| matches!(mutation, Operation::Atomic { key, .. } if key.starts_with(b"effect")))
+}
+
+/// An observer saved the first row together with its effect, from a task of its own, while a later row waited to be parked. The commit
+/// did not happen, and its result was unknown. The shard took the row for saved all the same, and saved the later one: so the retry
+/// was told that an earlier attempt had committed, and its effect was lost.
+#[tokio::test(start_paused = true)]
+async fn a_save_that_may_have_failed_does_not_let_the_shard_save_for_it() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let (log, _, given) = keeping();
+    let consumer = log.consume(&world.bus, &group, explicit()).await;
+    for name in ["a", "bad"] {
+        world.create([name]).await;
+        pass(Duration::from_secs(1)).await;
+    }
+    let mut is_first = true;
+    world.faults.plan_commits(move |attempt| {
+        let fails = has_effect(attempt) && std::mem::take(&mut is_first);
+        fails.then_some(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT))
+    });
+    let saved = given.lock().unwrap()[0].1.clone();
+    let work = async |tx: Transaction| {
+        if saved.checkpoint_in(&tx).await?.is_done() {
+            return Ok(());
+        }
+        tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
+        Ok(())
+    };
+    world.faults.database().run(work).await.unwrap();
+    pass(Duration::from_secs(5)).await;
+    let effect = world.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap();
+    assert_eq!(effect.as_deref(), Some(&1_u64.to_le_bytes()[..]), "it has its effect once");
+    consumer.shutdown().await.unwrap();
+}
+
+/// The same, but the observer leaves it at that: its next save covers the row as well. The shard took what waited to be parked for
+/// parked, so the next save passed its row without parking it, and nobody worked on it any more.
+#[tokio::test(start_paused = true)]
+async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
+    for is_committed in [false, true] {
+        let world = GroupFixture::new(1).await;
+        let group = world.group(Cursor::NOTHING).await;
+        let (log, is_mended, given) = keeping();
+        let consumer = log.consume(&world.bus, &group, explicit()).await;
+        for name in ["a", "bad", "c"] {
+            world.create([name]).await;
+            pass(Duration::from_secs(1)).await;
+        }
+        let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+        let fault = if is_committed { CommitFault::After(unknown) } else { CommitFault::Before(unknown) };
+        let mut fault = Some(fault);
+        world.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
+        let saved = given.lock().unwrap()[1].1.clone();
+        let once = RetryPolicy { attempts_max: Some(1), ..RetryPolicy::default() };
+        let save = async |tx: Transaction| {
+            let _ = saved.checkpoint_in(&tx).await?;
+            tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
+            Ok(())
+        };
+        assert!(world.faults.database().run_with(&once, save).await.unwrap_err().is_maybe_committed());
+        pass(Duration::from_secs(5)).await;
+        is_mended.store(true, Ordering::SeqCst);
+        world.create(["d"]).await;
+        pass(Duration::from_secs(1)).await;
+        let last = given.lock().unwrap().iter().find(|(name, _)| name == "d").unwrap().1.clone();
+        last.checkpoint().await.unwrap();
+        pass(Duration::from_secs(60)).await;
+        assert_eq!(behind(&group).await, 0);
+        let names: Vec<_> = given.lock().unwrap().iter().map(|(name, _)| name.clone()).collect();
+        assert!(names.contains(&"bad".to_owned()), "committed: {is_committed}; {names:?}");
+        consumer.shutdown().await.unwrap();
+    }
+}
