@@ -128,6 +128,9 @@ impl Staged {
     fn clear_range(&mut self, range: &KeyRange) {
         // Many layers clear ranges that are mostly empty.
         if self.root.range(range, false).next().is_some() {
+            if self.undo.is_full() {
+                self.undo.share(self.root.clone());
+            }
             self.undo.push_cleared(range, &self.root);
             self.root.remove_range(range);
         }
@@ -443,5 +446,24 @@ mod tests {
         let past = core.past(before).unwrap().snapshot().root;
         assert!(past.iter().eq(full.iter()));
         assert!(core.recent.len() < filled + 100, "it has noted {} bytes", core.recent.len() - filled);
+    }
+
+    /// A clear of few rows copied them, however much its transaction had copied before: clears of a few large rows each copied the
+    /// whole store for 5 s.
+    #[test]
+    fn many_small_clears_share_what_they_clear() {
+        let mut core = Core::new(Rows::default(), 0);
+        let second = Duration::from_secs(1);
+        let key = |n: u32| Bytes::copy_from_slice(&n.to_be_bytes());
+        let rows = (0..1_000).map(|n| Mutation::Set(key(n), vec![7; 1_000].into()));
+        commit(&mut core, Request { mutations: rows.collect(), ..Request::default() }, second).unwrap();
+        let (before, full, filled) = (core.version(), core.share_root(), core.recent.len());
+        let clears = (0..100).map(|n| Mutation::ClearRange(key(10 * n), key(10 * n + 10)));
+        commit(&mut core, Request { mutations: clears.collect(), ..Request::default() }, 2 * second).unwrap();
+        assert_eq!(core.root.iter().count(), 0);
+        let past = core.past(before).unwrap().snapshot().root;
+        assert!(past.iter().eq(full.iter()));
+        let noted = core.recent.len() - filled;
+        assert!(noted < 100_000, "it has noted {noted} bytes of a million");
     }
 }
