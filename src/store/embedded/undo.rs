@@ -115,10 +115,16 @@ impl Undo {
 
     /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on.
     pub fn prepare(&mut self, begin: usize, reads: usize) {
-        let compared = self.bytes.len().saturating_sub(self.sorted_len.max(begin));
-        if compared.saturating_mul(reads) > COMPARED_LEN_MAX {
+        if self.is_to_be_sorted(begin, reads) {
             self.sort();
         }
+    }
+
+    /// Whether a commit that compares `reads` keys and ranges with what was written from the place `begin` on would go through too
+    /// much that is not sorted.
+    pub fn is_to_be_sorted(&self, begin: usize, reads: usize) -> bool {
+        let compared = self.bytes.len().saturating_sub(self.sorted_len.max(begin));
+        compared.saturating_mul(reads) > COMPARED_LEN_MAX
     }
 
     /// Sorts what is not sorted yet.
