@@ -137,3 +137,60 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
         consumer.shutdown().await.unwrap();
     }
 }
+
+/// A row waited to be parked when its observer panicked. The next observer worked on the row, while a save of the observer before, which
+/// came late, parked it. So the next one was told that an earlier transaction had saved the row; and its next save took the row off
+/// those that are parked, as one that it had worked on since. Nobody had worked on it.
+#[tokio::test(start_paused = true)]
+async fn what_a_late_save_has_parked_is_tried() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let (given, has_panicked) = (Given::default(), Arc::new(AtomicBool::new(false)));
+    let (begun, go_on) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (keeps, panicked, begins, waits) =
+        (Arc::clone(&given), Arc::clone(&has_panicked), Arc::clone(&begun), Arc::clone(&go_on));
+    let is_held = Arc::new(AtomicBool::new(true));
+    let store = world.store.clone();
+    let log = Log::doing(move |batch: GroupBatch<Notification>| {
+        let (keeps, panicked, is_held) = (Arc::clone(&keeps), Arc::clone(&panicked), Arc::clone(&is_held));
+        let (begins, waits, store) = (Arc::clone(&begins), Arc::clone(&waits), store.clone());
+        async move {
+            let name = batch.rows[0].name.to_string();
+            if !panicked.load(Ordering::SeqCst) {
+                assert!(name != "d" || panicked.swap(true, Ordering::SeqCst), "as planned");
+                if name == "bad" {
+                    return Err("it is bad".into());
+                }
+                keeps.lock().unwrap().push((name, batch.checkpointer()));
+                return Ok(());
+            }
+            if name == "bad" && is_held.swap(false, Ordering::SeqCst) {
+                begins.notify_one();
+                waits.notified().await;
+            }
+            let work = async |tx: Transaction| {
+                if !batch.checkpoint_in(&tx).await?.is_done() {
+                    tx.atomic(AtomicOp::Add, format!("effect/{name}").as_bytes(), &1_u64.to_le_bytes());
+                }
+                Ok(())
+            };
+            store.run(work).await?;
+            Ok(())
+        }
+    });
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..explicit() }).await;
+    for name in ["a", "bad", "c"] {
+        world.create([name]).await;
+        pass(Duration::from_secs(1)).await;
+    }
+    world.create(["d"]).await;
+    begun.notified().await;
+    let late = given.lock().unwrap()[1].1.clone();
+    late.checkpoint().await.unwrap();
+    go_on.notify_one();
+    pass(Duration::from_secs(60)).await;
+    assert_eq!(behind(&group).await, 0);
+    let effect = world.store.begin().get(b"effect/bad", Isolation::Snapshot).await.unwrap();
+    assert_eq!(effect.as_deref(), Some(&1_u64.to_le_bytes()[..]), "{:?}", group.parked("", 10).await);
+    consumer.shutdown().await.unwrap();
+}

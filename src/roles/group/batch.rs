@@ -1,7 +1,7 @@
 //! [`GroupBatch`]: rows for an observer, and [`Checkpointer`]: saves that it has worked on them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc,
@@ -121,7 +121,8 @@ impl BatchContext {
 
     /// Writes in `tx`, which has read the position `stored`, that everything up to `to` was worked on or is parked.
     async fn write(&self, tx: &Transaction, (stored, to): (Sequence, Sequence), parks: &Parks) -> Result<()> {
-        for id in &parks.overtaken {
+        // If the position is past the row that was delivered, an earlier transaction has saved it, and may have parked it for good.
+        for (id, _) in parks.overtaken.iter().filter(|(_, delivered)| stored < **delivered) {
             tx.clear(&self.context.keys.group_parked(&self.group, id));
         }
         for (id, row) in &parks.pending {
@@ -187,8 +188,9 @@ impl BatchContext {
 pub(super) struct Parks {
     /// Rows by id that are parked once the checkpoint is past them.
     pub pending: BTreeMap<Bytes, GroupParkedRow>,
-    /// Ids that an earlier transaction with an unknown result may have parked, and whose newer rows were delivered since.
-    pub overtaken: BTreeSet<Bytes>,
+    /// Ids that an earlier transaction with an unknown result may have parked, each with the newest of its rows that were delivered
+    /// since.
+    pub overtaken: BTreeMap<Bytes, Sequence>,
     /// The rows that go to the dead letters once the checkpoint is past them.
     pub letters: BTreeMap<Sequence, DeadLetterRow>,
 }

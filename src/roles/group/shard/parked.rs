@@ -89,6 +89,11 @@ impl Parking {
     /// Moves pending rows up to `stored` to the parked ones. `due` says when to try those that were not parked before.
     pub fn settle(&mut self, stored: Sequence, due: impl Fn(u32) -> Duration) {
         let is_settled = |at: &Sequence| *at <= stored;
+        if self.parks.overtaken.values().any(is_settled) {
+            // The earlier transaction may have saved it, and parked the row.
+            Arc::make_mut(&mut self.parks).overtaken.retain(|_, at| !is_settled(at));
+            self.is_stale = true;
+        }
         let mut pending = self.parks.pending.values().map(|row| &row.sequence);
         if !pending.any(is_settled) && !self.parks.letters.keys().any(is_settled) {
             return;

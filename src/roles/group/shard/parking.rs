@@ -123,7 +123,7 @@ where
                 continue;
             }
             if self.parking.doubted.contains(&id) {
-                Arc::make_mut(&mut self.parking.parks).overtaken.insert(id);
+                Arc::make_mut(&mut self.parking.parks).overtaken.insert(id, row.sequence());
             }
             given.push(row);
         }
