@@ -263,6 +263,7 @@ where
     /// rows, the position itself, because the janitor keeps the tombstones after it. Feeds of documents have no tombstones.
     async fn idle(&mut self) -> Result<()> {
         self.saved.mark_unchanged();
+        self.resolve_doubt().await?;
         if self.is_explicit() && self.parking.has_pending() {
             self.flush().await?;
         }

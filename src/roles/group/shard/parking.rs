@@ -38,19 +38,25 @@ where
 
     /// Updates the parked ids after checkpoints and requests. Returns an id that is due.
     pub(super) async fn follow_parked(&mut self) -> Result<Option<Bytes>> {
-        if self.right.stored.take_doubt() {
-            let right = &self.right;
-            let stored = right.context.db.run(async |tx| right.position(&tx).await).await;
-            if let Some(stored) = stored.inspect_err(|_| right.stored.doubt())? {
-                right.stored.raise(stored);
-            }
-        }
+        self.resolve_doubt().await?;
         self.settle_parked();
         if self.parking.is_stale || self.asked.has_changed().unwrap_or(false) {
             self.asked.mark_unchanged();
             self.load_parked().await?;
         }
         Ok(self.parking.due(self.env().now()))
+    }
+
+    /// Reads the stored position, if a save of the observer has had an unknown result.
+    pub(super) async fn resolve_doubt(&self) -> Result<()> {
+        let right = &self.right;
+        if right.stored.take_doubt() {
+            let stored = right.context.db.run(async |tx| right.position(&tx).await).await;
+            if let Some(stored) = stored.inspect_err(|_| right.stored.doubt())? {
+                right.stored.raise(stored);
+            }
+        }
+        Ok(())
     }
 
     /// Moves what checkpoints have parked to the parked ids.
