@@ -147,6 +147,25 @@ async fn a_shutdown_does_not_wait_for_a_round() {
     }
 }
 
+/// A round of more databases than are taken from the ring at once is read from the feed, page by page. A shutdown ended it after the
+/// first page, although all of it waited.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_delivers_a_large_round_to_its_end() {
+    let world = SubscriberFixture::new().await;
+    let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
+    world.event(&db("a", 1), EventKind::Created).await;
+    next(&mut paced).await;
+    for n in 0..600 {
+        common::record(&world.store, &world.bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    world.event(&db("last", 1), EventKind::Created).await;
+    assert!(ready(&mut paced).is_empty());
+    let rest = tokio::spawn(async move { paced.map(|item| item.unwrap().sequence()).collect::<Vec<_>>().await });
+    tokio::task::yield_now().await;
+    world.dispatcher.shutdown().await;
+    assert_eq!(within("the end", rest).await.unwrap().len(), 601);
+}
+
 /// When a round is requested again, a predicate that panics is not called for the same row for ever.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {

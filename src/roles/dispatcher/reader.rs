@@ -302,17 +302,18 @@ impl Reader {
                 let older = newest.insert(row.name.clone(), Arc::clone(row));
                 kept.extend(older.filter(|older| has_deletion(older, &since) && !has_deletion(row, &since)));
             }
-            if newest.len() > ROUND_ROWS_MAX {
+            let is_full = newest.len() > ROUND_ROWS_MAX;
+            if is_full && !self.state.is_closed() {
                 self.place = None;
                 self.begin_load();
                 return None;
             }
             let (place, batch) = (entry.number + 1, entry.content.batch);
             self.place = Some(place);
-            // If more has left the ring meanwhile, the next call finds that out.
+            // If more has left the ring meanwhile, the next call finds that out. At the end the next round follows at once.
             match self.pattern.log.read_or_wait(place, &self.state) {
-                Ok(next) => entry = next,
-                Err(_) => break batch.cursor_after(batch.since),
+                Ok(next) if !is_full => entry = next,
+                _ => break batch.cursor_after(batch.since),
             }
         };
         let mut rows: Vec<_> = newest.into_values().chain(kept).collect();
