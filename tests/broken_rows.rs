@@ -395,3 +395,25 @@ async fn a_damaged_row_of_a_group_hides_no_other_group_and_stops_no_pass() {
     until("the tombstone is dropped", async || row(&bus, &gone).await.is_none()).await;
     assert_eq!(bus.skipped_rows().await.unwrap(), []);
 }
+
+/// A key of a group that could not be decoded hid all groups of its feed behind it: from the status, and from their expiry.
+#[tokio::test]
+async fn a_damaged_key_of_a_group_hides_no_other_group() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    for name in ["a", "c"] {
+        bus.group(name).unwrap().create(&GroupOptions::default()).await.unwrap();
+    }
+    let key = [&b"notibus\x15\x0c\x01n\x00\x14\x02"[..], &[b'b'; 300], b"\x00"].concat();
+    store
+        .run(async |tx| {
+            tx.set(&key, b"of a later version");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let groups = bus.groups().await.unwrap();
+    let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
+    assert_eq!(names, ["a", "c"]);
+    assert_eq!(bus.skipped_rows().await.unwrap().len(), 1);
+}

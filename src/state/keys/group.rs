@@ -261,7 +261,11 @@ impl Keys {
                     continue;
                 }
                 Ok(None) => {}
-                Err(error) => skip(key, &error),
+                // Other groups of the feed may be behind it.
+                Err(error) => {
+                    skip(key, &error);
+                    continue;
+                }
             }
             // The groups of a feed are at the beginning of its rows; skip the others, to the next feed.
             end = last.as_ref().map_or(end, |feed| self.groups_of_feed(feed)[0].end.clone());
