@@ -160,7 +160,8 @@ async fn a_shutdown_delivers_a_large_round_to_its_end() {
     }
     world.event(&db("last", 1), EventKind::Created).await;
     assert!(ready(&mut paced).is_empty());
-    let rest = tokio::spawn(async move { paced.map(|item| item.unwrap().sequence()).collect::<Vec<_>>().await });
+    let rest =
+        tokio::spawn(async move { paced.map(|item| item.unwrap().sequence()).collect::<Vec<_>>().await });
     tokio::task::yield_now().await;
     world.dispatcher.shutdown().await;
     assert_eq!(within("the end", rest).await.unwrap().len(), 601);

@@ -21,6 +21,9 @@ const CLEARED_NOTED_MAX: usize = 32;
 /// The most bytes of notes that the reads of a commit are compared with, times the reads; more are sorted before.
 const COMPARED_LEN_MAX: usize = if cfg!(test) { 512 } else { 1 << 17 };
 
+/// How many bytes can be compared in the time in which a byte is sorted, roughly.
+const SORTING_COST: usize = 8;
+
 /// The most bytes that are kept for the next group.
 const KEPT_LEN: usize = 65_536;
 
@@ -35,6 +38,8 @@ pub(super) struct Undo {
     /// The places of the notes among the first `sorted_len` bytes, in the order of their keys; of each key the last.
     sorted: Vec<usize>,
     sorted_len: usize,
+    /// How many bytes reads were compared with since the notes were sorted.
+    compared: usize,
 }
 
 impl Undo {
@@ -113,18 +118,24 @@ impl Undo {
         }
     }
 
-    /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on.
+    /// Gets ready for a commit that compares `reads` keys and ranges with what was written from the place `begin` on. Sorts if as
+    /// much was compared as sorting takes: a large group with many reads would be sorted again for each of its commits otherwise.
     pub fn prepare(&mut self, begin: usize, reads: usize) {
-        if self.is_to_be_sorted(begin, reads) {
+        self.compared = self.compared.saturating_add(self.unsorted(begin).saturating_mul(reads));
+        if self.compared > COMPARED_LEN_MAX.max(self.bytes.len() * SORTING_COST) {
             self.sort();
         }
+    }
+
+    /// How many bytes of notes from the place `begin` on are not sorted.
+    fn unsorted(&self, begin: usize) -> usize {
+        self.bytes.len().saturating_sub(self.sorted_len.max(begin))
     }
 
     /// Whether a commit that compares `reads` keys and ranges with what was written from the place `begin` on would go through too
     /// much that is not sorted.
     pub fn is_to_be_sorted(&self, begin: usize, reads: usize) -> bool {
-        let compared = self.bytes.len().saturating_sub(self.sorted_len.max(begin));
-        compared.saturating_mul(reads) > COMPARED_LEN_MAX
+        self.unsorted(begin).saturating_mul(reads) > COMPARED_LEN_MAX
     }
 
     /// Sorts what is not sorted yet.
@@ -142,6 +153,7 @@ impl Undo {
         });
         self.sorted = sorted;
         self.sorted_len = self.bytes.len();
+        self.compared = 0;
     }
 
     /// Whether a key of `read` was written from the place `begin` on.
@@ -189,7 +201,7 @@ impl Undo {
         self.bytes.shrink_to(KEPT_LEN);
         self.sorted.clear();
         self.sorted.shrink_to(KEPT_LEN / size_of::<usize>());
-        self.sorted_len = 0;
+        (self.sorted_len, self.compared) = (0, 0);
         self.cleared.clear();
         self.shared = None;
     }
