@@ -260,6 +260,11 @@ impl Error {
         }
     }
 
+    /// Whether the store has failed, and not what was asked of it.
+    pub(crate) fn is_of_store(&self) -> bool {
+        matches!(self, Self::Store(_) | Self::RetriesExhausted { .. })
+    }
+
     /// FoundationDB's error code, if the store failed.
     pub fn code(&self) -> Option<i32> {
         match self {

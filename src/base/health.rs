@@ -134,6 +134,13 @@ impl Health {
         causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
         let cause =
             if causes.len() < CAUSES_MAX || causes.contains_key(&cause) { cause } else { String::new() };
+    /// Logs that `what` has panicked, and begins again: once, and then with growing pauses.
+    pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
+        if let Some(unsaid) = self.is_due(env.now(), format!("panic of {what}")) {
+            tracing::error!(what, panic, unsaid, "it has panicked, and begins again");
+        }
+    }
+
         let known = causes.entry(cause).or_insert(Cause { due: now, pause: PAUSE_MIN, seen: now, unsaid: 0 });
         known.seen = now;
         if now < known.due {
@@ -202,7 +209,7 @@ impl fmt::Debug for Health {
 /// The name of a cause. An absent or slow store fails everything, with several codes, and is one cause.
 fn cause(what: &str, error: &Error) -> String {
     match error {
-        Error::Store(_) | Error::RetriesExhausted { .. } => "store".to_owned(),
+        error if error.is_of_store() => "store".to_owned(),
         error => format!("{what}: {error}"),
     }
 }

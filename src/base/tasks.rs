@@ -11,6 +11,9 @@
 //!
 //! A poll is short. Work that blocks its thread blocks the drop of the handle for as long. Two tasks must not drop
 //! each other's handles while they are polled. A task that drops its own handle ends with its present poll.
+//!
+//! [`supervised`] makes the work of a task begin again after a panic. A task that lasts as long as its role is never
+//! spawned without it: a panic would end it for good, and nothing would show that.
 
 use std::{
     fmt,
@@ -22,13 +25,61 @@ use std::{
     },
     task::{Context, Poll, ready},
     thread::{self, ThreadId},
+    time::Duration,
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinHandle};
 
-use crate::base::error::panic_text;
+use crate::base::{
+    env::Env,
+    error::{Error, panic_text},
+};
+
+/// The first pause before work that has panicked begins again.
+const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// The longest one. Work that has lasted for longer begins with a short pause again.
+const RESTART_PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// Runs the work that `make` returns until it ends. After a panic, `panicked` is called with its message, and another
+/// work is made after a pause, which doubles with each panic in a row.
+pub(crate) async fn supervised<W: Future<Output = ()>>(
+    env: &Env,
+    mut make: impl FnMut() -> W,
+    panicked: impl Fn(&str),
+) {
+    let mut pause = RESTART_PAUSE_MIN;
+    loop {
+        let began = env.now();
+        // Within the guard: making it may panic as well.
+        let work = AssertUnwindSafe(async { make().await });
+        let Err(panic) = work.catch_unwind().await else { return };
+        panicked(panic_text(&*panic));
+        if env.now().saturating_sub(began) > RESTART_PAUSE_MAX {
+            pause = RESTART_PAUSE_MIN;
+        }
+        env.sleep(pause).await;
+        pause = (pause * 2).min(RESTART_PAUSE_MAX);
+    }
+}
+
+/// How long each step of a shutdown waits for the store.
+pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+
+/// The result of `work` at a shutdown, if the store answers in time: a process ends without it, too.
+pub(crate) async fn in_time<T>(
+    env: &Env,
+    what: &'static str,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    tokio::select! {
+        biased;
+        done = work => done,
+        () = env.sleep(SHUTDOWN_MAX) => Err(Error::GaveUp { what, after: SHUTDOWN_MAX }),
+    }
+}
 
 /// Why a task has ended without a result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -219,7 +270,7 @@ impl<T: Send + 'static> Tasks<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::AtomicUsize, time::Duration};
+    use std::sync::atomic::AtomicUsize;
 
     use tokio::sync::oneshot;
 
@@ -260,6 +311,22 @@ mod tests {
         is_started.await.unwrap();
         drop(outer);
         assert_eq!(dropped.load(Ordering::SeqCst), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_panics_begins_again_until_it_ends() {
+        let (made, panics) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let make = || {
+            let number = made.fetch_add(1, Ordering::Relaxed);
+            // The second one panics while it is made.
+            assert_ne!(number, 1);
+            async move { assert_ne!(number, 0) }
+        };
+        supervised(&Env::system(), make, |_| {
+            panics.fetch_add(1, Ordering::Relaxed);
+        })
+        .await;
+        assert_eq!((made.into_inner(), panics.into_inner()), (3, 2));
     }
 
     /// An abort would have returned in the middle of the poll.

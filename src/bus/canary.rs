@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The name of its failure in `ready`.
-const WHAT: &str = "delivery of the canary";
+pub(super) const WHAT: &str = "delivery of the canary";
 
 /// After which time an event counts as lost. Until then other nodes may have taken over from one that has died.
 const LIMIT: Duration = Duration::from_secs(15);

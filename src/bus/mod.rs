@@ -16,7 +16,7 @@ pub(crate) mod status;
 
 use std::{
     io::{Read, Write},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 pub use self::{
@@ -35,7 +35,7 @@ use crate::{
         dispatcher::{Dispatcher, DispatcherOptions},
         group::{self, Group, GroupStatus},
         jobs::StoredTrigger,
-        producer::{Producer, ProducerOptions, ringer},
+        producer::{Producer, ProducerOptions, RINGER, ringer},
     },
     state::{
         context::{Background, Context},
@@ -198,8 +198,10 @@ impl Bus {
 
     fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
         let context = Context::new(db.clone(), keys, config, schemes);
-        let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
-        context.ringer.set(Background(ringer)).expect("the context is new");
+        let (signals, weak) = (Arc::clone(&context.signals), Arc::downgrade(&context));
+        let make = move || ringer(Arc::clone(&signals), Weak::clone(&weak));
+        let ringing = tokio::spawn(context.stats.supervised(context.env(), RINGER, make));
+        context.ringer.set(Background(ringing)).expect("the context is new");
         Self { context }
     }
 

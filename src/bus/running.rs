@@ -129,7 +129,10 @@ impl Running {
             Ok((notifier, janitor, listed, dispatcher)) => {
                 let mut canary = JoinSet::new();
                 if let Some(interval) = canary_interval {
-                    canary.spawn(canary::run(bus.clone(), dispatcher.subscriptions(), interval));
+                    let (context, subscriptions) = (dispatcher.context(), dispatcher.subscriptions());
+                    let bus = bus.clone();
+                    let make = move || canary::run(bus.clone(), subscriptions.subscriptions(), interval);
+                    canary.spawn(context.stats.supervised(context.env(), canary::WHAT, make));
                 }
                 let (endings, bus) = (Mutex::default(), bus.clone());
                 Ok(Self {

@@ -9,12 +9,15 @@ use super::dispatcher::{
     Delivery, DeliveryBatch, Dispatcher, Filter, Interruption, Listener, ListenerHandle, Message, Next,
     Parent,
 };
-use crate::base::{
-    cursor::Cursor,
-    encoding::Sequence,
-    error::{Error, Result},
-    event::DbName,
-    notification::Notification,
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        event::DbName,
+        notification::Notification,
+    },
+    state::context::Context,
 };
 
 /// Living databases by name, as they were at one time.
@@ -76,10 +79,11 @@ impl Dispatcher {
         let written = content.clone();
         let parent = Parent::new();
         let dispatcher = self.subscriptions();
+        let context = Arc::clone(dispatcher.context());
         let listener = dispatcher
             .subscribe(filter)
             .since(Cursor::NOTHING)
-            .listener(move || Writer { content: written.clone(), aside: None })
+            .listener(move || Writer { context: Arc::clone(&context), content: written.clone(), aside: None })
             .in_batches()
             .start_linked(&parent)?;
         Ok(Mirror { content, dispatcher, listener, _parent: parent })
@@ -129,6 +133,7 @@ impl fmt::Debug for Mirror {
 
 /// Keeps a mirror up to date.
 struct Writer {
+    context: Arc<Context>,
     content: watch::Sender<Content>,
     /// The view that is filled again after the listener has expired.
     aside: Option<MirrorView>,
@@ -176,9 +181,10 @@ impl Listener for Writer {
                     content.synced = Some(at);
                 });
             }
-            Message::Interrupted(interruption) => {
-                tracing::warn!(%interruption, "a mirror is interrupted");
+            Message::Interrupted(Interruption::Failed(error)) => {
+                self.context.stats.health.complain(self.context.env(), "subscription of a mirror", &error);
             }
+            Message::Interrupted(Interruption::Lagged { .. }) => {}
             Message::Cast(()) | Message::Info(_) => {}
         }
         Next::Continue

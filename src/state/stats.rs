@@ -1,9 +1,13 @@
 //! [`Stats`]: counts of the work of one process's roles.
 
+use std::sync::Arc;
+
 use crate::base::{
     durations::{Count, Durations},
     encoding::Counters,
+    env::Env,
     health::Health,
+    tasks,
 };
 
 /// Declares the counts and their snapshot.
@@ -74,6 +78,12 @@ stats! {
     nodes_fallen_out,
     /// Panics of the work on a leased resource, which was started again.
     work_panics,
+    /// How often a lease was without running work because the work had failed; it is tried again after a pause.
+    leases_without_work,
+    /// Leases given up because their work had failed again and again, so that other nodes take them.
+    leases_given_up,
+    /// Panics of tasks that keep a process going, such as heartbeats and polls; they were started again.
+    task_panics,
     /// Rows of deleted databases that the janitor has dropped.
     tombstones_dropped,
     /// Closed topology entries that the janitor has dropped.
@@ -113,6 +123,23 @@ stats! {
 }
 
 impl Stats {
+    /// Runs the work that `make` returns until it ends. After a panic, which is counted and reported, it runs another one.
+    pub fn supervised<W: Future<Output = ()>, M: FnMut() -> W>(
+        self: &Arc<Self>,
+        env: &Env,
+        what: &'static str,
+        make: M,
+    ) -> impl Future<Output = ()> + use<W, M> {
+        let (stats, env) = (Arc::clone(self), env.clone());
+        async move { tasks::supervised(&env, make, |panic| stats.panicked(&env, what, panic)).await }
+    }
+
+    /// Counts and reports a panic of the task `what`, which goes on.
+    pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
+        self.task_panics.add(1);
+        self.health.panicked(env, what, panic);
+    }
+
     /// Adds folded events.
     pub fn add_folded(&self, counters: &Counters) {
         for (count, lane) in self.folded.iter().zip(counters.lanes()) {

@@ -9,4 +9,5 @@ mod fencing;
 mod fixture;
 mod heartbeats;
 mod roles;
+mod outage;
 mod sharing;

@@ -61,7 +61,8 @@ impl Inner {
             _ => Some(self.admission.enter(extensions)?),
         };
         let (env, closing) = (self.env().clone(), self.closing.subscribe());
-        Ok(FeedContext { env, metrics: self.metrics.clone(), closing, place })
+        let (metrics, stats) = (self.metrics.clone(), Arc::clone(&self.feed.context.stats));
+        Ok(FeedContext { env, metrics, stats, closing, place })
     }
 
     pub fn is_closing(&self) -> bool {

@@ -27,12 +27,26 @@ pub struct Failure {
     retry_after: Option<u64>,
     /// The horizon of the feed, if the client asked for older rows.
     horizon: Option<Sequence>,
+    /// What the log says of it and the client is not to see.
+    secret: Option<String>,
 }
+
+/// Put among the extensions of an answer: what the log is to say of it.
+#[derive(Debug, Clone)]
+pub(super) struct Secret(pub String);
 
 impl Failure {
     /// Makes an answer with this status; `error` is a word for programs, `reason` a sentence for people.
     pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, error, reason: reason.into(), allow: None, retry_after: None, horizon: None }
+        Self {
+            status,
+            error,
+            reason: reason.into(),
+            allow: None,
+            retry_after: None,
+            horizon: None,
+            secret: None,
+        }
     }
 
     /// 400: the server does not understand the request.
@@ -105,9 +119,9 @@ impl From<Error> for Failure {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
             }
             error => {
-                tracing::error!(%error, "a request has failed");
                 let reason = "Something is wrong with the server; its log says what.";
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", reason)
+                let failure = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", reason);
+                Self { secret: Some(error.to_string()), ..failure }
             }
         }
     }
@@ -121,6 +135,9 @@ impl IntoResponse for Failure {
         }
         let mut response = Response::new(Body::from(format!("{body}\n")));
         *response.status_mut() = self.status;
+        if let Some(secret) = self.secret {
+            response.extensions_mut().insert(Secret(secret));
+        }
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));

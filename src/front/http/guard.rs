@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::{
     Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Right, cookie::set_cookie,
-    socket::during_check,
+    failure::Secret, socket::during_check,
 };
 use crate::base::env::Env;
 
@@ -111,5 +111,11 @@ async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) ->
     let span = tracing::debug_span!("request", method, route);
     let response = next.run(request).instrument(span).await;
     inner.metrics.answered(route, method, response.status().as_u16());
+    if let Some(Secret(error)) = response.extensions().get() {
+        let health = &inner.feed.context.stats.health;
+        if let Some(unsaid) = health.remark(inner.env(), &format!("failed request: {error}")) {
+            tracing::error!(route, method, error, unsaid, "a request has failed");
+        }
+    }
     response
 }

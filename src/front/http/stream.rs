@@ -3,7 +3,7 @@
 //! The connection pulls the stream. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
 //! closed connection drops the stream with everything that it holds.
 
-use std::{fmt::Display, pin::pin, time::Duration};
+use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -20,7 +20,10 @@ use super::{
     socket::Lasting,
     wire_format::{WireFormat, Writer},
 };
-use crate::base::{encoding::Sequence, env::Env, error::Result};
+use crate::{
+    base::{encoding::Sequence, env::Env, error::Result},
+    state::stats::Stats,
+};
 
 /// The header that says to nginx whether it may buffer an answer.
 pub(super) const UNBUFFERED: &str = "x-accel-buffering";
@@ -104,6 +107,7 @@ pub(super) struct Stream<S> {
     sent_at: Duration,
     env: Env,
     metrics: AnswerCounts,
+    stats: Arc<Stats>,
     /// Becomes true when all feeds have to end.
     closing: watch::Receiver<bool>,
     _place: Option<Place>,
@@ -113,6 +117,7 @@ pub(super) struct Stream<S> {
 pub(super) struct FeedContext {
     pub env: Env,
     pub metrics: AnswerCounts,
+    pub stats: Arc<Stats>,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Receiver<bool>,
     /// The feed's place among the feeds of its client. A feed that does not wait needs none.
@@ -122,7 +127,7 @@ pub(super) struct FeedContext {
 impl<S: Source> Stream<S> {
     /// Makes the feed of `source` that `query` asks for.
     pub fn new(source: S, query: &Query, around: FeedContext) -> Self {
-        let FeedContext { env, metrics, closing, place } = around;
+        let FeedContext { env, metrics, stats, closing, place } = around;
         let now = env.now();
         Self {
             source,
@@ -138,6 +143,7 @@ impl<S: Source> Stream<S> {
             sent_at: now,
             env,
             metrics,
+            stats,
             closing,
             _place: place,
         }
@@ -184,7 +190,7 @@ impl<S: Source> Stream<S> {
                     return Some(Ok(chunk));
                 }
                 Err(error) => {
-                    tracing::error!(%error, "a feed is cut off");
+                    self.stats.health.complain(&self.env, "feed of HTTP, which is cut off", &error);
                     self.phase = Phase::Done;
                     self.metrics.failures.inc();
                     return Some(Err(error));

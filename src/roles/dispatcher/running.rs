@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::{
         encoding::Sequence,
-        error::{Error, Result},
+        error::{Error, Result, panic_text},
         event::DbName,
         filter::Filter,
         notification::Notification,
@@ -188,7 +188,7 @@ async fn follow(shared: &Shared, mut tail: NotificationTail) -> ! {
     loop {
         match tail.next().await {
             Ok(page) => {
-                shared.context.stats.health.works(TAIL, 0);
+                health.works(TAIL, 0);
                 shared.context.stats.rows_tailed.add(page.rows.len() as u64);
                 tracing::debug_span!("batch", rows = page.rows.len(), to = %page.to)
                     .in_scope(|| shared.publish(page.rows, page.to, !page.more));
@@ -201,7 +201,7 @@ async fn follow(shared: &Shared, mut tail: NotificationTail) -> ! {
                 tail.restart(horizon);
             }
             Err(error) => {
-                shared.context.stats.health.failed(shared.context.env(), TAIL, 0, &error);
+                health.failed(shared.context.env(), TAIL, 0, &error);
                 shared.context.env().sleep(FAILURE_PAUSE).await;
             }
         }

@@ -97,7 +97,7 @@ impl Shared {
         let state = self.subscribers.lock().states.get(&id).map(Arc::clone);
         let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
         state.end();
-        wake(vec![state]);
+        self.wake(vec![state]);
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl Shared {
             rows = rest;
         }
         // Only now: a waker may panic.
-        wake(woken);
+        self.wake(woken);
     }
 
     /// Appends `batch` to the logs and the ring, and informs the barriers. Adds the subscribers that wait for its rows to `woken`.
@@ -180,7 +180,7 @@ impl Shared {
         self.ring.write().skip_to(next, horizon);
         drop(patterns);
         self.inform_barriers();
-        wake(woken);
+        self.wake(woken);
     }
 
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
@@ -203,7 +203,7 @@ impl Shared {
         for state in &all {
             state.close();
         }
-        wake(all);
+        self.wake(all);
     }
 }
 
@@ -213,11 +213,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Wakes all of them, even if some wakers panic.
-fn wake(subscribers: Vec<Arc<SubscriberState>>) {
-    for subscriber in subscribers {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {
-            tracing::error!(panic = panic_text(&*panic), "the waker of a subscriber has panicked");
-        }
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("position", &self.ring.read().position()).finish_non_exhaustive()
     }
 }

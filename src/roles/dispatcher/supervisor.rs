@@ -20,6 +20,7 @@ use crate::{
     base::{
         cursor::{Cursor, Knowledge},
         error::{Error, panic_text},
+        tasks::in_time,
     },
     store::RetryPolicy,
 };
@@ -136,8 +137,9 @@ where
         let is_interrupted = self.given.as_ref().is_some_and(|given| given.item.is_err());
         if self.reason != StopReason::CursorLost && !is_interrupted {
             let cursor = self.worked_to();
-            if let Err(error) = self.source.checkpoint_at(cursor).await {
-                let context = &self.shared.context;
+            let context = &self.shared.context;
+            let saving = self.source.checkpoint_at(cursor);
+            if let Err(error) = in_time(context.env(), "saving a listener's cursor", saving).await {
                 context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
             }
         }
@@ -188,7 +190,13 @@ where
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
         let at = self.given.as_ref().and_then(Given::batch).map(|batch| batch.delivery(0).sequence());
-        tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
+        let id = self.control.id;
+        let what = self
+            .control
+            .name
+            .as_ref()
+            .map_or_else(|| format!("subscriber {id}"), |name| format!("subscriber {name}"));
+        stats.health.panicked(self.shared.context.env(), &what, text);
         self.emit(Supervised::Panicked { text: text.to_owned(), at });
     }
 

@@ -21,7 +21,10 @@ use super::{
     watcher,
 };
 use crate::{
-    base::error::{Error, Result},
+    base::{
+        error::{Error, Result},
+        tasks::in_time,
+    },
     state::{
         feed::FeedRow,
         keys::ShardId,
@@ -132,7 +135,8 @@ impl Consumer {
         self.pending_closes.finish().await;
         // Perhaps nobody comes after it, and the janitor waits for what was saved just now.
         if is_mine && ended.is_ok() && self.group.instance().is_none() {
-            let saved = self.group.rewrite_lowest().await;
+            let (env, rewriting) = (self.group.context.env(), self.group.rewrite_lowest());
+            let saved = in_time(env, "saving the lowest checkpoint of a group", rewriting).await;
             saved
                 .inspect_err(
                     |error| tracing::warn!(%error, "the lowest checkpoint of a group stays as it was"),

@@ -28,6 +28,9 @@ const PAUSE: Duration = Duration::from_secs(30);
 /// The most such pauses between two looks at the checkpoints of a group that does not get on.
 const PAUSES_MAX: u32 = 20;
 
+/// Its name in reports of trouble.
+const LOWEST: &str = "lowest checkpoint of a group";
+
 /// The shards on which a consumer works at the moment.
 pub(super) type Working = Arc<Mutex<Vec<ShardId>>>;
 
@@ -81,8 +84,10 @@ impl Lowest {
     pub fn start<R: Send + Sync + 'static>(self: Arc<Self>, group: &Group<R>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if group.instance().is_none() {
-            let hints = group.context.wakeups.listen(&group.id.feed);
-            tasks.spawn(self.run(group.clone(), hints));
+            let (context, group) = (&group.context, group.clone());
+            let hints = context.wakeups.listen(&group.id.feed);
+            let make = move || Arc::clone(&self).run(group.clone(), hints.clone());
+            tasks.spawn(context.stats.supervised(context.env(), LOWEST, make));
         }
         tasks
     }
@@ -109,7 +114,7 @@ impl Lowest {
             let lowest = match group.rewrite_lowest().await {
                 Ok(lowest) => lowest.unwrap_or(Sequence::MIN),
                 Err(error) => {
-                    group.context.stats.health.complain(env, "lowest checkpoint of a group", &error);
+                    group.context.stats.health.complain(env, LOWEST, &error);
                     continue;
                 }
             };

@@ -356,8 +356,11 @@ where
     /// Reports a trouble in the log, and saves it for people. Reports the shard as stuck if it has made no progress
     /// for too long.
     async fn trouble(&mut self, text: String, attempts: u32) {
-        let (group, shard) = (&self.right.group, self.right.shard.0);
-        tracing::warn!(%group, shard, attempts, error = %text, "a group could not work on rows, trying again");
+        let (group, shard, health) =
+            (&self.right.group, self.right.shard.0, &self.right.context.stats.health);
+        if let Some(unsaid) = health.remark(self.env(), &format!("work of {group}")) {
+            tracing::warn!(%group, shard, attempts, error = %text, unsaid, "a group could not work on rows, trying again");
+        }
         let is_stuck = self.is_stuck();
         if is_stuck {
             self.report_stuck();
@@ -387,7 +390,7 @@ where
         self.reported = now;
     }
 
-    /// Saves `trouble` for people. If that does not succeed in a moment, it is only in the log.
+    /// Saves `trouble` for people. If that does not succeed in a moment, it is not saved.
     async fn put_trouble(&mut self, trouble: Trouble) {
         let right = Arc::clone(&self.right);
         let key = right.context.keys.trouble(&right.group, right.shard);
@@ -400,7 +403,7 @@ where
             Ok(())
         });
         if let Err(error) = stored.boxed().await {
-            tracing::warn!(shard = right.shard.0, %error, "a trouble could not be saved and is only in the log");
+            right.context.stats.health.complain(self.env(), "saving of a group's trouble", &error);
         }
         self.trouble = trouble.is_current.then_some(trouble);
     }

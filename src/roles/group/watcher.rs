@@ -34,17 +34,15 @@ const PAGE_ROWS: usize = 1_000;
 /// For each shard the sequence up to which it may have rows.
 type Heads = HashMap<ShardId, Sequence>;
 
+/// Its name in reports of trouble.
+const WATCHER: &str = "watcher of groups";
+
 pub(super) fn start(context: &Arc<Context>) -> JoinSet<()> {
-    let watcher = Watcher {
-        pulse: Pulse::new(context, &context.feed),
-        context: Arc::clone(context),
-        current: None,
-        heads: Arc::default(),
-        documents: None,
-        is_behind: false,
-    };
+    let shared = Arc::clone(context);
+    // After a panic another one begins, which knows nothing: so its consumers look at everything once more.
+    let make = move || Watcher::new(&shared).run();
     let mut tasks = JoinSet::new();
-    tasks.spawn(watcher.run());
+    tasks.spawn(context.stats.supervised(context.env(), WATCHER, make));
     tasks
 }
 
@@ -62,6 +60,18 @@ struct Watcher {
 }
 
 impl Watcher {
+    fn new(context: &Arc<Context>) -> Self {
+        Self {
+            pulse: Pulse::new(context, &context.feed),
+            context: Arc::clone(context),
+            current: None,
+            heads: Arc::default(),
+            documents: None,
+            is_behind: false,
+        }
+    }
+
+    /// Polls until the bus is gone.
     async fn run(mut self) {
         loop {
             let polled = match self.poll_feed().await {
@@ -69,7 +79,7 @@ impl Watcher {
                 Err(error) => Err(error),
             };
             if let Err(error) = polled {
-                self.context.stats.health.complain(self.context.env(), "watcher of groups", &error);
+                self.context.stats.health.complain(self.context.env(), WATCHER, &error);
                 self.context.env().sleep(FAILURE_PAUSE).await;
                 continue;
             }

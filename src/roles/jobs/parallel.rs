@@ -409,7 +409,10 @@ where
                     source: source.into(),
                 });
             }
-            tracing::warn!(shard = self.shard.0, attempt, error = %source, "task failed, trying again");
+            let (shard, health) = (self.shard.0, &self.feed.context.stats.health);
+            if let Some(unsaid) = health.remark(db.env(), "failed task of a parallel job") {
+                tracing::warn!(shard, attempt, error = %source, unsaid, "task failed, trying again");
+            }
             db.env().sleep(RetryPolicy::default().backoff(attempt, db.env())).await;
             attempt += 1;
         }

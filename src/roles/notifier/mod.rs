@@ -86,7 +86,9 @@ impl Notifier {
     ) -> Result<Self> {
         options.check()?;
         let partitions = HeldPartitions::default();
-        let polling = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
+        let (polled, held, interval) = (Arc::clone(context), partitions.clone(), options.poll_interval);
+        let polling = move || poll::run(Arc::clone(&polled), held.clone(), interval);
+        let polling = context.stats.supervised(context.env(), poll::POLL, polling);
         let balance = options.balance.clone();
         let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
         let divided = Pool { name: "partition".into(), role: Role::NOTIFIER, idle: None };
@@ -104,14 +106,7 @@ impl Notifier {
     /// Ends each task after its present fold, and releases the leases. If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(mut self) -> Result<()> {
         let ended = self.worker.shutdown().await;
-        self.poll.abort_all();
-        while let Some(ended) = self.poll.join_next().await {
-            if let Err(error) = ended
-                && error.is_panic()
-            {
-                tracing::error!(%error, "the poll of the notifier has panicked");
-            }
-        }
+        self.poll.shutdown().await;
         ended
     }
 }

@@ -12,7 +12,8 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-const POLL: &str = "poll of a notifier";
+/// Its name in reports of trouble.
+pub(super) const POLL: &str = "poll of a notifier";
 
 /// How many times shorter than the poll interval a pause can get.
 const HASTE_MAX: u32 = 16;

@@ -13,6 +13,9 @@ use crate::{
     store::{AtomicOp, RetryPolicy},
 };
 
+/// Its name in reports of trouble.
+pub(crate) const RINGER: &str = "ringing of doorbells";
+
 /// Least time between two transactions of the ringer.
 const RING_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -52,6 +55,6 @@ async fn ring(context: &Context, partitions: &[Partition]) {
         .await;
     match rung {
         Ok(()) => context.stats.doorbells.add(partitions.len() as u64),
-        Err(error) => context.stats.health.complain(context.env(), "ringing of doorbells", &error),
+        Err(error) => context.stats.health.complain(context.env(), RINGER, &error),
     }
 }

@@ -11,7 +11,7 @@ mod target;
 
 use std::sync::Arc;
 
-pub(crate) use doorbell::ringer;
+pub(crate) use doorbell::{RINGER, ringer};
 pub use target::{EventTarget, Receipt};
 
 use crate::{

@@ -30,6 +30,7 @@ use crate::{
     base::{
         env::Env,
         error::{Error, Result, panic_text},
+        tasks::Ended,
     },
     state::{
         keys::{Config, Keys, NodeId, NodeRow, Role},
@@ -189,15 +190,15 @@ impl Heartbeat {
         self.registration.borrow().is_some() && self.published.as_ref() == Some(&self.present_roles())
     }
 
-    /// [`Heartbeat::pulse`]; a panic in it costs one beat.
+    /// [`Heartbeat::pulse`]; a panic in it costs one beat, which has failed.
     async fn guarded_pulse(&mut self) -> Result<()> {
-        match AssertUnwindSafe(self.pulse()).catch_unwind().await {
-            Ok(result) => result,
-            Err(panic) => {
-                tracing::error!(node = %self.id, panic = panic_text(&*panic), "the heartbeat has panicked and goes on");
-                Ok(())
-            }
-        }
+        let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
+        pulse.unwrap_or_else(|panic| {
+            let panic = panic_text(&*panic).to_owned();
+            self.stats.panicked(self.db.env(), HEARTBEAT, &panic);
+            let source = Arc::new(Ended::Panicked(panic));
+            Err(Error::Task { shard: None, attempts: 1, source })
+        })
     }
 
     /// Beats, or joins again if the node has fallen out. Once the bus is gone it does neither.
@@ -213,7 +214,7 @@ impl Heartbeat {
         beaten
     }
 
-    /// Beats, or joins again if the node has fallen out.
+    /// Beats, or joins again if the node has fallen out. Fails unless the node is a member afterwards.
     async fn beat_or_join(&mut self) -> Result<()> {
         let env = self.db.env().clone();
         if self.registration.borrow().is_some() {
@@ -239,7 +240,11 @@ impl Heartbeat {
             // Logged at the level of the fall, so that a log that has one has both.
             Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
             Claim::Taken { .. } => {
-                tracing::error!(node = %self.id, "the row of this node is of another process, or is damaged");
+                let reason = format!(
+                    "the row of node {} is damaged, or of another process: if one lives, give each its own id",
+                    self.id
+                );
+                return Err(Error::invalid("node id", reason));
             }
         }
         Ok(())

@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{
     base::{
-        env::Env,
         error::{Error, Result},
+        tasks::in_time,
     },
     state::{
         keys::{Config, Keys, NodeId, Role},
@@ -36,9 +36,6 @@ use crate::{
     },
     store::Database,
 };
-
-/// How long each step of a shutdown waits for the store.
-const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
 /// The most commands that wait for the heartbeat; a sender of one more waits.
 const COMMANDS_MAX: usize = 16;
@@ -248,7 +245,7 @@ impl Shared {
     pub async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
         let is_news = self.roles.send_if_modified(|roles| {
             let entered = roles.get_mut(&role.role).expect("it is there until the guard is dropped");
-            std::mem::replace(&mut entered.max, 0) > 0
+            std::mem::replace(&mut entered.max, max) != max
         });
         if is_news { self.publish().await } else { Ok(()) }
     }
@@ -295,19 +292,6 @@ impl Shared {
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Member").field(&self.id()).finish()
-    }
-}
-
-/// The result of `work` at a shutdown, if the store answers in time: a process ends without it, too.
-pub(super) async fn in_time(
-    env: &Env,
-    what: &'static str,
-    work: impl Future<Output = Result<()>>,
-) -> Result<()> {
-    tokio::select! {
-        biased;
-        done = work => done,
-        () = env.sleep(SHUTDOWN_MAX) => Err(Error::GaveUp { what, after: SHUTDOWN_MAX }),
     }
 }
 

@@ -36,6 +36,9 @@ use crate::{
     store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
 };
 
+/// The name of the watch in reports of trouble.
+const WATCH: &str = "watch over other nodes";
+
 /// How many nodes each one watches.
 const NEIGHBOURS: usize = 8;
 
@@ -142,11 +145,8 @@ impl NeighbourWatch {
                     continue;
                 }
                 Ok(Ok(false)) => {}
-                Ok(Err(error)) => self.stats.health.complain(&env, "watch other nodes", &error),
-                Err(panic) => {
-                    let panic = panic_text(&*panic);
-                    tracing::error!(panic, "the watch over other nodes has panicked and goes on");
-                }
+                Ok(Err(error)) => self.stats.health.complain(&env, WATCH, &error),
+                Err(panic) => self.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }
             polled = env.now();
             due = polled.saturating_add(self.pace).min(self.next_expiry(polled));

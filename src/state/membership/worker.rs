@@ -136,7 +136,7 @@ struct Job {
     abort: AbortHandle,
 }
 
-/// How often the work on a resource has failed in a row, and the end of its pause.
+/// The failures of the work on a resource in a row.
 #[derive(Debug, Clone, Copy)]
 struct Failures {
     count: u32,
@@ -148,6 +148,7 @@ enum Event {
     /// The worker is to end.
     Stop,
     /// The node has fallen out.
+    /// The end of the pause.
     FallenOut,
     /// A job has ended.
     Ended(Result<(Id, Result<()>), JoinError>),
@@ -195,8 +196,8 @@ impl WorkerTask {
     /// Supervises the pool until it is asked to stop, also after panics.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
         while let Err(panic) = AssertUnwindSafe(self.serve(&mut stopped)).catch_unwind().await {
-            let panic = panic_text(&*panic);
-            tracing::error!(pool = &*self.pool.name, panic, "a worker has panicked and begins again");
+            let what = format!("worker of the pool {}", self.pool.name);
+            self.member.stats.health.panicked(self.env(), &what, panic_text(&*panic));
             self.member.stats.work_panics.add(1);
             self.abort_all().await;
             self.due = self.env().now().saturating_add(FAILURE_PAUSE);
@@ -265,7 +266,7 @@ impl WorkerTask {
     /// Compares the node's leases with the assignment, and acts.
     async fn round(&mut self) -> Result<()> {
         while let Some(outcome) = self.attempt().await? {
-            let more = outcome.more;
+            let (more, max) = (outcome.more, outcome.plan.max);
             self.adopt(outcome);
             if !more {
                 break;
@@ -308,8 +309,7 @@ impl WorkerTask {
             }
         }
         for resource in &plan.lost {
-            self.member.stats.leases_lost.add(1);
-            tracing::warn!(pool = &*self.pool.name, resource, "lease lost to another node");
+            self.note_loss(*resource);
         }
         for resource in &plan.hand_over {
             if let Some(job) = self.held.get(resource) {
@@ -408,19 +408,16 @@ impl WorkerTask {
             }
             _ => self.failed(resource, job.began),
         };
-        let pause_s = pause.as_secs();
         match result {
             Ok(Ok(())) => {}
-            Ok(Err(error @ Error::LeaseLost { .. })) => {
-                tracing::warn!(pool, resource, %error, "lease lost to another node");
-                self.member.stats.leases_lost.add(1);
-            }
+            Ok(Err(Error::LeaseLost { .. })) => self.note_loss(resource),
             Ok(Err(error)) => {
                 self.member.stats.health.complain(self.env(), "work on a lease", &error);
             }
             Err(error) if error.is_cancelled() => tracing::debug!(pool, resource, "work was aborted"),
             Err(error) => {
-                tracing::error!(pool, resource, %error, pause_s, "work has panicked, taking it again");
+                let panic = format!("resource {resource}: {error}");
+                self.member.stats.health.panicked(self.env(), &format!("work on the pool {pool}"), &panic);
                 self.member.stats.work_panics.add(1);
             }
         }
@@ -580,3 +577,5 @@ async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Reg
 
 #[cfg(test)]
 mod tests;
+        // A node that has fallen out has nothing published.
+        let published = if token.is_none() { Ok(()) } else { published };

@@ -34,10 +34,11 @@ pub use self::{
 use super::TaskResult;
 use crate::{
     base::{
+        env::Env,
         error::{Error, Result},
         event::Db,
         notification::Notification,
-        tasks::Task,
+        tasks::{Task, in_time},
     },
     roles::dispatcher::{Dispatcher, Filter},
     state::trigger_board::TriggerStatus,
@@ -225,6 +226,7 @@ pub struct Trigger {
     task: Task<Result<()>>,
     stop: watch::Sender<bool>,
     status: watch::Receiver<TriggerStatus>,
+    env: Env,
 }
 
 impl Trigger {
@@ -240,11 +242,14 @@ impl Trigger {
 
     /// Stops its jobs, and saves the cursor. The next trigger of the name begins unfinished work again.
     ///
-    /// Fails with [`Error::CursorLost`] if another trigger has opened its cursor.
+    /// Fails with [`Error::CursorLost`] if another trigger has opened its cursor, with [`Error::BusGone`] if the bus is gone, and with
+    /// [`Error::GaveUp`] if the store does not answer within 10 s: then the next trigger repeats what was not saved.
     pub async fn shutdown(self) -> Result<()> {
-        self.stop.send_replace(true);
+        let Self { task, stop, env, .. } = self;
+        stop.send_replace(true);
         let stopped = |ended| Error::Task { shard: None, attempts: 1, source: Arc::new(ended) };
-        self.task.await.unwrap_or_else(|ended| Err(stopped(ended)))
+        let ended = async { task.await.unwrap_or_else(|ended| Err(stopped(ended))) };
+        in_time(&env, "saving the progress of a trigger", ended).await
     }
 }
 

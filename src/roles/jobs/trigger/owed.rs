@@ -125,8 +125,9 @@ impl Owed {
         }
     }
 
-    /// Receives the result of a read; returns owed work. Names for which `is_wanted` is true are looked up next.
-    pub fn end(&mut self, step: Step, mut is_wanted: impl FnMut(&DbName) -> bool) -> Vec<OwedDb> {
+    /// Receives the result of a read; returns owed work. Names for which `is_wanted` is true are looked up next. A read that has
+    /// failed is repeated.
+    pub fn end(&mut self, step: Step, mut is_wanted: impl FnMut(&DbName) -> bool) -> Result<Vec<OwedDb>> {
         self.step = None;
         let (looked_up, forgotten) =
             (std::mem::take(&mut self.looked_up), std::mem::take(&mut self.forgotten));
@@ -137,18 +138,17 @@ impl Owed {
                 self.is_reading = page.len() == PAGE_ROWS;
                 self.last = page.last().map(|(name, _)| name.clone());
                 self.queue.extend(page.into_iter().filter(|(name, _)| counts(name) && is_wanted(name)));
-                Vec::new()
+                Ok(Vec::new())
             }
             Step::LookedUp(Ok(mut found)) => {
                 found.retain(|owed| counts(&owed.name));
-                found
+                Ok(found)
             }
             Step::Names(Err(error)) | Step::LookedUp(Err(error)) => {
-                tracing::warn!(%error, "the owed work of a trigger cannot be read, trying again");
                 self.has_failed = true;
                 let counting = looked_up.into_iter().rev().filter(|(name, _)| counts(name));
                 counting.for_each(|one| self.queue.push_front(one));
-                Vec::new()
+                Err(error)
             }
         }
     }
@@ -192,19 +192,20 @@ mod tests {
         let reads = || -> Option<BoxFuture<'static, Step>> { Some(Box::pin(std::future::pending())) };
         owed.step = reads();
         owed.forget(&names[..1]);
-        assert!(owed.end(Step::Names(Ok(names.iter().map(row).collect())), |_| true).is_empty());
+        assert!(owed.end(Step::Names(Ok(names.iter().map(row).collect())), |_| true).unwrap().is_empty());
         owed.forget(&names[1..2]);
         assert_eq!(owed.queue.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&names[2]]);
         owed.queue.clear();
         owed.step = reads();
         owed.looked_up = names.iter().map(row).collect();
         owed.forget(&names[..1]);
-        let found = owed.end(Step::LookedUp(Ok(names.iter().map(db).collect())), |_| true);
+        let found = owed.end(Step::LookedUp(Ok(names.iter().map(db).collect())), |_| true).unwrap();
         assert_eq!(found.iter().map(|owed| &owed.name).collect::<Vec<_>>(), [&names[1], &names[2]]);
         owed.step = reads();
         owed.looked_up = names[..2].iter().map(row).collect();
         owed.forget(&names[..1]);
-        owed.end(Step::LookedUp(Err(crate::base::error::Error::invalid("read", "it fails"))), |_| true);
+        let failed = Step::LookedUp(Err(crate::base::error::Error::invalid("read", "it fails")));
+        owed.end(failed, |_| true).err().unwrap();
         assert_eq!(owed.queue.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&names[1]]);
     }
 }

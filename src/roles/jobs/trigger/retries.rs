@@ -102,8 +102,8 @@ impl Retries {
         self.step.as_mut()
     }
 
-    /// Receives the result of a read at `now`.
-    pub fn end(&mut self, now: Duration, step: Step) {
+    /// Receives the result of a read at `now`. A read that has failed is repeated later.
+    pub fn end(&mut self, now: Duration, step: Step) -> Result<()> {
         (self.step, self.has_failed) = (None, false);
         match step {
             Step::Polled(Ok(asked)) => {
@@ -125,14 +125,15 @@ impl Retries {
                 self.queue.extend(known.filter(|(db, row)| is_turn(db, row, round, is_full)));
             }
             Step::Polled(Err(error)) => {
-                tracing::warn!(%error, "requests for retries cannot be read, trying again later");
                 self.asked = self.asked.or(Some(0));
+                return Err(error);
             }
             Step::Read(Err(error)) => {
-                tracing::warn!(%error, "parked databases cannot be read, trying again later");
                 self.has_failed = true;
+                return Err(error);
             }
         }
+        Ok(())
     }
 
     /// Notes that a database whose turn it was cannot be tried now. If a retry of it was requested, it is read again at the next poll.

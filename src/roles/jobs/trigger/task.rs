@@ -69,12 +69,13 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(cursor.stored()));
     let context = Arc::clone(dispatcher.context());
+    let env = context.env().clone();
     context.triggers.note(&options.name, watched.clone());
     let task = Task::spawn(
         Supervisor { context, options, kind: Arc::new(kind), subscribe, cursor, status }
             .run(subscription, stopped),
     );
-    Ok(Trigger { task, stop, status: watched })
+    Ok(Trigger { task, stop, status: watched, env })
 }
 
 /// Starts the work of a trigger again after a panic.
@@ -103,8 +104,8 @@ impl<K: Kind> Supervisor<K> {
                 Ok(ended) => return ended,
                 Err(panic) => panic,
             };
-            let (trigger, panic) = (&self.options.name, panic_text(&*panic));
-            tracing::error!(trigger, panic, "a trigger has panicked, and starts again");
+            let what = format!("trigger {}", self.options.name);
+            self.context.stats.health.panicked(&env, &what, panic_text(&*panic));
             self.context.stats.trigger_restarts.add(1);
             self.status.send_modify(|status| (status.restarts, status.running) = (status.restarts + 1, 0));
             pause =
@@ -237,12 +238,13 @@ impl<K: Kind> TriggerTask<K> {
                 // A predicate of the filter can panic. It has seen the row then.
                 received = AssertUnwindSafe(self.subscription.next()).catch_unwind(), if may_receive => {
                     match received {
-                        Ok(Some(item)) => self.receive(item, known),
+                        Ok(Some(item)) => self.receive(item, known)?,
                         Ok(None) => return Ok(()),
                         Err(panic) => {
-                            self.context.stats.listener_panics.add(1);
-                            let text = panic_text(&*panic);
-                            tracing::error!(trigger = self.options.name, panic = text, "a predicate has panicked");
+                            let Context { stats, .. } = &*self.context;
+                            stats.listener_panics.add(1);
+                            let what = format!("predicate of trigger {}", self.options.name);
+                            stats.health.panicked(self.context.env(), &what, panic_text(&*panic));
                         }
                     }
                 }
@@ -251,7 +253,9 @@ impl<K: Kind> TriggerTask<K> {
                 }
                 Some(step) = OptionFuture::from(self.owed.step()) => self.observe_owed(step),
                 Some(step) = OptionFuture::from(self.retries.step()) => {
-                    self.retries.end(self.context.env().now(), step);
+                    if let Err(error) = self.retries.end(self.context.env().now(), step) {
+                        self.complain("reading of parked databases", &error);
+                    }
                 }
                 Some(()) = OptionFuture::from(due) => {}
                 Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
@@ -291,9 +295,7 @@ impl<K: Kind> TriggerTask<K> {
                 tracing::warn!(trigger = self.options.name, %error, "a trigger has lost its cursor and ends");
                 return Err(error);
             }
-            Err(error) => {
-                tracing::warn!(trigger = self.options.name, %error, "a cursor cannot be written, trying again");
-            }
+            Err(error) => self.complain("saving of a trigger's cursor", &error),
         }
         self.update_status(|_| ());
         Ok(())
@@ -302,6 +304,17 @@ impl<K: Kind> TriggerTask<K> {
     /// Saves the cursor, lists work that has held it back for `age` as owed, and removes finished work from that list. Returns whether
     /// there is more to list or remove.
     async fn save(&mut self, age: Duration) -> Result<bool> {
+    /// Reports that `what` has failed, and is tried again.
+    fn complain(&self, what: &'static str, error: &Error) {
+        self.context.stats.health.complain(self.context.env(), what, error);
+    }
+
+    /// Whether to log `what` of this trigger now, because it was not logged lately. Returns how often it was not.
+    fn remark(&self, what: &str) -> Option<u64> {
+        let what = format!("{what} of trigger {}", self.options.name);
+        self.context.stats.health.remark(self.context.env(), &what)
+    }
+
         let now = self.context.env().now();
         let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
         let settled = self.plan.settled(OWED_BATCH);
@@ -325,7 +338,10 @@ impl<K: Kind> TriggerTask<K> {
     /// Receives owed work.
     fn observe_owed(&mut self, step: owed::Step) {
         let Self { owed, plan, .. } = self;
-        let found = owed.end(step, |name| plan.wants_owed(name));
+        let found = owed.end(step, |name| plan.wants_owed(name)).unwrap_or_else(|error| {
+            self.context.stats.health.complain(self.context.env(), "reading of owed work", &error);
+            Vec::new()
+        });
         let now = self.context.env().now();
         for owed::OwedDb { name, living, gone } in found {
             if self.plan.wants_owed(&name) {
@@ -342,10 +358,16 @@ impl<K: Kind> TriggerTask<K> {
             Ok(delivery) => delivery,
             Err(Interruption::Synced { .. }) => return,
             Err(interruption) => {
-                tracing::warn!(trigger = self.options.name, %interruption, "subscription interrupted");
                 match interruption {
-                    Interruption::Expired { .. } => self.search = Some(Search::default()),
-                    _ => self.pause = Some(self.context.env().sleep(FAILURE_PAUSE)),
+                    Interruption::Expired { .. } => {
+                        tracing::warn!(trigger = self.options.name, %interruption, "subscription interrupted");
+                        self.search = Some(Search::default());
+                    }
+                    Interruption::Failed(error) => {
+                        self.complain("subscription of a trigger", &error);
+                        self.pause = Some(self.context.env().sleep(FAILURE_PAUSE));
+                    }
+                    Interruption::Lagged { .. } | Interruption::Synced { .. } => {}
                 }
                 return;
             }
@@ -365,6 +387,7 @@ impl<K: Kind> TriggerTask<K> {
 
     /// Receives an observation of a database.
     fn observe(&mut self, seen: Observed<K::Work>) {
+        Ok(())
         if self.plan.is_full_for(&seen.db.name) {
             // Its work is looked up in the store when there is room.
             let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
@@ -447,26 +470,31 @@ impl<K: Kind> TriggerTask<K> {
             Err(Failure::Replaced(others)) => End::PutOff(others),
             Err(Failure::OutOfTurn) => End::OutOfTurn,
             Err(Failure::Job(error)) => {
-                tracing::warn!(trigger, database = %name, %error, "a job has failed");
+                if let Some(unsaid) = self.remark("failed job") {
+                    tracing::warn!(trigger, database = %name, %error, unsaid, "a job has failed");
+                }
                 stats.trigger_failures.add(1);
                 End::Failed
             }
             Err(Failure::Parked { error, is_stuck }) => {
-                tracing::warn!(trigger, database = %name, %error, "a job has failed, its database is parked");
+                if let Some(unsaid) = self.remark("parked database") {
+                    tracing::warn!(trigger, database = %name, %error, unsaid, "a job has failed, its database is parked");
+                }
                 stats.trigger_failures.add(1);
                 stats.trigger_parked.add(1);
                 was_stuck = is_stuck;
                 End::Parked
             }
             Err(Failure::Store(error)) => {
-                tracing::warn!(trigger, database = %name, %error, "a mark of a trigger cannot be read or written, trying again");
                 if matches!(error, Error::CursorLost { .. }) {
                     return Err(error);
                 }
                 End::PutOff(Vec::new())
             }
+                    tracing::warn!(trigger, database = %name, %error, "a trigger has lost its cursor and ends");
         };
         let (now, retry) = (self.context.env().now(), self.options.retry());
+                self.complain("mark of a trigger", &error);
         let backoff = |failures| retry.backoff(failures, self.context.env());
         let outcome = self.plan.end(now, (&name, number), end, backoff);
         self.update_status(|status| {

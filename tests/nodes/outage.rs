@@ -1,0 +1,190 @@
+//! What a process says while the store is away, how it ends then, and that its tasks survive panics.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use notibus::{
+    Cursor, Error, Filter, Notification, NotifierOptions, Roles,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    jobs::{TaskResult, TriggerJob, TriggerOptions, index_trigger},
+    store::{
+        Database, StoreError,
+        testing::{Attempt, CommitFault, Faults, Operation, WatchFault},
+    },
+};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+use super::fixture::writes;
+use crate::common::{db, eager, joined, narrow_bus, record, row_with};
+
+/// Counts the library's warnings and errors, by their texts.
+#[derive(Debug, Clone, Default)]
+struct Lines(Arc<Mutex<BTreeMap<String, u32>>>);
+
+/// The text of an event.
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0 += &format!("{}={value:?} ", field.name());
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= Level::WARN && metadata.target().starts_with("notibus")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        *self.0.lock().unwrap().entry(text.0).or_default() += 1;
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+impl Lines {
+    /// Takes the lines so far, each with how often it came.
+    fn take(&self) -> BTreeMap<String, u32> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+/// A job that does nothing.
+struct Idle;
+
+impl<W: Send + 'static> TriggerJob<W> for Idle {
+    async fn run(&self, _: W) -> TaskResult {
+        Ok(())
+    }
+}
+
+/// Makes all reads, writes and watches fail with `error`.
+fn cut_off(faults: &Faults, error: &StoreError) {
+    let (read, write, watch) = (error.clone(), error.clone(), error.clone());
+    faults.plan_reads(move |_| Some(read.clone()));
+    faults.plan_commits(move |_| Some(CommitFault::Before(write.clone())));
+    faults.plan_watches(move |_| Some(WatchFault::Refuse(watch.clone())));
+}
+
+/// Regression: triggers, parallel jobs and groups logged each failure of the store on their own, a trigger three lines a second, and the
+/// one line per cause with growing pauses was lost among them.
+#[tokio::test(start_paused = true)]
+async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
+    // One is tried again by each transaction itself, the other comes back at once.
+    for error in [StoreError::PROCESS_BEHIND, StoreError::TRANSACTION_TIMED_OUT] {
+        let lines = Lines::default();
+        let _guard = tracing::subscriber::set_default(lines.clone());
+        // With one subscriber only, a line that another test reaches first is off for good.
+        let _second = tracing::Dispatch::new(lines.clone());
+        let faults = Faults::new(&Database::memory());
+        let store = faults.database();
+        let bus = narrow_bus(&store).await;
+        let running = bus.start(Roles::default()).await.unwrap();
+        let group = bus.group("g").unwrap();
+        group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
+        let observe = |_: GroupBatch<Notification>| async { Ok(()) };
+        let consumer = running.node().consumer(&group, move |_| observe, ConsumerOptions::default()).await;
+        let consumer = consumer.unwrap();
+        let dispatcher = running.dispatcher();
+        let trigger = index_trigger(dispatcher, TriggerOptions::index("views"), Idle).await.unwrap();
+        let mirror = dispatcher.mirror(Filter::all()).unwrap();
+        let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("c").unwrap()).await.unwrap();
+        let callback = durable.callback(|_| async {});
+        for number in 0..20 {
+            record(&store, &bus, &db(&format!("db{number}"), 1), [1, 0, 0, 0]).await;
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(lines.take(), BTreeMap::new(), "all is well");
+
+        cut_off(&faults, &error);
+        tokio::time::sleep(Duration::from_hours(1)).await;
+        let said = lines.take();
+        let count: u32 = said.values().sum();
+        assert!((1..=60).contains(&count), "{count} after {error}: {said:#?}");
+
+        faults.heal();
+        tokio::time::sleep(Duration::from_mins(2)).await;
+        let said = lines.take();
+        assert!(said.values().sum::<u32>() <= 5, "{error}: {said:#?}");
+        assert!(said.keys().any(|line| line.contains("member again")), "{said:#?}");
+        record(&store, &bus, &db("after", 1), [1, 0, 0, 0]).await;
+        row_with(&bus, &db("after", 1), [1, 0, 0, 0]).await;
+        drop((mirror, callback));
+        trigger.shutdown().await.unwrap();
+        consumer.shutdown().await.unwrap();
+        running.shutdown().await.unwrap();
+    }
+}
+
+/// Regression: a trigger, and a listener that was stopped, waited for as long as the store was away, because they save their position.
+#[tokio::test(start_paused = true)]
+async fn what_saves_its_position_ends_without_the_store_too() {
+    let faults = Faults::new(&Database::memory());
+    let store = faults.database();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let dispatcher = running.dispatcher();
+    let trigger = index_trigger(dispatcher, TriggerOptions::index("views"), Idle).await.unwrap();
+    let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("c").unwrap()).await.unwrap();
+    let callback = durable.callback(|_| async {});
+    // Nothing is saved from here on, so that there is something to save at the end.
+    let is_save = |attempt: &Attempt| writes(attempt, b"notibus\x15\x10");
+    faults.plan_commits(move |attempt| {
+        is_save(attempt).then_some(CommitFault::Before(StoreError::PROCESS_BEHIND))
+    });
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    cut_off(&faults, &StoreError::PROCESS_BEHIND);
+    let began = tokio::time::Instant::now();
+    callback.stop().await;
+    let ended = trigger.shutdown().await;
+    assert!(began.elapsed() <= Duration::from_secs(25), "{:?}", began.elapsed());
+    assert!(matches!(ended, Err(Error::GaveUp { .. })), "{ended:?}");
+    faults.heal();
+    running.shutdown().await.unwrap();
+}
+
+/// Regression: a panic ended the poll of a notifier for good, and nothing counted it. From then on events whose ring was lost were not
+/// folded until another ring came.
+#[tokio::test(start_paused = true)]
+async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let notifier = NotifierOptions { poll_interval: Duration::from_secs(1), ..eager() };
+    let notifier = joined(&bus).await.notifier(notifier).await.unwrap();
+    // From here on only the poll reads what waits: the fold sleeps until it is woken.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut panics = true;
+    faults.plan_reads(move |operation| {
+        let is_poll = matches!(operation, Operation::GetRange { range, .. } if range.begin.starts_with(b"notibus\x15\x01"));
+        assert!(!is_poll || !std::mem::take(&mut panics), "as planned");
+        None
+    });
+    faults.plan_watches(|_| Some(WatchFault::Drop));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(bus.stats().task_panics, 1);
+    // Another process records it, and its ring is lost.
+    let other = narrow_bus(&store).await;
+    record(&store, &other, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    notifier.shutdown().await.unwrap();
+}
