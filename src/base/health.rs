@@ -9,14 +9,13 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use crate::base::{env::Env, error::Error};
 
@@ -35,6 +34,13 @@ const CAUSES_MAX: usize = 256;
 /// The failing work, as the subject of a message, and its partition or zero.
 type Place = (&'static str, u64);
 
+/// A part of the process that ends when the bus that the process has opened no longer exists. A part that holds no
+/// lease would go on otherwise, with whatever stands under the prefix.
+pub(crate) trait EndsWithBus: Send + Sync {
+    /// Ends it. From now on [`Health::ended`] says why.
+    fn end_with_bus(&self);
+}
+
 /// What keeps the roles of a process from their work.
 #[derive(Default)]
 pub(crate) struct Health {
@@ -48,8 +54,8 @@ pub(crate) struct Health {
     causes: Mutex<BTreeMap<String, Cause>>,
     /// Why the process cannot work any more, however long it waits.
     ended: OnceLock<Error>,
-    /// Turned true when the process can no longer work.
-    closed_at_end: Mutex<Vec<watch::Sender<bool>>>,
+    /// Ends with the bus, unless it has ended before.
+    ends_with_bus: Mutex<Vec<Weak<dyn EndsWithBus>>>,
     /// The nodes of this process with their tokens; `None` for a node that has fallen out.
     nodes: Mutex<BTreeMap<[u8; 16], Option<[u8; 16]>>>,
 }
@@ -128,12 +134,6 @@ impl Health {
         self.is_due(env.now(), what.to_owned())
     }
 
-    /// Whether a line about `cause` is due now, and how many failures were not logged since the last line.
-    fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
-        let mut causes = self.causes.lock();
-        causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
-        let cause =
-            if causes.len() < CAUSES_MAX || causes.contains_key(&cause) { cause } else { String::new() };
     /// Logs that `what` has panicked, and begins again: once, and then with growing pauses.
     pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
         if let Some(unsaid) = self.is_due(env.now(), format!("panic of {what}")) {
@@ -141,6 +141,12 @@ impl Health {
         }
     }
 
+    /// Whether a line about `cause` is due now, and how many failures were not logged since the last line.
+    fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
+        let mut causes = self.causes.lock();
+        causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
+        let cause =
+            if causes.len() < CAUSES_MAX || causes.contains_key(&cause) { cause } else { String::new() };
         let known = causes.entry(cause).or_insert(Cause { due: now, pause: PAUSE_MIN, seen: now, unsaid: 0 });
         known.seen = now;
         if now < known.due {
@@ -166,16 +172,25 @@ impl Health {
         let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
         if error.is_none() {
             tracing::error!(%ended, "this process cannot work for its bus any more, and its roles end: start it again");
-            for closing in &*self.closed_at_end.lock() {
-                closing.send_replace(true);
+            // Not under the lock: what ends wakes tasks of others.
+            let parts = std::mem::take(&mut *self.ends_with_bus.lock());
+            for part in parts.iter().filter_map(Weak::upgrade) {
+                part.end_with_bus();
             }
         }
     }
 
-    /// Sets `closing` to true once the process can no longer work.
-    #[cfg(feature = "http")]
-    pub fn close_at_end(&self, closing: watch::Sender<bool>) {
-        self.closed_at_end.lock().push(closing);
+    /// Ends `part` once the process can no longer work; at once if it cannot already.
+    pub fn end_with_bus(&self, part: &Arc<impl EndsWithBus + 'static>) {
+        let known = Arc::downgrade(part);
+        let mut parts = self.ends_with_bus.lock();
+        parts.retain(|part| part.strong_count() > 0);
+        parts.push(known);
+        drop(parts);
+        // If it ends just now, this ends the part once more, which changes nothing.
+        if self.ended().is_some() {
+            part.end_with_bus();
+        }
     }
 
     /// Why the process cannot work any more, if it cannot.

@@ -98,16 +98,24 @@ impl fmt::Display for Unready {
 }
 
 impl Bus {
+    /// Why this process can never work again, if so: only its restart helps.
+    pub(crate) fn beyond_help(&self) -> Option<Unready> {
+        if let Some(error) = self.context.db.failure() {
+            return Some(Unready::Failed(error));
+        }
+        self.context.stats.health.ended().map(|ended| match ended {
+            Error::BusGone { reason } => Unready::Gone(reason.clone()),
+            ended => Unready::Gone(ended.to_string()),
+        })
+    }
+
     /// Whether an event that is recorded now would be delivered: this process can work, and living notifiers own all partitions, as
     /// far as `owners` has seen. The error is the cause.
     pub(crate) async fn readiness(&self, owners: &Owners) -> Result<(), Unready> {
         let context = &*self.context;
         let health = &context.stats.health;
-        if let Some(error) = context.db.failure() {
-            return Err(Unready::Failed(error));
-        }
-        if let Some(Error::BusGone { reason }) = health.ended() {
-            return Err(Unready::Gone(reason.clone()));
+        if let Some(unready) = self.beyond_help() {
+            return Err(unready);
         }
         let last = Mutex::new(None);
         let policy = RetryPolicy { elapsed_max: Some(ANSWER_MAX), ..RetryPolicy::default() };

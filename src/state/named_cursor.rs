@@ -79,6 +79,7 @@ impl NamedCursor {
     /// Deletes it, with everything that a trigger has kept with it. Subscribers that have it open lose it.
     pub async fn delete(&self) -> Result<()> {
         let delete = async |tx: Transaction| {
+            self.check_bus()?;
             tx.clear_range(&self.context.keys.whole_cursor(&self.id));
             Ok(())
         };
@@ -96,6 +97,7 @@ impl NamedCursor {
     pub(crate) async fn open(&self, start: Cursor, filter: u64, starts_over: bool) -> Result<OpenCursor> {
         let token = self.token();
         let open = async |tx: Transaction| {
+            self.check_bus()?;
             let version = tx.read_version().await?;
             let stored = self.row(&tx).await?;
             let is_other = stored.is_some_and(|row| row.filter != filter);
@@ -113,6 +115,11 @@ impl NamedCursor {
         };
         let (stored, has_marks) = self.context.db.run(open).await?;
         Ok(OpenCursor { cursor: self.clone(), token, stored, filter, has_marks })
+    }
+
+    /// Fails once the bus is gone: what stands under the prefix is of another one.
+    fn check_bus(&self) -> Result<()> {
+        self.context.stats.health.ended().map_or(Ok(()), |gone| Err(gone.clone()))
     }
 
     fn token(&self) -> [u8; 16] {
@@ -202,8 +209,9 @@ impl OpenCursor {
         self.cursor.context.db.run(async |tx| self.check(&tx).await).await
     }
 
-    /// Fails if another subscriber has opened it, and makes `tx` fail if one does before the commit.
+    /// Fails if another subscriber has opened it, or the bus is gone, and makes `tx` fail if one does before the commit.
     async fn check(&self, tx: &Transaction) -> Result<()> {
+        self.cursor.check_bus()?;
         match self.cursor.row(tx).await? {
             Some(row) if row.token == self.token => Ok(()),
             _ => Err(Error::CursorLost { cursor: self.cursor.id.to_string() }),

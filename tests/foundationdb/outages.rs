@@ -240,6 +240,8 @@ pub(crate) async fn a_node_of_a_wiped_bus_stops_its_roles() {
         stage.cluster.cli("writemode on; clearrange \"\" \\xff");
         stage.until_ready("\"cause\":\"gone\"");
         stage.until_logged("start it again");
+        let live = stage.served.get("/_notibus/health/live");
+        assert!(live.starts_with("HTTP/1.1 503"), "only a restart helps: {live}");
         follower.until_end();
         let (code, said) = stage.command(&["nodes"]);
         assert!(code != Some(0) && said.contains("there is no bus"), "{said}");

@@ -10,7 +10,7 @@ use super::{
     name_locks::NameLocks, query::Mode, stream::FeedContext,
 };
 use crate::{
-    base::{env::Env, error::Result},
+    base::{env::Env, error::Result, health::EndsWithBus},
     bus::{Bus, observed::Watch, ownership::Owners},
     roles::dispatcher::Dispatcher,
     state::notification_feed::NotificationFeed,
@@ -70,6 +70,13 @@ impl Inner {
     }
 }
 
+impl EndsWithBus for Inner {
+    /// Ends all live feeds.
+    fn end_with_bus(&self) {
+        self.closing.send_replace(true);
+    }
+}
+
 impl Api {
     /// Makes the routers' shared state for `bus`. Live feeds are subscribers of `dispatcher` and end with it. The length of its
     /// ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far a feed may be behind
@@ -94,8 +101,9 @@ impl Api {
             closing: watch::Sender::new(false),
             options,
         };
-        inner.feed.context.stats.health.close_at_end(inner.closing.clone());
-        Ok(Self { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        inner.feed.context.stats.health.end_with_bus(&inner);
+        Ok(Self { inner })
     }
 
     /// Ends all live feeds, each in the way that clients expect. Later requests get the rows that exist, and do not wait for more.

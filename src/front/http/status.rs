@@ -66,11 +66,12 @@ fn unavailable(cause: &str, reason: &str) -> Response {
     answer::json(StatusCode::SERVICE_UNAVAILABLE, &answer_body)
 }
 
-/// Answers 200 if the store takes writes. If it takes none, only a restart of the process can help.
+/// Answers 200 unless only a restart of the process can help: the store takes no more writes, or the bus that the process has opened
+/// no longer exists.
 async fn health(State(inner): State<Arc<Inner>>) -> Response {
-    match inner.bus.store().failure() {
+    match inner.bus.beyond_help() {
         None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
-        Some(_) => unavailable("failed", "The store takes no more writes; /_notibus/status says why."),
+        Some(unready) => unavailable(unready.cause(), &unready.to_string()),
     }
 }
 

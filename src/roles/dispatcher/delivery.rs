@@ -313,7 +313,7 @@ pub enum Interruption {
         horizon: Sequence,
     },
     /// The feed could not be read. The subscriber keeps its cursor, and the next receive tries again a second later. After
-    /// [`Error::CursorLost`] the subscription ends.
+    /// [`Error::CursorLost`] and [`Error::BusGone`] the subscription ends.
     #[error(transparent)]
     Failed(#[from] Error),
 }

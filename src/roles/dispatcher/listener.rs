@@ -43,6 +43,8 @@ pub enum StopReason {
     Panicked(String),
     /// Another subscriber opened its cursor.
     CursorLost,
+    /// The bus that the process has opened no longer exists ([`Error::BusGone`](crate::Error::BusGone)): start the process again.
+    BusGone,
 }
 
 impl fmt::Display for StopReason {
@@ -54,6 +56,7 @@ impl fmt::Display for StopReason {
             Self::ParentEnded => f.write_str("its parent has ended"),
             Self::Panicked(text) => write!(f, "panic: {text}"),
             Self::CursorLost => f.write_str("another subscriber has opened its cursor"),
+            Self::BusGone => f.write_str("the bus no longer exists"),
         }
     }
 }

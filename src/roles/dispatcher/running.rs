@@ -1,6 +1,6 @@
 //! [`Dispatcher`], and its tail: the one task of a node that reads the feed as it grows.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
@@ -31,6 +31,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that
 /// wait for them.
+///
+/// It also ends once a node of the process finds that the bus no longer exists. Its subscriptions then end at once, with
+/// [`Error::BusGone`].
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
 pub struct Dispatcher {
@@ -48,7 +51,9 @@ impl Dispatcher {
         start: Sequence,
     ) -> Result<Self> {
         options.check()?;
-        Ok(Self { tail: None, shared: Shared::new(context, options, start), is_owner: true })
+        let shared = Shared::new(context, options, start);
+        shared.context.stats.health.end_with_bus(&shared);
+        Ok(Self { tail: None, shared, is_owner: true })
     }
 
     #[cfg(test)]
@@ -92,8 +97,8 @@ impl Dispatcher {
     /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
     /// milliseconds, the rows of databases that had unfolded events when it began.
     ///
-    /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
-    /// before.
+    /// Fails with [`Error::Invalid`] if the version is ahead of the store, with [`Error::NoSubscriber`] if the dispatcher ends
+    /// before, and with [`Error::BusGone`] once the bus is gone.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
         self.shared.reached(version).await
     }
@@ -170,21 +175,28 @@ impl Drop for Dispatcher {
     }
 }
 
-/// Reads the feed from the position of the ring, and publishes what it reads, until it is aborted. After a panic it starts again,
-/// which subscribers do not notice.
+/// Reads the feed from the position of the ring, and publishes what it reads, until it is aborted or the dispatcher is closed. After
+/// a panic it starts again, which subscribers do not notice.
 async fn run_tail(shared: Arc<Shared>) {
     let options = &shared.options;
     loop {
         let tail = shared.feed.tail(shared.ring.read().position());
         let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
-        let _panic = AssertUnwindSafe(follow(&shared, tail)).catch_unwind().await;
-        shared.context.stats.tail_panics.add(1);
-        tracing::error!("the tail of a dispatcher has panicked and starts again");
-        shared.context.env().sleep(FAILURE_PAUSE).await;
+        let followed = tokio::select! {
+            biased;
+            () = shared.closed() => return,
+            followed = AssertUnwindSafe(follow(&shared, tail)).catch_unwind() => followed,
+        };
+        let Err(panic) = followed;
+        let (stats, env) = (&shared.context.stats, shared.context.env());
+        stats.tail_panics.add(1);
+        stats.health.panicked(env, TAIL, panic_text(&*panic));
+        env.sleep(FAILURE_PAUSE).await;
     }
 }
 
-async fn follow(shared: &Shared, mut tail: NotificationTail) -> ! {
+async fn follow(shared: &Shared, mut tail: NotificationTail) -> Infallible {
+    let health = &shared.context.stats.health;
     loop {
         match tail.next().await {
             Ok(page) => {

@@ -25,6 +25,7 @@ use crate::{
         encoding::Sequence,
         error::{Error, Result, panic_text},
         filter::Filter,
+        health::EndsWithBus,
         notification::Notification,
     },
     state::{context::Context, notification_feed::NotificationFeed},
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     subscribers: Mutex<Subscribers>,
     /// The position up to which the ring is complete; barriers wait for it.
     known: watch::Sender<Sequence>,
+    /// Whether it is closed, for what waits while it does not wait for rows.
+    closed: watch::Sender<bool>,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
     /// The most rows of one such read, and of a batch of the ring.
@@ -65,6 +68,7 @@ impl Shared {
             patterns: Mutex::new(Patterns::new()),
             subscribers: Mutex::default(),
             known: watch::Sender::new(start),
+            closed: watch::Sender::new(false),
             turns: Semaphore::new(options.catch_ups_max),
             batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
             options,
@@ -184,13 +188,39 @@ impl Shared {
     }
 
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        let at = self.feed.folded(version).await?;
+        let at = tokio::select! {
+            biased;
+            at = self.feed.folded(version) => at?,
+            () = self.closed() => return Err(self.ended()),
+        };
         let mut known = self.known.subscribe();
         let reached = known.wait_for(|known| *known >= at || self.subscribers.lock().is_closed).await;
         if reached.is_ok_and(|known| *known >= at) {
             return Ok(at);
         }
-        Err(Error::NoSubscriber { subscriber: "tail".into() })
+        Err(self.ended())
+    }
+
+    /// Completes once it is closed.
+    pub async fn closed(&self) {
+        let mut closed = self.closed.subscribe();
+        closed.wait_for(|closed| *closed).await.expect("the sender is here");
+    }
+
+    /// Why it is closed.
+    fn ended(&self) -> Error {
+        let gone = self.context.stats.health.ended().cloned();
+        gone.unwrap_or_else(|| Error::NoSubscriber { subscriber: "tail".into() })
+    }
+
+    /// Wakes all of them, even if some wakers panic.
+    fn wake(&self, subscribers: Vec<Arc<SubscriberState>>) {
+        for subscriber in subscribers {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {
+                let Context { stats, .. } = &*self.context;
+                stats.health.panicked(self.context.env(), "waker of a subscriber", panic_text(&*panic));
+            }
+        }
     }
 
     pub fn close(&self) {
@@ -200,6 +230,7 @@ impl Shared {
             subscribers.states.values().cloned().collect()
         };
         self.known.send_modify(|_| {});
+        self.closed.send_replace(true);
         for state in &all {
             state.close();
         }
@@ -207,9 +238,9 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("position", &self.ring.read().position()).finish_non_exhaustive()
+impl EndsWithBus for Shared {
+    fn end_with_bus(&self) {
+        self.close();
     }
 }
 

@@ -73,6 +73,11 @@ impl Source {
         if self.reader.state.is_ended() {
             return Poll::Ready(None);
         }
+        if let Some(gone) = self.reader.shared.context.stats.health.ended() {
+            // Neither what waits in memory nor what stands in the store need be of this bus.
+            self.reader.state.end();
+            return Poll::Ready(Some(Err(Interruption::Failed(gone.clone()))));
+        }
         if let Some(lost) = self.poll_save(context) {
             return Poll::Ready(Some(Err(lost)));
         }

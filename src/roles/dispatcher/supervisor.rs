@@ -135,7 +135,7 @@ where
         self.reason = self.run_sessions().await;
         // If it was not saved, an unfinished interruption comes again.
         let is_interrupted = self.given.as_ref().is_some_and(|given| given.item.is_err());
-        if self.reason != StopReason::CursorLost && !is_interrupted {
+        if !matches!(self.reason, StopReason::CursorLost | StopReason::BusGone) && !is_interrupted {
             let cursor = self.worked_to();
             let context = &self.shared.context;
             let saving = self.source.checkpoint_at(cursor);
@@ -285,6 +285,9 @@ where
                         if let Err(Interruption::Failed(error @ Error::CursorLost { .. })) = &item {
                             tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
                             return Ok(Next::Stop(StopReason::CursorLost));
+                        }
+                        if let Err(Interruption::Failed(Error::BusGone { .. })) = &item {
+                            return Ok(Next::Stop(StopReason::BusGone));
                         }
                         self.given = Some(Given { item, attempts: 0 });
                     }

@@ -73,7 +73,7 @@ impl Watcher {
 
     /// Polls until the bus is gone.
     async fn run(mut self) {
-        loop {
+        while self.context.stats.health.ended().is_none() {
             let polled = match self.poll_feed().await {
                 Ok(()) => self.follow_documents().await,
                 Err(error) => Err(error),

@@ -374,6 +374,9 @@ where
     /// The rows after `cursor` at `version`; `None` if that version is too old.
     async fn read(&self, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
         let Self { feed, shard, options, .. } = self;
+        if let Some(gone) = feed.context.stats.health.ended() {
+            return Err(gone.clone());
+        }
         let read = async |tx: Transaction| {
             match feed.shard_page_in(&tx, *shard, cursor, options.batch_rows_max).await {
                 // The shard was dropped since, so it had no more rows.

@@ -110,7 +110,7 @@ impl NeighbourWatch {
         self.db.env()
     }
 
-    /// Watches until the node ends, and publishes the versions to its workers.
+    /// Watches until the node ends, or the bus is gone, and publishes the versions to its workers.
     pub async fn run(
         mut self,
         mut interests: watch::Receiver<Interests>,
@@ -131,6 +131,10 @@ impl NeighbourWatch {
                 },
                 poll = self.polls.due(due.saturating_sub(env.now())) => poll,
             };
+            if self.stats.health.ended().is_some() {
+                // What stands there now is none of its business.
+                return;
+            }
             let pools: Vec<_> = {
                 let interests = interests.borrow();
                 let mut pools: Vec<_> = interests.values().map(|(pool, _)| Arc::clone(pool)).collect();

@@ -90,7 +90,7 @@ struct Supervisor<K: Kind> {
 }
 
 impl<K: Kind> Supervisor<K> {
-    /// Works until the trigger is asked to end, the dispatcher has ended, or the cursor is lost.
+    /// Works until the trigger is asked to end, the dispatcher has ended, the cursor is lost, or the bus is gone.
     async fn run(mut self, mut subscription: Subscription, mut stop: watch::Receiver<bool>) -> Result<()> {
         // Also runs if the future is dropped, so that the status does not show a running trigger.
         let _finished = Finished(self.status.clone());
@@ -191,7 +191,7 @@ impl Drop for Finished {
 }
 
 impl<K: Kind> TriggerTask<K> {
-    /// Works until it is asked to end, the dispatcher has ended, or the cursor is lost.
+    /// Works until it is asked to end, the dispatcher has ended, the cursor is lost, or the bus is gone.
     async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<()> {
         let ended = tokio::select! {
             ended = self.work() => ended,
@@ -214,10 +214,13 @@ impl<K: Kind> TriggerTask<K> {
         }
     }
 
-    /// Works until the dispatcher has ended, or the cursor is lost.
+    /// Works until the dispatcher has ended, the cursor is lost, or the bus is gone.
     async fn work(&mut self) -> Result<()> {
         self.note_position();
         loop {
+            if let Some(gone) = self.context.stats.health.ended() {
+                return Err(gone.clone());
+            }
             self.retries.begin(self.context.env(), self.cursor.named());
             self.start_due();
             let reserved = self.search_on();
@@ -301,9 +304,6 @@ impl<K: Kind> TriggerTask<K> {
         Ok(())
     }
 
-    /// Saves the cursor, lists work that has held it back for `age` as owed, and removes finished work from that list. Returns whether
-    /// there is more to list or remove.
-    async fn save(&mut self, age: Duration) -> Result<bool> {
     /// Reports that `what` has failed, and is tried again.
     fn complain(&self, what: &'static str, error: &Error) {
         self.context.stats.health.complain(self.context.env(), what, error);
@@ -315,6 +315,9 @@ impl<K: Kind> TriggerTask<K> {
         self.context.stats.health.remark(self.context.env(), &what)
     }
 
+    /// Saves the cursor, lists work that has held it back for `age` as owed, and removes finished work from that list. Returns whether
+    /// there is more to list or remove.
+    async fn save(&mut self, age: Duration) -> Result<bool> {
         let now = self.context.env().now();
         let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
         let settled = self.plan.settled(OWED_BATCH);
@@ -352,11 +355,12 @@ impl<K: Kind> TriggerTask<K> {
         self.update_status(|_| ());
     }
 
-    /// Receives an item of the subscription, which comes after `known`.
-    fn receive(&mut self, item: Result<Delivery, Interruption>, known: Cursor) {
+    /// Receives an item of the subscription, which comes after `known`. Fails if the bus is gone.
+    fn receive(&mut self, item: Result<Delivery, Interruption>, known: Cursor) -> Result<()> {
         let delivery = match item {
             Ok(delivery) => delivery,
-            Err(Interruption::Synced { .. }) => return,
+            Err(Interruption::Synced { .. }) => return Ok(()),
+            Err(Interruption::Failed(gone @ Error::BusGone { .. })) => return Err(gone),
             Err(interruption) => {
                 match interruption {
                     Interruption::Expired { .. } => {
@@ -369,7 +373,7 @@ impl<K: Kind> TriggerTask<K> {
                     }
                     Interruption::Lagged { .. } | Interruption::Synced { .. } => {}
                 }
-                return;
+                return Ok(());
             }
         };
         let row = delivery.notification();
@@ -383,11 +387,11 @@ impl<K: Kind> TriggerTask<K> {
             db,
         };
         self.observe(seen);
+        Ok(())
     }
 
     /// Receives an observation of a database.
     fn observe(&mut self, seen: Observed<K::Work>) {
-        Ok(())
         if self.plan.is_full_for(&seen.db.name) {
             // Its work is looked up in the store when there is room.
             let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
@@ -487,14 +491,14 @@ impl<K: Kind> TriggerTask<K> {
             }
             Err(Failure::Store(error)) => {
                 if matches!(error, Error::CursorLost { .. }) {
+                    tracing::warn!(trigger, database = %name, %error, "a trigger has lost its cursor and ends");
                     return Err(error);
                 }
+                self.complain("mark of a trigger", &error);
                 End::PutOff(Vec::new())
             }
-                    tracing::warn!(trigger, database = %name, %error, "a trigger has lost its cursor and ends");
         };
         let (now, retry) = (self.context.env().now(), self.options.retry());
-                self.complain("mark of a trigger", &error);
         let backoff = |failures| retry.backoff(failures, self.context.env());
         let outcome = self.plan.end(now, (&name, number), end, backoff);
         self.update_status(|status| {

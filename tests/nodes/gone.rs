@@ -1,0 +1,103 @@
+//! What ends with the bus: everything that reads it, also without a lease.
+
+use std::time::Duration;
+
+use notibus::{
+    Error, Filter, Roles,
+    dispatcher::{Interruption, StopReason},
+    jobs::{TaskResult, TriggerJob, TriggerOptions, index_trigger},
+    store::{Database, testing::Faults},
+};
+use tokio_stream::StreamExt;
+
+use super::fixture::{EXPIRY, INTERVAL, stored};
+use crate::common::{db, narrow_bus, record, within};
+
+/// A job that does nothing.
+struct Idle;
+
+impl<W: Send + 'static> TriggerJob<W> for Idle {
+    async fn run(&self, _: W) -> TaskResult {
+        Ok(())
+    }
+}
+
+/// Regression: only what held leases ended. The tail, subscribers, mirrors and triggers of a process went on with whatever stood under
+/// the prefix of its bus, although the log said that its roles end.
+#[tokio::test(start_paused = true)]
+async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
+    let faults = Faults::new(&Database::memory());
+    let store = faults.database();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let dispatcher = running.dispatcher();
+    let mut stream = dispatcher.subscribe(Filter::all()).stream();
+    let cursor = bus.cursor("durable").unwrap();
+    let durable = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let callback = durable.callback(|_| async {});
+    let mirror = dispatcher.mirror(Filter::all()).unwrap();
+    let trigger = index_trigger(dispatcher, TriggerOptions::index("views"), Idle).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    within("a delivery", stream.next()).await.unwrap().unwrap();
+    mirror.synced().await.unwrap();
+
+    // As by an operator who has not stopped all processes: the configuration changes from here on.
+    let raise = store.run(async |tx| {
+        let config = stored(&store, b"notibus").await[0].clone();
+        tx.set(&config.0, &[&config.1[..6], &[1]].concat());
+        Ok(())
+    });
+    raise.await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    // What another bus writes there is none of its business.
+    let other = narrow_bus(&store).await;
+    let second = other.start(Roles::default()).await.unwrap();
+    record(&store, &other, &db("b", 1), [1, 0, 0, 0]).await;
+    tokio::time::sleep(EXPIRY * 2).await;
+    let end = within("the end", stream.next()).await;
+    assert!(matches!(end, Some(Err(Interruption::Failed(Error::BusGone { .. })))), "{end:?}");
+    assert!(within("the end", stream.next()).await.is_none());
+    assert_eq!(within("the end", callback.finished()).await, StopReason::BusGone);
+    assert!(mirror.get(&db("b", 1).name).is_none());
+    assert!(matches!(dispatcher.reached(1).await, Err(Error::BusGone { .. })));
+    let ended = within("the end", trigger.shutdown()).await;
+    assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
+    // A subscriber that comes later ends as well.
+    let late = within("the end", dispatcher.subscribe(Filter::all()).stream().next()).await;
+    assert!(matches!(late, Some(Err(Interruption::Failed(Error::BusGone { .. })))), "{late:?}");
+    let late = dispatcher.subscribe(Filter::all()).durable(&cursor).await.err();
+    assert!(matches!(late, Some(Error::BusGone { .. })), "{late:?}");
+    second.shutdown().await.unwrap();
+    // The canary has found out as well by then, and nothing reads the store any more.
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    let before = faults.counts();
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    assert_eq!(faults.counts(), before);
+    running.shutdown().await.unwrap();
+}
+
+/// Regression: the process could never work again, and its `live` said that it can.
+#[cfg(feature = "http")]
+#[tokio::test]
+async fn a_process_whose_bus_is_gone_is_not_live() {
+    use axum::{body::Body, http::Request};
+    use notibus::http::ApiOptions;
+    use tower::ServiceExt;
+
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let api = running.api(ApiOptions::default()).unwrap();
+    let live = async || {
+        let request = Request::get("/_notibus/health/live").body(Body::empty()).unwrap();
+        api.routes().oneshot(request).await.unwrap().status().as_u16()
+    };
+    assert_eq!(live().await, 200);
+    let wipe = store.run(async |tx| {
+        tx.clear_range(&notibus::store::KeyRange::prefix(""));
+        Ok(())
+    });
+    wipe.await.unwrap();
+    crate::common::until("the node to see it", async || live().await == 503).await;
+    running.shutdown().await.unwrap();
+}
