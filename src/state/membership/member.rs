@@ -240,9 +240,9 @@ impl Shared {
         Ok(guard)
     }
 
-    /// Publishes that the node may own nothing by `role`, so that others take its resources as soon as their work has
-    /// ended.
-    pub async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
+    /// Publishes that the node may own `max` resources by `role`. With less than before, others take them as soon as
+    /// they are released.
+    pub async fn own_at_most(&self, role: &RoleGuard, max: u32) -> Result<()> {
         let is_news = self.roles.send_if_modified(|roles| {
             let entered = roles.get_mut(&role.role).expect("it is there until the guard is dropped");
             std::mem::replace(&mut entered.max, max) != max

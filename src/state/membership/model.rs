@@ -5,7 +5,10 @@
 //! A round is [`View::plan`], the function that nodes run. The store is as optimistic as the real one: a commit fails
 //! if a lease that it claims, or the members, have changed since they were read.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::plan::View;
 use crate::{
@@ -177,6 +180,8 @@ impl Membership {
             token: [me.number; 16],
             awaited: &awaited,
             paused: BTreeMap::new(),
+            hopeless: BTreeSet::new(),
+            max: u32::MAX,
             now: if is_late { HANDOVER } else { Duration::ZERO },
             handover: HANDOVER,
         };

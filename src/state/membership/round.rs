@@ -39,6 +39,10 @@ pub(super) struct Known<'a> {
     pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
     /// See [`View::paused`].
     pub paused: BTreeMap<u64, Duration>,
+    /// See [`View::hopeless`].
+    pub hopeless: BTreeSet<u64>,
+    /// See [`View::max`].
+    pub max: u32,
     /// See [`View::now`].
     pub now: Duration,
     /// See [`View::handover`].
@@ -96,6 +100,8 @@ impl Known<'_> {
             held: self.held.clone(),
             token: self.token,
             awaited: self.awaited,
+            hopeless: self.hopeless.clone(),
+            max: self.max,
             paused: self.paused.clone(),
             now: self.now,
             handover: self.handover,

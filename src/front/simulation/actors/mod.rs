@@ -17,7 +17,7 @@ mod visitor;
 #[cfg(feature = "http")]
 mod web;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
@@ -31,7 +31,7 @@ use super::{
 use crate::{
     base::error::Result,
     bus::{Bus, BusOptions, Node},
-    roles::group::Consumer,
+    roles::{group::Consumer, notifier::Notifier},
     state::keys::Role,
     store::Database,
 };
@@ -140,7 +140,8 @@ async fn serve(
             _ => place.until_the_end().await,
         }
     };
-    tokio::join!(of_documents, visitor::run(place, &node, &groups));
+    let reports = report(place, &node, notifier.as_ref(), &consumers);
+    tokio::join!(of_documents, visitor::run(place, &node, &groups), reports);
     if place.issuer.process == 0 && place.shared.phase() == Phase::End {
         audit(place).await;
         documents::audit(place).await;
@@ -172,6 +173,23 @@ async fn serve(
     ends.push(("node", node.shutdown().await));
     judge_ends(place, ends);
     Ok(())
+}
+
+/// Informs the oracle of the resources that the process works on, while everything comes to rest.
+async fn report(place: &Place, node: &Node, notifier: Option<&Notifier>, consumers: &[Consumer]) {
+    while place.phase() != Phase::End {
+        if place.phase() == Phase::Rest {
+            let of_group = |consumer: &Consumer| {
+                (consumer.pool(), consumer.shards().into_iter().map(|shard| shard.0).collect::<BTreeSet<_>>())
+            };
+            let partitions = notifier.map(|notifier| {
+                ("partition".to_owned(), notifier.partitions().into_iter().map(u64::from).collect())
+            });
+            let pools = partitions.into_iter().chain(consumers.iter().map(of_group)).collect();
+            place.shared.oracle().works(place.issuer, node.id(), pools);
+        }
+        place.db.env().sleep(POLL_INTERVAL).await;
+    }
 }
 
 /// A role may fail to shut down only while faults strike.

@@ -58,6 +58,7 @@ impl Oracle {
             .or_else(|| self.doc_tails_owe())
             .or_else(|| self.jobs_owe())
             .or_else(|| self.janitor_owes())
+            .or_else(|| self.lease_without_work())
             .or_else(|| {
                 #[cfg(feature = "http")]
                 return self.web_clients_owe();

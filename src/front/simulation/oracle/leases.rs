@@ -25,6 +25,19 @@ impl Oracle {
         self.nodes.get(&issuer).is_some_and(|nodes| nodes.contains(&node))
     }
 
+    /// A lease whose owner does not work on it, although nothing keeps it from that.
+    pub(super) fn lease_without_work(&self) -> Option<String> {
+        let mut nodes = self.working.values();
+        nodes.find_map(|(node, pools)| {
+            pools.iter().find_map(|(pool, working)| {
+                let of_pool = self.owners.range((pool.clone(), 0)..=(pool.clone(), u64::MAX));
+                let mut idle = of_pool.filter(|((_, key), owner)| *owner == node && !working.contains(key));
+                idle.next()
+                    .map(|((_, key), _)| format!("node {node} owns {pool} {key}, and does not work on it"))
+            })
+        })
+    }
+
     /// Judges the changes of a commit to nodes and leases.
     pub(super) fn judge_leases(
         &mut self,

@@ -74,7 +74,7 @@ use self::{
         documents::{DocFeed, DocTail},
         follower::Follower,
         group::GroupModel,
-        members::Members,
+        members::{Members, Working},
         subscriber::Subscriber,
     },
     stored_item::StoredItem,
@@ -124,6 +124,8 @@ pub(super) struct Oracle {
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
     /// The owners of leases, by pool and resource.
     owners: BTreeMap<(String, u64), NodeId>,
+    /// The nodes of processes, each with the resources that it works on in some pools, as it last reported at rest.
+    working: BTreeMap<Issuer, (NodeId, Working)>,
     /// When each node has last written its row, in versions, which are microseconds.
     beats: BTreeMap<NodeId, u64>,
     /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
@@ -211,6 +213,7 @@ impl Oracle {
             names,
             nodes: BTreeMap::new(),
             owners: BTreeMap::new(),
+            working: BTreeMap::new(),
             beats: BTreeMap::new(),
             has_steady_clocks: false,
             databases: BTreeMap::new(),
@@ -308,6 +311,11 @@ impl Oracle {
         self.nodes.entry(issuer).or_default().insert(node);
     }
 
+    /// The process works as `node` on these resources of some pools, while no fault strikes any more.
+    pub fn works(&mut self, issuer: Issuer, node: NodeId, pools: Working) {
+        self.working.insert(issuer, (node, pools));
+    }
+
     /// A watch of a process will never fire.
     pub fn watch_lost(&mut self, issuer: Issuer, key: &[u8]) {
         self.keep(|| Seen::WatchLost { by: issuer.into(), key: Hex::of(key) });
@@ -332,6 +340,7 @@ impl Oracle {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);
         self.doc_tails.retain(|_, tail| tail.issuer != issuer);
+        self.working.remove(&issuer);
     }
 
     /// One of the deleted instances of `name`, if there is one, as `random` decides.
