@@ -60,6 +60,52 @@ async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
     (changed.reads.saturating_sub(rest.reads), changed.read_bytes.saturating_sub(rest.read_bytes))
 }
 
+/// The reads, and their bytes, that `nodes` nodes with `groups` groups each make more than at rest when a consumer of another group joins and
+/// leaves.
+async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
+    let world = World::new(1, 4).await;
+    let (mut members, mut consumers) = (Vec::new(), Vec::new());
+    for number in 0..groups {
+        group(&world.others, &format!("group{number:04}")).await;
+    }
+    for _ in 0..nodes {
+        let node = joined(&world.counted).await;
+        for number in 0..groups {
+            let group = world.counted.group(&format!("group{number:04}")).unwrap();
+            consumers.push(consumer(&node, &group).await);
+        }
+        members.push(node);
+    }
+    let other = group(&world.others, "other").await;
+    let node = joined(&world.others).await;
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let rest = world.during(tokio::time::sleep(Duration::from_mins(1))).await;
+    let changed = world
+        .during(async {
+            let joined = consumer(&node, &other).await;
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            joined.shutdown().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(30)).await;
+        })
+        .await;
+    println!("{nodes} nodes × {groups} groups: {rest:?}, with a consumer of another group {changed:?}");
+    (changed.reads.saturating_sub(rest.reads), changed.read_bytes.saturating_sub(rest.read_bytes))
+}
+
+/// Regression: each consumer that joined or left made every worker of every node read the members, leases and resources of its own pool.
+#[tokio::test(start_paused = true)]
+async fn pools_beside_a_join_read_their_versions_only() {
+    for (nodes, groups) in [(4, 4), (16, 16)] {
+        let (reads, bytes) = join_beside(nodes, groups).await;
+        let pools = (nodes * groups) as u64;
+        println!("{nodes} × {groups}: {reads} reads and {bytes} bytes more");
+        // The members change twice, and so does the pool. Polls are jittered, and a role may share its version with another.
+        let most = pools * 5 + 8 * nodes as u64;
+        assert!(reads <= most, "{reads} reads of {pools} pools");
+        assert!(bytes <= most * 150, "{bytes} bytes of {pools} pools");
+    }
+}
+
 /// Each change of any lease made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 groups, and 1.5 MB at 16 × 16.
 #[tokio::test(start_paused = true)]
 async fn pools_beside_a_changed_one_read_their_versions_only() {

@@ -3,8 +3,13 @@
 //! One read of the versions shows a node that nothing has changed, whatever the number of nodes, pools and resources. One version moves with joins, leaves, removals and changes of roles; one with changes in any pool; and
 //! one for each pool with changes in it. They are versionstamps, not counts: the version of a pool can be removed
 //! with the pool, and never has an old value again.
+//!
+//! What moves the version of members also moves those of the roles concerned, so that the members of other pools need not look. Roles
+//! share a fixed number of versions: a node that leaves after its group is gone leaves no key behind.
 
-use super::{CELL, Keys, NodeId, family};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{CELL, Keys, NodeId, Role, family};
 use crate::{
     base::{
         encoding::Reader,
@@ -21,7 +26,12 @@ mod version {
     pub const POOLS: u16 = 1;
     /// The leases and resources of one pool, whose name follows.
     pub const POOL: u16 = 2;
+    /// The members with some roles, whose number follows.
+    pub const ROLES: u16 = 3;
 }
+
+/// How many versions the roles share. It is fixed, because nodes must agree on it.
+const ROLE_VERSIONS: u64 = 4_096;
 
 /// The owner of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +110,13 @@ impl Keys {
         self.pack(&(family::VERSION, CELL, version::MEMBERSHIP))
     }
 
+    /// The key of the version of `role`, which it shares with a few others. Every transaction that changes which nodes have it, or what
+    /// they may own by it, moves it.
+    pub fn role_version(&self, role: &Role) -> Vec<u8> {
+        let number = xxh3_64(role.as_str().as_bytes()) % ROLE_VERSIONS;
+        self.pack(&(family::VERSION, CELL, version::ROLES, number))
+    }
+
     /// The key of the version of all pools. Every transaction that moves the version of a pool moves it.
     pub fn pools_version(&self) -> Vec<u8> {
         self.pack(&(family::VERSION, CELL, version::POOLS))
@@ -141,13 +158,18 @@ mod tests {
         assert!(keys.leases("partition").contains(&key) && keys.all_leases().contains(&key));
         assert!(!keys.leases("part").contains(&key));
         assert_eq!(keys.membership_version(), b"p\x15\x0e\x02main\x00\x14");
-        for (key, is_common) in
-            [(keys.membership_version(), true), (keys.pools_version(), true), (keys.pool_version(""), false)]
-        {
+        for (key, is_common) in [
+            (keys.membership_version(), true),
+            (keys.pools_version(), true),
+            (keys.pool_version(""), false),
+            (keys.role_version(&Role::JANITOR), false),
+        ] {
             assert_eq!(keys.common_versions().contains(&key), is_common);
         }
         assert_eq!(keys.pools_version(), b"p\x15\x0e\x02main\x00\x15\x01");
         assert_eq!(keys.pool_version("x"), b"p\x15\x0e\x02main\x00\x15\x02\x02x\x00");
+        let version = keys.role_version(&Role::NOTIFIER);
+        assert_eq!(version, b"p\x15\x0e\x02main\x00\x15\x03\x16\x04\x4e", "{version:02x?}");
     }
 
     #[test]

@@ -34,6 +34,7 @@
 //! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
 //! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
 //! | 14 | pool version | cell, 2, pool | the same, in this pool | as long as the pool |
+//! | 14 | role version | cell, 3, number of the role, which a few share | versionstamp of the last change of its nodes | as long as the bus |
 //! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |

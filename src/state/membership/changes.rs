@@ -1,13 +1,16 @@
 //! Versions, by which a node finds with few reads that nothing has changed.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use crate::{
     base::error::{Error, Result},
-    state::keys::{Keys, stamp_operand},
+    state::keys::{Keys, Role, stamp_operand},
     store::{AtomicOp, Isolation, Transaction},
 };
 
@@ -18,39 +21,80 @@ pub(super) type Version = Option<Bytes>;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
     /// Members and their roles.
-    pub membership: Version,
+    membership: Version,
     /// The leases and resources of all pools.
     pools: Version,
-    /// The leases and resources of each pool that the node works on.
-    pub of_pool: BTreeMap<Arc<str>, Version>,
+    /// The last changes of each pool that the node works on.
+    pub of_pool: BTreeMap<Arc<str>, OfPool>,
+}
+
+/// The last changes that a worker has to know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct OfPool {
+    /// The nodes with the role of the pool, and what each may own by it.
+    members: Version,
+    /// The leases and resources.
+    leases: Version,
+}
+
+impl OfPool {
+    /// Reads them by snapshot, except for those of `known` that have not moved.
+    pub async fn read(
+        tx: &Transaction,
+        keys: &Keys,
+        pool: &str,
+        role: &Role,
+        known: Known<'_>,
+    ) -> Result<Self> {
+        let members = async {
+            match known.members {
+                Some(known) => Ok(known.clone()),
+                None => tx.get(&keys.role_version(role), Isolation::Snapshot).await,
+            }
+        };
+        let leases = async {
+            match known.leases {
+                Some(known) => Ok(known.clone()),
+                None => tx.get(&keys.pool_version(pool), Isolation::Snapshot).await,
+            }
+        };
+        let (members, leases) = tokio::try_join!(members, leases)?;
+        Ok(Self { members, leases })
+    }
+}
+
+/// What has not moved of the versions of a pool.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Known<'a> {
+    members: Option<&'a Version>,
+    leases: Option<&'a Version>,
 }
 
 impl Versions {
-    /// Reads them by snapshot. It reads those of pools only if any pool has changed since `before`, or if one of
-    /// `pools` is not in `before`.
-    pub async fn read(tx: &Transaction, keys: &Keys, pools: Vec<Arc<str>>, before: &Self) -> Result<Self> {
+    /// Reads them by snapshot. It reads those of the roles of `pools` only if any member has changed since `before`, those
+    /// of their leases only if any pool has, and both if the pool is not in `before`.
+    pub async fn read(
+        tx: &Transaction,
+        keys: &Keys,
+        pools: Vec<(Arc<str>, Role)>,
+        before: &Self,
+    ) -> Result<Self> {
         let (mut membership, mut all) = (None, None);
         for (key, version) in tx.all_rows(keys.common_versions(), Isolation::Snapshot).await? {
             *(if key[..] == keys.membership_version()[..] { &mut membership } else { &mut all }) =
                 Some(version);
         }
-        let is_known = all == before.pools && pools.iter().all(|pool| before.of_pool.contains_key(pool));
-        let of_pool = if is_known {
-            before.of_pool.clone()
-        } else {
-            let read = pools.into_iter().map(|pool| async move {
-                let version = version_of(tx, keys, &pool).await?;
-                Ok::<_, Error>((pool, version))
-            });
-            try_join_all(read).await?.into_iter().collect()
-        };
+        let (same_members, same_pools) = (membership == before.membership, all == before.pools);
+        let read = pools.into_iter().map(|(pool, role)| async move {
+            let before = before.of_pool.get(&pool);
+            let members = before.filter(|_| same_members).map(|before| &before.members);
+            let leases = before.filter(|_| same_pools).map(|before| &before.leases);
+            let of_pool = OfPool::read(tx, keys, &pool, &role, Known { members, leases }).await?;
+            Ok::<_, Error>((pool, of_pool))
+        });
+        let of_pool = try_join_all(read).await?.into_iter().collect();
         Ok(Self { membership, pools: all, of_pool })
     }
-}
-
-/// The version of `pool`, read by snapshot.
-pub(super) async fn version_of(tx: &Transaction, keys: &Keys, pool: &str) -> Result<Version> {
-    tx.get(&keys.pool_version(pool), Isolation::Snapshot).await
 }
 
 /// Makes `tx` move the versions because it changes leases or resources of `pool`.
@@ -65,7 +109,11 @@ pub(crate) fn pool_removed(tx: &Transaction, keys: &Keys) {
     tx.atomic(AtomicOp::SetVersionstampedValue, &keys.pools_version(), &stamp_operand());
 }
 
-/// Makes `tx` move the membership version because a node comes, goes, or changes its roles.
-pub(super) fn members_changed(tx: &Transaction, keys: &Keys) {
-    tx.atomic(AtomicOp::SetVersionstampedValue, &keys.membership_version(), &stamp_operand());
+/// Makes `tx` move the membership version because a node comes, goes, or changes its roles; and the versions of these `roles`.
+pub(super) fn members_changed<'a>(tx: &Transaction, keys: &Keys, roles: impl IntoIterator<Item = &'a Role>) {
+    let of_roles = roles.into_iter().map(|role| keys.role_version(role));
+    let moved: BTreeSet<_> = of_roles.chain([keys.membership_version()]).collect();
+    for key in moved {
+        tx.atomic(AtomicOp::SetVersionstampedValue, &key, &stamp_operand());
+    }
 }

@@ -270,7 +270,7 @@ impl Heartbeat {
             if is_mine {
                 tx.set(&key, &row.to_bytes());
                 if is_news {
-                    self.publish(&tx, &roles).await?;
+                    self.publish(&tx, &roles, false).await?;
                 }
             }
             written.get_or_init(|| self.db.env().now());
@@ -288,16 +288,22 @@ impl Heartbeat {
         config.check_stored(stored.as_deref())
     }
 
-    /// Replaces the stored roles by `roles`, and moves the membership version.
-    async fn publish(&self, tx: &Transaction, roles: &Roles) -> Result<()> {
-        clear_roles(tx, &self.keys, self.id).await?;
+    /// Replaces the stored roles by `roles`. Moves the membership version, and those of the roles that have changed; all of them if the
+    /// row has another token as well.
+    async fn publish(&self, tx: &Transaction, roles: &Roles, is_claim: bool) -> Result<()> {
+        let before = clear_roles(tx, &self.keys, self.id).await?;
+        let is_same = |role: &Role| match (before.get(role), roles.get(role)) {
+            (Some(Some(before)), Some((max, _))) => before == max,
+            _ => false,
+        };
+        let changed = before.keys().chain(roles.keys()).filter(|role| is_claim || !is_same(role));
+        members_changed(tx, &self.keys, changed);
         for (role, (max, idle)) in roles {
             set_role(tx, &self.keys, self.id, role, *max);
             if let Some(key) = idle {
                 tx.clear(key);
             }
         }
-        members_changed(tx, &self.keys);
         Ok(())
     }
 
@@ -338,7 +344,7 @@ impl Heartbeat {
                 }
             }
             tx.set(&key, &row.to_bytes());
-            self.publish(&tx, &roles).await?;
+            self.publish(&tx, &roles, true).await?;
             written.get_or_init(|| env.now());
             Ok(None)
         });
@@ -365,8 +371,8 @@ impl Heartbeat {
             let is_mine = |found: Found| found.row.is_none() || found.has(self.row.token);
             if read(&tx, &key).await?.is_some_and(is_mine) {
                 tx.clear(&key);
-                clear_roles(&tx, &self.keys, self.id).await?;
-                members_changed(&tx, &self.keys);
+                let roles = clear_roles(&tx, &self.keys, self.id).await?;
+                members_changed(&tx, &self.keys, roles.keys());
             }
             Ok(())
         });

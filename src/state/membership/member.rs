@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    NodeOptions,
+    NodeOptions, Pool,
     changes::Versions,
     heartbeat::{Claim, Command, Entered, Heartbeat, Registration, SharedRoles},
     leases::Stop,
@@ -98,7 +98,7 @@ impl WorkerGuard {
     /// Makes the worker poll once per `interval` from now on.
     pub fn set_interval(&self, interval: Duration) {
         self.interests.send_if_modified(|interests| {
-            let (_, known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
+            let (.., known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
             let is_new = *known != interval;
             *known = interval;
             is_new
@@ -275,10 +275,10 @@ impl Shared {
     }
 
     /// Adds a worker that polls changes of `pool` once per `interval`.
-    pub fn add_worker(&self, pool: &Arc<str>, interval: Duration) -> WorkerGuard {
+    pub fn add_worker(&self, pool: &Pool, interval: Duration) -> WorkerGuard {
         let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
         self.interests.send_modify(|interests| {
-            interests.insert(number, (Arc::clone(pool), interval));
+            interests.insert(number, (Arc::clone(&pool.name), pool.role.clone(), interval));
         });
         WorkerGuard { interests: self.interests.clone(), number }
     }

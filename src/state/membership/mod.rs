@@ -27,7 +27,8 @@
 //!
 //! A node that has nothing to do only reads two versions ([`changes`]) every few seconds, whatever the number of its
 //! workers. One moves with joins, leaves, removals and changes of roles, the other with changes of leases and
-//! resources in any pool. Only a worker whose own pool has changed reads anything else.
+//! resources in any pool. If one of them has moved, the node reads the version of each of its roles, or of each of its
+//! pools. Only a worker whose own role or pool has changed reads anything else.
 //!
 //! # Invariants
 //!

@@ -28,7 +28,7 @@ use crate::{
         error::{Error, Result, panic_text},
     },
     state::{
-        keys::{Keys, NodeId, NodeRow},
+        keys::{Keys, NodeId, NodeRow, Role},
         polls::{self, Poll, Polls},
         skipped::{Place, Skipped},
         stats::Stats,
@@ -48,8 +48,8 @@ const REMOVALS_MAX: usize = 10;
 /// How much shorter than its pace the least pause of the watch is.
 const HASTE: u32 = 32;
 
-/// The pools of the workers of a node, by the workers' numbers, and how often each polls.
-pub(super) type Interests = BTreeMap<u64, (Arc<str>, Duration)>;
+/// The pools of the workers of a node with their roles, by the workers' numbers, and how often each polls.
+pub(super) type Interests = BTreeMap<u64, (Arc<str>, Role, Duration)>;
 
 /// The values that show that a node lives: its token and its beat.
 type Beat = ([u8; 16], u64);
@@ -120,7 +120,7 @@ impl NeighbourWatch {
         let mut polled = env.now();
         let mut due = polled.saturating_add(self.pace);
         loop {
-            let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
+            let wanted = interests.borrow_and_update().values().map(|(.., interval)| *interval).min();
             let pace = wanted.map_or(self.pace, |wanted| wanted.min(self.pace));
             due = due.min(polled.saturating_add(pace));
             let poll = tokio::select! {
@@ -137,7 +137,8 @@ impl NeighbourWatch {
             }
             let pools: Vec<_> = {
                 let interests = interests.borrow();
-                let mut pools: Vec<_> = interests.values().map(|(pool, _)| Arc::clone(pool)).collect();
+                let mut pools: Vec<_> =
+                    interests.values().map(|(pool, role, _)| (Arc::clone(pool), role.clone())).collect();
                 pools.sort_unstable();
                 pools.dedup();
                 pools
@@ -162,7 +163,7 @@ impl NeighbourWatch {
     async fn poll(
         &mut self,
         poll: Poll,
-        pools: Vec<Arc<str>>,
+        pools: Vec<(Arc<str>, Role)>,
         seen: &watch::Sender<Option<Arc<Versions>>>,
     ) -> Result<bool> {
         let (began, now) = (poll.at, self.env().now());
@@ -282,18 +283,19 @@ impl NeighbourWatch {
                     let key = keys.node(*node);
                     let row = tx.get(&key, Isolation::Serializable).await?;
                     let is_as_seen = row.is_some_and(|row| row[..] == seen.to_bytes()[..]);
-                    if is_as_seen {
-                        tx.clear(&key);
-                        clear_roles(tx, keys, *node).await?;
+                    if !is_as_seen {
+                        return Ok::<_, Error>(None);
                     }
-                    Ok::<_, Error>(u64::from(is_as_seen))
+                    tx.clear(&key);
+                    Ok(Some(clear_roles(tx, keys, *node).await?))
                 }
             });
-            let removed: u64 = futures_util::future::try_join_all(remove).await?.into_iter().sum();
-            if removed > 0 {
-                members_changed(&tx, keys);
+            let removed = futures_util::future::try_join_all(remove).await?;
+            let removed: Vec<_> = removed.into_iter().flatten().collect();
+            if !removed.is_empty() {
+                members_changed(&tx, keys, removed.iter().flat_map(BTreeMap::keys));
             }
-            Ok(removed)
+            Ok(removed.len())
         });
         let removed = removed.await?;
         if removed > 0 {
@@ -308,7 +310,8 @@ pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
     let all = keys.all_of_nodes();
     if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {
         tx.clear_range(&all);
-        members_changed(tx, keys);
+        // Their roles need no new versions: nobody has read those, because this is the first use of the store.
+        members_changed(tx, keys, []);
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! The stored roles of nodes: under the role, for the nodes that divide its work, and under the node, for the node's
 //! remover. Both are written together, and exist only as long as the node's row: a node with a role counts as living.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 
 use crate::{
@@ -14,15 +16,23 @@ pub(super) fn set_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role,
     keys.role(node, role).iter().for_each(|key| tx.set(key, &max.to_be_bytes()));
 }
 
-/// Removes all roles of `node`, also those that cannot be decoded. The transaction also changes its row, which is in its conflict set.
-pub(super) async fn clear_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<()> {
-    for (key, _) in tx.all_rows(keys.roles_of(node), Isolation::Serializable).await? {
+/// Removes all roles of `node`, also those that cannot be decoded. Returns the others, with how many resources it might own by each; `None`
+/// if that cannot be decoded. The transaction also changes its row, which is in its conflict set.
+pub(super) async fn clear_roles(
+    tx: &Transaction,
+    keys: &Keys,
+    node: NodeId,
+) -> Result<BTreeMap<Role, Option<u32>>> {
+    let mut cleared = BTreeMap::new();
+    for (key, value) in tx.all_rows(keys.roles_of(node), Isolation::Serializable).await? {
         tx.clear(&key);
+        // A role that cannot be decoded counts for no pool.
         if let Ok((_, role)) = keys.role_of_node(&key) {
             keys.role(node, &role).iter().for_each(|key| tx.clear(key));
+            cleared.insert(role, role_max(&value).ok());
         }
     }
-    Ok(())
+    Ok(cleared)
 }
 
 /// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by

@@ -1,7 +1,7 @@
 //! A round of a worker, as one transaction: reads members, leases and resources, decides, and writes.
 //!
 //! It reads everything by snapshot. So rounds of several nodes conflict only where they write: each written lease,
-//! and the membership version, are in the conflict set.
+//! and the version of the pool's role, are in the conflict set. A node that is removed or leaves moves the versions of all of its roles.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Held, Pool, Work,
-    changes::{Version, changed, version_of},
+    changes::{self, OfPool, changed},
     member::Shared,
     plan::{Plan, View},
     roles::members,
@@ -57,8 +57,8 @@ pub(super) struct Outcome {
     pub more: bool,
     /// Whether it has left resources alone because their leases cannot be decoded.
     pub is_partial: bool,
-    /// The versions of the members and the pool before the round.
-    pub versions: (Version, Version),
+    /// The versions of the pool before the round.
+    pub versions: OfPool,
     /// The present time, as the round has taken it.
     pub at: Duration,
 }
@@ -67,11 +67,10 @@ impl Known<'_> {
     /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
     pub async fn round(&self, tx: &Transaction) -> Result<Option<Outcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
-        let (mine, membership) = (keys.node(self.member.id()), keys.membership_version());
-        let (row, membership, of_pool, members, rows, mut resources) = tokio::try_join!(
+        let mine = keys.node(self.member.id());
+        let (row, versions, members, rows, mut resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
-            tx.get(&membership, Isolation::Snapshot),
-            version_of(tx, keys, pool),
+            OfPool::read(tx, keys, pool, &self.pool.role, changes::Known::default()),
             members(tx, keys, &self.pool.role, |key, error| self.work.skip(key, error)),
             tx.all_rows(keys.leases(pool), Isolation::Snapshot),
             self.work.resources(tx),
@@ -100,9 +99,9 @@ impl Known<'_> {
             held: self.held.clone(),
             token: self.token,
             awaited: self.awaited,
+            paused: self.paused.clone(),
             hopeless: self.hopeless.clone(),
             max: self.max,
-            paused: self.paused.clone(),
             now: self.now,
             handover: self.handover,
         };
@@ -111,14 +110,7 @@ impl Known<'_> {
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(Outcome {
-            plan,
-            acquired,
-            more,
-            is_partial: !broken.is_empty(),
-            versions: (membership, of_pool),
-            at: self.now,
-        }))
+        Ok(Some(Outcome { plan, acquired, more, is_partial: !broken.is_empty(), versions, at: self.now }))
     }
 
     /// Writes `plan`; returns the acquired leases.
@@ -132,7 +124,7 @@ impl Known<'_> {
             key
         };
         if plan.concerns_others(&view.leases) || !plan.renew.is_empty() {
-            tx.add_read_conflict(&KeyRange::key(&keys.membership_version()));
+            tx.add_read_conflict(&KeyRange::key(&keys.role_version(&self.pool.role)));
         }
         if plan.concerns_others(&view.leases) {
             changed(tx, keys, pool);

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
-    changes::{Version, Versions, changed},
+    changes::{OfPool, Versions, changed},
     heartbeat::{Entered, Registration, draw},
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
@@ -77,7 +77,7 @@ impl Worker {
     ) -> Result<Self> {
         options.check()?;
         let shared = member.shared();
-        let interest = shared.add_worker(&pool.name, options.interval);
+        let interest = shared.add_worker(&pool, options.interval);
         let (stop, stopped) = Stop::new();
         let (max, idle) = (options.leases_max.unwrap_or(u32::MAX), pool.idle.clone());
         let entered = Entered { max, stop: Some(stopped.clone()), idle };
@@ -211,8 +211,8 @@ struct WorkerTask {
     failures: BTreeMap<u64, Failures>,
     /// When the next round is due at the latest.
     due: Duration,
-    /// The versions of members and pool before the last round; `None` if another round is needed in any case.
-    settled: Option<(Version, Version)>,
+    /// The versions of the pool before the last round; `None` if another round is needed in any case.
+    settled: Option<OfPool>,
 }
 
 impl WorkerTask {
@@ -432,11 +432,7 @@ impl WorkerTask {
         let Some(versions) = self.versions.borrow_and_update().clone() else { return };
         // A pool that is not among them was not read yet.
         let Some(of_pool) = versions.of_pool.get(&self.pool.name) else { return };
-        let is_settled = self
-            .settled
-            .as_ref()
-            .is_some_and(|settled| (&settled.0, &settled.1) == (&versions.membership, of_pool));
-        if !is_settled {
+        if self.settled.as_ref() != Some(of_pool) {
             self.due = self.due.min(self.env().now());
         }
     }
@@ -498,6 +494,10 @@ impl WorkerTask {
             return Some(job.lease);
         }
         // The next round finds that the node owns the lease without work on it, or that the resource is gone.
+        self.due_within(pause);
+        None
+    }
+
     /// Counts and reports that another node has taken the lease of `resource`.
     fn note_loss(&self, resource: u64) {
         self.member.stats.leases_lost.add(1);
@@ -516,10 +516,6 @@ impl WorkerTask {
         let failures = self.failures.get_mut(&resource).expect("it has just failed");
         failures.asks = may_leave && failures.count >= FAILURES_MAX && failures.away_until <= now;
         if failures.asks { Duration::ZERO } else { pause }
-    }
-
-        self.due_within(pause);
-        None
     }
 
     /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
@@ -624,12 +620,12 @@ impl WorkerTask {
             // The leases belonged to a bus that is gone.
             return Ok(());
         }
-        // A node that has fallen out has nothing published.
-        let published = if token.is_none() { Ok(()) } else { published };
         let published = self.member.publish().await;
         let Shared { keys, db, .. } = &*self.member;
         let me = self.member.id();
         let token = *self.registration.borrow();
+        // A node that has fallen out has nothing published.
+        let published = if token.is_none() { Ok(()) } else { published };
         let released = db.run(async |tx| {
             let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
             let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());

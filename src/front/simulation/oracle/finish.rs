@@ -229,6 +229,7 @@ impl Oracle {
         match item {
             StoredItem::Config
             | StoredItem::MembershipVersion
+            | StoredItem::RoleVersion
             | StoredItem::PoolVersion(None)
             | StoredItem::Age(_)
             | StoredItem::OtherBus

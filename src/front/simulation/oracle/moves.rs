@@ -42,6 +42,7 @@ pub(super) fn moved(before: &Rows, way: Way) -> Rows {
             StoredItem::Doorbell(_)
             | StoredItem::Pulse(_)
             | StoredItem::MembershipVersion
+            | StoredItem::RoleVersion
             | StoredItem::PoolVersion(_)
             | StoredItem::TransactionId
                 if way == Way::Export =>
@@ -65,6 +66,7 @@ pub(in crate::front::simulation) fn judge_moved(before: &Rows, found: &Rows, way
             StoredItem::App(_)
                 | StoredItem::TransactionId
                 | StoredItem::MembershipVersion
+                | StoredItem::RoleVersion
                 | StoredItem::PoolVersion(_)
         )
     };

@@ -72,6 +72,8 @@ pub(super) enum StoredItem {
     Age(u64),
     /// The last change of members.
     MembershipVersion,
+    /// The last change of the nodes with some roles.
+    RoleVersion,
     /// The last change of leases or resources of a pool, or, without a name, of any pool.
     PoolVersion(Option<String>),
     /// The pulse of a feed.
@@ -159,6 +161,7 @@ impl StoredItem {
             (13, [worked]) => Self::Age(int(worked)?),
             (14, [_, part]) if int(part)? == 0 => Self::MembershipVersion,
             (14, [_, part]) if int(part)? == 1 => Self::PoolVersion(None),
+            (14, [_, part, number]) if int(part)? == 3 && int(number)? < 4_096 => Self::RoleVersion,
             (14, [_, part, pool]) if int(part)? == 2 => Self::PoolVersion(Some(text(pool)?.to_owned())),
             (15, [feed]) => Self::Pulse(bytes(feed)?.into()),
             (18, [feed, shard]) => Self::RowCount(bytes(feed)?.into(), ShardId(int(shard)?)),
