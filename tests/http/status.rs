@@ -29,7 +29,7 @@ async fn health_status_and_metrics_tell_how_it_is() {
     let status = get(world.at(), "/_notibus/status").await.json();
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(status["lag"]["is_drained"], true);
-    assert_eq!(status["lag"]["untold_rows"], 0);
+    assert_eq!(status["lag"]["undelivered_rows"], 0);
     assert_eq!(status["nodes"][0]["roles"][0], "notifier");
     assert!(status["nodes"][0]["leases"].as_object().unwrap().values().any(|held| held.as_u64() > Some(0)));
     assert_eq!(status["incarnation"], 0);
