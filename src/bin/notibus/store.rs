@@ -36,6 +36,7 @@ impl Store {
             #[cfg(not(feature = "foundationdb"))]
             Self::FoundationDb(path) => Err(Error::Open {
                 path: path.clone(),
+                cause: notibus::store::OpenCause::Unusable,
                 reason: "this program was built without the feature `foundationdb`".to_owned(),
             }),
         }?;

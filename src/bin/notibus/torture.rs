@@ -113,7 +113,11 @@ impl Args {
     ) -> notibus::Result<Outcome> {
         let folder = self.folder().join(format!("notes-{seed}"));
         fs::create_dir_all(&folder)
-            .map_err(|error| notibus::Error::Open { path: folder.clone(), reason: error.to_string() })?;
+            .map_err(|error| notibus::Error::Open {
+                path: folder.clone(),
+                cause: notibus::store::OpenCause::from(&error),
+                reason: error.to_string(),
+            })?;
         let first = Member {
             seed,
             chaos_ms: self.chaos.as_millis() as u64,
