@@ -236,7 +236,12 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
     }
 }
 
-/// Fails if users other than its owner may read or write `file`.
+/// Where systemd puts the credentials of a service.
+#[cfg(unix)]
+const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
+
+/// Fails if users other than its owner may read or write `file`. The group may read what systemd has put there for the service: the
+/// group of a dynamic user is its own.
 fn check_mode(file: &Path) -> Result<(), Failure> {
     #[cfg(unix)]
     {
@@ -244,7 +249,10 @@ fn check_mode(file: &Path) -> Result<(), Failure> {
         let metadata = std::fs::metadata(file)
             .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
         let mode = metadata.permissions().mode() & 0o777;
-        if metadata.is_file() && mode & 0o077 != 0 {
+        let is_loaded =
+            env::var_os(CREDENTIALS_DIRECTORY).is_some_and(|it| file.parent() == Some(Path::new(&it)));
+        let refused = if is_loaded { 0o037 } else { 0o077 };
+        if metadata.is_file() && mode & refused != 0 {
             let file = file.display();
             let reason = format!(
                 "{file} says who may ask, and others may read or write it ({mode:o}): chmod 600 {file}"
