@@ -104,7 +104,8 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
         &["tail", "--follow", "--store", &store],
         &["groups", "delete", "mailer", "--yes", "--store", &store],
     ] {
-        assert!(notibus(writer, 2).1.contains("in another process"), "{writer:?}");
+        // It may be closed later, so this is no bad argument.
+        assert!(notibus(writer, 1).1.contains("in another process"), "{writer:?}");
     }
     drop(db);
 }

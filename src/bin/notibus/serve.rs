@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    io::Write,
+    io::{self, Write},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
@@ -19,7 +19,7 @@ use notibus::{
 };
 use tokio::net::TcpListener;
 
-use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
+use crate::{Failure, deadline::Deadline, out, signals::stopped, store::Store};
 
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
@@ -132,7 +132,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     };
     check(&limits, args.listen)?;
     if is_open {
-        eprintln!("notibus: no credentials are configured: everyone on this machine is the admin");
+        out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
     let options = ApiOptions {
         access,
@@ -142,11 +142,10 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         keeps_db_updates: !args.no_db_updates,
         ..ApiOptions::default()
     };
-    let listener = TcpListener::bind(args.listen)
-        .await
-        .map_err(|error| Failure::BadInput(format!("cannot listen on {}: {error}", args.listen)))?;
+    let listener =
+        TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
     let mut stopped = stopped()?;
-    let db = args.store.open().await?;
+    let db = args.store.open(deadline).await?;
     let dispatcher = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
     let roles = Roles {
         dispatcher,
@@ -178,7 +177,7 @@ async fn start(
     let running = bus.start(roles).await?;
     let routes = running.api(options)?.routes();
     let address = running.serve(listener, routes, limits).await?;
-    let mut out = std::io::stdout();
+    let mut out = io::stdout();
     // The program that started it may not read its output any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
     Ok(running)
@@ -192,6 +191,15 @@ async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
             Ok(Bus::open(db, options).await?)
         }
         opened => Ok(opened?),
+    }
+}
+
+/// Why it cannot listen on `address`. Another process may leave the address, and a network may still come up.
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
+    let reason = format!("cannot listen on {address}: {error}");
+    match error.kind() {
+        io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable => Failure::Failed(reason),
+        _ => Failure::BadInput(reason),
     }
 }
 
@@ -276,10 +284,10 @@ fn connections_max(wanted: usize) -> Result<usize, Failure> {
         )));
     }
     if most < wanted {
-        eprintln!(
+        out::notice(&format!(
             "notibus: at most {most} connections at once: the limit of open files is {limit}, and {FILES_RESERVED} are kept for the \
              store; raise it (ulimit -n) for more"
-        );
+        ));
     }
     Ok(most.min(wanted))
 }
