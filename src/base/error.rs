@@ -277,6 +277,9 @@ impl From<&std::io::Error> for OpenCause {
             ErrorKind::PermissionDenied
             | ErrorKind::NotFound
             | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::AlreadyExists
+            | ErrorKind::InvalidData
             | ErrorKind::InvalidInput
             | ErrorKind::InvalidFilename => Self::Unusable,
             _ => Self::SystemFailed,
