@@ -8,7 +8,7 @@ use std::{
 
 use notibus::{
     Error, Result,
-    store::{Database, Isolation, KeyRange, RangeRead},
+    store::{Database, Isolation, KeyRange, OpenCause, RangeRead},
 };
 use tempfile::TempDir;
 
@@ -30,11 +30,11 @@ fn wait<T>(body: impl Future<Output = Result<T>>) -> T {
         .expect("the store meets no error")
 }
 
-/// Why `folder` cannot be opened.
-fn refusal(folder: &Path) -> String {
+/// Why `folder` cannot be opened, which has this cause.
+fn refusal(folder: &Path, expected: OpenCause) -> String {
     match Database::open_dir(folder) {
-        Err(Error::Open { path, reason }) => {
-            assert_eq!(path, folder);
+        Err(Error::Open { path, cause, reason }) => {
+            assert_eq!((&*path, cause), (folder, expected), "{reason}");
             reason
         }
         other => panic!("{other:?}"),
@@ -84,7 +84,8 @@ fn a_file_is_refused() {
     let folder = folder();
     let path = folder.path().join("file");
     fs::write(&path, "text").expect("it can be written");
-    assert!(refusal(&path).contains("it is a file"), "{}", refusal(&path));
+    let reason = refusal(&path, OpenCause::Unusable);
+    assert!(reason.contains("it is a file"), "{reason}");
     assert_eq!(fs::read(&path).expect("it is there"), b"text");
 }
 
@@ -93,14 +94,14 @@ fn a_folder_below_a_file_is_refused() {
     let folder = folder();
     let path = folder.path().join("file");
     fs::write(&path, "text").expect("it can be written");
-    assert!(!refusal(&path.join("store")).is_empty());
+    assert!(!refusal(&path.join("store"), OpenCause::Unusable).is_empty());
 }
 
 #[test]
 fn a_folder_with_other_files_is_refused_and_left_alone() {
     let folder = folder();
     fs::write(folder.path().join("letter.txt"), "text").expect("it can be written");
-    let reason = refusal(folder.path());
+    let reason = refusal(folder.path(), OpenCause::Unusable);
     assert!(reason.contains("no store"), "{reason}");
     let left: Vec<_> = files(folder.path());
     assert_eq!(left, [Path::new("letter.txt")]);
@@ -111,7 +112,7 @@ fn a_store_of_another_format_is_refused() {
     let folder = folder();
     drop(Database::open_dir(folder.path()).expect("it can be made"));
     fs::write(folder.path().join("NOTIBUS_STORE"), "99\n").expect("it can be written");
-    let reason = refusal(folder.path());
+    let reason = refusal(folder.path(), OpenCause::Unusable);
     assert!(reason.contains("99") && reason.contains("format"), "{reason}");
 }
 
@@ -122,7 +123,7 @@ fn a_second_handle_of_the_same_process_is_refused_until_the_first_is_closed() {
     let clone = db.clone();
     commit(&db, 0, 1);
     drop(db);
-    let reason = refusal(folder.path());
+    let reason = refusal(folder.path(), OpenCause::InUse);
     assert!(reason.contains("open in another process"), "{reason}");
     drop(clone);
     assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is free")).len(), 1);
@@ -264,8 +265,9 @@ enum Outcome {
 /// Opens `folder`, which held `expected` before it was damaged. Other rows than those of the first commits are an error.
 fn open_damaged(folder: &Path, expected: &Rows) -> Outcome {
     match Database::open_dir(folder) {
-        Err(Error::Open { reason, .. }) => {
+        Err(Error::Open { reason, cause, .. }) => {
             assert!(!reason.is_empty());
+            assert!(matches!(cause, OpenCause::Damaged | OpenCause::Unusable), "{cause:?}: {reason}");
             Outcome::Refused
         }
         Err(error) => panic!("{error}"),

@@ -28,6 +28,12 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     let exported = notibus(&["export", &file, "--store", &old], 0);
     assert!(exported.starts_with("exported ") && exported.contains(" rows of feeds\n"), "{exported}");
     assert!(exported.contains("left out: nodes, roles and leases"), "{exported}");
+    #[cfg(unix)]
+    {
+        // Regression: everyone on the machine could read it, with the names of all databases.
+        let mode = std::fs::metadata(&file).unwrap().permissions();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
+    }
     assert!(notibus(&["import", &file, "--store", &new], 0).contains("the incarnation is 1 now"));
     let rows = notibus(&["tail", "--store", &old], 0);
     assert!(rows.lines().count() >= 67);

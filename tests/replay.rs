@@ -63,6 +63,9 @@ fn the_sample_is_replayed_exactly_under_all_options() {
         assert_eq!(report["feed"], serde_json::json!({ "live": 41, "tombstones": 26 }), "{options:?}");
         assert_eq!(report["producer_conflicts"], 0, "{options:?}");
         assert_eq!(report["transactions"], 1303, "{options:?}");
+        assert_eq!((&report["leases_lost"], &report["nodes_fallen_out"]), (&0.into(), &0.into()));
+        let memory = &report["peak_memory_bytes"];
+        assert!(memory.as_u64() > Some(1_000_000) || cfg!(not(target_os = "linux")), "{memory}");
     }
 }
 
@@ -108,7 +111,14 @@ fn a_dumped_feed_has_one_row_per_database_in_order() {
     let file = dir.path().join("feed.jsonl");
     let history =
         "1\t1\tcreate\ta\t\n1\t1\tupdate\ta\tx\n1\t2\tcreate\tb\t\n1\t3\tddoc\ta\td\n1\t4\tdelete\tb\t\n";
+    // What was readable for others is not any more: the file has the names of all databases.
+    std::fs::write(&file, "old").unwrap();
     replay(&["-", "--dump-feed", file.to_str().unwrap()], history);
+    #[cfg(unix)]
+    {
+        let mode = std::fs::metadata(&file).unwrap().permissions();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
+    }
     let text = std::fs::read_to_string(file).unwrap();
     let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 2);

@@ -94,7 +94,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
     assert_eq!(written["groups"][0]["name"], "mailer");
     let (code, reason) = refused(&["record", "a", "--store", &store], "");
-    assert!(code == Some(2) && reason.contains("notibus: "), "{code:?} {reason}");
+    assert!(code == Some(1) && reason.contains("in another process"), "{code:?} {reason}");
 
     assert!(served.stop());
     assert_eq!(printed(&["record", "a", "--store", &store], ""), "recorded 1 event\n");

@@ -1,5 +1,6 @@
 """Measures, keeps what was measured in docs/figures/figures.json, and writes docs/figures.md and its plots from that."""
 
+import argparse
 import json
 import sys
 
@@ -33,4 +34,9 @@ def main(sections):
         page.remember(figures, measure.ROOT / "benches/HISTORY.md")
 
 
-main(sys.argv[1:])
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--history", metavar="FILE", help="the history of the section `history`, as `replay` reads it")
+parser.add_argument("sections", nargs="*", metavar="SECTION")
+arguments = parser.parse_args()
+measure.HISTORY = arguments.history
+main(arguments.sections)

@@ -17,8 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 NOTIBUS = TARGET / "release/notibus"
 
-# Databases of the histories in `databases`, and events per second of those in `load`.
+# The file of the section `history`, which `--history` names.
+HISTORY = None
+
+# Databases of the histories in `databases`, the size that others are compared with, and events per second of those in `load`.
 SIZES = [1_000, 10_000, 100_000, 500_000, 1_000_000]
+COMPARED_SIZE = 10_000
 RATES = [100, 500, 2_000, 5_000, 10_000, 20_000]
 SECONDS = 5
 
@@ -153,16 +157,37 @@ def load():
     return found
 
 
+def figures_of(report):
+    """What is kept of a report of `replay`."""
+    kept = ("leases_lost", "nodes_fallen_out", "peak_memory_bytes")
+    return {**report["latency_us"], "per_s": report["events_per_second"], **{name: report[name] for name in kept}}
+
+
 def databases():
     """How fast the whole bus is over more and more databases, each created and then updated."""
     found = {}
     for kind, opened in stores().items():
-        found[kind] = {}
+        sizes = found[kind] = {}
         for size in SIZES if kind == "memory" else SIZES[:3]:
             with opened() as store, history(size, size) as file:
-                report = replay(store, file, "--writers", 64)
-            found[kind][str(size)] = {**report["latency_us"], "per_s": report["events_per_second"]}
-            print(kind, size, found[kind][str(size)], flush=True)
+                sizes[str(size)] = figures_of(replay(store, file, "--writers", 64))
+            if str(COMPARED_SIZE) in sizes:
+                sizes[str(size)]["ratio"] = sizes[str(size)]["per_s"] / sizes[str(COMPARED_SIZE)]["per_s"]
+            print(kind, size, sizes[str(size)], flush=True)
+    return found
+
+
+def real_history():
+    """Latency of a real history at 500 events a second with default options; on a cluster also without pauses between folds."""
+    if HISTORY is None:
+        return None
+    found = {}
+    for kind, opened in stores().items():
+        for options in [[]] + [["--fold-interval-max", "0s"]] * (kind == "cluster"):
+            with opened() as store, open(HISTORY, "rb") as file:
+                case = " ".join([kind, *options])
+                found[case] = {"500": figures_of(replay(store, file, "--rate", 500, *options))}
+            print(case, found[case], flush=True)
     return found
 
 
@@ -193,6 +218,7 @@ SECTIONS = {
     "feed": lambda: criterion("feed"),
     "load": load,
     "databases": databases,
+    "history": real_history,
     "stress": lambda: tests("stress", "from_nothing", NOTIBUS_STRESS="full", NOTIBUS_FROM_NOTHING="full"),
     "http": lambda: tests("http_load", NOTIBUS_LOAD="full"),
     "kills": lambda: tests("serve_killed", NOTIBUS_KILLS="20"),

@@ -16,6 +16,10 @@ ABOUT = {
     "feed": ("Feeds of documents", "Edits and reads of one feed in memory (`benches/feed.rs`)."),
     "load": ("Latency at a steady rate", "`notibus replay - --rate N --writers 64`, from commit to delivery."),
     "databases": ("The whole bus over databases", "`notibus replay - --writers 64`, each database created and updated."),
+    "history": (
+        "A real history at 500 events a second",
+        "`notibus replay FILE --rate 500`, from commit to delivery; on a cluster also without pauses between folds.",
+    ),
     "stress": ("The whole bus under stress", "`tests/stress.rs` and `tests/from_nothing.rs` at full size."),
     "http": ("HTTP under load and attack", "`tests/http_load` at full size, against `notibus serve`."),
     "kills": ("kill -9 under load", "`tests/serve_killed.rs`, 20 times."),
@@ -67,13 +71,27 @@ def printed(data):
     return "```text\n" + "\n".join(data["lines"]) + "\n```\n\n" if data.get("lines") else ""
 
 
+# What a report has besides latencies: the title of the column, and how it is shown.
+MORE = {
+    "ratio": ("of that at 10,000", "{:.2f}".format),
+    "leases_lost": ("leases lost", str),
+    "nodes_fallen_out": ("nodes fallen out", str),
+    "peak_memory_bytes": ("memory", lambda value: f"{number(value)}B"),
+}
+
+
 def by_size(data, what):
+    more = [name for name in MORE if any(name in figures for sizes in data.values() for figures in sizes.values())]
     rows = [
-        [kind, f"{int(size):,}", f"{figures['per_s']:,.0f}", *(duration(figures[q] * 1e3) for q in ("p50", "p99", "max"))]
+        [
+            kind, f"{int(size):,}", f"{figures['per_s']:,.0f}",
+            *(duration(figures[q] * 1e3) for q in ("p50", "p99", "max")),
+            *("" if figures.get(name) is None else MORE[name][1](figures[name]) for name in more),
+        ]
         for kind, sizes in data.items()
         for size, figures in sorted(sizes.items(), key=lambda item: int(item[0]))
     ]
-    return table(["store", what, "events/s", "p50", "p99", "slowest"], rows)
+    return table(["store", what, "events/s", "p50", "p99", "slowest", *(MORE[name][0] for name in more)], rows)
 
 
 def section(name, figures):
@@ -83,6 +101,8 @@ def section(name, figures):
         body = by_size(data, "rate asked for")
     elif name == "databases":
         body = by_size(data, "databases")
+    elif name == "history":
+        body = by_size(data, "rate asked for")
     else:
         body = cases(data) if "cases" in data else printed(data)
     when = f"{figures['at']} UTC, commit {figures['commit']}, {figures['machine']}, load {figures['load']} before."

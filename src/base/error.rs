@@ -48,11 +48,13 @@ pub enum Error {
         last: StoreError,
     },
 
-    /// A store folder cannot be opened. Choose another one, or repair it as the reason says.
+    /// A store cannot be opened. The cause says whether another attempt can help, and the reason what to do.
     #[error("cannot open the store at {}: {reason}", path.display())]
     Open {
-        /// The folder.
+        /// The folder, or the cluster file.
         path: PathBuf,
+        /// What can be done about it.
+        cause: OpenCause,
         /// Why it cannot be opened, and what to do.
         reason: String,
     },
@@ -66,6 +68,21 @@ pub enum Error {
         stored: u64,
         /// The value of the caller.
         requested: u64,
+    },
+
+    /// What is stored has a format of another version of this program. Nothing is damaged, and nothing was changed: use the
+    /// program that has written it, or export with that one and import with this one.
+    #[error(
+        "{what} has format {found}, and this program knows format {known}: use the program that has written it, or move the bus with \
+         its `export` and this program's `import`"
+    )]
+    OtherFormat {
+        /// What has the format.
+        what: &'static str,
+        /// Its format.
+        found: u16,
+        /// The format of this program.
+        known: u16,
     },
 
     /// A key or value in the store cannot be decoded. It was written by something else, or is damaged.
@@ -235,6 +252,41 @@ pub enum Error {
     },
 }
 
+/// Why a store cannot be opened, by what can be done about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenCause {
+    /// It is no place for a store, or this user may not use it: name another one, or change its permissions. Another
+    /// attempt does not help.
+    Unusable,
+    /// It is damaged: restore it from a copy. Another attempt does not help.
+    Damaged,
+    /// Another process, or another handle of this one, has it open: stop that, or wait for its end.
+    InUse,
+    /// The disk or the operating system has failed: the disk is full or broken, or too many files are open. The store
+    /// can be opened once that is over.
+    SystemFailed,
+    /// The cluster does not answer: wait until it does.
+    Unreachable,
+}
+
+impl From<&std::io::Error> for OpenCause {
+    fn from(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        match error.kind() {
+            ErrorKind::PermissionDenied
+            | ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::AlreadyExists
+            | ErrorKind::InvalidData
+            | ErrorKind::InvalidInput
+            | ErrorKind::InvalidFilename => Self::Unusable,
+            _ => Self::SystemFailed,
+        }
+    }
+}
+
 impl Error {
     /// A shorthand for [`Error::Invalid`].
     pub(crate) fn invalid(what: &'static str, reason: impl Into<String>) -> Self {
@@ -388,6 +440,13 @@ impl StoreError {
     /// The same failure, of a store that takes no more writes, so that trying again cannot help.
     pub(crate) fn of_failed_store(self) -> Self {
         Self { is_final: true, ..self }
+    }
+
+    /// Whether it says that the disk of the store has failed, so that the store takes no more writes until it is opened
+    /// again: the commit that met the failure is [maybe committed](Self::is_maybe_committed), later ones are not.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_of_failed_disk(&self) -> bool {
+        self.code == Self::IO_ERROR.code || (self.is_final && self.is_maybe_committed())
     }
 
     /// Whether the same transaction, tried again from its start, can succeed: FoundationDB's predicate `RETRYABLE`, unless the

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::base::{
     env::Env,
-    error::{Error, Result, StoreError},
+    error::{Error, OpenCause, Result, StoreError},
 };
 
 /// A handle on a store. Clones are cheap and share it.
@@ -93,7 +93,7 @@ impl Database {
             [] => Ok((Self::embedded(Engine::reading(inspection, env.clone()), env), report)),
             [first, ..] => {
                 let reason = format!("damaged: {first}; see `notibus check`, and restore it from a copy");
-                Err(Error::Open { path: path.to_owned(), reason })
+                Err(Error::Open { path: path.to_owned(), cause: OpenCause::Damaged, reason })
             }
         }
     }
@@ -123,7 +123,7 @@ impl Database {
         let inspection = embedded::inspect(&SystemFiles, from)?;
         if let Some(first) = inspection.report.damages.first() {
             let reason = format!("damaged: {first}; a copy would not show it any more");
-            return Err(Error::Open { path: from.to_owned(), reason });
+            return Err(Error::Open { path: from.to_owned(), cause: OpenCause::Damaged, reason });
         }
         embedded::copy_to(&SystemFiles, to.as_ref(), &inspection)?;
         Ok(inspection.report)

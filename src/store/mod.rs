@@ -38,7 +38,7 @@ mod watch;
 
 pub use crate::base::{
     env::{Env, Environment},
-    error::StoreError,
+    error::{OpenCause, StoreError},
 };
 #[cfg(feature = "simulation")]
 pub(crate) use backend::{Answer, Backend, TransactionBackend};

@@ -348,6 +348,12 @@ macro_rules! every_case {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
+    if cfg!(not(feature = "foundationdb")) {
+        eprintln!(
+            "SKIPPED, not passed: all tests on FoundationDB, those of this suite and of tests/foundationdb: they need \
+             --features foundationdb, and a server"
+        );
+    }
     let mut trials = every_case!(memory, fixture::MEMORY, false);
     trials.extend(every_case!(durable, fixture::DURABLE, false));
     #[cfg(feature = "foundationdb")]

@@ -22,7 +22,7 @@ async fn refused(file: &Path) -> String {
     let options = FoundationDbOptions { connect_timeout: Duration::from_secs(1), ..Default::default() };
     let opening = Database::foundationdb_with(file, &options);
     match tokio::time::timeout(LATE, opening).await.expect("it does not hang") {
-        Err(Error::Open { path, reason }) => {
+        Err(Error::Open { path, reason, .. }) => {
             assert_eq!(path, file);
             reason
         }

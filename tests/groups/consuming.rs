@@ -239,7 +239,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
 
 /// An idle shard does not count as behind.
 #[tokio::test(start_paused = true)]
-async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
+async fn what_was_worked_on_is_saved_when_the_shard_rests() {
     for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
         let world = GroupFixture::new(2).await;
         let group = world.group(Cursor::NOTHING).await;

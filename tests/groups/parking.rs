@@ -391,7 +391,7 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_are_worked_on_concurrently_and_what_is_done_is_put_down_up_to_the_first_failure() {
+async fn rows_are_worked_on_concurrently_and_what_is_done_is_saved_up_to_the_first_failure() {
     let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 9)).await;

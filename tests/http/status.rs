@@ -1,9 +1,10 @@
 //! Tests the routes that show the state of the node and the bus.
 
 use notibus::{
-    EventKind,
+    DispatcherOptions, EventKind,
     group::GroupOptions,
     http::{ApiOptions, ServerOptions},
+    store::testing::{DiskFault, DiskOperation, SimulatedDisk},
 };
 
 use crate::{
@@ -29,7 +30,7 @@ async fn health_status_and_metrics_tell_how_it_is() {
     let status = get(world.at(), "/_notibus/status").await.json();
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(status["lag"]["is_drained"], true);
-    assert_eq!(status["lag"]["untold_rows"], 0);
+    assert_eq!(status["lag"]["undelivered_rows"], 0);
     assert_eq!(status["nodes"][0]["roles"][0], "notifier");
     assert!(status["nodes"][0]["leases"].as_object().unwrap().values().any(|held| held.as_u64() > Some(0)));
     assert_eq!(status["incarnation"], 0);
@@ -60,6 +61,39 @@ async fn health_status_and_metrics_tell_how_it_is() {
         assert_eq!(get(world.at(), target).await.body, "{\"status\":\"ok\"}\n");
         assert_eq!(ask(world.at(), "POST", target, "", "").await.head.status, 405);
     }
+}
+
+/// Regression: what the failed store had in hand was answered as "cannot be reached or is overloaded. Try again later.", which no client
+/// should do. A supervisor restarts a process that is not alive.
+#[tokio::test]
+async fn a_node_whose_disk_has_failed_is_not_alive_and_says_so() {
+    let disk = SimulatedDisk::new(4_096);
+    let world = HttpFixture::over(
+        disk.open().unwrap(),
+        DispatcherOptions::default(),
+        ApiOptions::default(),
+        ServerOptions::default(),
+        |api, _, _| api.status().merge(api.events()).merge(api.db_updates()),
+    )
+    .await;
+    let post =
+        async || ask(world.at(), "POST", "/_notibus/events", "", r#"[{"db":"a","type":"created"}]"#).await;
+    assert_eq!(post().await.head.status, 201);
+    assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
+    let fails = |operation: &DiskOperation| matches!(operation, DiskOperation::Sync(_));
+    disk.plan(move |operation| fails(operation).then_some(DiskFault::Fails(DiskFault::IO)));
+    // A commit of the node itself may meet the failure first.
+    let first = post().await;
+    for answer in [first, post().await] {
+        assert_eq!(answer.head.status, 503, "{}", answer.body);
+        assert!(answer.body.contains("\"error\":\"store_failed\""), "{}", answer.body);
+        assert!(!answer.body.contains("Try again later"), "{}", answer.body);
+    }
+    assert!(post().await.body.contains("Nothing was changed"));
+    let live = get(world.at(), "/_notibus/health/live").await;
+    assert!(live.head.status == 503 && live.body.contains("\"cause\":\"failed\""), "{}", live.body);
+    assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 503);
+    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200, "reads go on");
 }
 
 #[tokio::test]

@@ -111,7 +111,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     assert_eq!(shares(&[&quick]), [64]);
 }
 
-/// Stolen partitions are adjacent, so that the poll, which reads a key per run of them, stays cheap.
+/// Partitions that have moved are adjacent, so that the poll, which reads a key per run of them, stays cheap.
 #[tokio::test(start_paused = true)]
 async fn idle_nodes_cost_little_whatever_has_moved() {
     let store = Database::memory();

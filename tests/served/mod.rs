@@ -31,7 +31,11 @@ impl Served {
 
     /// Like [`Served::start`], and writes its log to `log`.
     pub fn start_logging(arguments: &[&str], credentials: Option<&str>, log: Stdio) -> Self {
-        let mut command = notibus();
+        Self::start_by(notibus(), arguments, credentials, log)
+    }
+
+    /// Like [`Served::start_logging`], by this command.
+    pub fn start_by(mut command: Command, arguments: &[&str], credentials: Option<&str>, log: Stdio) -> Self {
         command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         match credentials {
@@ -53,12 +57,17 @@ impl Served {
 
     /// Sends a request. Returns the whole answer as text, from the status line on.
     pub fn ask(&self, request: &str) -> String {
-        let mut socket = TcpStream::connect(self.at).unwrap();
-        socket.set_read_timeout(Some(LIMIT)).unwrap();
-        socket.write_all(request.as_bytes()).unwrap();
+        self.try_ask(request).unwrap()
+    }
+
+    /// Like [`Served::ask`], of a process that may end meanwhile.
+    pub fn try_ask(&self, request: &str) -> std::io::Result<String> {
+        let mut socket = TcpStream::connect(self.at)?;
+        socket.set_read_timeout(Some(LIMIT))?;
+        socket.write_all(request.as_bytes())?;
         let mut answer = String::new();
-        socket.read_to_string(&mut answer).unwrap();
-        answer
+        socket.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 
     /// Sends a request without a body, and returns the whole answer.

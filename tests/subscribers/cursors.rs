@@ -52,7 +52,7 @@ async fn a_durable_subscriber_goes_on_where_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_event_after_the_beginning_is_not_missed_although_nothing_was_put_down() {
+async fn the_first_event_after_the_beginning_is_not_missed_although_nothing_was_saved() {
     let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("mirror").unwrap();
     drop(world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap());
@@ -110,7 +110,7 @@ async fn each_node_has_cursors_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
+async fn a_listener_saves_by_itself_what_it_has_worked_on() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("listener").unwrap();
@@ -154,7 +154,7 @@ async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
 
 /// A callback that has not returned has not worked on its delivery.
 #[tokio::test(start_paused = true)]
-async fn what_is_in_hand_is_not_put_down() {
+async fn what_is_in_hand_is_not_saved() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("stuck").unwrap();
@@ -227,7 +227,7 @@ async fn random_restarts_miss_nothing() {
 
 /// The same for a listener that has panicked on it, and is asked to end before it is restarted.
 #[tokio::test(start_paused = true)]
-async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
+async fn what_a_listener_has_panicked_on_is_not_saved_when_it_ends() {
     for filter in [Filter::all(), Filter::name("panic").unwrap()] {
         let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("broken").unwrap();

@@ -1,4 +1,7 @@
 //! `--deadline`: how long a command waits for a store that does not answer.
+//!
+//! It limits the opening of a store ([`Store::open`](crate::store::Store::open)), each request of
+//! [`Opened`](crate::target::Opened), and the work that a command does without them.
 
 use std::{
     io::{self, Read, Write},
@@ -59,7 +62,8 @@ impl Deadline {
         }
     }
 
-    fn gave_up(self, what: &str) -> Failure {
+    /// The failure of `what`, for which the store has taken too long.
+    pub fn gave_up(self, what: &str) -> Failure {
         Failure::Failed(format!(
             "gave up {what}, after {}. If the store does not answer, check whether it runs (`fdbcli --exec status`); --deadline \
              allows more",

@@ -1,6 +1,6 @@
 //! `notibus groups`: lists and manages groups of durable consumers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use notibus::{NodeOptions, Sequence, cursor::Start};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     Failure,
     confirm::Confirm,
-    deadline::{Deadline, Moves},
+    deadline::Deadline,
     out,
     status::{feed_of, trouble},
     table::{self, duration, items, text, time},
@@ -155,8 +155,8 @@ impl Of {
         format!("/_notibus/groups/{}/{place}", encoded(&self.group))
     }
 
-    /// The path of what is at `place` below the group, to look at.
-    fn look(&self, place: &str) -> String {
+    /// The path from which `place` below the group is read.
+    fn read_path(&self, place: &str) -> String {
         format!("{}?feed={}", self.path(place), self.feed)
     }
 
@@ -170,10 +170,16 @@ impl Of {
         self.target.open(Intent::Writes, deadline).await
     }
 
-    /// Posts the request `wish`, with the feed, to `place` below the group.
-    async fn post(&self, place: &str, mut wish: Value, deadline: Deadline) -> Result<Value, Failure> {
+    /// Posts the request `wish`, with the feed, to `place` below the group; `what` is the work.
+    async fn post(
+        &self,
+        what: &str,
+        place: &str,
+        mut wish: Value,
+        deadline: Deadline,
+    ) -> Result<Value, Failure> {
         wish["feed"] = self.feed.to_string().into();
-        self.open(deadline).await?.post(&self.path(place), &wish).await
+        self.open(deadline).await?.post(what, &self.path(place), &wish).await
     }
 
     /// Prints that something was done: an object, or `said`.
@@ -182,40 +188,34 @@ impl Of {
     }
 }
 
-/// Runs the command.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    let (what, waits) = match &args.command {
+/// Asks before something is destroyed.
+fn confirm(command: &Command) -> Result<(), Failure> {
+    match command {
         Command::Reset { of, to, confirm, .. } => {
             // What is wrong is said before anybody is asked.
             let _: Start = to.parse()?;
-            confirm.check(&format!("sets {} to {to}", of.name()))?;
-            ("resetting the group, which may have happened", true)
+            confirm.check(&format!("sets {} to {to}", of.name()))
         }
         Command::Delete { of, confirm, .. } => {
-            confirm.check(&format!("deletes {}, with its checkpoints and dead letters", of.name()))?;
-            ("deleting the group, which may have happened", true)
+            confirm.check(&format!("deletes {}, with its checkpoints and dead letters", of.name()))
         }
         Command::DeadLetters(DeadLetters::Delete { of, seq, confirm, .. }) => {
             let which =
                 seq.map_or_else(|| "all dead letters".to_owned(), |seq| format!("the dead letter {seq}"));
-            confirm.check(&format!("deletes {which} of {}", of.name()))?;
-            ("deleting dead letters, some may be gone", false)
+            confirm.check(&format!("deletes {which} of {}", of.name()))
         }
         Command::Parked(Parked::Delete { of, id, confirm }) => {
-            confirm.check(&format!("drops what waits of {id:?} of {}", of.name()))?;
-            ("dropping what is parked, which may have happened", false)
+            confirm.check(&format!("drops what waits of {id:?} of {}", of.name()))
         }
-        Command::Replay { .. } => ("replaying; only a few hundred rows can wait for consumers", false),
-        _ => ("looking at groups", false),
-    };
-    // To find out whether members live takes time.
-    let deadline = if waits { deadline.and(NodeOptions::default().expiry) } else { deadline };
-    let moves = Moves::default();
-    deadline.of_moving(what, &moves, work(args, &moves, deadline)).await
+        _ => Ok(()),
+    }
 }
 
-/// Does what is asked for.
-async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
+/// Runs the command.
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+    confirm(&args.command)?;
+    // Unless it is forced, a command that moves or deletes a group finds out first whether members live.
+    let watching = |force: bool| if force { deadline } else { deadline.and(NodeOptions::default().expiry) };
     match args.command {
         Command::List(target) => {
             let opened = target.open(Intent::Reads, deadline).await?;
@@ -227,29 +227,33 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
             if let Some(expiry) = expiry {
                 wish["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
             }
-            let answer = of.open(deadline).await?.post("/_notibus/groups", &wish).await?;
+            let what = "creating the group, which may have happened";
+            let answer = of.open(deadline).await?.post(what, "/_notibus/groups", &wish).await?;
             let is = if answer["created"] == true { "is created" } else { "exists already" };
             of.done(&answer, &format!("{} {is}", of.group))
         }
         Command::Lag(of) => {
             let opened = of.target.open(Intent::Reads, deadline).await?;
-            let lag = opened.get(&of.look("lag")).await?["lag"].take();
+            let lag = opened.get(&of.read_path("lag")).await?["lag"].take();
             let header = ["SHARD", "OWNER", "CHECKPOINT", "BEHIND", "OLDEST"];
             table::print(of.target.json, items(&lag), &header, lag_cells, "no shard")
         }
         Command::Reset { of, to, force, .. } => {
-            let answer = of.post("reset", json!({ "to": to, "force": force }), deadline).await?;
+            let what = "resetting the group, which may have happened";
+            let wish = json!({ "to": to, "force": force });
+            let answer = of.post(what, "reset", wish, watching(force)).await?;
             of.done(&answer, &format!("{} is set to {to}", of.group))
         }
         Command::Delete { of, force, .. } => {
-            let answer = of.post("delete", json!({ "force": force }), deadline).await?;
+            let what = "deleting the group, which may have happened";
+            let answer = of.post(what, "delete", json!({ "force": force }), watching(force)).await?;
             of.done(&answer, &format!("{} is deleted", of.group))
         }
-        Command::Replay { of, filter } => replay(&of, filter.as_deref(), moves, deadline).await,
-        Command::Parked(command) => parked(command, moves, deadline).await,
+        Command::Replay { of, filter } => replay(&of, filter.as_deref(), deadline).await,
+        Command::Parked(command) => parked(command, deadline).await,
         Command::DeadLetters(DeadLetters::List(of)) => {
             let opened = of.target.open(Intent::Reads, deadline).await?;
-            let letters = opened.list(&of.look("dead_letters"), "dead_letters", moves).await?;
+            let letters = opened.list(&of.read_path("dead_letters"), "dead_letters").await?;
             let header = ["SEQ", "SHARD", "ATTEMPTS", "LAST", "ERROR"];
             let cells = |it: &Value| {
                 let [seq, shard, attempts, error] =
@@ -260,40 +264,43 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
         }
         Command::DeadLetters(DeadLetters::Delete { of, seq, all, .. }) => {
             let wish = json!({ "seq": seq, "all": all });
-            let answer = of.post("dead_letters/delete", wish, deadline).await?;
+            let what = "deleting dead letters, of which some may be gone";
+            let answer = of.post(what, "dead_letters/delete", wish, deadline).await?;
             of.done(&answer, if all { "all are deleted" } else { "it is deleted" })
         }
     }
 }
 
 /// Replays page after page. What waits for consumers is no progress.
-async fn replay(of: &Of, filter: Option<&str>, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
+async fn replay(of: &Of, filter: Option<&str>, deadline: Deadline) -> Result<(), Failure> {
     let opened = of.open(deadline).await?;
-    let (mut rows, mut after) = (0, Value::Null);
+    let (mut rows, mut after, mut moved) = (0, Value::Null, Instant::now());
     loop {
+        let what = format!("replaying, after {rows} rows; only a few hundred can wait for consumers");
         let wish = json!({ "feed": of.feed.to_string(), "filter": filter, "after": after });
-        let mut answer = opened.post(&of.path("replay"), &wish).await?;
+        let mut answer = opened.post(&what, &of.path("replay"), &wish).await?;
         rows += answer["rows"].as_u64().unwrap_or(0);
         let next = answer["next"].take();
         if next.is_null() {
             let said = format!("{rows} rows wait for another delivery");
             return of.done(&json!({ "ok": true, "rows": rows }), &said);
         }
-        if next == after {
+        if next != after {
+            (after, moved) = (next, Instant::now());
+        } else if moved.elapsed() < deadline.0 {
             tokio::time::sleep(REPLAY_PAUSE).await;
         } else {
-            moves.step();
-            after = next;
+            return Err(deadline.gave_up(&what));
         }
     }
 }
 
 /// Does what is asked for with parked ids.
-async fn parked(command: Parked, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
+async fn parked(command: Parked, deadline: Deadline) -> Result<(), Failure> {
     match command {
         Parked::List(of) => {
             let opened = of.target.open(Intent::Reads, deadline).await?;
-            let ids = opened.list(&of.look("parked"), "parked", moves).await?;
+            let ids = opened.list(&of.read_path("parked"), "parked").await?;
             let header = ["ID", "SEQ", "SHARD", "ATTEMPTS", "LAST", "ERROR"];
             let cells = |it: &Value| {
                 let [id, seq, shard, attempts, error] =
@@ -303,11 +310,13 @@ async fn parked(command: Parked, moves: &Moves, deadline: Deadline) -> Result<()
             table::print(of.target.json, &ids, &header, cells, "nothing is parked")
         }
         Parked::Retry(of) => {
-            let answer = of.post("parked/retry", json!({}), deadline).await?;
+            let what = "asking for another try, which may have happened";
+            let answer = of.post(what, "parked/retry", json!({}), deadline).await?;
             of.done(&answer, &format!("{} are tried again", text(&answer["ids"])))
         }
         Parked::Delete { of, id, .. } => {
-            let answer = of.post("parked/delete", json!({ "id": id }), deadline).await?;
+            let what = "dropping what is parked, which may have happened";
+            let answer = of.post(what, "parked/delete", json!({ "id": id }), deadline).await?;
             of.done(&answer, "it is dropped")
         }
     }

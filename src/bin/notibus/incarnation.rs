@@ -44,17 +44,17 @@ pub struct At {
 pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     let incarnation = match command {
         Command::Show(At { store, prefix }) => {
-            let db = store.open_to_read().await?.now();
+            let db = store.open_to_read(deadline).await?.now();
             deadline.of("reading the incarnation", Bus::stored_incarnation(&db, prefix.as_bytes())).await?
         }
         Command::Raise { at: At { store, prefix }, from, force } => {
             store.check_exists()?;
             // No other process can have the folder open now, so all nodes that it lists are dead.
             let force = force || matches!(store, Store::Dir(_));
-            let db = store.open().await?;
+            let db = store.open(deadline).await?;
             let raise = Bus::raise_incarnation(&db, prefix.as_bytes(), Incarnation(from), force);
             let what = "raising the incarnation, which may have happened";
-            deadline.and(WATCH_MAX).of(what, raise).await?
+            if force { deadline } else { deadline.and(WATCH_MAX) }.of(what, raise).await?
         }
     };
     writeln!(std::io::stdout(), "the incarnation is {}", incarnation.0)

@@ -27,9 +27,18 @@ mod topology;
 mod torture;
 mod triggers;
 
-use std::{io::IsTerminal, process::ExitCode, time::Duration};
+use std::{
+    io::IsTerminal,
+    pin::pin,
+    process::ExitCode,
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
 
 use clap::{ArgAction, FromArgMatches, Parser, Subcommand};
+use notibus::store::OpenCause;
+use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
 use self::deadline::Deadline;
@@ -44,8 +53,8 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  all is as it should be; also if nobody reads the output any more
   1  the work failed, or its outcome is not what it should be
-  2  an argument or the input is bad: to try again does not help
-  3  the store takes no more writes
+  2  an argument or the input is bad, or the store is damaged: to try again does not help
+  3  the disk of the store is full or has failed: it takes no more writes, or cannot be opened
 
 Every option can also be given by the environment: --some-option as NOTIBUS_SOME_OPTION, as each --help shows. The command line wins.
 NOTIBUS_AUTH says who asks a node (--url): \"name:password\", or a token. RUST_LOG says what is logged on standard error, as \"info\" or
@@ -124,7 +133,7 @@ enum Failure {
     BadInput(String),
     /// The work failed, or its result is wrong: exit code 1.
     Failed(String),
-    /// The store takes no more writes: exit code 3.
+    /// The store takes no more writes, or its disk does not let it be opened: exit code 3.
     StoreFailed(String),
     /// The reader of the output is gone: exit code 0, as that is the reader's choice.
     Closed,
@@ -134,9 +143,14 @@ impl From<notibus::Error> for Failure {
     fn from(error: notibus::Error) -> Self {
         use notibus::Error;
         match error {
+            Error::Open { cause: OpenCause::SystemFailed, .. } => Self::StoreFailed(error.to_string()),
+            Error::Open { cause: OpenCause::InUse | OpenCause::Unreachable, .. } => {
+                Self::Failed(error.to_string())
+            }
             Error::Invalid { .. }
             | Error::Open { .. }
             | Error::ConfigMismatch { .. }
+            | Error::OtherFormat { .. }
             | Error::UnknownScheme { .. }
             | Error::NoFeed { .. }
             | Error::NoShard { .. }
@@ -144,36 +158,56 @@ impl From<notibus::Error> for Failure {
             | Error::BusInUse { .. }
             | Error::Expired { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
-            error if store::is_failure(&error) => Self::StoreFailed(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }
 }
 
 impl Failure {
+    /// The same failure, with more to say.
+    fn and(self, more: &str) -> Self {
+        let and = |reason: String| format!("{reason}; {more}");
+        match self {
+            Self::BadInput(reason) => Self::BadInput(and(reason)),
+            Self::Failed(reason) => Self::Failed(and(reason)),
+            Self::StoreFailed(reason) => Self::StoreFailed(and(reason)),
+            Self::Closed => Self::Closed,
+        }
+    }
+
+    /// The failure of a command whose store takes no more writes because of `error`.
+    fn of_store(error: &notibus::Error, command: Option<&Self>) -> Self {
+        let failed = Self::StoreFailed(format!(
+            "the store takes no more writes: {error}. What was acknowledged is in its folder: mend the disk, or make room, and \
+             start again"
+        ));
+        match command {
+            Some(Self::BadInput(reason) | Self::Failed(reason) | Self::StoreFailed(reason)) => {
+                failed.and(&format!("the command has ended with: {reason}"))
+            }
+            Some(Self::Closed) | None => failed,
+        }
+    }
+
     /// Prints the reason, and returns the exit code.
-    fn report(&self) -> ExitCode {
-        let code = match self {
-            Self::Failed(reason) => {
-                eprintln!("notibus: {reason}");
-                1
-            }
-            Self::BadInput(reason) => {
-                eprintln!("notibus: {reason}");
-                2
-            }
-            Self::StoreFailed(reason) => {
-                eprintln!(
-                    "notibus: the store takes no more writes: {reason}. What was acknowledged is in its folder: mend the disk, or \
-                     make room, and start again"
-                );
-                3
-            }
-            Self::Closed => 0,
+    fn report(&self) -> u8 {
+        let (reason, code) = match self {
+            Self::Failed(reason) => (reason, 1),
+            Self::BadInput(reason) => (reason, 2),
+            Self::StoreFailed(reason) => (reason, 3),
+            Self::Closed => return 0,
         };
-        ExitCode::from(code)
+        out::last_notice(&format!("notibus: {reason}"));
+        code
     }
 }
+
+/// How long a command may go on after its store has failed. Most end by themselves, and say what they have done; `serve` answers the
+/// requests that it has.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
+
+/// How long the threads of the process may take to end. The client of a cluster may hang.
+const END_MAX: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let matches = environment::command(std::env::args_os()).get_matches();
@@ -181,26 +215,53 @@ fn main() -> ExitCode {
     let level = ["warn", "info", "debug", "trace"][usize::from(cli.verbose.min(3))];
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
-        .with_writer(std::io::stderr)
+        .with_writer(out::log)
+        // They would be printed, and a line that cannot be printed there is a panic.
+        .log_internal_errors(false)
         // Programs that read the log, such as fail2ban, expect no colours.
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    let runtime = match tokio::runtime::Runtime::new() {
+    let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return Failure::Failed(format!("no runtime: {error}")).report(),
+        Err(error) => return Failure::Failed(format!("no runtime: {error}")).report().into(),
     };
-    let outcome = runtime.block_on(async {
-        tokio::select! {
-            outcome = run(cli.command, Deadline(cli.deadline)) => outcome,
-            error = store::failed() => Err(Failure::StoreFailed(error.to_string())),
-        }
+    let outcome = runtime.block_on(watched(run(cli.command, Deadline(cli.deadline))));
+    // Said before anything can hang.
+    let code = outcome.map_or_else(|failure| failure.report(), |()| 0);
+    end(runtime, code);
+    code.into()
+}
+
+/// The outcome of `work`. If it fails, or does not end, because the store takes no more writes, that is the failure, whatever error
+/// the work has met first: the commit that met the failing disk only says that it may have happened.
+async fn watched(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let mut work = pin!(work);
+    let outcome = tokio::select! {
+        biased;
+        outcome = &mut work => outcome,
+        error = store::failed() => match tokio::time::timeout(LAST_WORDS_MAX, work).await {
+            Ok(outcome) => outcome,
+            Err(_) => return Err(Failure::of_store(&error, None)),
+        },
+    };
+    match (outcome, store::failure()) {
+        (Err(failure), Some(error)) => Err(Failure::of_store(&error, Some(&failure))),
+        (outcome, _) => outcome,
+    }
+}
+
+/// Ends the threads of the process; if that takes too long, the process without them.
+fn end(runtime: Runtime, code: u8) {
+    store::close();
+    let (ended, end) = channel();
+    let ending = thread::Builder::new().spawn(move || {
+        drop(runtime);
+        #[cfg(feature = "foundationdb")]
+        notibus::store::stop_network();
+        let _ = ended.send(());
     });
-    drop(runtime);
-    #[cfg(feature = "foundationdb")]
-    notibus::store::stop_network();
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+    if ending.is_ok() && end.recv_timeout(END_MAX) == Err(RecvTimeoutError::Timeout) {
+        signals::end_at_once(code.into());
     }
 }
 
@@ -217,7 +278,7 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Incarnation(command) => incarnation::run(command, deadline).await,
         Command::Nodes(args) => nodes::run(args, deadline).await,
         Command::Record(args) => record::run(args, deadline).await,
-        Command::Replay(args) => replay::run(args).await,
+        Command::Replay(args) => replay::run(args, deadline).await,
         Command::Serve(args) => serve::run(args, deadline).await,
         #[cfg(feature = "simulation")]
         Command::Simulate(args) => simulate::run(&args),
@@ -225,7 +286,7 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Tail(args) => tail::run(args, deadline).await,
         Command::Topology(command) => topology::run(command, deadline).await,
         #[cfg(feature = "simulation")]
-        Command::Torture(args) => torture::run(args).await,
+        Command::Torture(args) => torture::run(args, deadline).await,
         Command::Triggers(args) => triggers::run(args, deadline).await,
     }
 }

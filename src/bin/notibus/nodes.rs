@@ -28,11 +28,8 @@ pub struct Args {
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     // What was read of a folder stays as it was: to see who lives, it is opened again.
     let nodes = async || {
-        let nodes = async {
-            let opened = args.target.open(Intent::Reads, deadline).await?;
-            Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take())
-        };
-        deadline.of("looking at the nodes", nodes).await
+        let opened = args.target.open(Intent::Reads, deadline).await?;
+        Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take())
     };
     let before = nodes().await?;
     if !items(&before).is_empty() {

@@ -1,6 +1,13 @@
-//! Standard output. A reader that has gone is no failure.
+//! Standard output, whose reader may go without that being a failure; standard error; and files.
 
-use std::io::{self, Write};
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Stderr, Write},
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use tracing_subscriber::fmt::writer::OptionalWriter;
 
 use crate::Failure;
 
@@ -17,4 +24,38 @@ pub fn failed(error: io::Error) -> Failure {
         io::ErrorKind::BrokenPipe => Failure::Closed,
         _ => Failure::Failed(format!("standard output: {error}")),
     }
+}
+
+/// Prints a line on standard error. If that is a file on a full disk, the line is lost; the exit code has to do then.
+pub fn notice(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Whether the last line of the process is printed.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Prints why the process ends. Nothing is logged any more: what roles meet at their end is no news.
+pub fn last_notice(text: &str) {
+    IS_OVER.store(true, Ordering::Relaxed);
+    notice(text);
+}
+
+/// Where lines of the log go.
+pub fn log() -> OptionalWriter<Stderr> {
+    if IS_OVER.load(Ordering::Relaxed) { OptionalWriter::none() } else { OptionalWriter::some(io::stderr()) }
+}
+
+/// Creates a file, or empties one unless it `must_be_new`. Only its owner may read it: names of databases are nobody else's.
+pub fn private_file(path: &Path, must_be_new: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).create_new(must_be_new);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path)?;
+    // It may have been there, with other permissions; or it is a device, whose permissions are not ours.
+    #[cfg(unix)]
+    if file.metadata()?.is_file() {
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    }
+    Ok(file)
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, stdin};
 
+use notibus::DbInstance;
 use serde_json::{Value, json};
 
 use crate::{
@@ -25,22 +26,56 @@ pub struct Args {
     /// The design document that was written, for `ddoc_updated`.
     #[arg(long)]
     doc: Option<String>,
+    /// A key of the same command that was given up: what that one has recorded in the last five minutes is not recorded again. A
+    /// command that fails prints its key.
+    #[arg(long, value_parser = parse_key)]
+    repeats: Option<String>,
     /// Where to record.
     #[command(flatten)]
     target: Target,
 }
 
+/// The longest key of a command: each of its transactions adds a number to it.
+const KEY_LEN_MAX: usize = 200;
+
+/// A key, which has to fit into a header.
+fn parse_key(text: &str) -> Result<String, String> {
+    let is_key = (1..=KEY_LEN_MAX).contains(&text.len())
+        && text.chars().all(|it| it.is_ascii_alphanumeric() || it == '-');
+    if is_key { Ok(text.to_owned()) } else { Err("a key is of letters, digits and \"-\"".to_owned()) }
+}
+
+/// What a command has recorded so far.
+struct Recorder {
+    opened: Opened,
+    /// The key of the command.
+    key: String,
+    recorded: u64,
+    /// How many transactions it has begun.
+    transactions: u64,
+}
+
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let opened = args.target.open(Intent::Writes, deadline).await?;
-    let recorded = if args.db == "-" {
-        record_lines(&opened).await?
+    let key = args.repeats.unwrap_or_else(|| DbInstance::new().to_string());
+    let mut recorder = Recorder { opened, key, recorded: 0, transactions: 0 };
+    let done = if args.db == "-" {
+        recorder.record_lines().await
     } else {
         let mut event = json!({ "db": args.db, "type": args.kind });
         if let Some(doc) = args.doc {
             event["doc"] = doc.into();
         }
-        record(&opened, &[event]).await?
+        recorder.record(&[event]).await
     };
+    let Recorder { key, recorded, .. } = recorder;
+    done.map_err(|failure| match failure {
+        failure @ Failure::BadInput(_) if recorded == 0 => failure,
+        failure => failure.and(&format!(
+            "{recorded} events were recorded before; to repeat the command without recording any of them twice, add --repeats {key} \
+             within five minutes"
+        )),
+    })?;
     let text = if args.target.json {
         json!({ "recorded": recorded }).to_string()
     } else {
@@ -49,30 +84,34 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     crate::out::line(&text)
 }
 
-/// Records the events of standard input; returns how many. Events before a bad line are recorded.
-async fn record_lines(opened: &Opened) -> Result<u64, Failure> {
-    let (mut recorded, mut events) = (0, Vec::new());
-    for (number, line) in stdin().lock().lines().enumerate() {
-        let line = line.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
-        if !line.trim().is_empty() {
-            let event: Value = serde_json::from_str(&line).map_err(|error| {
-                let before = recorded;
-                Failure::BadInput(format!(
-                    "line {}: {error}; {before} events before it were recorded",
-                    number + 1
-                ))
-            })?;
-            events.push(event);
+impl Recorder {
+    /// Records the events of standard input. Of those before a bad line, whole requests are recorded, so that a repetition has the same
+    /// requests again.
+    async fn record_lines(&mut self) -> Result<(), Failure> {
+        let mut events = Vec::new();
+        for (number, line) in stdin().lock().lines().enumerate() {
+            let line = line.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
+            if !line.trim().is_empty() {
+                let bad = |error| Failure::BadInput(format!("line {}: {error}", number + 1));
+                events.push(serde_json::from_str::<Value>(&line).map_err(bad)?);
+            }
+            if events.len() == EVENTS_PER_REQUEST {
+                self.record(&std::mem::take(&mut events)).await?;
+            }
         }
-        if events.len() == EVENTS_PER_REQUEST {
-            recorded += record(opened, &std::mem::take(&mut events)).await?;
-        }
+        self.record(&events).await
     }
-    if events.is_empty() { Ok(recorded) } else { Ok(recorded + record(opened, &events).await?) }
-}
 
-/// Records `events` in one transaction; returns how many.
-async fn record(opened: &Opened, events: &[Value]) -> Result<u64, Failure> {
-    let answer = opened.post("/_notibus/events", &Value::from(events)).await?;
-    Ok(answer["recorded"].as_u64().unwrap_or_default())
+    /// Records `events` in one transaction.
+    async fn record(&mut self, events: &[Value]) -> Result<(), Failure> {
+        if events.is_empty() {
+            return Ok(());
+        }
+        self.transactions += 1;
+        let key = format!("{}/{}", self.key, self.transactions);
+        let what = "recording, which may have happened";
+        let answer = self.opened.post_once(what, "/_notibus/events", &Value::from(events), &key).await?;
+        self.recorded += answer["recorded"].as_u64().unwrap_or_default();
+        Ok(())
+    }
 }

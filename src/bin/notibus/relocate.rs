@@ -15,7 +15,8 @@ use notibus::{
 use crate::{
     Failure,
     deadline::{Deadline, Moves},
-    store::Store,
+    out::{notice, private_file},
+    store::{self, Store},
 };
 
 /// How long it may take to find out whether nodes live.
@@ -77,21 +78,22 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
     let At { store, prefix } = &args.at;
     let db = match (args.salvage, args.while_running) {
         (true, _) => store.salvage()?,
-        (false, true) => store.open_to_read().await?.now(),
-        (false, false) => store.open_to_read().await?.at_rest()?,
+        (false, true) => store.open_to_read(deadline).await?.now(),
+        (false, false) => store.open_to_read(deadline).await?.at_rest()?,
     };
     let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
     // No other process has the folder open, so all nodes that it lists are dead.
     let while_running = args.while_running || matches!(store, Store::Dir(_));
-    let (options, deadline) = (ExportOptions { while_running }, deadline.and(WATCH_MAX));
+    let options = ExportOptions { while_running };
+    let deadline = if while_running { deadline } else { deadline.and(WATCH_MAX) };
     let moves = Moves::default();
     if is_standard(&args.file) {
         let mut out = BufWriter::new(moves.of(io::stdout()));
         let exported = deadline.of_moving("exporting", &moves, bus.export(&mut out, options)).await?;
-        eprintln!("{}", report(&exported));
+        notice(&report(&exported));
         return Ok(());
     }
-    let file = File::create_new(&args.file).map_err(|error| fail(&args.file, &error))?;
+    let file = private_file(&args.file, true).map_err(|error| fail(&args.file, &error))?;
     let exported = async {
         let exported = bus.export(&mut BufWriter::new(moves.of(&file)), options).await?;
         file.sync_all().map_err(|error| fail(&args.file, &error))?;
@@ -123,7 +125,7 @@ pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure>
     let (store, prefix) = (&args.at.store, args.at.prefix.as_bytes());
     let Some(path) = &args.file else {
         store.check_exists()?;
-        let db = store.open().await?;
+        let db = store.open(deadline).await?;
         let is_gone = deadline.of("removing a part of a bus", Bus::discard_import(&db, prefix)).await?;
         return say(if is_gone { "the rest of an import is removed" } else { "no import has left anything" });
     };
@@ -132,12 +134,25 @@ pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure>
     } else {
         Box::new(File::open(path).map_err(|error| fail(path, &error))?)
     };
-    let db = store.open().await?;
-    let what = "importing; a part of it may be stored: the next import, or `import --discard`, removes that";
-    let moves = Moves::default();
-    let mut input = BufReader::new(moves.of(file));
-    let imported = Bus::import(&db, prefix, &mut input);
-    deadline.and(WATCH_MAX).of_moving(what, &moves, imported).await?;
+    let new_folder = store.new_folder();
+    let imported = async {
+        let db = store.open(deadline).await?;
+        let what =
+            "importing; a part of it may be stored: the next import, or `import --discard`, removes that";
+        let moves = Moves::default();
+        let mut input = BufReader::new(moves.of(file));
+        let imported = Bus::import(&db, prefix, &mut input);
+        deadline.and(WATCH_MAX).of_moving(what, &moves, imported).await?;
+        Ok::<_, Failure>(db)
+    };
+    let db = match (imported.await, new_folder) {
+        (Err(failure), Some(folder)) => {
+            store::close();
+            folder.remove();
+            return Err(failure);
+        }
+        (imported, _) => imported?,
+    };
     let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix)).await?;
     say(&format!("imported; the incarnation is {} now", bus.incarnation().0))
 }

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    io::Write,
+    io::{self, Write},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
@@ -19,7 +19,7 @@ use notibus::{
 };
 use tokio::net::TcpListener;
 
-use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
+use crate::{Failure, deadline::Deadline, out, signals::stopped, store::Store};
 
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
@@ -132,7 +132,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     };
     check(&limits, args.listen)?;
     if is_open {
-        eprintln!("notibus: no credentials are configured: everyone on this machine is the admin");
+        out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
     let options = ApiOptions {
         access,
@@ -142,11 +142,10 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         keeps_db_updates: !args.no_db_updates,
         ..ApiOptions::default()
     };
-    let listener = TcpListener::bind(args.listen)
-        .await
-        .map_err(|error| Failure::BadInput(format!("cannot listen on {}: {error}", args.listen)))?;
+    let listener =
+        TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
     let mut stopped = stopped()?;
-    let db = args.store.open().await?;
+    let db = args.store.open(deadline).await?;
     let dispatcher = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
     let roles = Roles {
         dispatcher,
@@ -178,7 +177,7 @@ async fn start(
     let running = bus.start(roles).await?;
     let routes = running.api(options)?.routes();
     let address = running.serve(listener, routes, limits).await?;
-    let mut out = std::io::stdout();
+    let mut out = io::stdout();
     // The program that started it may not read its output any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
     Ok(running)
@@ -192,6 +191,15 @@ async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
             Ok(Bus::open(db, options).await?)
         }
         opened => Ok(opened?),
+    }
+}
+
+/// Why it cannot listen on `address`. Another process may leave the address, and a network may still come up.
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
+    let reason = format!("cannot listen on {address}: {error}");
+    match error.kind() {
+        io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable => Failure::Failed(reason),
+        _ => Failure::BadInput(reason),
     }
 }
 
@@ -236,7 +244,12 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
     }
 }
 
-/// Fails if users other than its owner may read or write `file`.
+/// Where systemd puts the credentials of a service.
+#[cfg(unix)]
+const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
+
+/// Fails if users other than its owner may read or write `file`. The group may read what systemd has put there for the service: the
+/// group of a dynamic user is its own.
 fn check_mode(file: &Path) -> Result<(), Failure> {
     #[cfg(unix)]
     {
@@ -244,7 +257,10 @@ fn check_mode(file: &Path) -> Result<(), Failure> {
         let metadata = std::fs::metadata(file)
             .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
         let mode = metadata.permissions().mode() & 0o777;
-        if metadata.is_file() && mode & 0o077 != 0 {
+        let is_loaded =
+            env::var_os(CREDENTIALS_DIRECTORY).is_some_and(|it| file.parent() == Some(Path::new(&it)));
+        let refused = if is_loaded { 0o037 } else { 0o077 };
+        if metadata.is_file() && mode & refused != 0 {
             let file = file.display();
             let reason = format!(
                 "{file} says who may ask, and others may read or write it ({mode:o}): chmod 600 {file}"
@@ -268,10 +284,10 @@ fn connections_max(wanted: usize) -> Result<usize, Failure> {
         )));
     }
     if most < wanted {
-        eprintln!(
+        out::notice(&format!(
             "notibus: at most {most} connections at once: the limit of open files is {limit}, and {FILES_RESERVED} are kept for the \
              store; raise it (ulimit -n) for more"
-        );
+        ));
     }
     Ok(most.min(wanted))
 }

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use crate::Failure;
+use crate::{Failure, out};
 
 /// The exit code after a second signal, as shells report an interrupt.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -15,8 +15,8 @@ pub fn stopped() -> Result<Stopped, Failure> {
         signals.next().await;
         stop.send_replace(true);
         signals.next().await;
-        eprintln!("notibus: asked to stop again: ended at once; its leases expire by themselves");
-        end_at_once();
+        out::notice("notibus: asked to stop again: ended at once; its leases expire by themselves");
+        end_at_once(EXIT_INTERRUPTED);
     });
     Ok(Stopped(first))
 }
@@ -76,17 +76,17 @@ impl Signals {
     }
 }
 
-/// Ends the process without exit handlers: the client library of a cluster crashes if it is torn down while
+/// Ends the process with `code`, and without exit handlers: the client library of a cluster crashes if it is torn down while
 /// its network thread runs, and stopping that thread may be what hangs.
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "the standard library has no exit without handlers")]
-fn end_at_once() -> ! {
+pub fn end_at_once(code: i32) -> ! {
     // SAFETY: it does not return, touches no memory, and may be called by any thread at any time.
-    unsafe { libc::_exit(EXIT_INTERRUPTED) }
+    unsafe { libc::_exit(code) }
 }
 
-/// Ends the process.
+/// Ends the process with `code`.
 #[cfg(not(unix))]
-fn end_at_once() -> ! {
-    std::process::exit(EXIT_INTERRUPTED)
+pub fn end_at_once(code: i32) -> ! {
+    std::process::exit(code)
 }

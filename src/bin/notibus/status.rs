@@ -29,7 +29,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let mut stopped = stopped()?;
     let mut opened = args.target.open(Intent::Reads, deadline).await?;
     loop {
-        let status = deadline.of("reading the status", read(&opened, args.target.is_node())).await?;
+        let status = read(&opened, args.target.is_node()).await?;
         let is_screen = args.watch.is_some() && !args.target.json && std::io::stdout().is_terminal();
         let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
         let text = if args.target.json { status.to_string() } else { screen(&status) };

@@ -1,14 +1,16 @@
-//! `--store`: which store to use.
+//! `--store`: which store to use, and whether it has failed.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::LazyLock};
-
-use notibus::{
-    Error, Result,
-    store::{Database, StoreError},
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::LazyLock,
 };
+
+use notibus::{Error, Result, store::Database};
 use tokio::sync::watch;
 
-use crate::Failure;
+use crate::{Failure, deadline::Deadline, out::notice};
 
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,26 +24,85 @@ pub enum Store {
 }
 
 impl Store {
-    /// Opens the store.
-    #[cfg_attr(
-        not(feature = "foundationdb"),
-        expect(clippy::unused_async, reason = "only a cluster is waited for")
-    )]
-    pub async fn open(&self) -> Result<Database> {
+    /// Opens the store. The deadline is that of a cluster: a folder is read as long as it takes.
+    pub async fn open(&self, deadline: Deadline) -> Result<Database> {
         let db = match self {
-            Self::Memory => Ok(Database::memory()),
-            Self::Dir(path) => Database::open_dir(path),
-            #[cfg(feature = "foundationdb")]
-            Self::FoundationDb(path) => Database::foundationdb(path).await,
-            #[cfg(not(feature = "foundationdb"))]
-            Self::FoundationDb(path) => Err(Error::Open {
-                path: path.clone(),
-                reason: "this program was built without the feature `foundationdb`".to_owned(),
-            }),
-        }?;
-        let failed = db.failed();
-        tokio::spawn(async { FAILED.send_replace(Some(failed.await)) });
+            Self::Memory => Database::memory(),
+            Self::Dir(path) => Database::open_dir(path)?,
+            Self::FoundationDb(path) => cluster(path, deadline).await?,
+        };
+        OPENED.send_replace(Opened { db: Some(db.clone()), failure: None });
         Ok(db)
+    }
+}
+
+/// Connects to the cluster of a cluster file.
+#[cfg(feature = "foundationdb")]
+async fn cluster(file: &Path, Deadline(connect_timeout): Deadline) -> Result<Database> {
+    use notibus::store::FoundationDbOptions;
+    Database::foundationdb_with(file, &FoundationDbOptions { connect_timeout, ..Default::default() }).await
+}
+
+/// Fails.
+#[cfg(not(feature = "foundationdb"))]
+#[expect(clippy::unused_async, reason = "a program with this feature waits")]
+async fn cluster(file: &Path, _: Deadline) -> Result<Database> {
+    let reason = "this program was built without the feature `foundationdb`".to_owned();
+    Err(Error::Open { path: file.to_owned(), cause: notibus::store::OpenCause::Unusable, reason })
+}
+
+/// The store that this process has opened to write to it.
+#[derive(Default)]
+struct Opened {
+    db: Option<Database>,
+    /// The failure that it had when it was closed.
+    failure: Option<Error>,
+}
+
+static OPENED: LazyLock<watch::Sender<Opened>> = LazyLock::new(watch::Sender::default);
+
+/// The error of the opened store, if it takes no more writes.
+pub fn failure() -> Option<Error> {
+    let opened = OPENED.borrow();
+    opened.db.as_ref().map_or_else(|| opened.failure.clone(), Database::failure)
+}
+
+/// Completes with [`failure`] once there is one.
+pub async fn failed() -> Error {
+    let mut opened = OPENED.subscribe();
+    let opened = opened.wait_for(|opened| opened.db.is_some()).await.expect("the sender is static");
+    let failed = opened.db.as_ref().expect("it was just there").failed();
+    drop(opened);
+    failed.await
+}
+
+/// Gives the opened store up: it is closed with the last other handle.
+pub fn close() {
+    let failure = failure();
+    drop(OPENED.send_replace(Opened { db: None, failure }));
+}
+
+/// A folder that did not exist before the command.
+pub struct NewFolder {
+    path: PathBuf,
+    /// The folders above it that did not exist either, the innermost one first.
+    parents: Vec<PathBuf>,
+}
+
+impl NewFolder {
+    /// Removes it. The store in it must be closed.
+    pub fn remove(self) {
+        if let Err(error) = fs::remove_dir_all(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            notice(&format!("notibus: {} could not be removed: {error}", self.path.display()));
+        }
+        for parent in self.parents {
+            // Something else may be in it by now.
+            if fs::remove_dir(parent).is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -58,7 +119,8 @@ impl Reading {
     /// The store. Prints a notice if it is a copy of the past.
     pub fn now(self) -> Database {
         if self.is_past {
-            eprintln!("notibus: another process has {} open: this is what it has written so far", self.store);
+            let open = format!("another process has {} open", self.store);
+            notice(&format!("notibus: {open}: this is what it has written so far"));
         }
         self.db
     }
@@ -66,25 +128,31 @@ impl Reading {
     /// The store, if no other process has it open.
     pub fn at_rest(self) -> Result<Database, Failure> {
         if self.is_past {
-            return Err(Failure::BadInput(format!(
-                "{} is open in another process: stop it first",
-                self.store
-            )));
+            return Err(Failure::Failed(format!("{} is open in another process: stop it first", self.store)));
         }
         Ok(self.db)
     }
 }
 
 impl Store {
+    /// The folder that opening would make.
+    pub fn new_folder(&self) -> Option<NewFolder> {
+        let Self::Dir(path) = self else { return None };
+        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let mut missing = path.ancestors().take_while(is_missing).map(Path::to_owned);
+        let path = missing.next()?;
+        Some(NewFolder { path, parents: missing.collect() })
+    }
+
     /// Opens the store for reading. A folder needs read permission only, and another process may have it open.
-    pub async fn open_to_read(&self) -> Result<Reading, Failure> {
+    pub async fn open_to_read(&self, deadline: Deadline) -> Result<Reading, Failure> {
         self.check_exists()?;
         let (db, is_past) = match self {
             Self::Dir(path) => {
                 let (db, report) = Database::open_dir_to_read(path)?;
                 (db, report.is_open)
             }
-            _ => (self.open().await?, false),
+            _ => (self.open(deadline).await?, false),
         };
         Ok(Reading { db, is_past, store: self.clone() })
     }
@@ -97,7 +165,7 @@ impl Store {
         };
         let (db, report) = Database::salvage_dir(path)?;
         for damage in &report.damages {
-            eprintln!("notibus: damaged: {damage}");
+            notice(&format!("notibus: damaged: {damage}"));
         }
         Ok(db)
     }
@@ -110,21 +178,6 @@ impl fmt::Display for Store {
             Self::Dir(path) | Self::FoundationDb(path) => path.display().fmt(f),
         }
     }
-}
-
-/// The failure of a store that takes no more writes.
-static FAILED: LazyLock<watch::Sender<Option<Error>>> = LazyLock::new(watch::Sender::default);
-
-/// Whether `error` says that the store takes no more writes.
-pub fn is_failure(error: &Error) -> bool {
-    error.code() == Some(StoreError::IO_ERROR.code())
-}
-
-/// Completes when a store that was opened takes no more writes.
-pub async fn failed() -> Error {
-    let mut failed = FAILED.subscribe();
-    let error = failed.wait_for(Option::is_some).await.expect("the sender is static");
-    error.clone().expect("it was just there")
 }
 
 impl Store {

@@ -52,7 +52,7 @@ async fn print(args: &Args, opened: &Opened, deadline: Deadline) -> Result<(), F
         // The first page is answered at once, so that "now" is when the command began.
         let timeout = if args.follow && !is_first { format!("&timeout={wait}") } else { String::new() };
         let path = format!("/_notibus/feeds/notifications/rows?since={}{timeout}", encoded(&since));
-        let page = deadline.of("reading the feed", opened.get(&path)).await?;
+        let page = opened.get(&path).await?;
         let rows = items(&page["rows"]);
         if is_first && !args.target.json {
             match (rows.is_empty(), args.follow) {

@@ -5,7 +5,7 @@
 
 use std::{
     fmt::Write as _,
-    io::{Read, Write as _},
+    io::{self, Read, Write as _},
     net::{TcpStream, ToSocketAddrs},
     str::FromStr,
     time::Duration,
@@ -15,20 +15,19 @@ use notibus::{
     Bus, Dispatcher, DispatcherOptions,
     http::{
         Api, ApiOptions,
-        axum::{self, Router, body::Body, extract::Request},
+        axum::{self, Router, body::Body},
     },
 };
 use serde_json::Value;
 use tower_service::Service;
 
-use crate::{
-    Failure,
-    deadline::{Deadline, Moves},
-    store::Store,
-};
+use crate::{Failure, deadline::Deadline, store::Store};
 
 /// Holds a name with a password, or a token, for `--url`: every user of the machine can see a command line.
 const VARIABLE: &str = "NOTIBUS_AUTH";
+
+/// The header that says which requests are the same one.
+const KEY_HEADER: &str = "Idempotency-Key";
 
 /// Where to read.
 #[derive(Debug, Clone, clap::Args)]
@@ -78,16 +77,33 @@ impl FromStr for Url {
     }
 }
 
-/// An opened target.
-pub enum Opened {
+/// An opened target. Each request has the whole deadline.
+pub struct Opened {
+    place: Place,
+    deadline: Deadline,
+}
+
+/// Who answers.
+enum Place {
     /// A node.
-    Node(Url, Duration),
+    Node(Url),
     /// The routes of a bus in this process.
     Bus {
         router: Router,
         /// The routes read its position.
         _dispatcher: Dispatcher,
     },
+}
+
+/// A request.
+struct Ask<'a> {
+    /// The work, for the message if there is no answer.
+    what: &'a str,
+    path: &'a str,
+    /// What is posted, if anything is.
+    body: Option<Vec<u8>>,
+    /// By which a node knows that it has done the same request already.
+    key: Option<&'a str>,
 }
 
 impl Target {
@@ -99,47 +115,52 @@ impl Target {
     /// Opens it.
     pub async fn open(&self, intent: Intent, deadline: Deadline) -> Result<Opened, Failure> {
         let store = match (&self.store, &self.url) {
-            (_, Some(url)) => return Ok(Opened::Node(url.clone(), deadline.0)),
+            (_, Some(url)) => return Ok(Opened { place: Place::Node(url.clone()), deadline }),
             (Some(store), None) => store,
             (None, None) => unreachable!("one of them is required"),
         };
+        let db = match intent {
+            Intent::Writes => {
+                // Opening a folder would make one.
+                store.check_exists()?;
+                store.open(deadline).await?
+            }
+            Intent::Reads => store.open_to_read(deadline).await?.now(),
+            // Nothing new would ever be seen.
+            Intent::Follows => store.open_to_read(deadline).await?.at_rest()?,
+        };
         let open = async {
-            let db = match intent {
-                Intent::Writes => {
-                    // Opening a folder would make one.
-                    store.check_exists()?;
-                    store.open().await?
-                }
-                Intent::Reads => store.open_to_read().await?.now(),
-                // Nothing new would ever be seen.
-                Intent::Follows => store.open_to_read().await?.at_rest()?,
-            };
             let bus = Bus::open_existing(&db, self.prefix.as_bytes()).await?;
             let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
             let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
-            Ok::<_, Failure>(Opened::Bus { router: api.administration(), _dispatcher: dispatcher })
+            Ok::<_, Failure>(Place::Bus { router: api.administration(), _dispatcher: dispatcher })
         };
-        deadline.of("opening the bus", open).await
+        let place = deadline.of("opening the bus", open).await?;
+        Ok(Opened { place, deadline })
     }
 }
 
 impl Opened {
     /// What is at `path`.
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.ask(path, None).await
+        self.ask(Ask { what: "reading", path, body: None, key: None }).await
     }
 
-    /// The answer to `body`, posted to `path`.
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask(path, Some(body.to_string().into_bytes())).await
+    /// The answer to `body`, posted to `path`. A failure without an answer names `what`, the work.
+    pub async fn post(&self, what: &str, path: &str, body: &Value) -> Result<Value, Failure> {
+        self.ask(Ask { what, path, body: Some(body.to_string().into_bytes()), key: None }).await
     }
 
-    /// All elements of the list `name` at `path`, which has parameters already: page by page, each a move.
-    pub async fn list(&self, path: &str, name: &str, moves: &Moves) -> Result<Vec<Value>, Failure> {
+    /// [`Opened::post`] of what is done only once under `key`.
+    pub async fn post_once(&self, what: &str, path: &str, body: &Value, key: &str) -> Result<Value, Failure> {
+        self.ask(Ask { what, path, body: Some(body.to_string().into_bytes()), key: Some(key) }).await
+    }
+
+    /// All elements of the list `name` at `path`, which has parameters already, page by page.
+    pub async fn list(&self, path: &str, name: &str) -> Result<Vec<Value>, Failure> {
         let (mut all, mut after) = (Vec::new(), String::new());
         loop {
             let mut page = self.get(&format!("{path}{after}")).await?;
-            moves.step();
             if let Value::Array(items) = page[name].take() {
                 all.extend(items);
             }
@@ -153,17 +174,20 @@ impl Opened {
         }
     }
 
-    /// The answer to a request, which must have succeeded. A `body` is posted.
-    async fn ask(&self, path: &str, body: Option<Vec<u8>>) -> Result<Value, Failure> {
-        let (status, answer) = match self {
-            Self::Node(url, limit) => {
-                let (url, path, limit) = (url.0.clone(), path.to_owned(), *limit);
-                tokio::task::spawn_blocking(move || over_tcp(&url, &path, body.as_deref(), limit))
-                    .await
-                    .map_err(|ended| Failure::Failed(format!("the request: {ended}")))??
+    /// The answer to a request, which must have succeeded.
+    async fn ask(&self, ask: Ask<'_>) -> Result<Value, Failure> {
+        let (deadline, what) = (self.deadline, ask.what);
+        let answer = async {
+            match &self.place {
+                Place::Node(url) => {
+                    let request = Request::of(&url.0, &ask);
+                    let asked = tokio::task::spawn_blocking(move || request.over_tcp(deadline)).await;
+                    asked.map_err(|ended| Failure::Failed(format!("the request: {ended}")))?
+                }
+                Place::Bus { router, .. } => within(router.clone(), ask).await,
             }
-            Self::Bus { router, .. } => within(router.clone(), path, body).await?,
         };
+        let (status, answer) = deadline.of(what, answer).await?;
         let value: Value = serde_json::from_slice(&answer).unwrap_or(Value::Null);
         if (200..300).contains(&status) {
             return Ok(value);
@@ -197,9 +221,13 @@ pub fn parse_name(text: &str) -> Result<String, String> {
 }
 
 /// Asks a router of this process.
-async fn within(mut router: Router, path: &str, body: Option<Vec<u8>>) -> Result<(u16, Vec<u8>), Failure> {
+async fn within(mut router: Router, Ask { path, body, key, .. }: Ask<'_>) -> Result<(u16, Vec<u8>), Failure> {
     let method = if body.is_some() { "POST" } else { "GET" };
-    let request = Request::builder().method(method).uri(path).body(Body::from(body.unwrap_or_default()));
+    let mut request = axum::http::Request::builder().method(method).uri(path);
+    if let Some(key) = key {
+        request = request.header(KEY_HEADER, key);
+    }
+    let request = request.body(Body::from(body.unwrap_or_default()));
     let request = request.map_err(|error| Failure::BadInput(format!("{path}: {error}")))?;
     let response = router.call(request).await.unwrap_or_else(|never| match never {});
     let status = response.status().as_u16();
@@ -207,31 +235,62 @@ async fn within(mut router: Router, path: &str, body: Option<Vec<u8>>) -> Result
     Ok((status, body.map_err(|error| Failure::Failed(error.to_string()))?.to_vec()))
 }
 
-/// Sends one request to the node at `host`; the connection ends after the answer.
-fn over_tcp(host: &str, path: &str, body: Option<&[u8]>, limit: Duration) -> Result<(u16, Vec<u8>), Failure> {
-    let failed = |error: std::io::Error| Failure::Failed(format!("http://{host}{path}: {error}"));
-    let address = host.to_socket_addrs().map_err(failed)?.next();
-    let address = address.ok_or_else(|| Failure::Failed(format!("{host} has no address")))?;
-    let mut socket = TcpStream::connect_timeout(&address, limit).map_err(failed)?;
-    socket
-        .set_read_timeout(Some(limit))
-        .and_then(|()| socket.set_write_timeout(Some(limit)))
-        .map_err(failed)?;
-    let method = if body.is_some() { "POST" } else { "GET" };
-    let authorization = match std::env::var(VARIABLE) {
-        Ok(name) if name.contains(':') => format!("Authorization: Basic {}\r\n", base64(name.as_bytes())),
-        Ok(token) => format!("Authorization: Bearer {token}\r\n"),
-        Err(_) => String::new(),
-    };
-    let body = body.unwrap_or_default();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{authorization}Content-Length: {}\r\n\r\n",
-        body.len()
-    );
-    socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body)).map_err(failed)?;
-    let mut answer = Vec::new();
-    socket.read_to_end(&mut answer).map_err(failed)?;
-    parse(&answer).ok_or_else(|| Failure::Failed(format!("http://{host}{path}: this is no answer of a node")))
+/// A request to a node, as bytes.
+struct Request {
+    host: String,
+    /// The work, and where it is asked for.
+    what: String,
+    place: String,
+    bytes: Vec<u8>,
+}
+
+impl Request {
+    fn of(host: &str, Ask { what, path, body, key }: &Ask<'_>) -> Self {
+        let method = if body.is_some() { "POST" } else { "GET" };
+        let authorization = match std::env::var(VARIABLE) {
+            Ok(name) if name.contains(':') => {
+                format!("Authorization: Basic {}\r\n", base64(name.as_bytes()))
+            }
+            Ok(token) => format!("Authorization: Bearer {token}\r\n"),
+            Err(_) => String::new(),
+        };
+        let key = key.map_or_else(String::new, |key| format!("{KEY_HEADER}: {key}\r\n"));
+        let body = body.as_deref().unwrap_or_default();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{authorization}{key}Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        Self {
+            host: host.to_owned(),
+            what: (*what).to_owned(),
+            place: format!("http://{host}{path}"),
+            bytes: [head.as_bytes(), body].concat(),
+        }
+    }
+
+    /// Sends it, and reads the answer; the connection ends then.
+    fn over_tcp(&self, deadline: Deadline) -> Result<(u16, Vec<u8>), Failure> {
+        let Self { host, what, place, bytes } = self;
+        // A socket takes no limit of zero.
+        let limit = deadline.0.max(Duration::from_millis(1));
+        let failed = |error: io::Error| Failure::Failed(format!("{place}: {error}"));
+        let address = host.to_socket_addrs().map_err(failed)?.next();
+        let address = address.ok_or_else(|| Failure::Failed(format!("{host} has no address")))?;
+        let mut socket = TcpStream::connect_timeout(&address, limit).map_err(failed)?;
+        socket
+            .set_read_timeout(Some(limit))
+            .and_then(|()| socket.set_write_timeout(Some(limit)))
+            .map_err(failed)?;
+        // From here on the node may have done what it was asked for.
+        let lost = |error: io::Error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => deadline.gave_up(what),
+            _ => Failure::Failed(format!("{what}: {place}: {error}")),
+        };
+        socket.write_all(bytes).map_err(lost)?;
+        let mut answer = Vec::new();
+        socket.read_to_end(&mut answer).map_err(lost)?;
+        parse(&answer).ok_or_else(|| Failure::Failed(format!("{what}: {place}: this is no answer of a node")))
+    }
 }
 
 /// Status and body of an answer.
@@ -257,7 +316,39 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use notibus::{
+        BusOptions,
+        store::{
+            Database,
+            testing::{CommitFault, Faults, Gate},
+        },
+    };
+    use serde_json::json;
+
     use super::*;
+
+    /// Regression: once it was opened, a command waited for its store as long as that took; then it said that nothing could be reached,
+    /// although the work may have been done.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_answer_is_given_up_and_named() {
+        let faults = Faults::new(&Database::memory());
+        let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+        let place = Place::Bus { router: api.administration(), _dispatcher: dispatcher };
+        let opened = Opened { place, deadline: Deadline(Duration::from_secs(10)) };
+        faults.plan_commits(|_| Some(CommitFault::Hold(Gate::default())));
+        let events = json!([{ "db": "a", "type": "updated" }]);
+        match opened.post("recording, which may have happened", "/_notibus/events", &events).await {
+            Err(Failure::Failed(reason)) => {
+                assert!(
+                    reason.starts_with("gave up recording, which may have happened, after 10s"),
+                    "{reason}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn urls_are_hosts_with_ports() {

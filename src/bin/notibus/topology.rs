@@ -94,15 +94,6 @@ fn parse_scheme(text: &str) -> Result<SchemeId, String> {
 
 /// Does what `command` says.
 pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
-    let what = match command {
-        Command::Show { .. } => "reading the topology",
-        Command::Reshard { .. } => "changing the topology, which may have happened",
-    };
-    deadline.of(what, work(command, deadline)).await
-}
-
-/// Does what `command` says.
-async fn work(command: Command, deadline: Deadline) -> Result<(), Failure> {
     let (target, entries) = match &command {
         Command::Show { feed, rows } => {
             let opened = feed.target.open(Intent::Reads, deadline).await?;
@@ -112,7 +103,9 @@ async fn work(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Reshard { feed, shards, scheme } => {
             let opened = feed.target.open(Intent::Writes, deadline).await?;
             let wish = json!({ "shards": shards, "scheme": scheme.map(|SchemeId(number)| number) });
-            let entry = opened.post(&format!("/_notibus/feeds/{}/reshard", feed.feed), &wish).await?;
+            let (what, path) =
+                ("resharding, which may have happened", format!("/_notibus/feeds/{}/reshard", feed.feed));
+            let entry = opened.post(what, &path, &wish).await?;
             (&feed.target, json!([entry]))
         }
     };

@@ -22,7 +22,7 @@ use notibus::simulation::{
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task};
 
-use crate::{Failure, out, store::Store};
+use crate::{Failure, deadline::Deadline, out, store::Store};
 
 /// How often the progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(250);
@@ -112,8 +112,11 @@ impl Args {
         done: &Arc<Done>,
     ) -> notibus::Result<Outcome> {
         let folder = self.folder().join(format!("notes-{seed}"));
-        fs::create_dir_all(&folder)
-            .map_err(|error| notibus::Error::Open { path: folder.clone(), reason: error.to_string() })?;
+        fs::create_dir_all(&folder).map_err(|error| notibus::Error::Open {
+            path: folder.clone(),
+            cause: notibus::store::OpenCause::from(&error),
+            reason: error.to_string(),
+        })?;
         let first = Member {
             seed,
             chaos_ms: self.chaos.as_millis() as u64,
@@ -177,9 +180,9 @@ impl Total {
 }
 
 /// Runs worlds until the time is over, or a guarantee is broken; or one process of one.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let db = match &args.cluster_file {
-        Some(file) => Some(Store::FoundationDb(file.clone()).open().await?),
+        Some(file) => Some(Store::FoundationDb(file.clone()).open(deadline).await?),
         None => None,
     };
     let runtime = Handle::current();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     Failure,
     confirm::Confirm,
-    deadline::{Deadline, Moves},
+    deadline::Deadline,
     out,
     table::{self, items, text, time},
     target::{Intent, Target, encoded, parse_name},
@@ -59,19 +59,12 @@ enum Command {
     },
 }
 
-/// Looks at triggers, or manages them.
+/// Lists triggers, or manages them.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     if let Command::Reset { trigger, confirm, .. } = &args.command {
         confirm
             .check(&format!("forgets all that is kept of trigger {trigger}: it begins with all databases"))?;
     }
-    let moves = Moves::default();
-    let work = work(args, &moves, deadline);
-    deadline.of_moving("the work on triggers, some of which may be done", &moves, work).await
-}
-
-/// Does what is asked for.
-async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
     match args.command {
         Command::List { trigger: None, target } => {
             let opened = target.open(Intent::Reads, deadline).await?;
@@ -87,22 +80,24 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
         Command::List { trigger: Some(trigger), target } => {
             let opened = target.open(Intent::Reads, deadline).await?;
             let path = format!("/_notibus/triggers/{}?", encoded(&trigger));
-            let parked = opened.list(&path, "databases", moves).await?;
+            let parked = opened.list(&path, "databases").await?;
             let header = ["DB", "INSTANCE", "WORK", "ATTEMPTS", "LAST", "RETRY", "ERROR"];
             table::print(target.json, &parked, &header, cells, "nothing is parked")
         }
         Command::Retry { trigger, db, target } => {
             let opened = target.open(Intent::Writes, deadline).await?;
             let wish = db.map_or_else(|| json!({}), |db| json!({ "db": db }));
-            let answer =
-                opened.post(&format!("/_notibus/triggers/{}/retry", encoded(&trigger)), &wish).await?;
+            let what = "asking for another try, which may have happened for some";
+            let path = format!("/_notibus/triggers/{}/retry", encoded(&trigger));
+            let answer = opened.post(what, &path, &wish).await?;
             let said = format!("{} are tried again", text(&answer["databases"]));
             out::line(&if target.json { answer.to_string() } else { said })
         }
         Command::Reset { trigger, target, .. } => {
             let opened = target.open(Intent::Writes, deadline).await?;
             let path = format!("/_notibus/triggers/{}/reset", encoded(&trigger));
-            let answer = opened.post(&path, &json!({})).await?;
+            let what = "resetting the trigger, some of which may be done";
+            let answer = opened.post(what, &path, &json!({})).await?;
             out::line(&if target.json { answer.to_string() } else { format!("{trigger} is reset") })
         }
     }

@@ -62,10 +62,7 @@ fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     }
     let format = u16::from_be_bytes(input.take(2)?.try_into().expect("2 bytes were taken"));
     if format != FORMAT {
-        return Err(Error::invalid(
-            "export",
-            format!("format {format} is unknown, this program knows {FORMAT}"),
-        ));
+        return Err(Error::OtherFormat { what: "the export", found: format, known: FORMAT });
     }
     let config = Config::from_bytes(&input.take(Config::LEN)?)?;
     config.raised()

@@ -112,6 +112,19 @@ impl From<Error> for Failure {
             Error::NoShard { .. } | Error::NoGroup { .. } => Self::not_found(error.to_string()),
             Error::GroupInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
+            Error::Store(failed) if failed.is_of_failed_disk() => {
+                // The store has logged it.
+                let outcome = if failed.is_maybe_committed() {
+                    "This request may have been carried out, or not"
+                } else {
+                    "Nothing was changed"
+                };
+                let reason = format!(
+                    "The store takes no more writes, because its disk is full or has failed. {outcome}; what was acknowledged is \
+                     kept. Restart the node once the disk is mended."
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", reason)
+            }
             Error::Store(_) | Error::RetriesExhausted { .. } | Error::GaveUp { .. } => {
                 // The roles have logged the failure already, and this line would repeat it for each request.
                 tracing::debug!(%error, "the store has failed a request");

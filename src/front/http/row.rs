@@ -230,7 +230,7 @@ pub(super) struct RenderedBatch {
 
 /// Renders `batch` once for all readers that are delivered the same rows. There are no rendered bytes if the batch takes more than
 /// a chunk. Returns `None` if other readers are delivered other rows.
-pub(super) fn look(
+pub(super) fn render(
     batch: &DeliveryBatch,
     form: WireFormat,
     kinds: Kinds,

@@ -98,10 +98,11 @@ async fn status(State(inner): State<Arc<Inner>>) -> Response {
 async fn read(inner: &Inner) -> Result<Value> {
     let Inner { bus, feed, dispatcher, .. } = inner;
     let tailed = dispatcher.position();
-    let (status, is_drained, untold) =
+    let (status, is_drained, undelivered) =
         tokio::try_join!(bus.status(), bus.is_drained(), feed.pending(tailed))?;
     let mut answer_body = serde_json::to_value(&status).expect("a status can be written as JSON");
-    answer_body["lag"] = json!({ "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold });
+    answer_body["lag"] =
+        json!({ "is_drained": is_drained, "tailed_seq": tailed, "undelivered_rows": undelivered });
     answer_body["http"] =
         json!({ "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() });
     Ok(answer_body)

@@ -15,7 +15,7 @@ use super::{
     Inner,
     page::{PageSize, cut_at},
     position::Position,
-    row::{Items, Rows, items_of, look, write_row},
+    row::{Items, Rows, items_of, render, write_row},
     stream::{Progress, Source},
     wire_format::{WireFormat, Writer},
 };
@@ -208,11 +208,11 @@ impl Updates {
     /// Sends this batch next. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
         let is_shareable = out.form() != WireFormat::Array && out.rows() == 0;
-        let shared = if is_shareable { look(batch, out.form(), self.kinds) } else { None };
+        let shared = if is_shareable { render(batch, out.form(), self.kinds) } else { None };
         match shared.as_deref() {
-            Some((_, Some(look))) if look.rows <= limit => {
-                self.seq = look.position;
-                out.share(look.bytes.clone(), look.rows);
+            Some((_, Some(rendered))) if rendered.rows <= limit => {
+                self.seq = rendered.position;
+                out.share(rendered.bytes.clone(), rendered.rows);
             }
             _ => self.current = Some(Rows::of(batch)),
         }

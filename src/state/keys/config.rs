@@ -59,13 +59,9 @@ impl Config {
 
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("config", bytes);
-        match reader.u16()? {
-            FORMAT => {}
-            format => {
-                return Err(
-                    reader.corrupt(format!("format {format} is unknown, this program knows {FORMAT}"))
-                );
-            }
+        let found = reader.u16()?;
+        if found != FORMAT {
+            return Err(Error::OtherFormat { what: "the bus", found, known: FORMAT });
         }
         let config = Self { partitions: reader.u32()?, incarnation: Incarnation(reader.u8()?) };
         if config.partitions == 0 {
@@ -100,9 +96,17 @@ mod tests {
         assert_eq!(Keys::new(b"p").unwrap().config(), [b'p', 0x14]);
     }
 
+    /// Regression: a bus that another version of this program had written was reported as corrupt, as if it was damaged.
+    #[test]
+    fn another_format_is_no_damage() {
+        let other = Config::from_bytes(&[0, 4, 0, 0, 0, 64, 0]);
+        assert!(matches!(other, Err(Error::OtherFormat { found: 4, known: FORMAT, .. })), "{other:?}");
+        // What follows belongs to that format, and may be of any length.
+        assert!(matches!(Config::from_bytes(&[1, 0]), Err(Error::OtherFormat { found: 256, .. })));
+    }
+
     #[test]
     fn contradictory_bytes_are_refused() {
-        assert!(Config::from_bytes(&[0, 3, 0, 0, 0, 64, 0]).is_err());
         assert!(Config::from_bytes(&[0, 5, 0, 0, 0, 0, 0]).is_err());
         assert!(Config::from_bytes(&[0, 5, 0, 0, 0, 64]).is_err());
         assert!(Config::from_bytes(&[0, 5, 0, 0, 0, 64, 0, 0]).is_err());

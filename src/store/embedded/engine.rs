@@ -17,7 +17,7 @@ use super::{
 };
 use crate::base::{
     env::Env,
-    error::{Error, Result, StoreError},
+    error::{Error, OpenCause, Result, StoreError},
 };
 
 /// An embedded store.
@@ -60,6 +60,11 @@ fn version_now(env: &Env) -> u64 {
     env.wall_ms().saturating_mul(1_000).max(1)
 }
 
+/// The error of a store that the operating system does not let be opened.
+fn failed(path: &Path, error: &std::io::Error) -> Error {
+    Error::Open { path: path.to_owned(), cause: OpenCause::from(error), reason: error.to_string() }
+}
+
 impl Engine {
     /// A store in memory.
     pub fn memory(env: Env) -> Self {
@@ -77,8 +82,7 @@ impl Engine {
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Self> {
         // The program may change its working directory.
-        let path = std::path::absolute(path)
-            .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        let path = std::path::absolute(path).map_err(|error| failed(path, &error))?;
         Self::open_on(Arc::new(SystemFiles), &path, env, FolderOptions::default())
     }
 
@@ -101,7 +105,7 @@ impl Engine {
                 }
             }
         });
-        started.map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        started.map_err(|error| failed(path, &error))?;
         Ok(engine)
     }
 

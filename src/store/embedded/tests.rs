@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    base::error::{Error, Result, StoreError},
+    base::error::{Error, OpenCause, Result, StoreError},
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead,
         testing::{DiskFault, DiskOperation, SimulatedDisk},
@@ -151,7 +151,10 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
         assert!(!answered.is_empty() && maybe.is_some());
         drop(db);
         let reason = match disk.open() {
-            Err(Error::Open { reason, .. }) => reason,
+            Err(Error::Open { reason, cause, .. }) => {
+                assert_eq!(cause, OpenCause::SystemFailed, "{reason}");
+                reason
+            }
             other => panic!("{other:?}"),
         };
         assert!(reason.contains("full"), "{reason}");
@@ -162,6 +165,47 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
         assert!(answered.iter().all(is_there), "{most}: {} of {}", found.len(), answered.len());
         assert!(found.len() <= answered.len() + maybe.iter().filter(|number| is_there(number)).count());
         set(&db, b"room again").await.unwrap();
+    }
+}
+
+/// Regression: whatever kept a folder from being opened, the command ended as for bad input, after which a supervisor does not start it
+/// again, although there was room soon.
+#[test]
+fn an_opening_that_fails_says_whether_another_attempt_can_help() {
+    const NO_PERMISSION: i32 = 13;
+    let system = OpenCause::SystemFailed;
+    for (code, expected) in [
+        (DiskFault::FULL, system),
+        (DiskFault::IO, system),
+        (DiskFault::TOO_MANY_FILES, system),
+        (NO_PERMISSION, OpenCause::Unusable),
+    ] {
+        let mut refused = 0;
+        for before in 0.. {
+            let disk = SimulatedDisk::new(512);
+            drop(disk.open().unwrap());
+            let (mut left, has_failed) = (before, Arc::new(AtomicBool::new(false)));
+            let fails = Arc::clone(&has_failed);
+            disk.plan(move |_| {
+                if left > 0 {
+                    left -= 1;
+                    return None;
+                }
+                fails.store(true, Ordering::Relaxed);
+                Some(DiskFault::Fails(code))
+            });
+            match disk.open() {
+                // Some failures do no harm.
+                Ok(_) if has_failed.load(Ordering::Relaxed) => {}
+                Ok(_) => break,
+                Err(Error::Open { cause, reason, .. }) => {
+                    assert_eq!(cause, expected, "{code} after {before} operations: {reason}");
+                    refused += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(refused > 5, "{code}: {refused}");
     }
 }
 

@@ -16,7 +16,7 @@ use ::foundationdb::{Database as Client, FdbError, options::TransactionOption};
 pub use self::network::stop as stop_network;
 use self::{transaction::FdbTransaction, wakeful::Wakeful};
 use super::backend::{Backend, TransactionBackend};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, OpenCause, Result};
 
 /// Options of the connection to a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +39,10 @@ pub(super) struct Fdb(Arc<Client>);
 impl Fdb {
     /// Boots the client's network, if this process has not done so, and connects to the cluster of `cluster_file`.
     pub async fn open(cluster_file: &Path, options: &FoundationDbOptions) -> Result<Self> {
-        let fail = |reason: String| Error::Open { path: cluster_file.to_owned(), reason };
-        let text =
-            fs::read_to_string(cluster_file).map_err(|error| fail(format!("no cluster file: {error}")))?;
+        let fail_for = |cause, reason| Error::Open { path: cluster_file.to_owned(), cause, reason };
+        let fail = |reason: String| fail_for(OpenCause::Unusable, reason);
+        let text = fs::read_to_string(cluster_file)
+            .map_err(|error| fail_for(OpenCause::from(&error), format!("no cluster file: {error}")))?;
         if !text.contains('@') {
             return Err(fail(
                 "it is no cluster file: it has no line \"description:id@host:port\"".to_owned(),
@@ -52,14 +53,18 @@ impl Fdb {
         let client = Client::from_path(path).map_err(|error| fail(explain(error)))?;
         let this = Self(Arc::new(client));
         this.check_reachable(options.connect_timeout).await.map_err(|error| {
-            fail(match error.code() {
-                1031 => format!(
-                    "the cluster did not answer within {:?}: check that its processes run, that the file names their \
-                     addresses and that a database was configured (\"fdbcli --exec status\")",
-                    options.connect_timeout
+            match error.code() {
+                1031 => fail_for(
+                    OpenCause::Unreachable,
+                    format!(
+                        "the cluster did not answer within {:?}: check that its processes run, that the file names their \
+                         addresses and that a database was configured (\"fdbcli --exec status\")",
+                        options.connect_timeout
+                    ),
                 ),
-                _ => explain(error),
-            })
+                _ if error.is_retryable() => fail_for(OpenCause::Unreachable, explain(error)),
+                _ => fail(explain(error)),
+            }
         })?;
         Ok(this)
     }

@@ -4,7 +4,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use notibus::{Bus, Cursor, Notification, event::Counters};
 
-use super::history::{History, Name};
+use super::{
+    Progress,
+    history::{History, Name},
+};
 use crate::Failure;
 
 /// The feed after a replay: one row per database.
@@ -17,12 +20,13 @@ pub struct FinalFeed {
 
 impl FinalFeed {
     /// Reads the feed.
-    pub async fn read(bus: &Bus, history: &History) -> Result<Self, Failure> {
+    pub async fn read(bus: &Bus, history: &History, progress: &Progress) -> Result<Self, Failure> {
         let feed = bus.feed();
         let mut rows = Vec::new();
         let mut cursor = Cursor::NOTHING;
         loop {
             let page = feed.page(cursor, 1_000).await?;
+            progress.moves.step();
             rows.extend(page.rows);
             if !page.more {
                 break;

@@ -11,24 +11,25 @@ use std::{
 use indicatif::ProgressBar;
 use notibus::{
     Error, EventKind, Producer,
-    store::{Database, Isolation, KeyRange, StoreError},
+    store::{Database, Isolation, KeyRange, StoreError, TransactionOption},
 };
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
+    time,
 };
 
 use super::{
-    Rate,
+    Progress, Rate,
     history::{Event, History, Transaction},
     observer::Latencies,
 };
 use crate::Failure;
 
-/// How long a transaction is tried again.
-const RETRY_MAX: Duration = Duration::from_mins(5);
+/// How long the writers wait for an event that is not due before they note that this is no stall.
+const PACE_STEP_MAX: Duration = Duration::from_secs(1);
 
-/// Pause before that.
+/// Pause before a transaction is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The result of the load.
@@ -82,8 +83,7 @@ struct Inner {
     rate: Rate,
     /// The next transaction to be taken.
     next: AtomicUsize,
-    /// Number of recorded events.
-    recorded: watch::Sender<u64>,
+    progress: Progress,
     /// Turns by name.
     turns: Vec<Turn>,
     /// Attempts that failed by a conflict.
@@ -100,6 +100,7 @@ impl Load {
         history: Arc<History>,
         latencies: Arc<Latencies>,
         rate: Rate,
+        progress: Progress,
     ) -> Self {
         let turns = history.names.iter().map(|_| Turn::default()).collect();
         let prefix = [b"replay/", &db.env().random().to_be_bytes()[..]].concat();
@@ -110,7 +111,7 @@ impl Load {
             latencies,
             rate,
             next: AtomicUsize::new(0),
-            recorded: watch::Sender::new(0),
+            progress,
             turns,
             conflicts: AtomicU64::new(0),
             prefix,
@@ -119,15 +120,15 @@ impl Load {
 
     /// The number of recorded events, updated while the load runs.
     pub fn recorded(&self) -> watch::Receiver<u64> {
-        self.0.recorded.subscribe()
+        self.0.progress.recorded.subscribe()
     }
 
     /// Records everything with `writers` tasks, then removes the documents that it wrote.
-    pub async fn run(self, writers: u16, progress: &ProgressBar) -> Result<Loaded, Failure> {
+    pub async fn run(self, writers: u16, bar: &ProgressBar) -> Result<Loaded, Failure> {
         let started = Instant::now();
         let mut tasks = JoinSet::new();
         for _ in 0..writers {
-            tasks.spawn(Arc::clone(&self.0).write(started, progress.clone()));
+            tasks.spawn(Arc::clone(&self.0).write(started, bar.clone()));
         }
         while let Some(ended) = tasks.join_next().await {
             ended.map_err(|error| Failure::Failed(format!("a writer has panicked: {error}")))??;
@@ -147,7 +148,7 @@ impl Load {
 impl Inner {
     /// Takes transactions in order and commits each when it has its turn at all of its databases. A transaction never
     /// waits for one that was taken later, so one can always go on.
-    async fn write(self: Arc<Self>, started: Instant, progress: ProgressBar) -> Result<(), Failure> {
+    async fn write(self: Arc<Self>, started: Instant, bar: ProgressBar) -> Result<(), Failure> {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(transaction) = self.history.transactions.get(number) else {
@@ -162,38 +163,42 @@ impl Inner {
                 self.turns[name].pass();
             }
             let events = transaction.events.len() as u64;
-            self.recorded.send_modify(|recorded| *recorded += events);
-            progress.inc(events);
+            self.progress.recorded.send_modify(|recorded| *recorded += events);
+            bar.inc(events);
         }
     }
 
-    /// Waits until event number `event` is due.
+    /// Waits until event number `event` is due, which is no stall.
     async fn pace(&self, started: Instant, event: usize) {
         if let Rate::PerSecond(rate) = self.rate {
             #[expect(clippy::cast_precision_loss, reason = "a history has far fewer than 2^53 events")]
-            let due = started + Duration::from_secs_f64(event as f64 / rate);
-            tokio::time::sleep_until(due.into()).await;
+            let due = time::Instant::from(started) + Duration::from_secs_f64(event as f64 / rate);
+            let step = (self.progress.deadline.0 / 4).clamp(Duration::from_millis(1), PACE_STEP_MAX);
+            while time::Instant::now() < due {
+                self.progress.moves.step();
+                time::sleep_until(due.min(time::Instant::now() + step)).await;
+            }
         }
     }
 
     /// Writes a document and records the events, in one transaction. After an unknown result, the document shows
-    /// whether the transaction was committed.
+    /// whether the transaction was committed. It is tried again until the replay is given up.
     async fn commit(&self, number: usize, transaction: &Transaction) -> Result<(), Failure> {
         let document = [&self.prefix[..], &(number as u64).to_be_bytes()].concat();
         let events = &self.history.events[transaction.events.clone()];
-        let started = Instant::now();
         for attempt in 0.. {
             match self.attempt(&document, events, attempt > 0).await {
                 Ok(()) => break,
-                Err(error) if error.is_retryable() && started.elapsed() < RETRY_MAX => {
+                Err(error) if error.is_retryable() => {
                     if error.code() == StoreError::NOT_COMMITTED.code().into() {
                         self.conflicts.fetch_add(1, Ordering::Relaxed);
                     }
-                    tokio::time::sleep(RETRY_PAUSE).await;
+                    time::sleep(RETRY_PAUSE).await;
                 }
                 Err(error) => return Err(failed(&error, transaction)),
             }
         }
+        self.progress.moves.step();
         self.latencies.committed(events);
         Ok(())
     }
@@ -201,6 +206,7 @@ impl Inner {
     /// One attempt. If `check` is set, it first checks whether an earlier one was committed.
     async fn attempt(&self, document: &[u8], events: &[Event], check: bool) -> Result<(), Error> {
         let tx = self.db.begin();
+        tx.set_option(TransactionOption::Timeout(self.progress.deadline.0));
         if check && tx.get(document, Isolation::Serializable).await?.is_some() {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use notibus::{DbInstance, DbName, Kinds, Sequence, event::Counters, node::StatsS
 use serde::Serialize;
 
 use super::{Observers, check::FinalFeed, history::History, load::Loaded, observer::Latencies};
-use crate::Failure;
+use crate::{Failure, out::private_file};
 
 /// The result of a replay.
 pub struct Outcome<'a> {
@@ -51,6 +51,12 @@ pub struct Report {
     producer_conflicts: u64,
     /// Attempts of folds that were tried again.
     fold_retries: u64,
+    /// Leases that the notifiers have lost to each other or to other nodes.
+    leases_lost: u64,
+    /// How often a node of the replay has fallen out of the bus.
+    nodes_fallen_out: u64,
+    /// The most memory that the process has had, in bytes, where the system says so.
+    peak_memory_bytes: Option<u64>,
     /// From the first transaction to the last delivery.
     seconds: f64,
     /// Events recorded and delivered per second.
@@ -113,6 +119,9 @@ impl Report {
             },
             producer_conflicts: loaded.conflicts,
             fold_retries: after.fold_retries - before.fold_retries,
+            leases_lost: after.leases_lost - before.leases_lost,
+            nodes_fallen_out: after.nodes_fallen_out - before.nodes_fallen_out,
+            peak_memory_bytes: peak_memory(),
             seconds,
             events_per_second: if seconds > 0.0 { events / seconds } else { 0.0 },
             latency_us: Latency {
@@ -148,6 +157,9 @@ impl Report {
             0 => String::new(),
             some => format!(", {some} reshards"),
         };
+        let memory = self
+            .peak_memory_bytes
+            .map(|bytes| format!("memory     {} MB at most", bytes.div_ceil(1_000_000)));
         [
             format!("recorded   {} in {} transactions", kinds(&self.recorded), self.transactions),
             format!("folded     {} into {} notifications", kinds(&self.folded), self.notifications),
@@ -160,10 +172,24 @@ impl Report {
             ),
             format!("conflicts  {} of producers, {} of folds", self.producer_conflicts, self.fold_retries),
             format!("latency    p50 {p50} µs, p99 {p99} µs, max {max} µs from commit to delivery"),
+            format!(
+                "nodes      {} leases lost, {} nodes fallen out",
+                self.leases_lost, self.nodes_fallen_out
+            ),
             format!("took       {:.3} s, {:.0} events per second", self.seconds, self.events_per_second),
         ]
+        .into_iter()
+        .chain(memory)
+        .collect::<Vec<_>>()
         .join("\n")
     }
+}
+
+/// The most memory that this process has had at once, in bytes, if the system says so as Linux does.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    kilobytes?.trim().parse().ok().map(|kilobytes: u64| kilobytes * 1_024)
 }
 
 /// A row of the feed in the dump.
@@ -192,7 +218,7 @@ impl Dump {
     /// Makes the file.
     pub fn create(path: &Path) -> Result<Self, Failure> {
         let fail = |error: io::Error| Failure::BadInput(format!("{}: {error}", path.display()));
-        Ok(Self { path: path.to_owned(), file: File::create(path).map_err(fail)? })
+        Ok(Self { path: path.to_owned(), file: private_file(path, false).map_err(fail)? })
     }
 
     /// Writes the feed, one JSON object per line.

@@ -3,7 +3,7 @@
 use notibus::feed::{NotificationFeed, TopologyEntry};
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::Failure;
+use crate::{Failure, deadline::Moves};
 
 /// The most shards of the feed.
 const SHARDS_MAX: usize = 64;
@@ -26,11 +26,13 @@ impl Resharder {
         every: u64,
         events: u64,
         recorded: watch::Receiver<u64>,
+        moves: Moves,
     ) -> Result<Self, Failure> {
         let began = current(&feed).await?;
         let planned = events / every;
         let mut task = JoinSet::new();
-        task.spawn(reshard(feed.clone(), began.shards.len(), every, planned, recorded));
+        let wishes = Wishes { shards: began.shards.len(), every, planned };
+        task.spawn(reshard(feed.clone(), wishes, recorded, moves));
         Ok(Self { feed, began, planned, task })
     }
 
@@ -75,13 +77,22 @@ fn other(shards: usize) -> usize {
     if shards < SHARDS_MAX { (2 * shards).min(SHARDS_MAX) } else { shards / 2 }
 }
 
-/// Reshards `feed` a number of times, from `shards` to the other number and back.
+/// What to reshard.
+struct Wishes {
+    /// Number of shards when it begins.
+    shards: usize,
+    /// After how many events.
+    every: u64,
+    /// How often.
+    planned: u64,
+}
+
+/// Reshards `feed` a number of times, to the other number of shards and back.
 async fn reshard(
     feed: NotificationFeed,
-    shards: usize,
-    every: u64,
-    planned: u64,
+    Wishes { shards, every, planned }: Wishes,
     mut recorded: watch::Receiver<u64>,
+    moves: Moves,
 ) -> notibus::Result<u64> {
     let counts =
         [other(shards), shards].map(|count| u32::try_from(count).expect("a feed has at most 10,000"));
@@ -91,6 +102,7 @@ async fn reshard(
             return Ok(done);
         }
         feed.reshard(count, None).await?;
+        moves.step();
     }
     Ok(planned)
 }

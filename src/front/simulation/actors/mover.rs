@@ -140,7 +140,9 @@ impl Mover {
         self.note(|| format!("has imported a damaged export: {imported:?}"));
         match imported {
             Ok(()) => self.broken("a damaged export was imported".to_owned()),
-            Err(Error::Invalid { .. } | Error::Corrupt { .. } | Error::Io { .. }) => {
+            Err(
+                Error::Invalid { .. } | Error::OtherFormat { .. } | Error::Corrupt { .. } | Error::Io { .. },
+            ) => {
                 self.shared.witness(Witness::DamagedExportRefused);
             }
             Err(_) => {}

@@ -172,7 +172,7 @@ impl Conductor<'_> {
                     slot.child = Some(child);
                     let issuer = slot.issuer();
                     self.merge.begins(issuer);
-                    self.tell(number);
+                    self.send_phase(number);
                 }
                 Err(error) => self.shared.fail(format!("process {number} cannot be started: {error}")),
             }
@@ -197,8 +197,8 @@ impl Conductor<'_> {
         }
     }
 
-    /// Tells a process in which phase the world is.
-    fn tell(&mut self, number: usize) {
+    /// Sends a process the phase of the world.
+    fn send_phase(&mut self, number: usize) {
         let word = match self.shared.phase() {
             Phase::Chaos => return,
             Phase::Rest => "rest",
@@ -210,12 +210,12 @@ impl Conductor<'_> {
         }
     }
 
-    /// Enters the next phase, and tells everybody.
+    /// Enters the next phase, and sends it to all processes.
     fn enter(&mut self, phase: Phase) {
         self.shared.enter(phase);
         self.since = Instant::now();
         for number in 0..self.slots.len() {
-            self.tell(number);
+            self.send_phase(number);
         }
     }
 

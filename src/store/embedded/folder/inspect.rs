@@ -6,14 +6,11 @@ use super::{
     files::Files,
     history::History,
     journal::Journal,
-    marker::{FORMAT, FORMAT_UNFINISHED, LOCK, MARKER, Marker, check_marker, explain, write_text},
+    marker::{FORMAT, FORMAT_UNFINISHED, LOCK, MARKER, Marker, Refusal, check_marker, explain, write_text},
     recover::{self, Contents, Damage},
     snapshot,
 };
-use crate::{
-    base::error::{Error, Result},
-    store::embedded::rows::Rows,
-};
+use crate::{base::error::Result, store::embedded::rows::Rows};
 
 /// How often a folder is read again because another process changes it.
 const READS_MAX: usize = 100;
@@ -45,19 +42,21 @@ pub(in crate::store) struct Inspection {
 
 /// Reads the folder `path`.
 pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspection> {
-    let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
+    try_inspect(files, path).map_err(|refusal| refusal.of(path))
+}
+
+fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
     if files.is_file(path) {
-        return Err(fail("it is a file; name a folder".to_owned()));
+        return Err(Refusal::unusable("it is a file; name a folder"));
     }
-    if check_marker(files, path).map_err(fail)? == Marker::Missing {
-        return Err(fail("there is no store in it".to_owned()));
+    if check_marker(files, path)? == Marker::Missing {
+        return Err(Refusal::unusable("there is no store in it"));
     }
-    let io = |error: io::Error| fail(explain(&error));
     let (mut reads, mut doubt) = (0, None);
     let (contents, is_open) = loop {
         reads += 1;
         // A journal may grow, and a snapshot replace others, during the read.
-        let is_open = files.is_locked(&path.join(LOCK)).map_err(io)?;
+        let is_open = files.is_locked(&path.join(LOCK))?;
         let read = match recover::read(files, path) {
             Ok(contents) if contents.damages.is_empty() => break (contents, is_open),
             read => read,
@@ -68,7 +67,7 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
             Err(error) => Err(explain(error)),
         });
         if reads == READS_MAX || (!is_open && doubt == found) {
-            break (read.map_err(io)?, is_open);
+            break (read?, is_open);
         }
         doubt = found;
     };
@@ -80,18 +79,20 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
 
 /// Writes a store with the content of `inspection` into the folder `path`, which must be empty or missing.
 pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<()> {
-    let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
-    let io = |error: io::Error| fail(explain(&error));
+    try_copy(files, path, inspection).map_err(|refusal| refusal.of(path))
+}
+
+fn try_copy(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<(), Refusal> {
     if files.is_file(path) {
-        return Err(fail("it is a file; name a folder".to_owned()));
+        return Err(Refusal::unusable("it is a file; name a folder"));
     }
-    files.make_folder(path).map_err(io)?;
-    if check_marker(files, path).map_err(fail)? != Marker::Missing {
-        return Err(fail("there is a store in it; name an empty folder".to_owned()));
+    files.make_folder(path)?;
+    if check_marker(files, path)? != Marker::Missing {
+        return Err(Refusal::unusable("there is a store in it; name an empty folder"));
     }
-    let held = files.lock(&path.join(LOCK)).map_err(io)?;
-    let _held = held.ok_or_else(|| fail("another process makes a store in it".to_owned()))?;
-    make(files, path, (&inspection.root, inspection.report.version), &inspection.history).map_err(io)
+    let held = files.lock(&path.join(LOCK))?;
+    let _held = held.ok_or_else(|| Refusal::in_use("another process makes a store in it"))?;
+    Ok(make(files, path, (&inspection.root, inspection.report.version), &inspection.history)?)
 }
 
 /// Creates the files of a store with `root` at `version`.

@@ -3,6 +3,7 @@
 use std::{io, path::Path};
 
 use super::files::{self, Files, read_text, replace, write_all};
+use crate::base::error::{Error, OpenCause};
 
 /// The file by which a store's folder is recognised.
 pub(super) const MARKER: &str = "NOTIBUS_STORE";
@@ -30,22 +31,54 @@ pub(super) enum Marker {
     Finished,
 }
 
+/// Why a folder cannot be opened.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    cause: OpenCause,
+    reason: String,
+}
+
+impl Refusal {
+    /// The folder is no place for a store.
+    pub fn unusable(reason: impl Into<String>) -> Self {
+        Self { cause: OpenCause::Unusable, reason: reason.into() }
+    }
+
+    pub fn damaged(reason: impl Into<String>) -> Self {
+        Self { cause: OpenCause::Damaged, reason: format!("damaged: {}", reason.into()) }
+    }
+
+    pub fn in_use(reason: impl Into<String>) -> Self {
+        Self { cause: OpenCause::InUse, reason: reason.into() }
+    }
+
+    /// The error of the folder `path`.
+    pub fn of(self, path: &Path) -> Error {
+        Error::Open { path: path.to_owned(), cause: self.cause, reason: self.reason }
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self { cause: OpenCause::from(&error), reason: explain(&error) }
+    }
+}
+
 /// Reads the marker of a folder.
-pub(super) fn check_marker(files: &dyn Files, path: &Path) -> Result<Marker, String> {
-    let io = |error: io::Error| explain(&error);
-    match read_text(files, &path.join(MARKER)).map_err(io)?.as_deref() {
+pub(super) fn check_marker(files: &dyn Files, path: &Path) -> Result<Marker, Refusal> {
+    match read_text(files, &path.join(MARKER))?.as_deref() {
         Some(FORMAT) => Ok(Marker::Finished),
         Some("" | FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
         Some(format) => {
             let (found, known) = (format.trim(), FORMAT.trim());
-            Err(format!(
+            Err(Refusal::unusable(format!(
                 "its format is {found:?}, this program knows {known:?}; export it with the program that has written it"
-            ))
+            )))
         }
         None => {
             let unfinished = format!("{MARKER}{}", files::UNFINISHED);
-            if files.list(path).map_err(io)?.iter().any(|name| *name != LOCK && *name != unfinished) {
-                return Err("it holds files but no store; name an empty folder".to_owned());
+            if files.list(path)?.iter().any(|name| *name != LOCK && *name != unfinished) {
+                return Err(Refusal::unusable("it holds files but no store; name an empty folder"));
             }
             Ok(Marker::Missing)
         }

@@ -41,12 +41,12 @@ pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
 pub use self::{inspect::FolderReport, recover::Damage};
 use self::{
     journal::Journal,
-    marker::{CLOSED, FORMAT, LOCK, MARKER, Marker, check_marker, explain, write_text},
+    marker::{CLOSED, FORMAT, LOCK, MARKER, Marker, Refusal, check_marker, write_text},
     record::Kind,
     recover::{Contents, Names},
 };
 use super::{core::Staged, rows::Rows};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 
 /// How often to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
@@ -112,14 +112,20 @@ impl Folder {
     /// Opens the folder `path` of a disk, and creates it if it does not exist. Versions go on from `version`, or
     /// behind the used ones if they are later.
     pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderOptions, version: u64) -> Result<Opened> {
-        let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
-        let io = |error: io::Error| fail(explain(&error));
-        let lock = prepare(&*files, path).map_err(&fail)?;
-        let contents = recover::read(&*files, path).map_err(io)?;
-        refuse_damage(&contents).map_err(&fail)?;
+        Self::try_open(files, path, options, version).map_err(|refusal| refusal.of(path))
+    }
+
+    fn try_open(
+        files: Arc<dyn Files>,
+        path: &Path,
+        options: FolderOptions,
+        version: u64,
+    ) -> Result<Opened, Refusal> {
+        let lock = prepare(&*files, path)?;
+        let contents = recover::read(&*files, path)?;
+        refuse_damage(&contents)?;
         let Contents { root, mut history, snapshot_len, sealed_len, last, leftovers, .. } = contents;
-        let last =
-            last.ok_or_else(|| fail("damaged: it has no journal; restore it from a copy".to_owned()))?;
+        let last = last.ok_or_else(|| Refusal::damaged("it has no journal; restore it from a copy"))?;
         let version = version.max(contents.version + 1);
         let open = || {
             let file = files.open(&path.join(journal::name(last.number)), Access::Write)?;
@@ -135,7 +141,7 @@ impl Folder {
             }
             Ok(journal)
         };
-        let journal = open().map_err(io)?;
+        let journal = open()?;
         let snapshots = Arc::new(Mutex::new(Snapshots { len: snapshot_len, ..Snapshots::default() }));
         let path = path.to_owned();
         let folder = Self {
@@ -309,12 +315,11 @@ impl SnapshotTask {
 }
 
 /// Creates the folder if it does not exist; refuses a folder with anything but a store. Locks it.
-fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
-    let io = |error: io::Error| explain(&error);
+fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
     if files.is_file(path) {
-        return Err("it is a file; name a folder".to_owned());
+        return Err(Refusal::unusable("it is a file; name a folder"));
     }
-    files.make_folder(path).map_err(io)?;
+    files.make_folder(path)?;
     check_marker(files, path)?;
     let lock = lock(files, path)?;
     if check_marker(files, path)? == Marker::Finished {
@@ -324,49 +329,47 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
     for parent in path.ancestors().skip(1) {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         match files.sync_folder(parent) {
-            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(io(error)),
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error.into()),
             _ => {}
         }
     }
-    let names = Names::of(files, path).map_err(io)?;
+    let names = Names::of(files, path)?;
     if names.snapshots.is_empty() {
         let is_new = match &names.journals[..] {
             [] => true,
-            [1] => recover::read(files, path).map_err(io)?.version == 0,
+            [1] => recover::read(files, path)?.version == 0,
             _ => false,
         };
         if !is_new {
-            return Err(
-                "damaged: it has lost its snapshot, and maybe rows; restore it from a copy".to_owned()
-            );
+            return Err(Refusal::damaged("it has lost its snapshot, and maybe rows; restore it from a copy"));
         }
-        inspect::make(files, path, (&Rows::default(), 0), &History::default()).map_err(io)?;
+        inspect::make(files, path, (&Rows::default(), 0), &History::default())?;
     } else {
-        write_text(files, path, MARKER, FORMAT).map_err(io)?;
+        write_text(files, path, MARKER, FORMAT)?;
     }
     Ok(lock)
 }
 
 /// Locks the folder `path`.
-fn lock(files: &dyn Files, path: &Path) -> Result<Lock, String> {
+fn lock(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
     for tries in 1.. {
-        match files.lock(&path.join(LOCK)).map_err(|error| explain(&error))? {
+        match files.lock(&path.join(LOCK))? {
             Some(lock) => return Ok(lock),
             None if tries == LOCK_TRIES => break,
             // A process that checks whether it is open holds the lock for a moment.
             None => thread::sleep(LOCK_PAUSE),
         }
     }
-    Err("it is open in another process, or by another handle of this one".to_owned())
+    Err(Refusal::in_use("it is open in another process, or by another handle of this one"))
 }
 
-fn refuse_damage(contents: &Contents) -> Result<(), String> {
+fn refuse_damage(contents: &Contents) -> Result<(), Refusal> {
     match &contents.damages[..] {
         [] => Ok(()),
         [first, rest @ ..] => {
             let more =
                 if rest.is_empty() { String::new() } else { format!(", and at {} other places", rest.len()) };
-            Err(format!("damaged: {first}{more}; restore it from a copy"))
+            Err(Refusal::damaged(format!("{first}{more}; restore it from a copy")))
         }
     }
 }
