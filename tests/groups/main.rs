@@ -7,6 +7,7 @@ mod admin;
 mod common;
 mod consuming;
 mod cost;
+mod documents;
 mod doubts;
 mod failures;
 mod fencing;
