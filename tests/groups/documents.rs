@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    Bus, Consumer, Cursor, Db, Sequence,
+    Bus, Consumer, Cursor, Db, JanitorOptions, Sequence,
     changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
     group::{ConsumerOptions, Group, GroupBatch, GroupOptions, ObserverResult},
     store::Transaction,
@@ -17,7 +17,7 @@ use notibus::{
 use tokio::sync::Notify;
 
 use crate::{
-    common::{db, joined, until},
+    common::{db, joined, record, until},
     fixture::{GroupFixture, hinted, pass},
 };
 
@@ -49,6 +49,11 @@ impl Documents {
         };
         let ran = self.world.store.run_once(edit).await.unwrap();
         ran.value.of(ran.committed)
+    }
+
+    /// Informs the consumers as an edit does, without one.
+    async fn hint(&self) {
+        record(&self.world.store, &self.world.other, &self.docs, [0, 0, 1, 0]).await;
     }
 
     /// A consumer that does `work`.
@@ -161,5 +166,47 @@ async fn a_replayed_document_that_is_edited_does_not_come_after_its_edit() {
     }
     let rows: Vec<_> = seen.lock().unwrap().iter().map(|(_, at)| *at).collect();
     assert!(rows.is_sorted() && rows.last() == Some(&last), "{rows:?}");
+    consumer.shutdown().await.unwrap();
+}
+
+/// Regression: a drained shard that waits for others asks again after a while, because the janitor may have dropped the shards for which
+/// it has saved its end. Among documents that while was multiplied by the number of all shards of documents in the process, as only a
+/// poll for rows needs it, for which hints come besides: 30 shards that poll each ten seconds stood still for five minutes.
+#[tokio::test(start_paused = true)]
+async fn successors_that_are_dropped_hold_up_no_group_of_documents() {
+    let documents = Documents::new(30).await;
+    let feed = documents.world.other.changes().feed(&documents.docs);
+    let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
+    let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
+    let observe = move |_: GroupBatch<Change>| {
+        let (opens, waits) = (Arc::clone(&opens), closed.load(Ordering::Relaxed));
+        async move {
+            if waits {
+                opens.notified().await;
+            }
+            Ok(())
+        }
+    };
+    let options = ConsumerOptions { poll_interval: Duration::from_secs(10), ..ConsumerOptions::default() };
+    let consumer = documents.consume(&documents.world.bus, options, observe).await;
+    until("it has all shards", async || consumer.shards().len() == 30).await;
+    documents.edit("doc", 1, None).await;
+    documents.hint().await;
+    pass(Duration::from_secs(5)).await;
+    let begun = async || documents.group.status().await.unwrap().shards.len();
+    feed.reshard(3, None).await.unwrap();
+    documents.hint().await;
+    // All shards but one are drained, and have saved that.
+    pass(Duration::from_secs(5)).await;
+    feed.reshard(1, None).await.unwrap();
+    let options = JanitorOptions { interval: Duration::from_millis(100), ..JanitorOptions::default() };
+    let janitor = joined(&documents.world.other).await.janitor(options).await.unwrap();
+    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
+    assert_eq!(begun().await, 30);
+
+    is_closed.store(false, Ordering::Relaxed);
+    goes_on.notify_waiters();
+    until("the group has gone over", async || begun().await == 1).await;
+    janitor.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
 }

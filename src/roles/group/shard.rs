@@ -63,9 +63,9 @@ where
                     // A round of balancing comes soon, so that the successors of the shard are worked on.
                     drain::Drained::Replaced => return Ok(()),
                     // The janitor may drop the successor meanwhile. Then the group goes on to a later entry, so a drained shard asks
-                    // again.
+                    // again. Nothing else wakes it, so it does not share its polls, as shards do that wait for rows.
                     drain::Drained::Waits => {
-                        if self.sleep(self.poll_interval()).await {
+                        if self.sleep(self.consuming.options.poll_interval).await {
                             return Ok(());
                         }
                     }
