@@ -5,6 +5,7 @@
 mod admin;
 #[path = "../common/mod.rs"]
 mod common;
+mod concurrent;
 mod consuming;
 mod cost;
 mod documents;

@@ -277,6 +277,7 @@ where
             attempt,
             fencing_token: self.token,
             checkpointer: Checkpointer::of_parked(&right, id.clone(), sequence),
+            unsaved: self.unsaved(),
         };
         match self.watched(session.batch(batch), attempt).await {
             Ok(()) => {
