@@ -35,6 +35,7 @@ mod ledger;
 mod models;
 mod moves;
 mod noting;
+mod operations;
 mod parked;
 mod readers;
 mod replay;
@@ -75,6 +76,7 @@ use self::{
         follower::Follower,
         group::GroupModel,
         members::Members,
+        operation::Operation,
         subscriber::Subscriber,
     },
     stored_item::StoredItem,
@@ -162,6 +164,8 @@ pub(super) struct Oracle {
     groups: BTreeMap<GroupName, GroupModel>,
     /// The nodes with each role.
     members: BTreeMap<String, Members>,
+    /// The last reset or deletion of a group by each operator.
+    operations: BTreeMap<Issuer, Operation>,
     /// The groups that have to expire after the faults, if there is a janitor.
     given_up: Option<Vec<GroupName>>,
     /// The names of the databases that groups which park can only park.
@@ -231,6 +235,7 @@ impl Oracle {
             horizon: Sequence::MIN,
             groups: BTreeMap::new(),
             members: BTreeMap::new(),
+            operations: BTreeMap::new(),
             given_up: None,
             unworkable: BTreeSet::new(),
             subscribers: BTreeMap::new(),
@@ -332,6 +337,7 @@ impl Oracle {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);
         self.doc_tails.retain(|_, tail| tail.issuer != issuer);
+        self.operations.remove(&issuer);
     }
 
     /// One of the deleted instances of `name`, if there is one, as `random` decides.
