@@ -85,10 +85,10 @@ pub mod dispatcher {
 pub mod group {
     pub use crate::{
         roles::group::{
-            CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions,
-            DeadLetter, DeadLetterInfo, FailurePolicy, FencingToken, Group, GroupBatch, GroupOptions,
-            GroupStatus, GroupTrouble, Observer, ObserverResult, ParkedId, Replayed, ShardLag, ShardStatus,
-            each_concurrent,
+            CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, ConcurrentRow, Consumer,
+            ConsumerOptions, DeadLetter, DeadLetterInfo, FailurePolicy, FencingToken, Group, GroupBatch,
+            GroupOptions, GroupStatus, GroupTrouble, Observer, ObserverResult, ParkedId, Replayed, ShardLag,
+            ShardStatus, each_concurrent,
         },
         state::keys::GroupName,
     };

@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
-    changes::ChangesOptions,
+    changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
     group::{ConsumerOptions, FailurePolicy, GroupBatch, GroupOptions},
     store::Database,
 };
@@ -50,6 +50,33 @@ fn refused(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
 
 /// The instance of the database with documents.
 const INSTANCE: DbInstance = DbInstance([9; 16]);
+
+/// Writes two documents into a store of [`fill`], and has their group work on them.
+async fn work_on_documents(folder: &Path) {
+    let store = Database::open_dir(folder).unwrap();
+    let bus = Bus::open_existing(&store, b"notibus").await.unwrap();
+    let (changes, docs) = (bus.changes(), Db::new("docs".parse().unwrap(), INSTANCE));
+    let index = changes.feed(&docs).group("index").unwrap();
+    let edit = async |tx| {
+        let writer = changes.writer(&tx, &docs).await?;
+        for id in ["a", "b"] {
+            let revision = Revision { position: 1, hash: [1; 16] };
+            let doc = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: false };
+            writer.record(&doc, None)?;
+        }
+        Ok(())
+    };
+    store.run(edit).await.unwrap();
+    let observe = |_: GroupBatch<Change>| std::future::ready(Ok(()));
+    // With the consumer goes the node, which would keep the folder open.
+    let node = bus.node(NodeOptions::default()).await.unwrap();
+    let consumer = node.consumer(&index, move |_| observe, ConsumerOptions::default()).await.unwrap();
+    drop(node);
+    while index.lag().await.unwrap().iter().any(|shard| shard.rows > 0) {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    consumer.shutdown().await.unwrap();
+}
 
 /// A store with a group that has worked on all rows but a dead letter, one that has not begun, and one on documents.
 async fn fill(folder: &Path) {
@@ -162,6 +189,7 @@ async fn what_was_worked_on_is_replayed() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     fill(folder).await;
+    work_on_documents(folder).await;
     assert_eq!(
         printed(folder, &["replay", "mailer", "--filter", "{a,x*}"]),
         "1 rows wait for another delivery\n"
@@ -171,6 +199,10 @@ async fn what_was_worked_on_is_replayed() {
         parked.iter().map(|parked| parked["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(waiting(), ["a"]);
+    let feed = &INSTANCE.to_string();
+    let of_docs = |args: &[&str]| printed(folder, &[&["replay", "index", "--feed", feed], args].concat());
+    assert_eq!(of_docs(&["--filter", "b*"]), "1 rows wait for another delivery\n", "of documents as well");
+    assert_eq!(of_docs(&["--filter", "b"]), "0 rows wait for another delivery\n", "it waits already");
 
     let store = format!("dir:{}", folder.display());
     let served = served::Served::start(&["--store", &store], None);
@@ -184,6 +216,8 @@ async fn what_was_worked_on_is_replayed() {
     assert_eq!(on_node(&["mailer", "--filter", "a"]), none, "it waits already");
     assert_eq!(on_node(&["mailer", "--json"]), (Some(0), "{\"ok\":true,\"rows\":2}\n".to_owned()));
     assert_eq!(on_node(&["idle"]), none, "it has worked on nothing");
+    let one = (Some(0), "1 rows wait for another delivery\n".to_owned());
+    assert_eq!(on_node(&["index", "--feed", feed]), one, "the other document");
     for (args, part) in [(&["nobody"][..], "no group nobody"), (&["mailer", "--filter", "a["], "glob")] {
         let (code, reason) = on_node(args);
         assert!(code == Some(2) && reason.contains(part), "{reason}");

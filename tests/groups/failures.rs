@@ -9,9 +9,13 @@ use std::{
 };
 
 use notibus::{
-    Cursor, Sequence,
+    Cursor, Notification, Observer, Sequence,
     cursor::Start,
-    group::{CheckpointPolicy, Checkpointer, CloseReason, ConsumerOptions, FailurePolicy, Replayed},
+    feed::ShardId,
+    group::{
+        CheckpointPolicy, Checkpointer, CloseReason, ConsumerOptions, FailurePolicy, GroupBatch,
+        ObserverResult, Replayed,
+    },
     store::{
         AtomicOp, Isolation, RetryPolicy, StoreError,
         testing::{Attempt, CommitFault, Operation},
@@ -94,7 +98,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
 
     // They are replayed: one fails again, and stays with its new error.
     let replay = async |bad: &'static str| {
-        let work = move |letter: Arc<notibus::group::DeadLetter<notibus::Notification>>| async move {
+        let work = move |letter: Arc<notibus::group::DeadLetter<Notification>>| async move {
             if letter.row.name.as_str() == bad { Err("still".into()) } else { Ok(()) }
         };
         group.replay_dead_letters(work).await.unwrap()
@@ -127,7 +131,7 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     world.faults.script_commits([CommitFault::After(unknown)]);
     let store = world.faults.database();
-    let work = move |letter: Arc<notibus::group::DeadLetter<notibus::Notification>>| {
+    let work = move |letter: Arc<notibus::group::DeadLetter<Notification>>| {
         let store = store.clone();
         async move {
             let body = async |tx: notibus::store::Transaction| {
@@ -196,11 +200,8 @@ async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_does_not_close_is_reported() {
     struct Clinging;
-    impl notibus::Observer<notibus::Notification> for Clinging {
-        async fn batch(
-            &mut self,
-            _: notibus::group::GroupBatch<notibus::Notification>,
-        ) -> notibus::group::ObserverResult {
+    impl Observer<Notification> for Clinging {
+        async fn batch(&mut self, _: GroupBatch<Notification>) -> ObserverResult {
             Ok(())
         }
         async fn closed(&mut self, _: CloseReason) {
@@ -244,6 +245,78 @@ async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
         let replaced = log.closed().iter().filter(|reason| **reason == CloseReason::ObserverError).count();
         assert_eq!(replaced as u64, stats.group_panics);
         log.check(true);
+    }
+}
+
+/// An observer that panics in the calls of `opened` as long as there are `panics` left: in the call itself, or in its future.
+struct Shy {
+    log: Log,
+    panics: Arc<AtomicU64>,
+    in_call: bool,
+    has_panicked: bool,
+}
+
+impl Shy {
+    fn opens(&mut self) {
+        let is_due = |left: u64| left.checked_sub(1);
+        self.has_panicked = self.panics.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok();
+        assert!(!self.has_panicked, "it does not want to begin");
+    }
+}
+
+impl Observer<Notification> for Shy {
+    fn opened(&mut self, _: ShardId, _: Sequence) -> impl Future<Output = ()> + Send {
+        if self.in_call {
+            self.opens();
+        }
+        async move {
+            if !self.in_call {
+                self.opens();
+            }
+        }
+    }
+
+    async fn batch(&mut self, batch: GroupBatch<Notification>) -> ObserverResult {
+        assert!(!self.has_panicked, "it must not be used any more");
+        self.log.took(&batch);
+        Ok(())
+    }
+
+    async fn closed(&mut self, reason: CloseReason) {
+        self.log.was_closed(reason);
+    }
+}
+
+/// Regression: a panic of `opened` was only logged, and the same observer got batches although its state was undefined. One in the call
+/// itself, before there is a future, was not even caught: it ended the task of the shard.
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_when_it_is_opened_gets_no_batch() {
+    for in_call in [false, true] {
+        let world = GroupFixture::new(1).await;
+        let group = world.group(Cursor::NOTHING).await;
+        world.create(names("db", 3)).await;
+        let (log, panics) = (Log::new(), Arc::new(AtomicU64::new(3)));
+        let observers = log.clone();
+        let make = move |_| {
+            let (log, panics) = (observers.clone(), Arc::clone(&panics));
+            Shy { log, panics, in_call, has_panicked: false }
+        };
+        let node = joined(&world.bus).await;
+        let of = world.bus.group("g").unwrap();
+        let consumer = node.consumer(&of, make, hasty(FailurePolicy::KeepRetrying)).await.unwrap();
+        until_done(&group).await;
+        let trouble = group.status().await.unwrap().shards.remove(0).trouble.unwrap();
+        assert!(trouble.error.contains("does not want to begin") && !trouble.is_current, "{trouble:?}");
+        consumer.shutdown().await.unwrap();
+        let stats = world.bus.stats();
+        assert_eq!(
+            (stats.group_panics, stats.group_errors, stats.work_panics),
+            (3, 3, 0),
+            "in call: {in_call}"
+        );
+        assert_eq!(log.names(), names("db", 3));
+        let closed = [[CloseReason::ObserverError; 3].as_slice(), &[CloseReason::Shutdown]].concat();
+        assert_eq!(log.closed(), closed, "each is closed, once");
     }
 }
 

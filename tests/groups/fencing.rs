@@ -1,6 +1,7 @@
 //! Exactly once: a consumer that has lost its lease, or does not know what it has committed, does no harm.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -10,7 +11,7 @@ use std::{
 
 use notibus::{
     Cursor, Error, Sequence,
-    group::{CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy},
+    group::{CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy, FencingToken},
     store::{
         AtomicOp, Database, Isolation, RetryPolicy, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
@@ -420,4 +421,82 @@ async fn a_row_that_is_committed_while_it_is_given_up_is_no_dead_letter() {
     assert_eq!(group.dead_letters(Sequence::MIN, 10).await.unwrap(), []);
     assert_eq!(counter(&world.store, b"rows").await, 1);
     consumer.shutdown().await.unwrap();
+}
+
+/// A table of another database, with the recipe of [`FencingToken`]: what was written last for each name.
+#[derive(Default)]
+struct Mirror(Mutex<BTreeMap<String, (FencingToken, Sequence, u64)>>);
+
+impl Mirror {
+    /// `UPDATE ... WHERE db = :name AND (token < :token OR token = :token AND seq < :seq)`; with `<=` if `takes_replays`.
+    fn update(&self, name: &str, (token, seq, value): (FencingToken, Sequence, u64), takes_replays: bool) {
+        let mut rows = self.0.lock().unwrap();
+        let is_older = rows.get(name).is_none_or(|(old_token, old_seq, _)| {
+            *old_token < token || *old_token == token && (*old_seq < seq || takes_replays && *old_seq == seq)
+        });
+        if is_older {
+            rows.insert(name.to_owned(), (token, seq, value));
+        }
+    }
+
+    /// The number of updates that it has of `name`, and the sequence.
+    fn of(&self, name: &str) -> (u64, Sequence) {
+        let (_, seq, value) = self.0.lock().unwrap()[name];
+        (value, seq)
+    }
+
+    /// Somebody else has changed the value of `name`.
+    fn damage(&self, name: &str) {
+        self.0.lock().unwrap().get_mut(name).unwrap().2 = u64::MAX;
+    }
+}
+
+/// Regression: the recipe asked for a greater sequence in any case. So a reset to an earlier position and a replay changed nothing in the
+/// other database, although the group had worked on all rows.
+#[tokio::test(start_paused = true)]
+async fn the_recipe_lets_newer_consumers_resets_and_replays_write() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let (mirror, takes_replays) = (Arc::new(Mirror::default()), Arc::new(AtomicBool::new(false)));
+    let batches: Arc<Mutex<Vec<(FencingToken, Sequence, u64)>>> = Arc::default();
+    let (writes, replays, kept) = (Arc::clone(&mirror), Arc::clone(&takes_replays), Arc::clone(&batches));
+    let log = Log::doing(move |batch| {
+        for row in &batch.rows {
+            let now = (batch.fencing_token, row.sequence, row.totals.updated);
+            writes.update(row.name.as_str(), now, replays.load(Ordering::Relaxed));
+            kept.lock().unwrap().push(now);
+        }
+        std::future::ready(Ok(()))
+    });
+    let first = log.consume(&world.bus, &group, hinted()).await;
+    world.create(["a"]).await;
+    let old = world.update("a", 0).await;
+    until_done(&group).await;
+    assert_eq!(mirror.of("a"), (1, old));
+    first.shutdown().await.unwrap();
+
+    let _second = log.consume(&world.other, &group, hinted()).await;
+    let new = world.update("a", 1).await;
+    until_done(&group).await;
+    assert_eq!(mirror.of("a"), (2, new));
+    // The first consumer sends what it had begun, too late.
+    let stale = *batches.lock().unwrap().iter().find(|(_, at, _)| *at == old).unwrap();
+    mirror.update("a", stale, true);
+    assert_eq!(mirror.of("a"), (2, new), "an older consumer changes nothing");
+
+    let again = async || {
+        assert_eq!(group.replay(|_| true).await.unwrap(), 1);
+        until("it is replayed", async || group.parked("", 1).await.unwrap().is_empty()).await;
+    };
+    mirror.damage("a");
+    again().await;
+    assert_eq!(mirror.of("a").0, u64::MAX, "the same consumer, and the same row");
+    takes_replays.store(true, Ordering::Relaxed);
+    again().await;
+    assert_eq!(mirror.of("a"), (2, new));
+
+    takes_replays.store(false, Ordering::Relaxed);
+    mirror.damage("a");
+    group.reset(Cursor::NOTHING, true).await.unwrap();
+    until("the row comes again", async || mirror.of("a") == (2, new)).await;
 }

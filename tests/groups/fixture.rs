@@ -143,6 +143,17 @@ impl Log {
         self.happened.lock().unwrap().push((number, happened));
     }
 
+    /// Notes that an observer that is not of this log got `batch`.
+    pub fn took(&self, batch: &GroupBatch<Notification>) {
+        let rows = batch.rows.iter().map(|row| (row.name.clone(), row.sequence)).collect();
+        self.note(0, Happened::Batch(batch.shard, rows, batch.attempt));
+    }
+
+    /// Notes that an observer that is not of this log was closed.
+    pub fn was_closed(&self, reason: CloseReason) {
+        self.note(0, Happened::Closed(reason));
+    }
+
     /// Starts a consumer of `group` with such observers.
     pub async fn consume(
         &self,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use notibus::{
     Cursor, Error, Janitor, JanitorOptions,
+    changes::ChangesOptions,
     cursor::Start,
     group::{ConsumerOptions, GroupOptions},
     node::BalanceOptions,
@@ -185,6 +186,47 @@ async fn a_pass_that_fails_counts_no_time_twice() {
     world.faults.heal();
     pass(Duration::from_mins(30)).await;
     assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
+    janitor.shutdown().await.unwrap();
+}
+
+/// Regression: the first group, or the first closed entry, that could not be written ended the pass, so those behind it never expired, and
+/// never went.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_written_keeps_nothing_behind_it() {
+    let world = GroupFixture::new(1).await;
+    let options = GroupOptions::default().expire_after(Duration::from_mins(10));
+    for name in ["a", "b"] {
+        world.bus.group(name).unwrap().create(&options).await.unwrap();
+    }
+    let changes = world.bus.changes();
+    let dbs = [db("first", 1), db("second", 2)];
+    for db in &dbs {
+        let create = async |tx| changes.create(&tx, db, &ChangesOptions::default()).await;
+        world.store.run(create).await.unwrap();
+        changes.feed(db).reshard(2, None).await.unwrap();
+    }
+    let first = dbs[0].instance.0;
+    world.faults.plan_commits(move |attempt: &Attempt| {
+        let idle = b"notibus\x15\x0c\x01n\x00\x15\x03\x02a\x00\x14";
+        let is_it = attempt.mutations().any(|mutation| match mutation {
+            Operation::Set { key, .. } => key[..] == idle[..],
+            Operation::Clear { key } => key.windows(first.len()).any(|part| part == first),
+            _ => false,
+        });
+        is_it.then_some(CommitFault::Before(StoreError::IO_ERROR))
+    });
+    let often = JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
+    let janitor = joined(&world.bus).await.janitor(often).await.unwrap();
+    pass(Duration::from_mins(30)).await;
+    assert!(matches!(world.bus.group("b").unwrap().status().await, Err(Error::NoGroup { .. })));
+    assert!(world.bus.group("a").unwrap().status().await.is_ok(), "it cannot be written");
+    let entries = async |db| changes.feed(db).topology().await.unwrap().len();
+    assert_eq!((entries(&dbs[0]).await, entries(&dbs[1]).await), (2, 1));
+    world.faults.heal();
+    pass(Duration::from_mins(30)).await;
+    assert!(matches!(world.bus.group("a").unwrap().status().await, Err(Error::NoGroup { .. })));
+    assert_eq!(entries(&dbs[0]).await, 1);
+    assert_eq!((world.bus.stats().groups_expired, world.bus.stats().topologies_dropped), (2, 2));
     janitor.shutdown().await.unwrap();
 }
 

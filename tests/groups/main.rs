@@ -5,8 +5,10 @@
 mod admin;
 #[path = "../common/mod.rs"]
 mod common;
+mod concurrent;
 mod consuming;
 mod cost;
+mod documents;
 mod doubts;
 mod failures;
 mod fencing;

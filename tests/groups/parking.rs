@@ -11,8 +11,8 @@ use std::{
 use notibus::{
     Cursor, Notification, Sequence,
     group::{
-        CheckpointPolicy, ConsumerOptions, FailurePolicy, FencingToken, Group, GroupBatch, ParkedId,
-        each_concurrent,
+        CheckpointPolicy, ConcurrentRow, ConsumerOptions, FailurePolicy, FencingToken, Group, GroupBatch,
+        ParkedId, each_concurrent,
     },
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead, RetryPolicy, StoreError,
@@ -401,7 +401,7 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_saved_up_to_the_fir
     let work = {
         let (running, most, is_mended) = (Arc::clone(&running), Arc::clone(&most), Arc::clone(&is_mended));
         let done = Arc::clone(&done);
-        move |row: Arc<Notification>| {
+        move |ConcurrentRow { row, .. }: ConcurrentRow<Notification>| {
             let (running, most, is_mended) =
                 (Arc::clone(&running), Arc::clone(&most), Arc::clone(&is_mended));
             let done = Arc::clone(&done);

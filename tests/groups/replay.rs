@@ -1,12 +1,20 @@
 //! Rows that a group has worked on, and gets once more.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use notibus::{
     Cursor, Error, Notification, Sequence,
     cursor::Start,
     group::{ConsumerOptions, Group},
 };
+use tokio::sync::Notify;
 
 use crate::{
     common::until,
@@ -104,6 +112,44 @@ async fn a_row_that_was_overtaken_does_not_come_after_the_next() {
         until_none_is_parked(&group).await;
     }
     assert!(counts(&log)["a"] >= 6);
+    consumer.shutdown().await.unwrap();
+}
+
+/// Regression: the row before was delivered all the same if another one of the database was in the feed by then, and unread.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_was_overtaken_does_not_come_although_another_is_unread() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let (gate, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+    let (opens, closed) = (Arc::clone(&gate), Arc::clone(&is_closed));
+    let log = Log::doing(move |batch| {
+        // What is replayed comes with the start of the group.
+        let waits = batch.after > Sequence::MIN && closed.load(Ordering::Relaxed);
+        let opens = Arc::clone(&opens);
+        async move {
+            if waits {
+                opens.notified().await;
+            }
+            Ok(())
+        }
+    });
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    world.create(["a"]).await;
+    until_done(&group).await;
+    assert_eq!(group.replay(|_| true).await.unwrap(), 1);
+    // The next row is being delivered when the consumer hears of the replay; behind it there is another one.
+    is_closed.store(true, Ordering::Relaxed);
+    let next = world.update("a", 0).await;
+    until("it is delivered", async || log.rows().last().unwrap().1 == next).await;
+    let last = world.update("a", 1).await;
+    pass(Duration::from_secs(3)).await;
+    is_closed.store(false, Ordering::Relaxed);
+    gate.notify_waiters();
+    until_done(&group).await;
+    until_none_is_parked(&group).await;
+    assert_eq!(log.rows().last().unwrap().1, last);
+    // What was replayed is in the newest row, unless the consumer has heard of it early.
+    assert!((3..=4).contains(&counts(&log)["a"]));
     consumer.shutdown().await.unwrap();
 }
 

@@ -198,6 +198,8 @@ pub(super) struct GroupPlan {
     pub saves_every: u64,
     /// The names of the databases with which its observers fail for ever.
     pub unworkable: Vec<DbName>,
+    /// The longest time for which an observer works on a batch, in milliseconds.
+    pub batch_max_ms: u64,
     pub options: ConsumerOptions,
     /// How its consumers come and go, if the group expires.
     pub absences: Option<AbsencePlan>,
@@ -302,6 +304,7 @@ impl Plan {
             plan.with_sizes(&mut Rng::with_seed(seed ^ 0x7369_7a65))
         };
         let plan = plan.with_parking(&mut Rng::with_seed(seed ^ 0x7061_726b));
+        let plan = plan.with_slow_observers(&mut Rng::with_seed(seed ^ 0x736c_6f77));
         let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), options.intensity.max(0.0));
         #[cfg(feature = "http")]
         let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
@@ -414,6 +417,18 @@ impl Plan {
         }
         for group in &mut self.groups {
             group.unworkable = self.names[..unworkable].to_vec();
+        }
+        self
+    }
+
+    /// Makes observers slow, in some worlds.
+    fn with_slow_observers(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..4) > 0 {
+            return self;
+        }
+        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
+        for group in self.groups.iter_mut().chain(of_documents) {
+            group.batch_max_ms = [200, 1_000][random.usize(0..2)];
         }
         self
     }
@@ -594,6 +609,7 @@ fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan 
         work,
         saves_every,
         unworkable: Vec::new(),
+        batch_max_ms: 20,
         options: ConsumerOptions {
             balance,
             rows_max: random.usize(1..=10),

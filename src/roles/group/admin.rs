@@ -132,7 +132,7 @@ impl<R> Group<R> {
         self.context.db.run(delete).await
     }
 
-    /// Deletes the group if its row cannot be decoded. Returns whether that was so.
+    /// Deletes the group if its row cannot be decoded. Returns whether that was so, whatever is there now.
     async fn delete_damaged(&self) -> Result<bool> {
         let was_damaged = &AtomicBool::new(false);
         let delete = async |tx: Transaction| match self.row(&tx).await {
@@ -141,8 +141,9 @@ impl<R> Group<R> {
                 self.clear_in(&tx);
                 Ok(true)
             }
-            // An earlier attempt with an unknown result may have deleted it.
-            row => Ok(row?.is_none() && was_damaged.load(Ordering::Relaxed)),
+            // If an earlier attempt has found it damaged, somebody has deleted it since, perhaps that attempt. Another group may have been
+            // created in its place, and stays.
+            row => row.map(|_| was_damaged.load(Ordering::Relaxed)),
         };
         self.context.db.run(delete).await
     }

@@ -7,12 +7,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::FencingToken;
+use super::{CheckpointPolicy, FencingToken};
 use crate::{
     base::{
         encoding::Sequence,
@@ -294,6 +295,22 @@ impl Checkpointer {
         self.0.right.context.db.run(async |tx| self.checkpoint_in(&tx).await.map(drop)).await
     }
 
+    /// Saves that everything up to `to`, at most the position of the batch, was worked on. It can be called for one position of the batch
+    /// after the other.
+    pub(super) async fn raise(&self, to: Sequence) -> Result<()> {
+        let right = &self.0.right;
+        let Scope::Rows { parks, .. } = &self.0.scope else { return self.checkpoint().await };
+        right.context.db.run(async |tx| right.advance(&tx, to, parks).await).await?;
+        right.stored.raise(to);
+        right.context.stats.group_checkpoints.add(1);
+        Ok(())
+    }
+
+    /// The time by the clock of the consumer.
+    pub(super) fn now(&self) -> Duration {
+        self.0.right.context.env().now()
+    }
+
     fn up_to(&self, last: Sequence) -> Self {
         let Ticket { right, scope } = &*self.0;
         match scope {
@@ -311,6 +328,16 @@ impl fmt::Debug for Checkpointer {
         };
         f.debug_struct("Checkpointer").field("to", to).finish_non_exhaustive()
     }
+}
+
+/// What a consumer has yet to save when a batch begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unsaved {
+    pub policy: CheckpointPolicy,
+    /// Rows that were worked on since the last checkpoint.
+    pub rows: u64,
+    /// When the time until the next checkpoint began.
+    pub since: Duration,
 }
 
 /// Rows of one shard, for an observer.
@@ -370,6 +397,8 @@ pub struct GroupBatch<R> {
     pub fencing_token: FencingToken,
     /// Saves that the batch was worked on.
     pub(super) checkpointer: Checkpointer,
+    /// For observers that save within the batch.
+    pub(super) unsaved: Unsaved,
 }
 
 impl<R> GroupBatch<R> {

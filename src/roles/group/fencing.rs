@@ -14,15 +14,22 @@ use crate::{base::encoding::Incarnation, state::keys::ShardId};
 /// # Recipe
 ///
 /// Effects in the same store need no token: [`GroupBatch::checkpoint_in`](super::GroupBatch::checkpoint_in) makes them exactly-once. In
-/// another database, keep the token and the sequence beside what a database's rows change, and change both together, only forward:
+/// another database, keep the token and the sequence beside what a database's rows change, and change all three together, only forward:
 ///
 /// ```sql
 /// UPDATE mirror SET value = :value, token = :token, seq = :seq
-///  WHERE db = :name AND token <= :token AND seq < :seq
+///  WHERE db = :name AND (token < :token OR token = :token AND seq < :seq)
 /// ```
 ///
-/// If no row is updated, a newer consumer was here, or this row was worked on before. Both are fine, so go on. An object store can do
-/// the same with a conditional write. A queue or a mail server cannot be fenced, and gets some messages twice.
+/// If no row is updated, a newer consumer was here, or this consumer has worked on this row before. Both are fine, so go on. An object
+/// store can do the same with a conditional write. A queue or a mail server cannot be fenced, and gets some messages twice.
+///
+/// - A **newer consumer** writes the last row of the one before once more, and a **reset** to an earlier position has its rows written again,
+///   because both bring a greater token. So `value` has to follow from the row alone: an effect that adds, such as a counter, needs
+///   `token <= :token AND seq < :seq` instead, and a reset does not repeat it.
+/// - A **replay** ([`Group::replay`](super::Group::replay)) gives a row again with the sequence that it has in `mirror` already, mostly by
+///   the same consumer. For it to write the row again, ask for `seq <= :seq`; or first set `seq` to the least sequence, 26 zeros, where it is
+///   wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken {
     /// The number of moves of the bus.

@@ -54,7 +54,7 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 pub use self::{
     batch::{CheckpointState, Checkpointer, GroupBatch},
-    concurrent::each_concurrent,
+    concurrent::{ConcurrentRow, each_concurrent},
     consumer::Consumer,
     dead_letters::{DeadLetter, DeadLetterInfo, Replayed},
     fencing::FencingToken,

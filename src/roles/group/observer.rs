@@ -70,7 +70,8 @@ pub enum CloseReason {
 /// }
 /// ```
 pub trait Observer<R>: Send + 'static {
-    /// Called when the node begins to work on `shard`, after `position`.
+    /// Called when the node begins to work on `shard`, after `position`. If it panics, the observer gets no batch: it is closed, and after
+    /// a pause another one is opened.
     fn opened(&mut self, shard: ShardId, position: Sequence) -> impl Future<Output = ()> + Send {
         let _ = (shard, position);
         std::future::ready(())
@@ -156,30 +157,24 @@ pub(super) struct Session<R: 'static, O: Observer<R>> {
 }
 
 impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
+    /// Opens `observer`. It is to be closed even if that has failed.
     pub async fn open(
         observer: O,
         (shard, position): (ShardId, Sequence),
         (stop, pending_closes): (Stop, PendingCloses),
         (env, limit): (Env, Duration),
-    ) -> Self {
+    ) -> (Self, Result<(), Failure>) {
         let rows = std::marker::PhantomData;
         let mut session = Self { observer: Some(observer), stop, pending_closes, env, limit, rows };
         let observer = session.observer.as_mut().expect("it was just put there");
-        if AssertUnwindSafe(observer.opened(shard, position)).catch_unwind().await.is_err() {
-            tracing::error!(shard = shard.0, "an observer has panicked when it was opened");
-        }
-        session
+        let opened = guarded(async { observer.opened(shard, position).await }).await;
+        (session, opened)
     }
 
     pub async fn batch(&mut self, batch: GroupBatch<R>) -> Result<(), Failure> {
         let observer = self.observer.as_mut().expect("it is there until it is closed");
-        // The call itself may panic, too.
-        let work = AssertUnwindSafe(async { observer.batch(batch).await }).catch_unwind();
-        match work.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Failure { text: chain(&*error), is_panic: false }),
-            Err(panic) => Err(Failure { text: format!("panic: {}", panic_text(&*panic)), is_panic: true }),
-        }
+        let worked = guarded(async { observer.batch(batch).await }).await?;
+        worked.map_err(|error| Failure { text: chain(&*error), is_panic: false })
     }
 
     pub async fn close(mut self, reason: CloseReason) {
@@ -200,9 +195,15 @@ impl<R: 'static, O: Observer<R>> Drop for Session<R, O> {
 }
 
 async fn close<R, O: Observer<R>>(mut observer: O, reason: CloseReason) {
-    if AssertUnwindSafe(async { observer.closed(reason).await }).catch_unwind().await.is_err() {
-        tracing::error!(?reason, "an observer has panicked when it was closed");
+    if let Err(failure) = guarded(async { observer.closed(reason).await }).await {
+        tracing::error!(?reason, error = %failure, "an observer has panicked when it was closed");
     }
+}
+
+/// Awaits a call of an observer; a panic is a failure. `call` makes the call as well, because that may panic, too.
+async fn guarded<T>(call: impl Future<Output = T>) -> Result<T, Failure> {
+    let called = AssertUnwindSafe(call).catch_unwind().await;
+    called.map_err(|panic| Failure { text: format!("panic: {}", panic_text(&*panic)), is_panic: true })
 }
 
 /// The failure of an observer.

@@ -198,8 +198,8 @@ impl<R> Group<R> {
         Ok(rows.iter().filter(|(_, value)| is_new(value)).count() < WAITING_MAX)
     }
 
-    /// Parks those of `rows` of `shard` that are done, and the newest ones of their ids. Returns how many. A reset of the group and a newer
-    /// row make `tx` fail; checkpoints, which only grow, do not.
+    /// Parks those of `rows` of `shard` that are done, and still in the feed. Returns how many. A reset of the group and a newer row,
+    /// which removes this one, make `tx` fail; checkpoints, which only grow, do not.
     async fn park_again(
         &self,
         tx: &Transaction,
@@ -210,16 +210,20 @@ impl<R> Group<R> {
         let keys = &self.context.keys;
         let group =
             self.row(tx).await?.filter(|row| row.token == begun.token).ok_or_else(|| self.missing())?;
-        let done = self.done_in(tx, shard).await?;
+        let (done, topology) = (self.done_in(tx, shard).await?, self.raw().topology(tx).await?);
         let mut count = 0;
         for (id, StoredRow { sequence, value }) in rows {
             if *sequence > done {
                 continue;
             }
-            let newest = tx.get(&keys.newest(&self.id.feed, id), Isolation::Serializable).await?;
+            // Not the key of the newest row of the id, which only notifications have.
+            let row = topology.space_at(self.raw(), *sequence, id)?.row(*sequence);
             let key = keys.group_parked(&self.id, id);
-            let is_parked = tx.get(&key, Isolation::Serializable).await?.is_some();
-            if is_parked || newest.as_deref() != Some(&sequence.as_bytes()[..]) {
+            let (row, parked) = tokio::try_join!(
+                tx.get(&row, Isolation::Serializable),
+                tx.get(&key, Isolation::Serializable)
+            )?;
+            if row.is_none() || parked.is_some() {
                 continue;
             }
             let (at_ms, error) = (self.context.env().wall_ms(), String::new());

@@ -16,7 +16,7 @@ use super::{
     CheckpointPolicy, CloseReason, FencingToken, Observer,
     batch::BatchContext,
     consuming::Consuming,
-    observer::{Session, chain},
+    observer::{Failure, Session, chain},
 };
 use crate::{
     base::{
@@ -63,9 +63,9 @@ where
                     // A round of balancing comes soon, so that the successors of the shard are worked on.
                     drain::Drained::Replaced => return Ok(()),
                     // The janitor may drop the successor meanwhile. Then the group goes on to a later entry, so a drained shard asks
-                    // again.
+                    // again. Nothing else wakes it, so it does not share its polls, as shards do that wait for rows.
                     drain::Drained::Waits => {
-                        if self.sleep(self.poll_interval()).await {
+                        if self.sleep(self.consuming.options.poll_interval).await {
                             return Ok(());
                         }
                     }
@@ -121,8 +121,11 @@ where
         let place = (self.right.shard, self.read);
         let observer = factory(self.right.shard);
         let open = Session::open(observer, place, (self.stop.clone(), pending_closes.clone()), limits);
-        let mut session = self.watched(open, 0).await;
-        let ended = self.serve(&mut session).await;
+        let (mut session, opened) = self.watched(open, 0).await;
+        let ended = match opened {
+            Ok(()) => self.serve(&mut session).await,
+            Err(failure) => self.not_opened(failure).await,
+        };
         let reason = match &ended {
             Ok(End::Stopped) => CloseReason::Shutdown,
             Ok(End::Drained) => CloseReason::Resharded,
@@ -131,6 +134,22 @@ where
         };
         self.watched(session.close(reason), 0).await;
         ended
+    }
+
+    /// Accounts for an observer that has panicked when it was opened, and waits before the next one is.
+    async fn not_opened(&mut self, failure: Failure) -> Result<End> {
+        let stats = &self.right.context.stats;
+        stats.group_errors.add(1);
+        stats.group_panics.add(1);
+        let attempts = self.next_attempt();
+        self.trouble(failure.text, attempts).await;
+        let pause = self.consuming.options.retry.backoff(attempts, self.env());
+        Ok(if self.sleep(pause).await { End::Stopped } else { End::ObserverError })
+    }
+
+    /// The number of the attempt in a row that has failed now, whatever it was.
+    fn next_attempt(&self) -> u32 {
+        self.trouble.as_ref().map_or(0, |trouble| trouble.attempts).saturating_add(1)
     }
 
     /// Passes rows to the observer until the session has to end. Fails only if the lease is lost.
@@ -143,7 +162,7 @@ where
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
                     // The store has failed, not the observer.
-                    let attempts = self.trouble.as_ref().map_or(0, |trouble| trouble.attempts) + 1;
+                    let attempts = self.next_attempt();
                     self.right.context.stats.group_errors.add(1);
                     self.trouble(chain(&error), attempts).await;
                     let pause = self.consuming.options.retry.backoff(attempts, self.env());

@@ -11,8 +11,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{StreamExt, future::try_join_all, stream};
 
-use super::pass::Pass;
+use super::pass::{Failed, Pass};
 use crate::{
     base::{env::Env, error::Result},
     state::{
@@ -24,6 +25,9 @@ use crate::{
 
 /// How many rows are read at once. What is behind the groups of a feed is skipped, up to a page of it.
 const PAGE_ROWS: usize = 100;
+
+/// How many groups are judged at once, each in a transaction of its own.
+const JUDGED_AT_ONCE: usize = 16;
 
 /// The time for which janitors have worked, continued by the present one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,26 +46,44 @@ impl WorkClock {
 }
 
 impl Pass<'_> {
-    /// Deletes the groups that have expired. Returns how many.
-    pub async fn expire_groups(&self, worked: &mut WorkClock) -> Result<u64> {
+    /// Deletes the groups that have expired. A group that cannot be judged keeps no other one.
+    pub async fn expire_groups(&self, worked: &mut WorkClock) -> Result<()> {
         let (env, groups) = (self.context.env(), self.expiring_groups().await?);
         if worked.began.is_none() {
-            let mut earlier_ms = 0;
-            for (group, _) in &groups {
-                if let Some(idleness) = self.read(async |tx| self.idleness(&tx, group).await).await? {
-                    earlier_ms = earlier_ms.max(idleness.alive_ms.saturating_add(idleness.idle_ms));
-                }
-            }
+            let earlier_ms = self.worked_before(&groups).await?;
             worked.began = Some((Duration::from_millis(earlier_ms), env.now()));
         }
-        let mut expired = 0;
-        for (group, row) in groups {
-            if self.write(async |tx| self.expire(&tx, &group, &row, *worked).await).await? {
+        let worked = *worked;
+        let judged = groups.iter().map(|(group, row)| async move {
+            (group, self.write(async |tx| self.expire(&tx, group, row, worked).await).await)
+        });
+        // Collected first, because the compiler cannot name the type of the futures otherwise.
+        let judged: Vec<_> = judged.collect();
+        let (mut judged, mut failed) =
+            (stream::iter(judged).buffer_unordered(JUDGED_AT_ONCE), Failed::default());
+        while let Some((group, expired)) = judged.next().await {
+            if failed.note(expired)? == Some(true) {
                 tracing::info!(%group, "a group is deleted: nobody has worked for it");
-                expired += 1;
+                self.context.stats.groups_expired.add(1);
             }
         }
-        Ok(expired)
+        failed.end()
+    }
+
+    /// At least how long earlier janitors have worked, in milliseconds, as they have saved it with `groups`.
+    async fn worked_before(&self, groups: &[(GroupId, GroupRow)]) -> Result<u64> {
+        let mut earlier_ms = 0;
+        for some in groups.chunks(PAGE_ROWS) {
+            let read = async |tx: Transaction| {
+                let tx = &tx;
+                try_join_all(some.iter().map(|(group, _)| async move { self.idleness(tx, group).await }))
+                    .await
+            };
+            for idleness in self.read(read).await?.into_iter().flatten() {
+                earlier_ms = earlier_ms.max(idleness.alive_ms.saturating_add(idleness.idle_ms));
+            }
+        }
+        Ok(earlier_ms)
     }
 
     /// Reads the groups that have an expiry.

@@ -123,13 +123,7 @@ impl Pass<'_> {
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
         let swept = sweeper.sweep().await;
-        if let Ok(dropped) = topologies {
-            self.context.stats.topologies_dropped.add(dropped);
-        }
-        if let Ok(expired) = groups {
-            self.context.stats.groups_expired.add(expired);
-        }
-        groups.map(|_| ()).and(tombstones).and(topologies.map(|_| ())).and(swept.map(|_| ()))
+        groups.and(tombstones).and(topologies).and(swept.map(|_| ()))
     }
 
     async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {

@@ -51,3 +51,26 @@ impl Pass<'_> {
         self.read(checked).await
     }
 }
+
+/// The first failure of a step that goes on with the rest, so that what fails in each pass keeps nothing else waiting.
+#[derive(Debug, Default)]
+pub(super) struct Failed(Option<Error>);
+
+impl Failed {
+    /// The success of `result`. Fails if the lease is lost, because then everything else fails as well.
+    pub fn note<T>(&mut self, result: Result<T>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error @ Error::LeaseLost { .. }) => Err(error),
+            Err(error) => {
+                self.0.get_or_insert(error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Fails if anything has failed.
+    pub fn end(self) -> Result<()> {
+        self.0.map_or(Ok(()), Err)
+    }
+}

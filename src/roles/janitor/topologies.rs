@@ -6,7 +6,7 @@
 
 use futures_util::future::try_join_all;
 
-use super::pass::Pass;
+use super::pass::{Failed, Pass};
 use crate::{
     base::{encoding::Sequence, error::Result},
     state::{
@@ -16,11 +16,14 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
+/// How many groups are asked at once for their checkpoints.
+const GROUPS_READ_AT_ONCE: usize = 500;
+
 impl Pass<'_> {
-    /// Deletes the closed entries of all feeds whose shards are empty. Returns how many.
-    pub async fn drop_topologies(&self) -> Result<u64> {
+    /// Deletes the closed entries of all feeds whose shards are empty. An entry that cannot be deleted keeps no other one.
+    pub async fn drop_topologies(&self) -> Result<()> {
         let keys = &self.context.keys;
-        let mut dropped = 0;
+        let mut failed = Failed::default();
         let mut rest = Some(RangeRead::new(keys.all_topologies()).limit(1_000));
         while let Some(read) = rest {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
@@ -33,11 +36,14 @@ impl Pass<'_> {
                 }
             }
             for (feed, entry) in self.empty(&closed).await? {
-                dropped += u64::from(self.write(async |tx| self.drop_entry(&tx, feed, entry).await).await?);
+                let dropped = self.write(async |tx| self.drop_entry(&tx, feed, entry).await).await;
+                if failed.note(dropped)? == Some(true) {
+                    self.context.stats.topologies_dropped.add(1);
+                }
             }
             rest = read.after(&page);
         }
-        Ok(dropped)
+        failed.end()
     }
 
     /// Those of `entries` of which no shard has a row. One transaction reads shards of several entries, because most of many feeds have
@@ -99,14 +105,21 @@ impl Pass<'_> {
         (first, last): (ShardId, ShardId),
     ) -> Result<bool> {
         let keys = &self.context.keys;
-        for (key, _) in tx.all_rows(keys.groups(feed), Isolation::Serializable).await? {
+        let mut groups =
+            tx.pages(RangeRead::new(keys.groups(feed)).limit(GROUPS_READ_AT_ONCE), Isolation::Serializable);
+        while let Some(page) = groups.next().await? {
             // A key that cannot be decoded belongs to no group that could have checkpoints.
-            let Ok(Some(group)) = keys.group_of(&key).inspect_err(|error| self.skip(&key, error)) else {
-                continue;
-            };
-            let (begin, end) = (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
-            let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);
-            if !tx.get_range(&checkpoints, Isolation::Serializable).await?.rows.is_empty() {
+            let known = page.iter().filter_map(|(key, _)| {
+                keys.group_of(key).inspect_err(|error| self.skip(key, error)).ok().flatten()
+            });
+            // One after the other, 10,000 of them would take longer than a transaction lives.
+            let reads = known.map(|group| {
+                let (begin, end) =
+                    (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
+                let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);
+                async move { tx.get_range(&checkpoints, Isolation::Serializable).await }
+            });
+            if try_join_all(reads).await?.iter().any(|checkpoints| !checkpoints.rows.is_empty()) {
                 return Ok(true);
             }
         }

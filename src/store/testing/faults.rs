@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use futures_util::future::{BoxFuture, pending, ready};
@@ -20,6 +21,7 @@ use super::{
 use crate::{
     base::{
         encoding::Versionstamp,
+        env::Env,
         error::{Result, StoreError},
     },
     store::{Database, Watch},
@@ -98,6 +100,8 @@ struct Planned {
     /// For all other commits.
     commits: Option<Plan<Attempt, CommitFault>>,
     reads: Option<Plan<Operation, StoreError>>,
+    /// How long reads take, by which clock.
+    delay: Option<(Env, Duration)>,
     watches: Option<Plan<[u8], WatchFault>>,
 }
 
@@ -126,6 +130,11 @@ impl Faults {
     /// Fails reads as `plan` decides. It replaces the last plan.
     pub fn plan_reads(&self, plan: impl FnMut(&Operation) -> Option<StoreError> + Send + 'static) {
         self.plans.plan().reads = Some(Box::new(plan));
+    }
+
+    /// Makes each read take `time`. Reads that a transaction makes at once take it together.
+    pub fn delay_reads(&self, time: Duration) {
+        self.plans.plan().delay = Some((self.database.env().clone(), time));
     }
 
     /// Disturbs watches as `plan` decides from their keys. It replaces the last plan.
@@ -211,8 +220,15 @@ impl Interceptor for Plans {
     }
 
     fn before_read(&self, operation: &Operation, _failed: &Failed) -> Option<BoxFuture<'static, Result<()>>> {
-        let error = self.plan().reads.as_mut()?(operation)?;
-        Some(Box::pin(ready(Err(error.into()))))
+        let mut plan = self.plan();
+        if let Some(error) = plan.reads.as_mut().and_then(|reads| reads(operation)) {
+            return Some(Box::pin(ready(Err(error.into()))));
+        }
+        let (env, time) = plan.delay.clone()?;
+        Some(Box::pin(async move {
+            env.sleep(time).await;
+            Ok(())
+        }))
     }
 
     fn has_read(&self, operation: &Operation, _rows: usize, bytes: usize) {

@@ -82,7 +82,7 @@ impl<R: FeedRow> Observer<R> for Worker {
     async fn batch(&mut self, batch: GroupBatch<R>) -> ObserverResult {
         let Self { place, plan, .. } = self;
         place.note(|| format!("is given {} rows of {}, up to {}", batch.rows.len(), plan.name, batch.to));
-        place.pause(20).await;
+        place.pause(plan.batch_max_ms).await;
         if place.shared.strikes(Fault::ObserverPanic) {
             // It unwinds without a message on the terminal.
             std::panic::resume_unwind(Box::new("an observer of a simulation panics"));

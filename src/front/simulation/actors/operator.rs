@@ -5,8 +5,10 @@ use crate::{
     base::{
         cursor::{Cursor, Start},
         error::Result,
+        notification::Notification,
     },
     front::simulation::draw::Plan,
+    roles::group::{Group, GroupOptions},
 };
 
 /// Works until the faults end.
@@ -45,13 +47,43 @@ async fn act(place: &Place) -> Result<()> {
         1 => place.bus.feed().horizon().await?.into(),
         _ => Start::Now,
     };
+    // What an earlier call has committed is known from now on.
+    place.bus.feed().horizon().await?;
+    let force = *churns_groups || place.random(2) == 0;
+    place.shared.oracle().operates(place.issuer, group.name(), force);
     if choice < 8 {
-        place.note(|| format!("resets {} to {start:?}", plan.name));
-        group.reset(start, true).await
+        place.note(|| format!("resets {} to {start:?}, by force: {force}", plan.name));
+        group.reset(start, force).await
     } else {
-        place.note(|| format!("deletes {}, and creates it at {start:?}", plan.name));
-        group.delete(true).await?;
+        place.note(|| format!("deletes {}, by force: {force}, and creates it at {start:?}", plan.name));
+        let options = plan.created_at(start);
+        if place.random(2) == 0 {
+            delete_beside_creation(place, (&group, &options), force).await?;
+        } else {
+            group.delete(force).await?;
+        }
         place.pause(if *churns_groups { 100 } else { 500 }).await;
-        group.create(&plan.created_at(start)).await.map(|_| ())
+        group.create(&options).await.map(|_| ())
     }
+}
+
+/// Deletes `group`, while somebody else creates it as soon as it is gone: perhaps before the deletion knows whether it has succeeded.
+async fn delete_beside_creation(
+    place: &Place,
+    (group, options): (&Group<Notification>, &GroupOptions),
+    force: bool,
+) -> Result<()> {
+    let creation = async {
+        while !matches!(group.create(options).await, Ok(true)) {
+            place.pause(20).await;
+        }
+    };
+    let deletion = group.delete(force);
+    tokio::pin!(creation, deletion);
+    tokio::select! {
+        biased;
+        deleted = &mut deletion => return deleted,
+        () = &mut creation => {}
+    }
+    deletion.await
 }

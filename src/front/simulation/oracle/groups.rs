@@ -16,7 +16,7 @@ use crate::{
         event::{DbInstance, DbName},
     },
     front::simulation::{app::AppKey, findings::Findings, guarantee::Guarantee, witness::Witness},
-    state::keys::{FeedId, GroupId, GroupName, GroupRow, Lease, ShardId, checkpoint_position},
+    state::keys::{FeedId, GroupId, GroupName, GroupRow, Lease, ShardId, TopologyRow, checkpoint_position},
 };
 
 /// The group with the key `name` among the groups of all feeds.
@@ -74,10 +74,14 @@ impl Oracle {
         seen: &ObservedCommit<'_>,
         items: &Items<'_>,
     ) -> Verdict {
+        self.judge_left_entries(items)?;
         let mut set = BTreeSet::new();
         for (item, change) in items {
             let StoredItem::Group(name) = item else { continue };
             set.insert(name.clone());
+            if change.before.is_some() {
+                self.judge_operation(seen, name)?;
+            }
             let was_used = self.groups.get(name).is_some_and(|group| group.is_used);
             let Some(value) = &change.after else {
                 if was_used {
@@ -101,6 +105,29 @@ impl Oracle {
         self.judge_parked(findings, seen, items, &set)?;
         self.judge_checkpoints(findings, seen, items, &set)?;
         self.judge_lowest(findings, items)
+    }
+
+    /// No group stands in a topology entry that is dropped, unless it goes with its feed: a node may still be at work in the entry.
+    fn judge_left_entries(&self, items: &Items<'_>) -> Verdict {
+        for (item, change) in items {
+            let StoredItem::Topology(feed, first) = item else { continue };
+            let (Some(before), None) = (&change.before, &change.after) else { continue };
+            let entry = TopologyRow::from_bytes(*first, before).map_err(|error| error.to_string())?;
+            let of_feed = self.groups.iter().filter(|(_, group)| group.id.feed.bytes() == &feed[..]);
+            let mut in_it =
+                of_feed.filter(|(_, group)| group.checkpoints.keys().any(|shard| entry.has(*shard)));
+            let goes = |name: &GroupName| {
+                items.iter().any(|(item, change)| {
+                    matches!(item, StoredItem::Group(of) if of == name) && change.after.is_none()
+                })
+            };
+            if let Some((name, _)) = in_it.find(|(name, _)| !goes(name)) {
+                return Guarantee::Kept.fails(format!(
+                    "the topology entry of {first} was dropped, and {name} has a checkpoint in it"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The row of the lowest checkpoint of a group is above none of its checkpoints.

@@ -365,6 +365,12 @@ pub(in crate::front::simulation) enum Seen {
         generation: u64,
         rows: Vec<Sequence>,
     },
+    /// An operator resets or deletes a group.
+    Operates {
+        by: By,
+        group: Text<GroupName>,
+        is_forced: bool,
+    },
     Subscribed {
         id: u64,
         by: By,

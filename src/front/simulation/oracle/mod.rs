@@ -35,6 +35,7 @@ mod ledger;
 mod models;
 mod moves;
 mod noting;
+mod operations;
 mod parked;
 mod readers;
 mod replay;
@@ -75,6 +76,7 @@ use self::{
         follower::Follower,
         group::GroupModel,
         members::{Members, Working},
+        operation::Operation,
         subscriber::Subscriber,
     },
     stored_item::StoredItem,
@@ -164,6 +166,8 @@ pub(super) struct Oracle {
     groups: BTreeMap<GroupName, GroupModel>,
     /// The nodes with each role.
     members: BTreeMap<String, Members>,
+    /// The last reset or deletion of a group by each operator.
+    operations: BTreeMap<Issuer, Operation>,
     /// The groups that have to expire after the faults, if there is a janitor.
     given_up: Option<Vec<GroupName>>,
     /// The names of the databases that groups which park can only park.
@@ -234,6 +238,7 @@ impl Oracle {
             horizon: Sequence::MIN,
             groups: BTreeMap::new(),
             members: BTreeMap::new(),
+            operations: BTreeMap::new(),
             given_up: None,
             unworkable: BTreeSet::new(),
             subscribers: BTreeMap::new(),
@@ -341,6 +346,7 @@ impl Oracle {
         self.followers.retain(|_, follower| follower.issuer != issuer);
         self.doc_tails.retain(|_, tail| tail.issuer != issuer);
         self.working.remove(&issuer);
+        self.operations.remove(&issuer);
     }
 
     /// One of the deleted instances of `name`, if there is one, as `random` decides.

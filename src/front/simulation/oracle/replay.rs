@@ -43,6 +43,7 @@ impl Seen {
                 oracle.refused(findings, (by.into(), is_late), code, &keys, &conflicts);
             }
             Self::Observed { group, generation, rows } => oracle.observed(&group.0, generation, &rows),
+            Self::Operates { by, group, is_forced } => oracle.operates(by.into(), &group.0, is_forced),
             Self::Moved { way } => {
                 oracle.moved(way);
                 *values = moved(values, way);

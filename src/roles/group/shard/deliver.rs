@@ -7,6 +7,7 @@ use crate::{
     base::error::Result,
     roles::group::{
         CheckpointPolicy, Checkpointer, FailurePolicy, GroupBatch, Observer,
+        batch::Unsaved,
         observer::{Failure, Session, chain},
     },
     state::{
@@ -52,6 +53,7 @@ where
                     attempt: failing.attempts,
                     fencing_token: self.token,
                     checkpointer: Checkpointer::of_rows(&self.right, (after, rows.last_row()), to, parks),
+                    unsaved: self.unsaved(),
                 };
                 match self.watched(session.batch(batch), failing.attempts).await {
                     Ok(()) => {
@@ -74,6 +76,14 @@ where
             }
         };
         self.failed(&rows, failing, failure).await
+    }
+
+    /// What is not saved yet.
+    pub(super) fn unsaved(&self) -> Unsaved {
+        let policy = self.consuming.options.checkpoint;
+        let since =
+            if matches!(policy, CheckpointPolicy::Interval(_)) { self.written } else { self.env().now() };
+        Unsaved { policy, rows: self.rows_since, since }
     }
 
     /// Awaits `work` of the observer; reports the shard as stuck while that takes too long.

@@ -42,13 +42,52 @@ pub(super) struct Parking {
     pub parks: Arc<Parks>,
     /// Ids that a transaction with an unknown result may park even later.
     pub doubted: BTreeSet<Bytes>,
+    /// Parked rows that a newer row has replaced in the feed before this task knew that they are parked. If the newer row was delivered
+    /// by then, they must not follow it. Else it comes, and takes their place.
+    pub replaced: HashMap<Bytes, Replaced>,
     /// Number of parked ids of the group when they were last read.
     pub all: usize,
     /// Whether they are to be read again.
     pub is_stale: bool,
 }
 
+/// A parked row that is not in the feed any more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replaced {
+    pub sequence: Sequence,
+    /// A newer row of the id is at most here.
+    pub by: Sequence,
+}
+
+/// What is to be done with a parked row that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It is tried again.
+    Try,
+    /// A newer row of its id is about to take its place.
+    Wait,
+    /// A newer row of its id was delivered already.
+    Overtaken,
+}
+
 impl Parking {
+    /// What to do with the parked row of `id` at `sequence`, after everything up to `read` was read.
+    pub fn turn(&mut self, id: &Bytes, sequence: Sequence, read: Sequence) -> Turn {
+        match self.replaced.get(id) {
+            Some(replaced) if sequence == replaced.sequence => {
+                if read < replaced.by || self.parks.pending.contains_key(id) {
+                    return Turn::Wait;
+                }
+                self.replaced.remove(id);
+                Turn::Overtaken
+            }
+            _ => {
+                self.replaced.remove(id);
+                Turn::Try
+            }
+        }
+    }
+
     pub fn parks(&self) -> &Arc<Parks> {
         &self.parks
     }

@@ -1,12 +1,13 @@
 //! The work on parked ids: rows of them are held back, and tried again after pauses. [`Parking`](super::parked::Parking) says what
 //! is parked.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 
 use super::{
-    parked::{PARKED_MAX, due_after},
+    parked::{PARKED_MAX, Replaced, Turn, due_after},
     task::{Chunk, End, Task},
 };
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
         observer::{Failure, Session},
     },
     state::{
-        feed::{FeedRow, StoredRow},
+        feed::{FeedRow, StoredRow, Topology},
         keys::{GroupParkedRow, ShardId},
         skipped::Place,
     },
@@ -75,7 +76,7 @@ where
             let rows = tx.all_rows(keys.group_parked_ids(&right.group), Isolation::Snapshot).await?;
             let (mut mine, all) = (Vec::new(), rows.len());
             if rows.is_empty() {
-                return Ok((mine, all));
+                return Ok((mine, HashMap::new(), all));
             }
             let topology = feed.topology(&tx).await?;
             for (key, value) in rows {
@@ -89,9 +90,10 @@ where
                     Err(error) => return Err(error),
                 }
             }
-            Ok((mine, all))
+            let replaced = self.replaced_of(&tx, &topology, &mine).await?;
+            Ok((mine, replaced, all))
         };
-        let (mine, all) = self.db().run(read).await?;
+        let (mine, replaced, all) = self.db().run(read).await?;
         let mut before = std::mem::take(&mut self.parking.parked);
         for (id, key, row) in mine {
             let due = match row {
@@ -106,8 +108,50 @@ where
             self.parking.doubted.remove(&id);
             self.parking.parked.insert(id, due);
         }
+        let parked = &self.parking.parked;
+        self.parking.replaced.retain(|id, _| parked.contains_key(id));
+        self.parking.replaced.extend(replaced);
         (self.parking.all, self.parking.is_stale) = (all, false);
         Ok(())
+    }
+
+    /// Those of `parked` of which this task did not know, and which a newer row has replaced in the feed. Later rows of all others have
+    /// waited.
+    async fn replaced_of(
+        &self,
+        tx: &Transaction,
+        topology: &Topology,
+        parked: &[(Bytes, Bytes, Result<GroupParkedRow>)],
+    ) -> Result<HashMap<Bytes, Replaced>> {
+        let unknown = parked.iter().filter(|(id, ..)| !self.parking.holds(id));
+        let unknown = unknown.filter_map(|(id, _, row)| Some((id, row.as_ref().ok()?.sequence)));
+        let replaced = unknown.map(async |(id, sequence)| {
+            let by = self.replaced_by(tx, topology, (id, sequence)).await?;
+            Ok::<_, Error>(by.map(|by| (id.clone(), Replaced { sequence, by })))
+        });
+        Ok(try_join_all(replaced).await?.into_iter().flatten().collect())
+    }
+
+    /// Where the newer row of `id` is that has replaced the one at `sequence` in the feed, or an upper bound of that; `None` if there is none.
+    async fn replaced_by(
+        &self,
+        tx: &Transaction,
+        topology: &Topology,
+        (id, sequence): (&Bytes, Sequence),
+    ) -> Result<Option<Sequence>> {
+        let feed = self.consuming.group.raw();
+        if feed.id.instance().is_none() {
+            // The row itself does not say it: the janitor removes tombstones.
+            let newest = tx.get(&feed.context.keys.newest(feed.id, id), Isolation::Snapshot).await?;
+            let newest = newest.map(|value| Sequence::from_bytes(&value)).transpose()?;
+            return Ok(newest.filter(|newest| *newest > sequence));
+        }
+        // Feeds of documents keep no track of the newest row, but only an edit removes a row.
+        let row = topology.space_at(feed, sequence, id)?.row(sequence);
+        if tx.get(&row, Isolation::Snapshot).await?.is_some() {
+            return Ok(None);
+        }
+        feed.last_readable(tx).await.map(Some)
     }
 
     /// Removes the rows of `decoded`, decoded from `rows`, that have to wait behind a parked row of their id, or were given up before the
@@ -191,14 +235,12 @@ where
     ) -> Result<Option<End>> {
         let right = Arc::clone(&self.right);
         let keys = &right.context.keys;
-        let (key, newest) = (keys.group_parked(&right.group, &id), keys.newest(&right.group.feed, &id));
+        let key = keys.group_parked(&right.group, &id);
         let read = async |tx: Transaction| {
             right.lease.check(&tx).await?;
-            let stored = tx.get(&key, Isolation::Snapshot);
-            tokio::try_join!(stored, tx.get(&newest, Isolation::Snapshot))
+            tx.get(&key, Isolation::Snapshot).await
         };
-        let (stored, newest) = right.context.db.run(read).await?;
-        let Some(stored) = stored else {
+        let Some(stored) = right.context.db.run(read).await? else {
             // It was deleted, or the observer has saved it together with an effect.
             self.parking.parked.remove(&id);
             return Ok(None);
@@ -213,13 +255,18 @@ where
                 return Ok(None);
             }
         };
-        let newest = newest.map(|value| Sequence::from_bytes(&value)).transpose()?;
-        if !self.parking.parks.pending.contains_key(&id)
-            && newest.is_some_and(|newest| newest > sequence && newest <= self.done)
-        {
-            // A replay has parked it, and the next one was delivered before this consumer knew of that.
-            self.unpark(&key, &id, sequence).await?;
-            return Ok(None);
+        match self.parking.turn(&id, sequence, self.read) {
+            Turn::Try => {}
+            Turn::Wait => {
+                let due = self.due_after(1);
+                self.parking.parked.insert(id, due);
+                return Ok(None);
+            }
+            Turn::Overtaken => {
+                // A replay has parked it.
+                self.unpark(&key, &id, sequence).await?;
+                return Ok(None);
+            }
         }
         let attempt = attempts.saturating_add(1);
         let batch = GroupBatch {
@@ -230,6 +277,7 @@ where
             attempt,
             fencing_token: self.token,
             checkpointer: Checkpointer::of_parked(&right, id.clone(), sequence),
+            unsaved: self.unsaved(),
         };
         match self.watched(session.batch(batch), attempt).await {
             Ok(()) => {

@@ -4,6 +4,7 @@ pub(super) mod documents;
 pub(super) mod follower;
 pub(super) mod group;
 pub(super) mod members;
+pub(super) mod operation;
 pub(super) mod subscriber;
 #[cfg(feature = "http")]
 pub(super) mod web;
