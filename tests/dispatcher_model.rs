@@ -36,7 +36,7 @@ struct Subscriber {
     wants: Wants,
     /// Which kinds it wants.
     kinds: Kinds,
-    /// Whether it has one slot per name.
+    /// Whether it names its databases. Where the feed has to be read they are looked up, and do not come in its order.
     is_exact: bool,
     /// Whether it started before everything.
     from_nothing: bool,
@@ -127,7 +127,7 @@ impl Subscriber {
         let last = self.last.insert(name.clone(), row.sequence);
         assert!(last < Some(row.sequence), "per database, sequences grow: {what}");
         if !self.is_exact {
-            assert!(self.newest < row.sequence, "for a walker, all sequences grow: {what}");
+            assert!(self.newest < row.sequence, "without names, all sequences grow: {what}");
         }
         self.newest = self.newest.max(row.sequence);
         let delivered = delivery.news().kinds();

@@ -1,9 +1,11 @@
 //! The wake protocol of the dispatcher, checked at small sizes. The model checker tries each interleaving of a tail, some subscribers
-//! and a closing dispatcher with at most three preemptions that the memory model allows. No batch is lost or delivered twice, and no
-//! wake is lost: a subscriber that sleeps although something waits for it deadlocks, which the model checker reports.
+//! and a closing dispatcher with at most three preemptions that the memory model allows; for one subscriber and one batch, each
+//! interleaving that there is. No batch is lost or delivered twice, and no wake is lost: a subscriber that sleeps although something
+//! waits for it deadlocks, which the model checker reports.
 //!
 //! The checked code is `src/roles/dispatcher/log.rs` itself, with the types of the model checker instead of those of the standard
-//! library. The ring is only a counter here, because the protocol needs nothing but its end.
+//! library. The ring is only two counters here, because the protocol needs nothing but its begin and its end. To read the feed is to
+//! know what is before the begin of the ring and of the log.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "the protocol is used in part")]
@@ -51,13 +53,15 @@ use self::{
 struct WakeModel {
     /// The log of a pattern. Its entries are the numbers of their batches.
     log: Log<u64>,
+    /// The number of the first batch in the ring.
+    begin: AtomicU64,
     /// The number after the last batch in the ring, which all logs have.
     end: AtomicU64,
 }
 
 impl WakeModel {
     fn new() -> Arc<Self> {
-        Arc::new(Self { log: Log::new(0), end: AtomicU64::new(0) })
+        Arc::new(Self { log: Log::new(0), begin: AtomicU64::new(0), end: AtomicU64::new(0) })
     }
 
     /// Does what the tail does with the batch `number`; `matches` says whether the pattern matches it.
@@ -72,6 +76,30 @@ impl WakeModel {
         }
     }
 
+    /// Does what the tail does with the batch `number`, which pushes all before it out of the ring.
+    fn put_last(&self, number: u64) {
+        let mut woken = Vec::new();
+        self.log.append(number, [number, 0], number, &mut woken);
+        self.begin.store(number, Ordering::Release);
+        self.end.store(number + 1, Ordering::Release);
+        self.log.prune(number);
+        for subscriber in &woken {
+            subscriber.wake();
+        }
+    }
+
+    /// Does what the tail does when it was away for too long. Returns the number of the next batch.
+    fn expire(&self) -> u64 {
+        let (next, mut woken) = (self.end.load(Ordering::Acquire) + 1, Vec::new());
+        self.log.skip_to(next, &mut woken);
+        self.begin.store(next, Ordering::Release);
+        self.end.store(next, Ordering::Release);
+        for subscriber in &woken {
+            subscriber.wake();
+        }
+        next
+    }
+
     /// Closes the dispatcher for `subscriber`.
     fn close(subscriber: &SubscriberState) {
         subscriber.close();
@@ -83,8 +111,11 @@ impl WakeModel {
 #[derive(Debug, PartialEq, Eq)]
 struct Received {
     batches: Vec<u64>,
-    /// Whenever nothing waited for it: its position, and how many batches it had received by then.
+    /// Whenever nothing waited for it, or it was behind: a position up to which it knew everything, and how many batches it had received
+    /// by then.
     known: Vec<(u64, usize)>,
+    /// How often it was behind, and read the feed.
+    behind: usize,
 }
 
 /// Receives as `Reader` does, until `enough` batches have come or the subscriber is closed.
@@ -94,9 +125,12 @@ async fn receive(
     mut place: u64,
     enough: usize,
 ) -> Received {
-    let mut received = Received { batches: Vec::new(), known: Vec::new() };
+    let mut received = Received { batches: Vec::new(), known: Vec::new(), behind: 0 };
     poll_fn(|context| {
         loop {
+            if subscriber.is_ended() {
+                return Poll::Ready(());
+            }
             let was_closed = subscriber.is_closed();
             subscriber.register(context.waker());
             match world.log.read_or_wait(place, subscriber) {
@@ -110,12 +144,21 @@ async fn receive(
                     continue;
                 }
                 Err(Empty::Nothing) => {}
-                Err(Empty::Behind) => panic!("nothing was pruned"),
+                Err(Empty::Behind) => {
+                    let [known, _] = world.log.taken_at(subscriber);
+                    received.known.push((known, received.batches.len()));
+                    place = world.begin.load(Ordering::Acquire).max(world.log.begin());
+                    received.behind += 1;
+                    continue;
+                }
             }
             let end = world.end.load(Ordering::Acquire);
             if !world.log.has_entries(place) {
                 place = place.max(end);
-                received.known.push((end, received.batches.len()));
+                // What it has read in the feed is not among the batches.
+                if received.behind == 0 {
+                    received.known.push((end, received.batches.len()));
+                }
             }
             if was_closed {
                 return Poll::Ready(());
@@ -141,9 +184,140 @@ fn check_known(received: &Received, matching: &[u64]) {
 /// Tries all interleavings of `model` with at most three needless preemptions of a thread. Bugs of such
 /// protocols appear with two, and all interleavings of three threads would take hours.
 fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_up_to(Some(3), model);
+}
+
+fn check_up_to(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut checker = loom::model::Builder::new();
-    checker.preemption_bound = Some(3);
+    checker.preemption_bound = preemptions;
     checker.check(model);
+}
+
+/// Each interleaving, however many preemptions it has.
+#[test]
+fn one_batch_reaches_one_subscriber_in_each_interleaving() {
+    check_up_to(None, || {
+        let world = WakeModel::new();
+        let tail = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.put(0, true))
+        };
+        let subscriber = Arc::new(SubscriberState::default());
+        let received = block_on(receive(&world, &subscriber, 0, 1));
+        assert_eq!((&received.batches[..], received.behind), (&[0][..], 0));
+        check_known(&received, &[0]);
+        tail.join().unwrap();
+    });
+}
+
+/// Whatever was pruned before it looked, it knows everything before the entry that took it off the list, and no more than that.
+#[test]
+fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() {
+    check(|| {
+        let world = WakeModel::new();
+        let tail = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.put(0, false);
+                world.put(1, true);
+                world.put_last(2);
+            })
+        };
+        let subscriber = Arc::new(SubscriberState::default());
+        // Either it receives both, or it is behind and reads the first one in the feed.
+        let mut received = Received { batches: Vec::new(), known: Vec::new(), behind: 0 };
+        let mut place = 0;
+        while received.batches.last() != Some(&2) {
+            let more = block_on(receive(&world, &subscriber, place, 1));
+            place = more.batches.last().map_or(place, |number| number + 1);
+            let had = received.batches.len();
+            if received.behind == 0 {
+                received.known.extend(more.known.iter().map(|(known, count)| (*known, had + count)));
+            }
+            received.batches.extend(more.batches);
+            received.behind += more.behind;
+        }
+        if received.behind == 0 {
+            assert_eq!(received.batches, [1, 2]);
+        } else {
+            assert_eq!(received.batches.iter().filter(|number| **number == 2).count(), 1);
+        }
+        // It is never said to know the batch that it has missed.
+        check_known(&received, &[1, 2]);
+        tail.join().unwrap();
+    });
+}
+
+/// A laggard that skips goes on where the ring begins again, and sleeps through nothing there.
+#[test]
+fn one_that_is_skipped_ahead_receives_what_comes_next() {
+    check(|| {
+        let world = WakeModel::new();
+        let tail = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.put(0, true);
+                let next = world.expire();
+                world.put(next, true);
+            })
+        };
+        let subscriber = Arc::new(SubscriberState::default());
+        let first = block_on(receive(&world, &subscriber, 0, 1));
+        let mut batches = first.batches.clone();
+        if batches == [0] {
+            let rest = block_on(receive(&world, &subscriber, 1, 1));
+            assert_eq!(rest.behind, 1, "it was in the ring of before");
+            batches.extend(rest.batches);
+        }
+        assert_eq!(batches.last(), Some(&2));
+        assert!(batches.len() == 2 || first.behind > 0);
+        tail.join().unwrap();
+    });
+}
+
+/// A subscriber whose filter is replaced leaves a log and joins another one, while the tail appends to both.
+#[test]
+fn one_that_joins_another_log_misses_nothing_there() {
+    check(|| {
+        let (before, after) = (WakeModel::new(), WakeModel::new());
+        let tail = {
+            let (before, after) = (Arc::clone(&before), Arc::clone(&after));
+            thread::spawn(move || {
+                before.put(0, true);
+                after.put(0, true);
+                after.put(1, true);
+            })
+        };
+        let subscriber = Arc::new(SubscriberState::default());
+        let first = before.log.read_or_wait(0, &subscriber).ok().map(|entry| entry.number);
+        before.log.leave(&subscriber);
+        assert_eq!(after.log.taken_at(&subscriber), [0, 0], "it may have missed what the other log has");
+        let place = first.map_or(0, |number| number + 1);
+        let received = block_on(receive(&after, &subscriber, place, if first.is_some() { 1 } else { 2 }));
+        let all: Vec<_> = first.into_iter().chain(received.batches.iter().copied()).collect();
+        assert_eq!((&all[..], received.behind), (&[0, 1][..], 0));
+        tail.join().unwrap();
+    });
+}
+
+#[test]
+fn one_that_is_ended_does_not_sleep_on() {
+    check(|| {
+        let world = WakeModel::new();
+        let subscriber = Arc::new(SubscriberState::default());
+        let tail = {
+            let (world, subscriber) = (Arc::clone(&world), Arc::clone(&subscriber));
+            thread::spawn(move || {
+                world.put(0, true);
+                subscriber.end();
+                subscriber.wake();
+            })
+        };
+        let received = block_on(receive(&world, &subscriber, 0, usize::MAX));
+        assert!(received.batches.is_empty() || received.batches == [0]);
+        check_known(&received, &[0]);
+        tail.join().unwrap();
+    });
 }
 
 #[test]

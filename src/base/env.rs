@@ -67,10 +67,26 @@ impl Env {
         Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
     }
 
+    /// How much is left of an `interval` that began at `since`. All of [`Duration::MAX`], which means "never", is always left. Code that
+    /// was given an interval asks this, rather than add the interval to a time, which could overflow.
+    pub(crate) fn left_of(&self, interval: Duration, since: Duration) -> Duration {
+        if interval == Duration::MAX {
+            return interval;
+        }
+        interval.saturating_sub(self.now().saturating_sub(since))
+    }
+
     /// Completes after `duration`; never after [`Duration::MAX`]. Dropping the future cancels the sleep.
     pub fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         self.0.sleep(duration)
     }
+}
+
+/// The same time, for a timer that is not ours, of the operating system or of a library. Such timers take 1 ms to 24 days: they count in
+/// 32 bits, or add what they are given to the present time.
+#[cfg(feature = "http")]
+pub(crate) fn bounded_timer(duration: Duration) -> Duration {
+    duration.clamp(Duration::from_millis(1), Duration::from_hours(24 * 24))
 }
 
 impl fmt::Debug for Env {

@@ -45,7 +45,8 @@ pub struct Notification {
     pub ddoc_updated_at: Option<Sequence>,
     /// When it was deleted; `None` while it lives.
     pub deleted_at: Option<Sequence>,
-    /// The instance that had the name before.
+    /// The instance that had the name before: the last one, if there were several between two rows. A reader that knew any of them gets
+    /// `deleted` of this one, so do not keep what you know by instance: keep it by name.
     pub replaced: Option<Replaced>,
     /// The newest transaction that recorded an event, if producers record versionstamps.
     #[serde(skip)]
@@ -54,7 +55,8 @@ pub struct Notification {
     pub written_ms: u64,
 }
 
-/// An instance whose name a later one has taken.
+/// An instance whose name a later one has taken: the last one before. A reader that knew the name gets `deleted` of it, whichever
+/// instance it knew, so do not keep what you know by instance: keep it by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Replaced {
     /// The instance.
@@ -63,7 +65,8 @@ pub struct Replaced {
     pub deleted_at: Sequence,
 }
 
-/// What is new to a reader in a row.
+/// What is new to a reader in a row. A reader that knew the name gets `deleted`, whichever instance that names: keep what you know by
+/// name, not by instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct News {
     instance: DbInstance,
@@ -80,7 +83,7 @@ impl News {
     }
 
     /// The news in the order in which they happened: the deletion of the earlier instance, then the news of the row's
-    /// instance.
+    /// instance. A `deleted` is the deletion of the name, also for a reader that knew another instance than the one beside it.
     pub fn iter(&self) -> impl Iterator<Item = (DbInstance, EventKind)> {
         let before = self.replaced.map(|instance| (instance, EventKind::Deleted));
         let instance = self.instance;

@@ -124,6 +124,64 @@ async fn feeds_that_look_alike_share_their_bytes() {
     assert_ne!(chunks[0], chunks[3]);
 }
 
+/// Regression: the text of a batch was kept only if it fitted one chunk. So each feed rendered the batches for itself just when they
+/// were full.
+#[tokio::test]
+async fn feeds_share_the_bytes_of_a_full_batch() {
+    const DATABASES: usize = 30;
+    let node = Node::new(&Database::memory(), 1_000).await;
+    let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
+    let mut feeds = [node.feed(target).await, node.feed(target).await];
+    // They began at different times. After a batch they know the same.
+    node.event("a", EventKind::Created).await;
+    for feed in &mut feeds {
+        next(feed).await;
+    }
+    node.create_long(DATABASES).await;
+    let [one, other] = feeds.each_mut().map(|feed| chunks_of(feed, DATABASES));
+    let (one, other) = (one.await, other.await);
+    assert!(one.len() >= DATABASES * 6_000 / CHUNK_MAX, "{} chunks", one.len());
+    let places = |chunks: &[Bytes]| chunks.iter().map(|chunk| chunk.as_ptr()).collect::<Vec<_>>();
+    assert_eq!(places(&one), places(&other), "they are the same bytes");
+}
+
+/// A feed that stops between two chunks of a batch does not hold the batch. When the batch has left the ring, the feed continues from
+/// the store with the next row.
+#[tokio::test]
+async fn a_feed_whose_batch_has_left_the_ring_continues_from_the_store() {
+    const DATABASES: usize = 30;
+    let node = Node::new(&Database::memory(), 1).await;
+    let mut feed = node.feed("/_db_updates?feed=continuous&since=now&heartbeat=60000").await;
+    node.event("a", EventKind::Created).await;
+    next(&mut feed).await;
+    node.create_long(DATABASES).await;
+    let first = next(&mut feed).await;
+    for name in ["b", "c"] {
+        node.event(name, EventKind::Created).await;
+    }
+    let rows = |chunk: &Bytes| chunk.iter().filter(|byte| **byte == b'\n').count();
+    let rest = chunks_of(&mut feed, DATABASES + 2 - rows(&first)).await;
+    let all: Vec<u8> = std::iter::once(first).chain(rest).flatten().collect();
+    let names: Vec<_> = std::str::from_utf8(&all)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["db_name"].to_string())
+        .collect();
+    let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+    assert_eq!((names.len(), distinct.len()), (DATABASES + 2, DATABASES + 2), "each one once");
+}
+
+/// Returns the chunks with the next `rows` rows of a continuous feed.
+async fn chunks_of(feed: &mut BodyDataStream, rows: usize) -> Vec<Bytes> {
+    let (mut chunks, mut left) = (Vec::new(), rows);
+    while left > 0 {
+        let chunk = next(feed).await;
+        left -= chunk.iter().filter(|byte| **byte == b'\n').count();
+        chunks.push(chunk);
+    }
+    chunks
+}
+
 /// Regression: pages and batches were bounded by rows alone, so a client that did not read held 3 MB of names that JSON escapes.
 #[tokio::test]
 async fn chunks_are_bounded_in_bytes_whatever_the_names() {

@@ -8,6 +8,7 @@ mod changes;
 mod client;
 #[path = "../common/mod.rs"]
 mod common;
+mod durations;
 mod events;
 mod fixture;
 mod framing;

@@ -1,13 +1,21 @@
 //! Durations that callers pass: the longest one means "never", and nothing panics on it.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use notibus::{
-    Delivery, DispatcherOptions, EventKind, Filter, JanitorOptions, NodeOptions, NotifierOptions,
+    Bus, BusOptions, Delivery, DispatcherOptions, EventKind, Filter, JanitorOptions, Node, NodeOptions,
+    Notification, NotifierOptions,
     dispatcher::{Listener, Next},
+    group::{CheckpointPolicy, ConsumerOptions, GroupBatch, GroupOptions},
     jobs::TriggerOptions,
     node::BalanceOptions,
-    store::Database,
+    store::{Database, RetryPolicy},
 };
 
 use crate::{
@@ -57,6 +65,58 @@ async fn roles_bear_the_longest_durations() {
         tokio::time::sleep(Duration::from_mins(1)).await;
     }
     assert_eq!(bus.stats().tail_panics, 0);
+}
+
+/// Regression: a longest `handover` was added to the time at which an owner should have given a shard up, which nobody looks at before a
+/// second consumer comes. That killed the workers of both, unseen: the second one never got a shard.
+#[tokio::test(start_paused = true)]
+async fn two_consumers_on_two_nodes_bear_the_longest_durations() {
+    let store = Database::memory();
+    let options = BusOptions { partitions: 1, shards: 4, ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let node = NodeOptions { heartbeat: NEVER, expiry: NEVER, ..NodeOptions::default() };
+    let (one, other) = (bus.node(node.clone()).await.unwrap(), bus.node(node).await.unwrap());
+    let balance = BalanceOptions { handover: NEVER, ..BalanceOptions::default() };
+    let notifier =
+        NotifierOptions { balance: balance.clone(), poll_interval: NEVER, ..NotifierOptions::default() };
+    let _notifier = one.notifier(notifier).await.unwrap();
+    let group = bus.group("g").unwrap();
+    group.create(&GroupOptions::default()).await.unwrap();
+    let never = RetryPolicy {
+        elapsed_max: Some(NEVER),
+        backoff_min: NEVER,
+        backoff_max: NEVER,
+        ..RetryPolicy::default()
+    };
+    let consumed = Arc::new(AtomicUsize::new(0));
+    let consume = async |node: &Node| {
+        let options = ConsumerOptions {
+            balance: balance.clone(),
+            poll_interval: NEVER,
+            checkpoint: CheckpointPolicy::Interval(NEVER),
+            retry: never.clone(),
+            parked_retry: never.clone(),
+            stuck_after: NEVER,
+            ..ConsumerOptions::default()
+        };
+        let consumed = Arc::clone(&consumed);
+        let observer = move |batch: GroupBatch<Notification>| {
+            consumed.fetch_add(batch.rows.len(), Ordering::Relaxed);
+            async { Ok(()) }
+        };
+        node.consumer(&group, move |_| observer.clone(), options).await.unwrap()
+    };
+    let first = consume(&one).await;
+    until("it has all shards", async || first.shards().len() == 4).await;
+    let second = consume(&other).await;
+    until("they share them", async || (first.shards().len(), second.shards().len()) == (2, 2)).await;
+    for count in 1..=40 {
+        record(&store, &bus, &db(&format!("db{count}"), 1), [1, 0, 0, 0]).await;
+        until("it is consumed", async || consumed.load(Ordering::Relaxed) == count).await;
+    }
+    second.shutdown().await.unwrap();
+    until("the first has all again", async || first.shards().len() == 4).await;
+    first.shutdown().await.unwrap();
 }
 
 /// Returns [`Next::ContinueFor`] with the longest duration.

@@ -15,6 +15,7 @@ mod deletions;
 mod durations;
 mod filters;
 mod fixture;
+mod forms;
 mod listeners;
 mod many_names;
 mod memory;

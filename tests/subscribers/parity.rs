@@ -7,7 +7,7 @@ use notibus::{
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, until, within},
+    common::{db, within},
     fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
 };
 
@@ -149,26 +149,6 @@ async fn rows_that_both_filters_want_are_delivered_exactly_once() {
             }
         }
     }
-}
-
-/// The filter of a running listener is replaced from outside.
-#[tokio::test(start_paused = true)]
-async fn a_listener_and_a_callback_can_be_given_another_filter() {
-    let world = SubscriberFixture::new().await;
-    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-    let handle = world.dispatcher.subscribe(Filter::name("a").unwrap()).callback(move |delivery| {
-        sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
-        async {}
-    });
-    world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(within("the first", receiver.recv()).await.unwrap(), "a");
-    handle.replace(Filter::suffix("b"));
-    until("the replacement", async || world.dispatcher.subscribers_of(&"a".parse().unwrap()) == 0).await;
-    world.events(&["a", "b"], EventKind::Updated).await;
-    assert_eq!(within("the second", receiver.recv()).await.unwrap(), "b");
-    let id = handle.id();
-    handle.stop().await;
-    assert!(world.dispatcher.unsubscribe(id).is_err() && receiver.recv().await.is_none());
 }
 
 /// Expects numbers, and reports its messages.

@@ -1,5 +1,4 @@
-//! [`Rows`] writes the rows of `_db_updates` that are news to one reader. [`RenderedBatch`] holds the bytes of rows for many
-//! readers.
+//! [`Rows`] writes the rows of `_db_updates` that are news to one reader. [`Rendering`] has the bytes of a batch for many readers.
 //!
 //! # Positions
 //!
@@ -17,7 +16,7 @@
 //! with nothing, or was away for too long. Both may stand below the horizon. The first one has still to read half of the rows and
 //! misses nothing; the second one has missed rows.
 
-use std::sync::Arc;
+use std::{sync::Arc, vec};
 
 use axum::body::Bytes;
 use smallvec::SmallVec;
@@ -101,19 +100,19 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
     items.into_iter().map(|(_, item)| item).collect()
 }
 
-/// Rows in order for one reader, and how far they were written.
+/// Rows in order for one reader. A row that was written is dropped, so a client that does not read holds only the others.
 #[derive(Debug)]
 pub(super) struct Rows {
-    all: Vec<Arc<Notification>>,
-    /// For each row whether a client may stop after it with a plain sequence.
-    are_plain: Vec<bool>,
+    /// The rows to write, each with whether a client may stop after it with a plain sequence.
+    rows: vec::IntoIter<(Arc<Notification>, bool)>,
     /// The cursor of the reading that these rows belong to.
     reading: Cursor,
     /// Where to read on after these rows.
     next: Cursor,
-    /// The index of the next row to write.
-    place: usize,
-    /// The events of that row that were written, one bit each.
+    /// The position of a client that has received every row that was written; `None` if there was none. This is the position of the
+    /// last row, not the end of the reading, so that it stays the same while nothing happens.
+    last: Option<Position>,
+    /// The events of the next row that were written, one bit each.
     sent: u8,
     /// The position of a client that has received some events of the next row, but not all.
     middle: Option<Position>,
@@ -126,7 +125,8 @@ impl Rows {
     pub fn new(rows: Vec<Arc<Notification>>, from: Position, next: Cursor, horizon: Sequence) -> Self {
         let reading = reading(from.cursor, next);
         let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
-        Self { all: rows, are_plain, reading, next, place: 0, sent: 0, middle: None, part: from.part }
+        let rows: Vec<_> = rows.into_iter().zip(are_plain).collect();
+        Self { rows: rows.into_iter(), reading, next, last: None, sent: 0, middle: None, part: from.part }
     }
 
     /// Makes the rows that the dispatcher delivered to a subscriber with a position.
@@ -144,7 +144,7 @@ impl Rows {
 
     /// Returns how many rows are still to be written.
     pub fn left(&self) -> usize {
-        self.all.len() - self.place
+        self.rows.len()
     }
 
     /// Returns whether these rows reach the end of the feed.
@@ -156,8 +156,9 @@ impl Rows {
     /// chunk is full.
     pub fn write(&mut self, kinds: Kinds, out: &mut Writer, limit: u64) {
         let before = out.rows();
-        while let Some(row) = self.all.get(self.place) {
-            let items = items_of(row, &self.reading, kinds, self.part.as_ref());
+        while let Some((row, _)) = self.rows.as_slice().first() {
+            let row = Arc::clone(row);
+            let items = items_of(&row, &self.reading, kinds, self.part.as_ref());
             let is_left = |sent: u8| items.iter().any(|item| item.bit() & !sent != 0);
             for item in &items {
                 if self.sent & item.bit() != 0 {
@@ -167,29 +168,39 @@ impl Rows {
                     return;
                 }
                 self.sent |= item.bit();
-                self.middle = is_left(self.sent).then(|| self.between(&items));
-                let seq = self.middle.unwrap_or_else(|| self.behind(self.place));
-                write_row(out, row, item.kind(), &seq);
+                self.middle = is_left(self.sent).then(|| self.between(&row, &items));
+                let seq = self.middle.unwrap_or_else(|| self.behind().unwrap_or_else(|| self.next()));
+                write_row(out, &row, item.kind(), &seq);
             }
-            if self.part.is_some_and(|part| part.instance == row.instance) {
-                self.part = None;
-            }
-            (self.place, self.sent) = (self.place + 1, 0);
+            self.pass();
         }
     }
 
-    /// Returns the position of a client after the row at `place`.
-    fn behind(&self, place: usize) -> Position {
-        let at = self.all[place].sequence;
-        let is_last = place + 1 == self.all.len() && self.is_complete();
-        let part = self.part.filter(|part| part.instance != self.all[place].instance && !is_last);
-        let is_plain = part.is_none() && self.are_plain[place];
-        Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part }
+    /// Drops the next row, which was written.
+    fn pass(&mut self) {
+        let behind = self.behind();
+        let Some((row, is_plain)) = self.rows.next() else { return };
+        if self.part.is_some_and(|part| part.instance == row.instance) {
+            self.part = None;
+        }
+        // Below the horizon, a plain sequence would not say that the client has missed nothing.
+        let is_below = self.left() == 0 && self.is_complete() && !is_plain;
+        self.last = if is_below { Some(self.next()) } else { behind };
+        self.sent = 0;
+    }
+
+    /// Returns the position of a client after the next row.
+    fn behind(&self) -> Option<Position> {
+        let (row, is_plain) = self.rows.as_slice().first()?;
+        let at = row.sequence;
+        let is_last = self.left() == 1 && self.is_complete();
+        let part = self.part.filter(|part| part.instance != row.instance && !is_last);
+        let is_plain = part.is_none() && *is_plain;
+        Some(Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part })
     }
 
     /// Returns the position of a client between two of the `items` of the next row.
-    fn between(&self, items: &Items) -> Position {
-        let row = &self.all[self.place];
+    fn between(&self, row: &Notification, items: &Items) -> Position {
         let bits = |items: &Items| items.iter().fold(0, |bits, item| bits | item.bit());
         let before = self.part.as_ref().filter(|part| part.instance == row.instance).map_or(0, |part| {
             // If an event was sent and happened again, it is still to come. That also holds for a reader whose next request wants
@@ -201,16 +212,9 @@ impl Rows {
         Position { cursor: self.reading.at(row.sequence.before()), part: Some(part) }
     }
 
-    /// Returns the position of a client after the rows that were written; `None` if there were none. This is the position of the
-    /// last row, not the end of the reading, so that it stays the same while nothing happens.
+    /// Returns the position of a client that has received what was written; `None` if nothing was.
     pub fn position(&self) -> Option<Position> {
-        if self.middle.is_some() {
-            return self.middle;
-        }
-        let last = self.place.checked_sub(1)?;
-        // Below the horizon, a plain sequence would not say that the client has missed nothing.
-        let is_below = self.left() == 0 && self.is_complete() && !self.are_plain[last];
-        Some(if is_below { self.next() } else { self.behind(last) })
+        self.middle.or(self.last)
     }
 }
 
@@ -218,29 +222,30 @@ impl Rows {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RenderKey(WireFormat, Kinds);
 
-/// The bytes of a batch in one format, for all readers that want the same kinds of events.
+/// The bytes of a batch in one format, for all readers that want the same kinds of events: one chunk or more. They are kept as long as
+/// the batch is.
+pub(super) type Rendering = (RenderKey, Vec<RenderedChunk>);
+
+/// A part of the bytes of a batch, as long as a chunk of any feed.
 #[derive(Debug)]
-pub(super) struct RenderedBatch {
-    /// The bytes of all wanted rows.
+pub(super) struct RenderedChunk {
     pub bytes: Bytes,
     pub rows: u64,
     /// The position of a client after these rows.
     pub position: Position,
 }
 
-/// Renders `batch` once for all readers that are delivered the same rows. There are no rendered bytes if the batch takes more than
-/// a chunk. Returns `None` if other readers are delivered other rows.
-pub(super) fn render(
-    batch: &DeliveryBatch,
-    form: WireFormat,
-    kinds: Kinds,
-) -> Option<Arc<(RenderKey, Option<RenderedBatch>)>> {
+/// Renders `batch` once for all readers that are delivered the same rows. Returns `None` if other readers are delivered other rows.
+pub(super) fn render(batch: &DeliveryBatch, form: WireFormat, kinds: Kinds) -> Option<Arc<Rendering>> {
     let make = || {
-        let (mut rows, mut out) = (Rows::of(batch), Writer::new(form));
-        rows.write(kinds, &mut out, u64::MAX);
-        let position = rows.position().filter(|_| rows.left() == 0)?;
-        let (bytes, rows) = out.take();
-        Some(RenderedBatch { bytes, rows, position })
+        let (mut rows, mut out, mut chunks) = (Rows::of(batch), Writer::new(form), Vec::new());
+        while rows.left() > 0 {
+            rows.write(kinds, &mut out, u64::MAX);
+            let position = rows.position().expect("an empty chunk has room for something");
+            let (bytes, rows) = out.take();
+            chunks.push(RenderedChunk { bytes, rows, position });
+        }
+        chunks
     };
     Some(batch.whole()?.once(RenderKey(form, kinds), make))
 }
@@ -316,8 +321,13 @@ mod tests {
 
     /// Returns the positions after `rows`.
     fn seqs(rows: &[Arc<Notification>], from: Cursor, next: Cursor, horizon: Sequence) -> Vec<Cursor> {
-        let rows = Rows::new(rows.to_vec(), from.into(), next, horizon);
-        (0..rows.left()).map(|place| rows.behind(place).cursor).collect()
+        let mut rows = Rows::new(rows.to_vec(), from.into(), next, horizon);
+        std::iter::from_fn(|| {
+            let behind = rows.behind();
+            rows.pass();
+            behind.map(|position| position.cursor)
+        })
+        .collect()
     }
 
     /// Regression: of several new kinds a reader got only one, so `types=deleted` returned nothing for a database that was deleted

@@ -42,7 +42,7 @@ use super::{
     tally::{Place, Tally},
 };
 use crate::base::{
-    env::Env,
+    env::{Env, bounded_timer},
     error::{Error, Result},
 };
 
@@ -207,7 +207,7 @@ impl Drop for Server {
 fn protocol(options: &ServerOptions) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        .header_read_timeout(options.header_timeout)
+        .header_read_timeout(bounded_timer(options.header_timeout))
         .max_buf_size(options.header_len_max)
         .max_headers(options.headers_max);
     http
@@ -268,7 +268,7 @@ impl Acceptor {
             drop(socket.try_write(too_many(is_full).as_bytes()));
             return;
         };
-        if let Err(error) = self.prepare(&socket) {
+        if let Err(error) = prepare(&socket, &self.options) {
             tracing::debug!(%error, "a connection was closed at once");
         }
         let answering = Answering::default();
@@ -283,16 +283,17 @@ impl Acceptor {
         };
         tasks.spawn(serve(socket, served, self.http.clone(), watcher, (room, place)));
     }
+}
 
-    /// Sets the options of a connection's socket.
-    fn prepare(&self, socket: &TcpStream) -> io::Result<()> {
-        let options = socket2::SockRef::from(socket);
-        options.set_send_buffer_size(self.options.send_buffer_len)?;
-        // The buffer has room for many heartbeats, so only the system knows that the client acknowledges none of them.
-        #[cfg(target_os = "linux")]
-        options.set_tcp_user_timeout(Some(self.options.write_timeout))?;
-        socket.set_nodelay(true)
-    }
+/// Sets the options of a connection's socket.
+fn prepare(socket: &TcpStream, options: &ServerOptions) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let system = socket2::SockRef::from(socket);
+    system.set_send_buffer_size(options.send_buffer_len)?;
+    // The buffer has room for many heartbeats, so only the system knows that the client acknowledges none of them.
+    #[cfg(target_os = "linux")]
+    system.set_tcp_user_timeout(Some(bounded_timer(options.write_timeout)))?;
+    Ok(())
 }
 
 /// The state that serves the requests of one connection.
@@ -441,5 +442,27 @@ fn report(ended: &Result<(), tokio::task::JoinError>) {
         && error.is_panic()
     {
         tracing::error!(%error, "a connection has panicked");
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// Regression: the system counts milliseconds in 32 bits. It refused a longer `write_timeout`, and then small packets were delayed
+    /// besides; one below a millisecond became zero, which stands for the system's own default of a quarter of an hour.
+    #[tokio::test]
+    async fn sockets_bear_any_write_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        for (write_timeout, expected) in [
+            (Duration::MAX, Duration::from_hours(24 * 24)),
+            (Duration::from_nanos(1), Duration::from_millis(1)),
+            (Duration::from_secs(30), Duration::from_secs(30)),
+        ] {
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            prepare(&socket, &ServerOptions { write_timeout, ..ServerOptions::default() }).unwrap();
+            let found = socket2::SockRef::from(&socket).tcp_user_timeout().unwrap();
+            assert_eq!((found, socket.nodelay().unwrap()), (Some(expected), true), "{write_timeout:?}");
+        }
     }
 }

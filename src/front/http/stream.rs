@@ -213,8 +213,7 @@ impl<S: Source> Stream<S> {
             if let Some(done) = (&mut read).now_or_never() {
                 done?
             } else {
-                let rest =
-                    self.heartbeat.map(|interval| (self.sent_at + interval).saturating_sub(self.env.now()));
+                let rest = self.heartbeat.map(|interval| self.env.left_of(interval, self.sent_at));
                 let beat = async {
                     match rest {
                         Some(rest) => self.env.sleep(rest).await,
@@ -246,7 +245,8 @@ impl<S: Source> Stream<S> {
             Progress::UpToDate => self.phase = Phase::Wait,
             Progress::Over => self.phase = Phase::End,
         }
-        let is_due = self.heartbeat.is_some_and(|interval| self.env.now() >= self.sent_at + interval);
+        let is_due =
+            self.heartbeat.is_some_and(|interval| self.env.left_of(interval, self.sent_at).is_zero());
         if bytes.is_empty() && is_due && self.phase == Phase::Read {
             return Ok(self.beat());
         }
@@ -270,11 +270,10 @@ impl<S: Source> Stream<S> {
 
     /// Waits for rows, for the next heartbeat, or for the end of the feed.
     async fn wait(&mut self) -> Bytes {
-        let (from, interval) = match self.heartbeat {
-            Some(interval) => (self.sent_at, interval),
-            None => (self.rows_at, self.timeout),
+        let rest = match self.heartbeat {
+            Some(interval) => self.env.left_of(interval, self.sent_at),
+            None => self.env.left_of(self.timeout, self.rows_at),
         };
-        let rest = (from + interval).saturating_sub(self.env.now());
         tokio::select! {
             biased;
             // The sender may also have been dropped.

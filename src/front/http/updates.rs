@@ -4,9 +4,13 @@
 //! The routers limit how many feeds read pages at once, so that a thousand new clients do not delay the subscribers. A feed reads
 //! its first page before the answer begins, because the status can still say that the client was away for too long. After that, a
 //! live feed is a subscriber of the dispatcher like any other. It reads the ring by reference, and all feeds with the same format
-//! share the bytes of a batch.
+//! share the bytes of a batch, chunk by chunk. Between two chunks a feed holds nothing of the batch. If the batch has left the ring
+//! when the client has room again, the feed reads the rest from the store.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio_stream::StreamExt;
@@ -15,7 +19,7 @@ use super::{
     Inner,
     page::{PageSize, cut_at},
     position::Position,
-    row::{Items, Rows, items_of, render, write_row},
+    row::{Items, Rendering, Rows, items_of, render, write_row},
     stream::{Progress, Source},
     wire_format::{WireFormat, Writer},
 };
@@ -90,6 +94,14 @@ struct Live {
     retry_at: Option<Duration>,
 }
 
+/// The rows that a feed is sending.
+enum Current {
+    /// Rows of a page, or of a batch that looks different to other feeds.
+    Own(Rows),
+    /// The chunks of a batch that feeds share, from this one on.
+    Shared(Weak<Rendering>, usize),
+}
+
 /// Reads the rows of `_db_updates`, oldest first.
 pub(super) struct Updates {
     inner: Arc<Inner>,
@@ -103,8 +115,7 @@ pub(super) struct Updates {
     /// Whether the client also wants rows that come later.
     is_live: bool,
     page_size: PageSize,
-    /// The rows that are being sent.
-    current: Option<Rows>,
+    current: Option<Current>,
     /// The page that is being read.
     load: Option<Load>,
     /// The new rows, once the feed has caught up and is live.
@@ -151,21 +162,36 @@ impl Updates {
             rows.shrink_to_fit();
             next = cut_at(self.next.cursor, next, rows[kept - 1].sequence);
         }
-        self.current = Some(Rows::new(rows, self.next, next, horizon));
+        self.current = Some(Current::Own(Rows::new(rows, self.next, next, horizon)));
     }
 
     /// Writes rows of the current page or batch.
     fn write(&mut self, out: &mut Writer, limit: u64) {
-        let Some(current) = &mut self.current else { return };
-        current.write(self.kinds, out, limit);
-        self.seq = current.position().unwrap_or(self.seq);
-        if current.left() > 0 {
-            return;
+        match self.current.take() {
+            None => {}
+            Some(Current::Own(mut rows)) => {
+                rows.write(self.kinds, out, limit);
+                self.seq = rows.position().unwrap_or(self.seq);
+                if rows.left() > 0 {
+                    self.current = Some(Current::Own(rows));
+                } else if self.live.is_none() {
+                    (self.next, self.is_caught_up) = (rows.next(), rows.is_complete());
+                }
+            }
+            Some(Current::Shared(rendering, place)) => match rendering.upgrade() {
+                Some(rendering) => self.share(&rendering, place, out),
+                None => (self.live, self.next, self.is_caught_up) = (None, self.seq, false),
+            },
         }
-        if self.live.is_none() {
-            (self.next, self.is_caught_up) = (current.next(), current.is_complete());
-        }
-        self.current = None;
+    }
+
+    /// Sends the chunk at `place` of what feeds with this format share.
+    fn share(&mut self, rendering: &Arc<Rendering>, place: usize, out: &mut Writer) {
+        let (_, chunks) = &**rendering;
+        let (chunk, rest) = (&chunks[place], place + 1);
+        self.seq = chunk.position;
+        out.share(chunk.bytes.clone(), chunk.rows);
+        self.current = (rest < chunks.len()).then(|| Current::Shared(Arc::downgrade(rendering), rest));
     }
 
     /// Returns the subscription to new rows, and begins it if necessary.
@@ -207,14 +233,14 @@ impl Updates {
 
     /// Sends this batch next. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
-        let is_shareable = out.form() != WireFormat::Array && out.rows() == 0;
+        // The only batch of a longpoll is the first of its reading, which differs from those of others.
+        let is_shareable = out.form() != WireFormat::Array;
         let shared = if is_shareable { render(batch, out.form(), self.kinds) } else { None };
-        match shared.as_deref() {
-            Some((_, Some(rendered))) if rendered.rows <= limit => {
-                self.seq = rendered.position;
-                out.share(rendered.bytes.clone(), rendered.rows);
-            }
-            _ => self.current = Some(Rows::of(batch)),
+        let rows = |rendering: &Rendering| rendering.1.iter().map(|chunk| chunk.rows).sum::<u64>();
+        match shared {
+            // Now, while the batch is held: it may have left the ring.
+            Some(rendering) if rows(&rendering) <= limit => self.share(&rendering, 0, out),
+            _ => self.current = Some(Current::Own(Rows::of(batch))),
         }
     }
 }
@@ -227,7 +253,10 @@ impl Source for Updates {
 
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         loop {
-            self.write(out, limit);
+            // The first chunk of a batch is there as soon as the batch is taken.
+            if out.rows() == 0 {
+                self.write(out, limit);
+            }
             if out.rows() > 0 {
                 // An array ends with the rows that there were. It must not go on while new rows come.
                 let is_enough =

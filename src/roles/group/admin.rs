@@ -7,8 +7,7 @@ use parking_lot::Mutex;
 use super::{Group, GroupOptions};
 use crate::{
     base::{
-        cursor::Start,
-        encoding::Sequence,
+        cursor::{Cursor, Start},
         env::Env,
         error::{Error, Result},
     },
@@ -68,7 +67,7 @@ impl<R> Group<R> {
         self.begin_at(
             tx,
             start,
-            GroupRow { identity: token, token, generation: 1, start: Sequence::MIN, created_ms, expiry_ms },
+            GroupRow { identity: token, token, generation: 1, start: Cursor::NOTHING, created_ms, expiry_ms },
         )
         .await?;
         Ok(true)
@@ -168,9 +167,9 @@ impl<R> Group<R> {
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         let now = feed.last_readable(tx).await?;
         let start = match start {
-            Start::Now => now,
+            Start::Now => Cursor::from(now),
             Start::At(cursor) => {
-                // A group stores a position only, so one that stopped within a reading starts it over.
+                // In its shards a group stores positions only, so one that stopped within a reading starts it over.
                 let start = cursor.rewound();
                 feed.check_history(start, now)?;
                 if start.position() > now {
@@ -178,10 +177,11 @@ impl<R> Group<R> {
                     return Err(Error::invalid("start", reason));
                 }
                 start.check(horizon)?;
-                start.position()
+                if start.knew_nothing() { start.begin(now) } else { start }
             }
         };
-        let shards: Vec<_> = topology.at(start).shards().collect();
+        let position = start.position();
+        let shards: Vec<_> = topology.at(position).shards().collect();
         self.take_leases(tx, &shards).await?;
         changed(tx, keys, &self.id.pool());
         let [lowest, turn] =
@@ -191,7 +191,7 @@ impl<R> Group<R> {
             tx.clear_range(range);
         }
         for shard in shards {
-            tx.set(&keys.checkpoint(&self.id, shard), start.as_bytes());
+            tx.set(&keys.checkpoint(&self.id, shard), position.as_bytes());
         }
         tx.set(&keys.group(&self.id), &GroupRow { start, ..row }.to_bytes());
         Ok(())

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use super::{CheckpointPolicy, FencingToken};
 use crate::{
     base::{
+        cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -387,8 +388,10 @@ pub struct GroupBatch<R> {
     pub shard: ShardId,
     /// The rows, in order; at least one.
     pub rows: Vec<Arc<R>>,
-    /// The position before the batch: all its rows come after it.
+    /// The position before the batch: all its rows come after it. It does not say what the group knows ([`GroupBatch::since`]).
     pub after: Sequence,
+    /// What the group knew when it began.
+    pub(super) start: Cursor,
     /// The position of its checkpoint: every row of the shard up to here is in this batch or an earlier one.
     pub to: Sequence,
     /// 1, or more if these rows, or a batch that contained them, have failed before.
@@ -402,6 +405,14 @@ pub struct GroupBatch<R> {
 }
 
 impl<R> GroupBatch<R> {
+    /// What the group knew when it was created or last reset, for [`Notification::news_since`](crate::Notification::news_since).
+    ///
+    /// A group that began with nothing gets no deletion of a database that was gone before. No news is left out; but a group stores how far
+    /// it has come, and not what it was delivered of each database, so kinds of before come again with each later row.
+    pub fn since(&self) -> Cursor {
+        self.start
+    }
+
     /// [`Checkpointer::checkpoint_in`] of this batch.
     pub async fn checkpoint_in(&self, tx: &Transaction) -> Result<CheckpointState> {
         self.checkpointer.checkpoint_in(tx).await

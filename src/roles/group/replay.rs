@@ -159,7 +159,7 @@ impl<R> Group<R> {
             return Err(self.missing());
         }
         let mut shards = topology
-            .after(group.start)
+            .after(group.start.position())
             .iter()
             .flat_map(TopologyRow::shards)
             .skip_while(|shard| from.is_some_and(|from| *shard < from.shard));
@@ -167,8 +167,8 @@ impl<R> Group<R> {
             return Ok(ReplayPage { rows: 0, next: None, is_full: false });
         };
         let position = |shard, after| ReplayPosition { token, shard, after };
-        let from = from.filter(|from| from.shard == shard).unwrap_or(position(shard, group.start));
-        let behind = shards.next().map(|shard| position(shard, group.start));
+        let from = from.filter(|from| from.shard == shard).unwrap_or(position(shard, group.start.position()));
+        let behind = shards.next().map(|shard| position(shard, group.start.position()));
         let read =
             async |tx: Transaction| self.raw().kept_shard_page(&tx, shard, from.after, PAGE_ROWS).await;
         let page = match db.run(read).await {
@@ -229,7 +229,7 @@ impl<R> Group<R> {
             let (at_ms, error) = (self.context.env().wall_ms(), String::new());
             let parked = GroupParkedRow {
                 shard,
-                after: group.start,
+                after: group.start.position(),
                 sequence: *sequence,
                 attempts: 0,
                 at_ms,

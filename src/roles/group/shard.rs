@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     base::{
+        cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
     },
@@ -90,11 +91,13 @@ where
     async fn load(&mut self) -> Result<bool> {
         let read = async |tx| {
             let position = self.right.position(&tx).await?;
-            Ok((position, self.consuming.group.row(&tx).await?.map_or(0, |row| row.generation)))
+            Ok((position, self.consuming.group.row(&tx).await?))
         };
-        let (Some(position), generation) = self.db().run(read).await? else {
+        let (Some(position), row) = self.db().run(read).await? else {
             return Ok(false);
         };
+        let generation = row.map_or(0, |row| row.generation);
+        self.start = row.map_or(Cursor::NOTHING, |row| row.start);
         let (incarnation, BatchContext { shard, lease, .. }) =
             (self.right.context.config.incarnation, &*self.right);
         self.token = FencingToken::new(incarnation, generation, *shard, lease.epoch);

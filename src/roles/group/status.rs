@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Group;
 use crate::{
     base::{
+        cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
         event::DbInstance,
@@ -29,8 +30,8 @@ pub struct GroupStatus {
     pub name: GroupName,
     /// The database whose documents it follows; `None` if it follows the notifications.
     pub instance: Option<DbInstance>,
-    /// The position at which it was created, or to which it was last reset.
-    pub start: Sequence,
+    /// Where it began when it was created, or was last reset; [`Cursor::NOTHING`] if it began with every database.
+    pub start: Cursor,
     /// How often its position was set: 1 at its creation, raised by each reset.
     pub generation: u64,
     /// When it was created, in milliseconds since 1970.
@@ -160,7 +161,7 @@ impl<R> Group<R> {
         Ok(GroupStatus {
             name: self.id.name.clone(),
             instance: self.instance(),
-            start: row.start,
+            start: if row.start.knew_nothing() { Cursor::NOTHING } else { row.start },
             generation: row.generation,
             created_ms: row.created_ms,
             idle_expiry_ms: Some(row.expiry_ms).filter(|ms| *ms > 0),

@@ -184,7 +184,7 @@ impl Pass<'_> {
             };
             // Nobody knows what a group has read of which neither row can be decoded: all is kept for it.
             let start = match GroupRow::from_bytes(&value) {
-                Ok(row) => row.start,
+                Ok(row) => row.start.position(),
                 Err(error) => {
                     self.skip(&key, &error);
                     Sequence::MIN

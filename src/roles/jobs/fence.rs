@@ -69,7 +69,7 @@ impl Progress {
     pub async fn stalled(&self, limit: Duration) {
         loop {
             let at = *self.at.lock();
-            let rest = at.saturating_add(limit).saturating_sub(self.env.now());
+            let rest = self.env.left_of(limit, at);
             if rest.is_zero() {
                 return;
             }

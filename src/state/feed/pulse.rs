@@ -39,7 +39,7 @@ pub(crate) struct Pulse {
     context: Arc<Context>,
     id: FeedId,
     /// The interval of the poll for rows without a hint.
-    pub poll_interval: Duration,
+    poll_interval: Duration,
     /// The version of the last append of this process.
     appends: watch::Receiver<u64>,
     /// Completes when the watch fires, with false if it has failed; `None` if none is set.
@@ -132,6 +132,11 @@ impl Pulse {
         }
     }
 
+    /// Polls this often for rows without a hint, but not more often than every 10 ms.
+    pub fn poll_every(&mut self, interval: Duration) {
+        self.poll_interval = interval.max(QUIET);
+    }
+
     pub fn probe(&self) -> Probe<'_> {
         Probe {
             feed: RawFeed::new(&self.context, &self.id),
@@ -171,8 +176,7 @@ impl Pulse {
         let is_watching = self.fired.is_some();
         // A watch that was just refused would be refused again.
         let was_refused = self.sets_watch && !is_watching;
-        let pause =
-            if is_watching || was_refused { self.poll_interval } else { QUIET.min(self.poll_interval) };
+        let pause = if is_watching || was_refused { self.poll_interval } else { QUIET };
         let Self { fired, appends, context, poll_interval, seen, poll, .. } = self;
         let env = context.env();
         let woken = tokio::select! {

@@ -90,7 +90,7 @@ impl<'a> RawFeed<'a> {
     }
 
     /// Whether the store has never given out `position`. Another store has given out positions of earlier
-    /// incarnations.
+    /// incarnations. The beginning, before all positions, belongs to every history.
     fn is_foreign(self, position: Sequence) -> bool {
         position.incarnation() == self.context.config.incarnation
             && position != Sequence::MIN

@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use crate::{
     base::{
-        encoding::{Reader, Sequence},
+        cursor::Cursor,
+        encoding::Reader,
         error::{Error, Result},
         text::serde_as_text,
     },
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// The format of stored rows.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
 /// The number after the feed, which tells the rows of a group apart. They are stored and never change.
 pub(super) mod part {
@@ -137,8 +138,9 @@ pub(crate) struct GroupRow {
     pub token: [u8; 16],
     /// How often its position was set: 1 at its creation, raised by each reset.
     pub generation: u64,
-    /// The position that was set.
-    pub start: Sequence,
+    /// What it knew when its position was set, and where it begins. If it knew nothing, this says when that was, because it may know by
+    /// now what has lived since.
+    pub start: Cursor,
     /// When it was created, in milliseconds since 1970; for people.
     pub created_ms: u64,
     /// After how many milliseconds without a living member it is deleted; 0 for never.
@@ -146,14 +148,14 @@ pub(crate) struct GroupRow {
 }
 
 impl GroupRow {
-    /// The stored form: format (1 byte), identity (16), token (16), generation (8), start (13), creation (8), expiry (8).
+    /// The stored form: format (1 byte), identity (16), token (16), generation (8), start (a cursor), creation (8), expiry (8).
     pub fn to_bytes(self) -> Vec<u8> {
         [
             &[FORMAT][..],
             &self.identity,
             &self.token,
             &self.generation.to_be_bytes(),
-            self.start.as_bytes(),
+            &self.start.to_bytes(),
             &self.created_ms.to_be_bytes(),
             &self.expiry_ms.to_be_bytes(),
         ]
@@ -170,7 +172,7 @@ impl GroupRow {
             identity: reader.bytes16()?,
             token: reader.bytes16()?,
             generation: reader.u64()?,
-            start: reader.sequence()?,
+            start: Cursor::read(&mut reader)?,
             created_ms: reader.u64()?,
             expiry_ms: reader.u64()?,
         };
@@ -325,7 +327,7 @@ mod tests {
     use super::*;
     use crate::{
         base::{
-            encoding::{Incarnation, Versionstamp},
+            encoding::{Incarnation, Sequence, Versionstamp},
             event::DbInstance,
         },
         state::keys::ShardId,
@@ -342,21 +344,24 @@ mod tests {
             identity: [8; 16],
             token: [9; 16],
             generation: 2,
-            start,
+            start: start.into(),
             created_ms: 258,
             expiry_ms: 3,
         };
         let golden = [
-            &[2][..],
+            &[3][..],
             &[8; 16],
             &[9; 16],
             &[0, 0, 0, 0, 0, 0, 0, 2],
+            &[1],
             start.as_bytes(),
             &[0, 0, 0, 0, 0, 0, 1, 2],
             &[0, 0, 0, 0, 0, 0, 0, 3],
         ]
         .concat();
         assert_eq!(row.to_bytes(), golden);
+        let from_nothing = GroupRow { start: Cursor::NOTHING.begin(start), ..row }.to_bytes();
+        assert_eq!(from_nothing[41..68], [&[2][..], start.as_bytes(), Sequence::MIN.as_bytes()].concat());
         let (keys, group) = (Keys::new(b"p").unwrap(), group("g"));
         let key = keys.group(&group);
         assert_eq!(key, b"p\x15\x0c\x01n\x00\x14\x02g\x00");
@@ -421,8 +426,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_come_back_as_they_were(identity: [u8; 16], token: [u8; 16], generation: u64, version: u64, created_ms: u64, expiry_ms: u64) {
-            let start = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+        fn rows_come_back_as_they_were(identity: [u8; 16], token: [u8; 16], generation: u64, version: u64, knows: bool, created_ms: u64, expiry_ms: u64) {
+            let at = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+            let start = if knows { at.into() } else { Cursor::NOTHING.begin(at) };
             let row = GroupRow { identity, token, generation, start, created_ms, expiry_ms };
             prop_assert_eq!(GroupRow::from_bytes(&row.to_bytes()).unwrap(), row);
         }

@@ -47,10 +47,10 @@ impl NotificationTail {
         Self { limit, ..self }
     }
 
-    /// Polls this often for rows without a hint. Default: 1 s.
+    /// Polls this often for rows without a hint. Default: 1 s; at least 10 ms.
     #[must_use]
     pub fn with_poll_interval(mut self, poll_interval: Duration) -> Self {
-        self.pulse.poll_interval = poll_interval;
+        self.pulse.poll_every(poll_interval);
         self
     }
 

@@ -177,9 +177,9 @@ pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
 
 /// Tails the documents of `db`, until they are gone.
 async fn tail(place: Place, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
-    let start = if place.random(2) == 0 { Ok(Sequence::MIN) } else { changes.feed(&db).now().await };
-    let Ok(start) = start else { return };
-    let cursor = if start == Sequence::MIN { Cursor::NOTHING } else { start.into() };
+    let now = if place.random(2) == 0 { None } else { Some(changes.feed(&db).now().await) };
+    let Ok(now) = now.transpose() else { return };
+    let (cursor, start) = now.map_or((Cursor::NOTHING, Sequence::MIN), |now| (now.into(), now));
     let limit = 1 + place.random(4) as usize;
     let Some(mut tail) = dispatcher.upgrade().map(|dispatcher| changes.tail(&dispatcher, &db, cursor)) else {
         return;

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use super::place::Place;
 use crate::{
     base::{
-        encoding::Sequence,
+        cursor::Cursor,
         error::{Error, Result},
         notification::Notification,
     },
@@ -31,11 +31,14 @@ pub(super) async fn run(place: Place) {
 /// Follows from the very beginning. Fails if it has to begin again.
 async fn follow(place: &Place, id: u64) -> Result<()> {
     let feed = place.bus.feed();
-    let live = feed.topology_at(Sequence::MIN).await?;
+    let live = feed.topology_at(Cursor::NOTHING).await?;
     let limit = 1 + place.random(10) as usize;
     let mut known: BTreeSet<_> = live.shards.iter().copied().collect();
-    let mut readers: Vec<ShardReader<Notification>> =
-        live.shards.iter().map(|&shard| feed.shard_reader(shard, Sequence::MIN).with_limit(limit)).collect();
+    let mut readers: Vec<ShardReader<Notification>> = live
+        .shards
+        .iter()
+        .map(|&shard| feed.shard_reader(shard, Cursor::NOTHING).with_limit(limit))
+        .collect();
     while place.phase() != Phase::End {
         let mut begun = Vec::new();
         let mut is_idle = true;

@@ -99,7 +99,8 @@ impl Oracle {
             let id = group_id(name).ok_or_else(|| format!("{name} is a group of no feed"))?;
             let before = self.groups.get(name).filter(|_| change.before.is_some());
             let created = before.map_or(seen.stamp.version(), |before| before.created);
-            self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start, created));
+            self.groups
+                .insert(name.clone(), GroupModel::new(id, self.next_reader, row.start.position(), created));
         }
         self.judge_work(findings, seen, items)?;
         self.judge_parked(findings, seen, items, &set)?;

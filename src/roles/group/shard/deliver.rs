@@ -49,6 +49,7 @@ where
                     shard: self.right.shard,
                     rows: decoded,
                     after,
+                    start: self.start,
                     to,
                     attempt: failing.attempts,
                     fencing_token: self.token,

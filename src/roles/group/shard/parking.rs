@@ -273,6 +273,7 @@ where
             shard: right.shard,
             rows: vec![Arc::new(row)],
             after,
+            start: self.start,
             to: sequence,
             attempt,
             fencing_token: self.token,

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::parked::Parking;
 use crate::{
-    base::{encoding::Sequence, env::Env},
+    base::{cursor::Cursor, encoding::Sequence, env::Env},
     roles::group::{
         FencingToken, Observer,
         batch::{BatchContext, Stored},
@@ -31,6 +31,8 @@ pub(in crate::roles::group) struct Task<R, F> {
     pub stop: Stop,
     /// Reports new rows.
     pub hints: watch::Receiver<FeedHeads>,
+    /// What the group knew when it began.
+    pub start: Cursor,
     /// Everything up to here was read.
     pub read: Sequence,
     /// Everything up to here was worked on.
@@ -127,6 +129,7 @@ where
             right: Arc::new(right),
             stop,
             hints,
+            start: Cursor::NOTHING,
             read: Sequence::MIN,
             done: Sequence::MIN,
             rows_since: 0,

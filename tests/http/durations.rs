@@ -1,0 +1,118 @@
+//! Durations that callers pass to the server: the longest one means "never", and nothing panics on it; zero is refused, or means what it
+//! says.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use notibus::{
+    Error, EventKind,
+    http::{Api, ApiOptions, Cors, ServerOptions, axum::http::Method},
+};
+
+use crate::{
+    client::{Connection, ask, get},
+    common::{db, within},
+    fixture::HttpFixture,
+    layer::Layer,
+};
+
+const NEVER: Duration = Duration::MAX;
+
+/// Starts a node with these options that serves all feeds.
+async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<Layer>) {
+    let mut layer = None;
+    let world = HttpFixture::with(options, limits, |api, store, bus| {
+        let made = layer.insert(Layer::new(store, bus));
+        api.db_updates().merge(api.changes(&made.changes, Arc::clone(made) as _))
+    })
+    .await;
+    (world, layer.unwrap())
+}
+
+/// Regression: with the longest `timeout_max` the first longpoll that waited panicked, with the longest `header_timeout` every
+/// connection did.
+#[tokio::test]
+async fn servers_bear_the_longest_durations() {
+    let options = ApiOptions {
+        timeout_max: NEVER,
+        heartbeat_min: NEVER,
+        heartbeat_max: NEVER,
+        doc_reads_limit: NEVER,
+        look_interval: NEVER,
+        longpoll_max_age: Some(NEVER),
+        ..ApiOptions::default()
+    };
+    let limits = ServerOptions {
+        header_timeout: NEVER,
+        write_timeout: NEVER,
+        drain_timeout: NEVER,
+        cors: Some(Cors {
+            origins: vec!["https://app.example".to_owned()],
+            max_age: NEVER,
+            ..Cors::default()
+        }),
+        ..ServerOptions::default()
+    };
+    let (world, layer) = start(options, limits).await;
+    let (a, d, at) = (db("a", 1), db("d", 1), world.at());
+    layer.create(&d, 2).await;
+    let mut feeds = Vec::new();
+    for path in ["/_db_updates", "/d/_changes"] {
+        for feed in ["longpoll", "continuous", "continuous&heartbeat=true", "eventsource"] {
+            let target = format!("{path}?feed={feed}&since=now");
+            let mut connection = Connection::get(at, &target).await;
+            assert_eq!(connection.head().await.status, 200, "{target}");
+            feeds.push((target, connection));
+        }
+    }
+    layer.write(&d, "x", 1, 1, false).await;
+    world.event(&a, EventKind::Created).await;
+    for (target, connection) in &mut feeds {
+        while !within(target, connection.chunk()).await.expect("it goes on").contains("\"seq\":") {}
+    }
+    let headers = "Origin: https://app.example\r\nAccess-Control-Request-Method: GET\r\n";
+    let allowed = ask(at, Method::OPTIONS.as_str(), "/_db_updates", headers, "").await;
+    assert_eq!(allowed.head.headers["access-control-max-age"], NEVER.as_secs().to_string());
+    world.api.shutdown();
+    within("the end", world.server.shutdown()).await;
+}
+
+#[tokio::test]
+async fn zero_is_refused_where_it_makes_no_sense() {
+    let world = HttpFixture::new().await;
+    let (api, zero) = (ApiOptions::default, Duration::ZERO);
+    for options in [
+        ApiOptions { heartbeat_max: zero, ..api() },
+        ApiOptions { doc_reads_limit: zero, ..api() },
+        ApiOptions { look_interval: zero, ..api() },
+    ] {
+        let refused = Api::start(&world.bus, &world.dispatcher, options);
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    }
+    let (server, at) = (ServerOptions::default, SocketAddr::from(([127, 0, 0, 1], 0)));
+    for options in [
+        ServerOptions { header_timeout: zero, ..server() },
+        ServerOptions { write_timeout: zero, ..server() },
+    ] {
+        assert!(matches!(options.check(at), Err(Error::Invalid { .. })), "{options:?}");
+    }
+}
+
+#[tokio::test]
+async fn zero_means_at_once_elsewhere() {
+    let options = ApiOptions {
+        timeout_max: Duration::ZERO,
+        heartbeat_min: Duration::ZERO,
+        longpoll_max_age: Some(Duration::ZERO),
+        ..ApiOptions::default()
+    };
+    let cors = Cors { max_age: Duration::ZERO, ..Cors::default() };
+    let limits =
+        ServerOptions { drain_timeout: Duration::ZERO, cors: Some(cors), ..ServerOptions::default() };
+    let (world, _) = start(options, limits).await;
+    let ended = get(world.at(), "/_db_updates?feed=longpoll&since=now").await;
+    assert!(ended.rows().is_empty());
+    let mut beats = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now&heartbeat=1").await;
+    assert_eq!(beats.head().await.status, 200);
+    assert_eq!(beats.chunk().await.unwrap(), "\n");
+    within("the end, though a feed goes on", world.server.shutdown()).await;
+}

@@ -1,0 +1,214 @@
+//! Each of the six forms of receiver is durable, paced and replaceable.
+
+use std::{collections::VecDeque, time::Duration};
+
+use notibus::{
+    Delivery, EventKind, Filter,
+    dispatcher::{
+        BatchSubscription, CallbackHandle, DeliveryBatch, Interruption, Listener, ListenerHandle, Next,
+        Subscribe, SubscriberId, Subscription,
+    },
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, until, within},
+    fixture::{SubscriberFixture, kinds, name},
+};
+
+/// The name and the news of a delivery.
+type Got = (String, Vec<EventKind>);
+
+fn got(delivery: &Delivery) -> Got {
+    (name(delivery).to_owned(), kinds(delivery))
+}
+
+fn all_of(batch: &DeliveryBatch) -> impl Iterator<Item = Got> {
+    (0..batch.len()).map(|index| got(&batch.delivery(index)))
+}
+
+/// A form of receiver.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Stream,
+    Batches,
+    Callback,
+    BatchCallback,
+    Listener,
+    BatchListener,
+}
+
+const FORMS: [Form; 6] =
+    [Form::Stream, Form::Batches, Form::Callback, Form::BatchCallback, Form::Listener, Form::BatchListener];
+
+/// Takes deliveries, in batches by a method of its own.
+struct Taker(UnboundedSender<Got>);
+
+impl Listener for Taker {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.0.send(got(&delivery)).unwrap();
+        Next::Continue
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        all_of(&batch).for_each(|got| self.0.send(got).unwrap());
+        Next::Continue
+    }
+}
+
+/// A receiver of any form.
+enum Receiver {
+    Stream(Subscription),
+    Batches(BatchSubscription, VecDeque<Got>),
+    Callback(CallbackHandle, UnboundedReceiver<Got>),
+    Listener(ListenerHandle<()>, UnboundedReceiver<Got>),
+}
+
+impl Form {
+    fn start(self, subscribe: Subscribe) -> Receiver {
+        let (sender, receiver) = unbounded_channel();
+        match self {
+            Self::Stream => Receiver::Stream(subscribe.stream()),
+            Self::Batches => Receiver::Batches(subscribe.batches(), VecDeque::new()),
+            Self::Callback => {
+                let call = move |item: Result<Delivery, Interruption>| {
+                    sender.send(got(&item.unwrap())).unwrap();
+                    async {}
+                };
+                Receiver::Callback(subscribe.callback(call), receiver)
+            }
+            Self::BatchCallback => {
+                let call = move |item: Result<DeliveryBatch, Interruption>| {
+                    all_of(&item.unwrap()).for_each(|got| sender.send(got).unwrap());
+                    async {}
+                };
+                Receiver::Callback(subscribe.batch_callback(call), receiver)
+            }
+            Self::Listener => {
+                let listen = subscribe.listener(move || Taker(sender.clone()));
+                Receiver::Listener(listen.start().unwrap(), receiver)
+            }
+            Self::BatchListener => {
+                let listen = subscribe.listener(move || Taker(sender.clone())).in_batches();
+                Receiver::Listener(listen.start().unwrap(), receiver)
+            }
+        }
+    }
+}
+
+impl Receiver {
+    fn id(&self) -> SubscriberId {
+        match self {
+            Self::Stream(stream) => stream.id(),
+            Self::Batches(stream, _) => stream.id(),
+            Self::Callback(handle, _) => handle.id(),
+            Self::Listener(handle, _) => handle.id(),
+        }
+    }
+
+    /// The next delivery.
+    async fn next(&mut self) -> Got {
+        match self {
+            Self::Stream(stream) => got(&stream.next().await.unwrap().unwrap()),
+            Self::Batches(stream, waiting) => {
+                if waiting.is_empty() {
+                    waiting.extend(all_of(&stream.next().await.unwrap().unwrap()));
+                }
+                waiting.pop_front().unwrap()
+            }
+            Self::Callback(_, receiver) | Self::Listener(_, receiver) => receiver.recv().await.unwrap(),
+        }
+    }
+
+    /// Whether nothing comes for a while.
+    async fn is_quiet(&mut self, time: Duration) -> bool {
+        tokio::time::timeout(time, self.next()).await.is_err()
+    }
+
+    fn replace(&mut self, filter: Filter) {
+        match self {
+            Self::Stream(stream) => stream.replace(filter),
+            Self::Batches(stream, _) => stream.replace(filter),
+            Self::Callback(handle, _) => handle.replace(filter),
+            Self::Listener(handle, _) => handle.replace(filter),
+        }
+    }
+
+    /// Ends it in good order: what it has worked on is saved.
+    async fn end(self) {
+        match self {
+            Self::Stream(mut stream) => stream.checkpoint().await.unwrap(),
+            Self::Batches(mut stream, _) => stream.checkpoint().await.unwrap(),
+            Self::Callback(handle, _) => drop(handle.stop().await),
+            Self::Listener(handle, _) => drop(handle.stop().await),
+        }
+    }
+}
+
+fn expected(name: &str, kinds: impl Into<Vec<EventKind>>) -> Got {
+    (name.to_owned(), kinds.into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_form_is_durable() {
+    for form in FORMS {
+        let world = SubscriberFixture::new().await;
+        let cursor = world.bus.cursor("c").unwrap();
+        let subscribe = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+        let mut receiver = form.start(subscribe().await);
+        world.event(&db("a", 1), EventKind::Created).await;
+        assert_eq!(within("a", receiver.next()).await, expected("a", [EventKind::Created]), "{form:?}");
+        receiver.end().await;
+        world.event(&db("b", 1), EventKind::Created).await;
+        let mut receiver = form.start(subscribe().await);
+        assert_eq!(within("b", receiver.next()).await, expected("b", [EventKind::Created]), "{form:?}");
+        assert!(receiver.is_quiet(Duration::from_secs(5)).await, "{form:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_form_is_paced() {
+    const PACE: Duration = Duration::from_hours(1);
+    for form in FORMS {
+        let world = SubscriberFixture::new().await;
+        let mut receiver = form.start(world.dispatcher.subscribe(Filter::all()).every(PACE).unwrap());
+        world.event(&db("a", 1), EventKind::Created).await;
+        assert_eq!(
+            within("the first", receiver.next()).await,
+            expected("a", [EventKind::Created]),
+            "{form:?}"
+        );
+        for name in ["a", "b", "a", "a"] {
+            world.event(&db(name, 1), EventKind::Updated).await;
+        }
+        assert!(receiver.is_quiet(PACE / 2).await, "{form:?}");
+        tokio::time::sleep(PACE / 2).await;
+        let round = [within("b", receiver.next()).await, within("a", receiver.next()).await];
+        assert_eq!(round, ["b", "a"].map(|name| expected(name, [EventKind::Updated])), "{form:?}");
+        assert!(receiver.is_quiet(2 * PACE).await, "{form:?}");
+    }
+}
+
+/// Also: one that has ended is not there any more.
+#[tokio::test(start_paused = true)]
+async fn each_form_can_be_given_another_filter() {
+    for form in FORMS {
+        let world = SubscriberFixture::new().await;
+        let mut receiver = form.start(world.dispatcher.subscribe(Filter::name("a").unwrap()));
+        world.event(&db("a", 1), EventKind::Created).await;
+        assert_eq!(within("a", receiver.next()).await, expected("a", [EventKind::Created]), "{form:?}");
+        receiver.replace(Filter::suffix("b"));
+        until("the replacement", async || world.dispatcher.subscribers_of(&"a".parse().unwrap()) == 0).await;
+        for name in ["a", "b"] {
+            world.event(&db(name, 1), EventKind::Updated).await;
+        }
+        assert_eq!(within("b", receiver.next()).await, expected("b", [EventKind::Updated]), "{form:?}");
+        assert!(receiver.is_quiet(Duration::from_secs(5)).await, "{form:?}");
+        let id = receiver.id();
+        receiver.end().await;
+        assert!(world.dispatcher.unsubscribe(id).is_err(), "{form:?}");
+    }
+}
