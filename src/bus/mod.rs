@@ -74,12 +74,33 @@ impl Default for BusOptions {
 
 const PARTITIONS_MAX: u32 = 4_096;
 
-/// Removes the nodes of earlier processes if `db` knows that they are dead, so that no node has to wait until they expire.
-async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
-    if db.is_first_use(prefix) {
-        db.run(async |tx| forget_nodes(&tx, keys).await).await?;
+fn check_partitions(partitions: u32) -> Result<()> {
+    if (1..=PARTITIONS_MAX).contains(&partitions) {
+        Ok(())
+    } else {
+        Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")))
     }
-    Ok(())
+}
+
+/// Runs `open`, which opens the bus under `prefix`. The first opening of the bus since its folder was opened removes the
+/// nodes of earlier processes in the same transaction: they are dead, and no node has to wait until they expire.
+///
+/// Nodes join through a bus that was opened, so before the mark there is no living one. A transaction that finds no mark
+/// after it has its read version therefore reads only dead nodes, and conflicts if one joins before its commit.
+async fn opened<T, R>(db: &Database, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
+where
+    R: Future<Output = Result<T>>,
+{
+    let opened = db.run(async |tx| {
+        tx.read_version().await?;
+        if db.is_unused(prefix) {
+            forget_nodes(&tx, keys).await?;
+        }
+        open(tx).await
+    });
+    let opened = opened.await?;
+    db.mark_used(prefix);
+    Ok(opened)
 }
 
 /// The bus in a store, as opened by one process. Clones share it; it starts roles.
@@ -95,15 +116,13 @@ impl Bus {
     /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
         let BusOptions { prefix, partitions, shards, schemes } = options;
-        if !(1..=PARTITIONS_MAX).contains(&partitions) {
-            return Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")));
-        }
+        check_partitions(partitions)?;
         let topology = NewTopology::new(shards, None, db.env())?;
         let keys = Keys::new(&prefix)?;
         let new = Config { partitions, incarnation: Incarnation(0) };
         let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
-        let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
-        forget_dead(db, &prefix, &keys).await?;
+        let config =
+            opened(db, &prefix, &keys, async |tx| open_config(&tx, context, &topology).await).await?;
         Ok(Self::new(db, keys, config, schemes))
     }
 
@@ -112,21 +131,16 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is being imported.
     pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
-        let stored = db.run(async |tx| {
-            let stored = tx.get(&keys.config(), Isolation::Serializable).await?;
-            if stored.is_none() {
-                relocation::check_no_import(&tx, &keys).await?;
+        let config = opened(db, prefix, &keys, async |tx| {
+            match tx.get(&keys.config(), Isolation::Serializable).await? {
+                Some(stored) => Config::from_bytes(&stored),
+                None => {
+                    relocation::check_no_import(&tx, &keys).await?;
+                    Err(Config::missing(prefix))
+                }
             }
-            Ok(stored)
         });
-        match stored.await? {
-            Some(stored) => {
-                let config = Config::from_bytes(&stored)?;
-                forget_dead(db, prefix, &keys).await?;
-                Ok(Self::new(db, keys, config, Schemes::default()))
-            }
-            None => Err(Config::missing(prefix)),
-        }
+        Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
     }
 
     /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. It blocks the

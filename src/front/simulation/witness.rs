@@ -254,6 +254,8 @@ named! {
         PowerFailedWithinSnapshot,
         /// The disk has failed a commit, and the store has ended because of it.
         StoreFailedWithDisk,
+        /// The nodes of before were gone when the first one joined after the store was opened again.
+        DeadNodesForgotten,
         /// An older copy took the place of the folder, after more had happened.
         CopyRestored,
         /// The bus has moved to another store by an export and an import.

@@ -439,6 +439,9 @@ impl World {
                 "the power failed after version {from}, and came back at {to} with other rows"
             )));
         }
+        let keys = Keys::new(BUS_PREFIX).expect("the prefix is short");
+        let nodes = found.keys().filter_map(|key| keys.node_of(key).ok());
+        shared.oracle().opened_again(nodes.collect());
         (self.engine, self.machine) = (engine, Some(machine));
     }
 

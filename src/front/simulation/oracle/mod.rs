@@ -124,6 +124,8 @@ pub(super) struct Oracle {
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
     /// The owners of leases, by pool and resource.
     owners: BTreeMap<(String, u64), NodeId>,
+    /// The nodes of before the store was opened again, which its first user has to remove.
+    dead: BTreeSet<NodeId>,
     /// When each node has last written its row, in versions, which are microseconds.
     beats: BTreeMap<NodeId, u64>,
     /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
@@ -211,6 +213,7 @@ impl Oracle {
             names,
             nodes: BTreeMap::new(),
             owners: BTreeMap::new(),
+            dead: BTreeSet::new(),
             beats: BTreeMap::new(),
             has_steady_clocks: false,
             databases: BTreeMap::new(),
@@ -306,6 +309,12 @@ impl Oracle {
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
         self.keep(|| Seen::Joined { by: issuer.into(), node: Text(node) });
         self.nodes.entry(issuer).or_default().insert(node);
+    }
+
+    /// The store was opened again after all processes had crashed. These nodes are in it.
+    pub fn opened_again(&mut self, nodes: BTreeSet<NodeId>) {
+        self.keep(|| Seen::OpenedAgain { nodes: nodes.iter().copied().map(Text).collect() });
+        self.dead = nodes;
     }
 
     /// A watch of a process will never fire.
