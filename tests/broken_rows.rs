@@ -559,3 +559,27 @@ async fn a_damaged_lease_is_replaced_and_its_partition_goes_on() {
     assert!(bus.stats().rows_skipped >= 3);
     assert_eq!(bus.skipped_rows().await.unwrap(), []);
 }
+
+/// Regression: a row that was found by its key was listed until a restart, although somebody had repaired it.
+#[tokio::test(start_paused = true)]
+async fn a_repaired_row_is_not_listed_any_more() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    created(&store, &bus, "a").await;
+    bus.group("g").unwrap().create(&GroupOptions::default()).await.unwrap();
+    let group = stored(&store, b"notibus\x15\x0c\x01n\x00\x14\x02g\x00").await;
+    for (row, is_met_by_folds) in [(&stored(&store, NEWEST).await[0], true), (&group[0], false)] {
+        set(&store, &row.0, b"junk").await;
+        if is_met_by_folds {
+            record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        }
+        let is_listed = async || {
+            let listed = bus.status().await.unwrap().skipped_rows;
+            listed.iter().any(|skipped| skipped.place.contains(&row.0.escape_ascii().to_string()))
+        };
+        until("it is met", &is_listed).await;
+        set(&store, &row.0, &row.1).await;
+        assert!(!is_listed().await, "{row:?}");
+    }
+}

@@ -1,6 +1,7 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
 mod canary;
+mod mended;
 mod node;
 #[cfg(feature = "http")]
 pub(crate) mod observed;
@@ -31,7 +32,7 @@ use crate::{
         notification::Notification,
     },
     roles::{
-        changes::{Change, Changes},
+        changes::Changes,
         dispatcher::{Dispatcher, DispatcherOptions},
         group::{self, Group, GroupStatus},
         jobs::StoredTrigger,
@@ -39,13 +40,13 @@ use crate::{
     },
     state::{
         context::{Background, Context},
-        feed::{FeedRow, NewTopology, RawFeed},
+        feed::{NewTopology, RawFeed},
         keys::{Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
         named_cursor::NamedCursor,
         notification_feed::NotificationFeed,
         routing::Schemes,
-        skipped::{Place, SkippedRow},
+        skipped::SkippedRow,
         stats::StatsSnapshot,
     },
     store::{Database, Isolation, RangeRead, Transaction},
@@ -320,20 +321,7 @@ impl Bus {
     pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
         let context = &*self.context;
         for place in &context.skipped.places() {
-            let is_mended = async |tx: Transaction| match place {
-                Place::Key(key) => Ok(tx.get(key, Isolation::Snapshot).await?.is_none()),
-                Place::Row(id, sequence) => {
-                    let row = match RawFeed::new(context, id).row_at(&tx, *sequence).await {
-                        Err(Error::NoFeed { .. }) => None,
-                        row => row?,
-                    };
-                    Ok(row.is_none_or(|row| match id.instance() {
-                        None => Notification::from_stored(*sequence, &row.value).is_ok(),
-                        Some(_) => Change::from_stored(*sequence, &row.value).is_ok(),
-                    }))
-                }
-            };
-            if context.db.run(is_mended).await? {
+            if context.db.run(async |tx| mended::is_mended(context, &tx, place).await).await? {
                 context.skipped.forget(place);
             }
         }
