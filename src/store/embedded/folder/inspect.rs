@@ -1,8 +1,9 @@
 //! Reading a folder without changing it, even while another process has it open; and copying its content.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::atomic::AtomicBool};
 
 use super::{
+    damage::{BadSectors, Damage},
     files::Files,
     history::History,
     journal::Journal,
@@ -103,6 +104,6 @@ pub(super) fn make(
 ) -> io::Result<()> {
     write_text(files, path, MARKER, FORMAT_UNFINISHED)?;
     let journal = Journal::create(files, path, 1, version, 0)?;
-    snapshot::write(files, path, journal.number, (root, version), history)?;
+    snapshot::write(files, path, journal.number, (root, version), history, &AtomicBool::new(false))?;
     write_text(files, path, MARKER, FORMAT)
 }

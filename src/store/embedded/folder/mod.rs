@@ -28,7 +28,10 @@ mod snapshot;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -80,6 +83,8 @@ pub(super) struct Folder {
     snapshots: Arc<Mutex<Snapshots>>,
     /// The thread that writes a snapshot.
     writing: Option<thread::JoinHandle<()>>,
+    /// Ends the writing of a snapshot, which nobody needs any more: a large one takes seconds.
+    is_abandoned: Arc<AtomicBool>,
     /// Keeps other processes out. It is dropped last.
     _lock: Lock,
 }
@@ -147,6 +152,7 @@ impl Folder {
             sealed_len,
             snapshots,
             writing: None,
+            is_abandoned: Arc::default(),
             _lock: lock,
         };
         Ok(Opened { folder, root, version, history })
@@ -171,7 +177,8 @@ impl Folder {
             for key in keys {
                 record::append_row(out, key, staged.root.get(key));
             }
-        })?;
+        });
+        appended.inspect_err(|_| self.abandon())?;
         self.history.reached(staged.version);
         if self.is_snapshot_due()
             && let Err(error) = self.begin_snapshot(&staged.root, staged.version)
@@ -235,6 +242,7 @@ impl Folder {
             history: self.history.clone(),
             snapshots: Arc::clone(&self.snapshots),
             retry_at: self.journals_len() + self.options.journal_len_min,
+            is_abandoned: Arc::clone(&self.is_abandoned),
         };
         if self.options.has_threads {
             let thread = thread::Builder::new().name("notibus-snapshot".to_owned());
@@ -253,6 +261,11 @@ impl Folder {
         Ok(())
     }
 
+    /// Ends the writing of a snapshot.
+    fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Relaxed);
+    }
+
     /// Waits for the snapshot that is being written.
     fn wait(&mut self) {
         if let Some(writing) = self.writing.take()
@@ -265,6 +278,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        // One that was closed in order has no unfinished snapshot.
+        self.abandon();
         self.wait();
     }
 }
@@ -281,13 +296,15 @@ struct SnapshotTask {
     snapshots: Arc<Mutex<Snapshots>>,
     /// The length of the journals at which to try again after a failure.
     retry_at: u64,
+    /// See [`Folder`].
+    is_abandoned: Arc<AtomicBool>,
 }
 
 impl SnapshotTask {
     /// Writes it, and removes older files.
     fn run(self) {
-        let Self { files, path, number, root, version, history, snapshots, retry_at } = self;
-        let written = snapshot::write(&*files, &path, number, (&root, version), &history);
+        let Self { files, path, number, root, version, history, snapshots, retry_at, is_abandoned } = self;
+        let written = snapshot::write(&*files, &path, number, (&root, version), &history, &is_abandoned);
         let written = written.and_then(|len| {
             let names = Names::of(&*files, &path)?;
             let old = names.snapshots.iter().filter(|n| **n < number).map(|n| snapshot::name(*n));
