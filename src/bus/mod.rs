@@ -144,6 +144,19 @@ impl Bus {
         Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
     }
 
+    /// Opens what is left of a bus in a store that [`Database::salvage_dir`](crate::store::Database::salvage_dir) has opened,
+    /// for an export. If its configuration is lost, it had these `partitions` (by default 64), and its incarnation is that of
+    /// its newest row. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] if the configuration is lost and no `partitions` are given, or wrong ones, and with
+    /// [`Error::ConfigMismatch`] if it is there and has others.
+    pub async fn open_salvaged(db: &Database, prefix: &[u8], partitions: Option<u32>) -> Result<Self> {
+        let keys = Keys::new(prefix)?;
+        partitions.map_or(Ok(()), check_partitions)?;
+        let config = relocation::salvaged(db, &keys, partitions).await?;
+        Ok(Self::new(db, keys, config, Schemes::default()))
+    }
+
     /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. It blocks the
     /// thread whenever `out` does.
     ///

@@ -99,7 +99,7 @@ impl Database {
     }
 
     /// [`Database::open_dir_to_read`] of the undamaged part of a damaged folder. Rows may be missing, and rows that
-    /// were changed or removed later may be there.
+    /// were changed or removed later may be there. [`Bus::open_salvaged`](crate::Bus::open_salvaged) opens a bus in it.
     pub fn salvage_dir(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let env = Env::system();
         let inspection = embedded::inspect(&SystemFiles, path.as_ref())?;

@@ -8,7 +8,7 @@ use super::{
     history::History,
     journal::Journal,
     marker::{FORMAT, FORMAT_UNFINISHED, LOCK, MARKER, Marker, check_marker, explain, write_text},
-    recover::{self, Contents, Damage},
+    recover::{self, Contents},
     snapshot,
 };
 use crate::{
@@ -50,16 +50,19 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
     if files.is_file(path) {
         return Err(fail("it is a file; name a folder".to_owned()));
     }
-    if check_marker(files, path).map_err(fail)? == Marker::Missing {
-        return Err(fail("there is no store in it".to_owned()));
-    }
+    // The files beside a damaged marker are as readable as ever.
+    let damaged = match check_marker(files, path, BadSectors::Pass).map_err(fail)? {
+        Marker::Missing => return Err(fail("there is no store in it".to_owned())),
+        Marker::Damaged(damage) => Some(damage),
+        Marker::Unfinished | Marker::Finished => None,
+    };
     let io = |error: io::Error| fail(explain(&error));
     let (mut reads, mut doubt) = (0, None);
     let (contents, is_open) = loop {
         reads += 1;
         // A journal may grow, and a snapshot replace others, during the read.
         let is_open = files.is_locked(&path.join(LOCK)).map_err(io)?;
-        let read = match recover::read(files, path) {
+        let read = match recover::read(files, path, BadSectors::Pass) {
             Ok(contents) if contents.damages.is_empty() => break (contents, is_open),
             read => read,
         };
@@ -75,6 +78,7 @@ pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspec
     };
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);
+    let damages = damaged.into_iter().chain(damages).collect();
     let report = FolderReport { rows: root.iter().count(), version, damages, torn_len, is_open };
     Ok(Inspection { root, history, report })
 }
@@ -87,7 +91,7 @@ pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Ins
         return Err(fail("it is a file; name a folder".to_owned()));
     }
     files.make_folder(path).map_err(io)?;
-    if check_marker(files, path).map_err(fail)? != Marker::Missing {
+    if check_marker(files, path, BadSectors::Fail).map_err(fail)? != Marker::Missing {
         return Err(fail("there is a store in it; name an empty folder".to_owned()));
     }
     let held = files.lock(&path.join(LOCK)).map_err(io)?;

@@ -16,11 +16,13 @@
 //! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written
 //! beside the commits, and older files are removed. So there may be several journals in a row.
 
+mod damage;
 mod files;
 mod history;
 mod inspect;
 mod journal;
 mod marker;
+mod names;
 mod record;
 mod recover;
 mod snapshot;
@@ -41,13 +43,15 @@ use parking_lot::Mutex;
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
 pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
-pub use self::{inspect::FolderReport, recover::Damage};
 use self::{
+    damage::BadSectors,
     journal::Journal,
     marker::{CLOSED, FORMAT, LOCK, MARKER, Marker, check_marker, explain, write_text},
+    names::Names,
     record::Kind,
-    recover::{Contents, Names},
+    recover::Contents,
 };
+pub use self::{damage::Damage, inspect::FolderReport};
 use super::{core::Staged, rows::Rows};
 use crate::base::error::{Error, Result};
 
@@ -120,7 +124,7 @@ impl Folder {
         let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
         let io = |error: io::Error| fail(explain(&error));
         let lock = prepare(&*files, path).map_err(&fail)?;
-        let contents = recover::read(&*files, path).map_err(io)?;
+        let contents = recover::read(&*files, path, BadSectors::Fail).map_err(io)?;
         refuse_damage(&contents).map_err(&fail)?;
         let Contents { root, mut history, snapshot_len, sealed_len, last, leftovers, .. } = contents;
         let last =
@@ -170,7 +174,7 @@ impl Folder {
         let mut keys: Vec<_> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
-        self.journal.append(Kind::Commit, staged.version, |out| {
+        let appended = self.journal.append(Kind::Commit, staged.version, |out| {
             let count = u32::try_from(keys.len())
                 .expect("a group is in memory, and each of its rows takes many bytes");
             out.extend_from_slice(&count.to_be_bytes());
@@ -332,9 +336,9 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
         return Err("it is a file; name a folder".to_owned());
     }
     files.make_folder(path).map_err(io)?;
-    check_marker(files, path)?;
+    check_marker(files, path, BadSectors::Fail)?.undamaged()?;
     let lock = lock(files, path)?;
-    if check_marker(files, path)? == Marker::Finished {
+    if check_marker(files, path, BadSectors::Fail)?.undamaged()? == Marker::Finished {
         return Ok(lock);
     }
     // The folder is new: after a power failure it must still exist. Parent folders that may not be read are not ours.
@@ -349,7 +353,7 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
     if names.snapshots.is_empty() {
         let is_new = match &names.journals[..] {
             [] => true,
-            [1] => recover::read(files, path).map_err(io)?.version == 0,
+            [1] => recover::read(files, path, BadSectors::Fail).map_err(io)?.version == 0,
             _ => false,
         };
         if !is_new {
