@@ -363,6 +363,9 @@ impl World {
             }
         }
         let in_doubt = flight.arrive(&self.shared).map(|doubt| (flight, doubt));
+        if let Some(struck) = self.machine.as_ref().and_then(Machine::struck) {
+            self.shared.witness(struck);
+        }
         if in_doubt.is_some() || self.machine.as_ref().is_some_and(Machine::is_dark) {
             self.lose_power(in_doubt);
         }
