@@ -30,7 +30,9 @@ impl Keys {
             }
             (Some(family::LEASE), _) => self.lease_row(key, value).is_ok(),
             (Some(family::CHECKPOINT), Some(part)) => match (part, number(4)) {
-                (group::part::GROUP, _) => GroupRow::from_bytes(value).is_ok(),
+                (group::part::GROUP, _) => {
+                    matches!(self.group_of(key), Ok(Some(_))) && GroupRow::from_bytes(value).is_ok()
+                }
                 (group::part::CHECKPOINT | group::part::LOWEST, _) => checkpoint_position(value).is_ok(),
                 (group::part::DEAD_LETTER, _) => DeadLetterRow::from_bytes(value).is_ok(),
                 (group::part::PARKED, _) => GroupParkedRow::from_bytes(value).is_ok(),
