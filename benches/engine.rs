@@ -1,4 +1,5 @@
-//! The embedded engine: transactions committed and keys read per second, in memory and in a folder.
+//! The embedded engine: transactions committed and keys read per second, in memory and in a folder; how long a large
+//! folder takes to open, and how many bytes it has on disk.
 //!
 //! Each commit writes one key of 32 bytes with a value of 100, without reading. `writers` tasks commit at once, each its
 //! next transaction after the last; in a folder they share the syncs.
@@ -6,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::{
+    cell::OnceCell,
     hint::black_box,
     time::{Duration, Instant},
 };
@@ -37,6 +39,38 @@ async fn commit(db: &Database, writers: u64, count: u64) -> Duration {
     }
     tasks.join_all().await;
     started.elapsed()
+}
+
+/// Opens a folder with so many rows, and prints its size.
+const OPENED_ROWS: u64 = 1_000_000;
+
+fn open(c: &mut Criterion) {
+    let runtime = Runtime::new().unwrap();
+    let mut group = c.benchmark_group("open");
+    group.sample_size(10);
+    let folder = OnceCell::new();
+    group.bench_function("1,000,000 rows", |b| {
+        // Only if this benchmark is asked for.
+        let dir = folder.get_or_init(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let db = Database::open_dir(dir.path()).unwrap();
+            runtime.block_on(commit(&db, 1_000, OPENED_ROWS));
+            drop(db);
+            let files = std::fs::read_dir(dir.path()).unwrap();
+            let len: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+            println!("{OPENED_ROWS} rows of 132 bytes: {len} bytes on disk");
+            dir
+        });
+        b.iter_custom(|count| {
+            let opened = (0..count).map(|_| {
+                let started = Instant::now();
+                let _db = black_box(Database::open_dir(dir.path()).unwrap());
+                started.elapsed()
+            });
+            opened.sum()
+        });
+    });
+    group.finish();
 }
 
 fn engine(c: &mut Criterion) {
@@ -101,5 +135,5 @@ fn engine(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, engine);
+criterion_group!(benches, engine, open);
 criterion_main!(benches);

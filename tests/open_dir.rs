@@ -7,7 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Error, Result,
+    Bus, BusOptions, Db, DbInstance, Error, Result,
+    relocation::ExportOptions,
     store::{Database, Isolation, KeyRange, OpenCause, RangeRead},
 };
 use tempfile::TempDir;
@@ -366,7 +367,8 @@ const DAMAGES: [Damage; 11] = [
 /// A crash while the folder was made leaves a marker that says so, or an empty one.
 #[test]
 fn a_half_made_folder_is_finished() {
-    for marker in ["", "2 unfinished\n"] {
+    let unfinished = format!("3 unfinished {:016x}\n", xxhash_rust::xxh3::xxh3_64(b"3 unfinished"));
+    for marker in ["", &*unfinished] {
         let folder = folder();
         fs::write(folder.path().join("NOTIBUS_STORE"), marker).expect("it can be written");
         let db = Database::open_dir(folder.path()).expect("it is finished");
@@ -389,4 +391,67 @@ fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     });
     Database::open_dir(folder.path()).expect("it is open nowhere");
     asked.join().expect("it does not panic");
+}
+
+/// Regression: one flipped byte of the marker was reported as another format, and neither `check` nor a salvage went on.
+#[test]
+fn a_damaged_marker_is_named_and_hides_no_row() {
+    let folder = folder();
+    commit(&Database::open_dir(folder.path()).expect("it is a new store"), 0, 10);
+    let marker = folder.path().join("NOTIBUS_STORE");
+    let good = fs::read(&marker).expect("it is there");
+    for damage in [Damage::Flipped(0), Damage::Flipped(60), Damage::Cut(50), Damage::Missing] {
+        fs::write(&marker, &good).expect("it can be written");
+        assert!(damage.apply(&marker));
+        let reason = refusal(folder.path(), OpenCause::Damaged);
+        assert!(reason.contains("damaged: NOTIBUS_STORE at byte 0"), "{damage:?}: {reason}");
+        let report = Database::check_dir(folder.path()).expect("it can be checked");
+        assert_eq!((report.damages.len(), &*report.damages[0].file), (1, "NOTIBUS_STORE"));
+        let (saved, _) = Database::salvage_dir(folder.path()).expect("it can be salvaged");
+        assert_eq!(rows(&saved).len(), 10, "{damage:?}");
+    }
+}
+
+/// Regression: if the record with the configuration of the bus was damaged, nothing of the bus could be saved.
+#[test]
+fn a_bus_that_has_lost_its_configuration_can_be_salvaged() {
+    let folder = folder();
+    let options = BusOptions { partitions: 8, ..BusOptions::default() };
+    let dbs = (1..=20).map(|n| Db::new(format!("db{n}").parse().expect("it is a name"), DbInstance([n; 16])));
+    wait(async {
+        let store = Database::open_dir(folder.path())?;
+        let bus = Bus::open(&store, options).await?;
+        for db in dbs {
+            store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
+        }
+        Ok(())
+    });
+    let journal = folder.path().join("journal-0000000000000001");
+    let mut bytes = fs::read(&journal).expect("it is there");
+    let key = b"notibus\x14";
+    let at = bytes.windows(key.len()).position(|part| part == key).expect("it has the configuration");
+    bytes[at] ^= 1;
+    fs::write(&journal, bytes).expect("it can be written");
+
+    let (saved, _) = Database::salvage_dir(folder.path()).expect("it can be salvaged");
+    wait(async {
+        for (partitions, expected) in [(None, "no configuration"), (Some(0), "0 is not 1 to")] {
+            let refused = Bus::open_salvaged(&saved, b"notibus", partitions).await;
+            let refused = refused.expect_err("the configuration is lost");
+            assert!(refused.to_string().contains(expected), "{refused}");
+        }
+        let bus = Bus::open_salvaged(&saved, b"notibus", Some(8)).await?;
+        let mut export = Vec::new();
+        let exported = bus.export(&mut export, ExportOptions { while_running: true }).await?;
+        assert_eq!(exported.held[0], ("counters of events that wait to be folded", 20));
+        let elsewhere = Database::memory();
+        Bus::import(&elsewhere, b"notibus", &mut &export[..]).await?;
+        let mismatch = BusOptions { partitions: 16, ..BusOptions::default() };
+        assert!(matches!(
+            Bus::open(&elsewhere, mismatch).await,
+            Err(Error::ConfigMismatch { stored: 8, .. })
+        ));
+        assert!(!Bus::open_existing(&elsewhere, b"notibus").await?.is_drained().await?);
+        Ok(())
+    });
 }

@@ -1,6 +1,7 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
 mod canary;
+mod mended;
 mod node;
 #[cfg(feature = "http")]
 pub(crate) mod observed;
@@ -31,7 +32,7 @@ use crate::{
         notification::Notification,
     },
     roles::{
-        changes::{Change, Changes},
+        changes::Changes,
         dispatcher::{Dispatcher, DispatcherOptions},
         group::{self, Group, GroupStatus},
         jobs::StoredTrigger,
@@ -39,13 +40,13 @@ use crate::{
     },
     state::{
         context::{Background, Context},
-        feed::{FeedRow, NewTopology, RawFeed},
+        feed::{NewTopology, RawFeed},
         keys::{Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
         named_cursor::NamedCursor,
         notification_feed::NotificationFeed,
         routing::Schemes,
-        skipped::{Place, SkippedRow},
+        skipped::SkippedRow,
         stats::StatsSnapshot,
     },
     store::{Database, Isolation, RangeRead, Transaction},
@@ -74,12 +75,33 @@ impl Default for BusOptions {
 
 const PARTITIONS_MAX: u32 = 4_096;
 
-/// Removes the nodes of earlier processes if `db` knows that they are dead, so that no node has to wait until they expire.
-async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
-    if db.is_first_use(prefix) {
-        db.run(async |tx| forget_nodes(&tx, keys).await).await?;
+fn check_partitions(partitions: u32) -> Result<()> {
+    if (1..=PARTITIONS_MAX).contains(&partitions) {
+        Ok(())
+    } else {
+        Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")))
     }
-    Ok(())
+}
+
+/// Runs `open`, which opens the bus under `prefix`. The first opening of the bus since its folder was opened removes the
+/// nodes of earlier processes in the same transaction: they are dead, and no node has to wait until they expire.
+///
+/// Nodes join through a bus that was opened, so before the mark there is no living one. A transaction that finds no mark
+/// after it has its read version therefore reads only dead nodes, and conflicts if one joins before its commit.
+async fn opened<T, R>(db: &Database, prefix: &[u8], keys: &Keys, open: impl Fn(Transaction) -> R) -> Result<T>
+where
+    R: Future<Output = Result<T>>,
+{
+    let opened = db.run(async |tx| {
+        tx.read_version().await?;
+        if db.is_unused(prefix) {
+            forget_nodes(&tx, keys).await?;
+        }
+        open(tx).await
+    });
+    let opened = opened.await?;
+    db.mark_used(prefix);
+    Ok(opened)
 }
 
 /// The bus in a store, as opened by one process. Clones share it; it starts roles.
@@ -95,15 +117,13 @@ impl Bus {
     /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
         let BusOptions { prefix, partitions, shards, schemes } = options;
-        if !(1..=PARTITIONS_MAX).contains(&partitions) {
-            return Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")));
-        }
+        check_partitions(partitions)?;
         let topology = NewTopology::new(shards, None, db.env())?;
         let keys = Keys::new(&prefix)?;
         let new = Config { partitions, incarnation: Incarnation(0) };
         let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
-        let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
-        forget_dead(db, &prefix, &keys).await?;
+        let config =
+            opened(db, &prefix, &keys, async |tx| open_config(&tx, context, &topology).await).await?;
         Ok(Self::new(db, keys, config, schemes))
     }
 
@@ -112,21 +132,29 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is being imported.
     pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
-        let stored = db.run(async |tx| {
-            let stored = tx.get(&keys.config(), Isolation::Serializable).await?;
-            if stored.is_none() {
-                relocation::check_no_import(&tx, &keys).await?;
+        let config = opened(db, prefix, &keys, async |tx| {
+            match tx.get(&keys.config(), Isolation::Serializable).await? {
+                Some(stored) => Config::from_bytes(&stored),
+                None => {
+                    relocation::check_no_import(&tx, &keys).await?;
+                    Err(Config::missing(prefix))
+                }
             }
-            Ok(stored)
         });
-        match stored.await? {
-            Some(stored) => {
-                let config = Config::from_bytes(&stored)?;
-                forget_dead(db, prefix, &keys).await?;
-                Ok(Self::new(db, keys, config, Schemes::default()))
-            }
-            None => Err(Config::missing(prefix)),
-        }
+        Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
+    }
+
+    /// Opens what is left of a bus in a store that [`Database::salvage_dir`](crate::store::Database::salvage_dir) has opened,
+    /// for an export. If its configuration is lost, it had these `partitions` (by default 64), and its incarnation is that of
+    /// its newest row. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] if the configuration is lost and no `partitions` are given, or wrong ones, and with
+    /// [`Error::ConfigMismatch`] if it is there and has others.
+    pub async fn open_salvaged(db: &Database, prefix: &[u8], partitions: Option<u32>) -> Result<Self> {
+        let keys = Keys::new(prefix)?;
+        partitions.map_or(Ok(()), check_partitions)?;
+        let config = relocation::salvaged(db, &keys, partitions).await?;
+        Ok(Self::new(db, keys, config, Schemes::default()))
     }
 
     /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. It blocks the
@@ -308,20 +336,7 @@ impl Bus {
     pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
         let context = &*self.context;
         for place in &context.skipped.places() {
-            let is_mended = async |tx: Transaction| match place {
-                Place::Key(key) => Ok(tx.get(key, Isolation::Snapshot).await?.is_none()),
-                Place::Row(id, sequence) => {
-                    let row = match RawFeed::new(context, id).row_at(&tx, *sequence).await {
-                        Err(Error::NoFeed { .. }) => None,
-                        row => row?,
-                    };
-                    Ok(row.is_none_or(|row| match id.instance() {
-                        None => Notification::from_stored(*sequence, &row.value).is_ok(),
-                        Some(_) => Change::from_stored(*sequence, &row.value).is_ok(),
-                    }))
-                }
-            };
-            if context.db.run(is_mended).await? {
+            if context.db.run(async |tx| mended::is_mended(context, &tx, place).await).await? {
                 context.skipped.forget(place);
             }
         }

@@ -8,6 +8,8 @@
 pub(crate) mod autosave;
 mod owed;
 mod parked;
+#[cfg(all(test, feature = "simulation"))]
+mod tests;
 
 pub(crate) use self::parked::Parked;
 
@@ -114,7 +116,7 @@ impl NamedCursor {
             Ok((cursor, has_marks))
         };
         let (stored, has_marks) = self.context.db.run(open).await?;
-        Ok(OpenCursor { cursor: self.clone(), token, stored, filter, has_marks })
+        Ok(OpenCursor { cursor: self.clone(), token, stored, is_in_doubt: false, filter, has_marks })
     }
 
     /// Fails once the bus is gone: what stands under the prefix is of another one.
@@ -145,8 +147,10 @@ pub(crate) struct OpenCursor {
     cursor: NamedCursor,
     /// The token of this owner.
     token: [u8; 16],
-    /// Its position in the store.
+    /// Its position in the store, unless that is unknown.
     stored: Cursor,
+    /// Whether a save has failed or was cancelled, and may have happened.
+    is_in_doubt: bool,
     /// The hash of the filter that it was saved for.
     filter: u64,
     /// Whether it had marks of databases when it was opened. Only triggers have marks.
@@ -178,9 +182,10 @@ impl OpenCursor {
 
     /// [`OpenCursor::save`] for a filter with the hash `filter`.
     pub async fn save_for(&mut self, position: Cursor, filter: u64) -> Result<()> {
-        if (position, filter) == (self.stored, self.filter) {
+        if !self.is_in_doubt && (position, filter) == (self.stored, self.filter) {
             return Ok(());
         }
+        self.is_in_doubt = true;
         let Self { cursor, token, .. } = &*self;
         let save = async |tx: Transaction| {
             self.check(&tx).await?;
@@ -189,7 +194,7 @@ impl OpenCursor {
             Ok(())
         };
         cursor.context.db.run(save).await?;
-        (self.stored, self.filter) = (position, filter);
+        (self.stored, self.filter, self.is_in_doubt) = (position, filter, false);
         Ok(())
     }
 
@@ -201,7 +206,7 @@ impl OpenCursor {
             Ok(self.cursor.row(&tx).await?.map_or(self.stored, |row| row.cursor))
         };
         let stored = self.cursor.context.db.run(read).await?;
-        Ok(Self { stored, ..self.clone() })
+        Ok(Self { stored, is_in_doubt: false, ..self.clone() })
     }
 
     /// Fails with [`Error::CursorLost`] if another subscriber has opened it.

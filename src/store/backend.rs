@@ -21,11 +21,14 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// A new transaction. Its read version is taken at its first read.
     fn begin(&self) -> Box<dyn TransactionBackend>;
 
-    /// Whether all earlier users of the store under `name` are dead, and this is the first call for `name`: true at
-    /// most once for an opening that keeps all other processes out.
-    fn is_first_use(&self, _name: &[u8]) -> bool {
+    /// Whether all users of the store under `name` are dead: its opening keeps all other processes out, and
+    /// [`Backend::mark_used`] was not called for `name` since.
+    fn is_unused(&self, _name: &[u8]) -> bool {
         false
     }
+
+    /// From now on users of the store under `name` may live.
+    fn mark_used(&self, _name: &[u8]) {}
 
     /// Whether the store may have given out `version`. If an embedded store has not, another one has, such as the
     /// same folder before an older copy took its place. A cluster keeps no such history.

@@ -99,7 +99,7 @@ impl Database {
     }
 
     /// [`Database::open_dir_to_read`] of the undamaged part of a damaged folder. Rows may be missing, and rows that
-    /// were changed or removed later may be there.
+    /// were changed or removed later may be there. [`Bus::open_salvaged`](crate::Bus::open_salvaged) opens a bus in it.
     pub fn salvage_dir(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let env = Env::system();
         let inspection = embedded::inspect(&SystemFiles, path.as_ref())?;
@@ -286,9 +286,14 @@ impl Database {
         (self.runs.commits.load(Ordering::Relaxed), self.runs.retries.load(Ordering::Relaxed))
     }
 
-    /// Whether all earlier users of the store under `name` are dead: [`Backend::is_first_use`].
-    pub(crate) fn is_first_use(&self, name: &[u8]) -> bool {
-        self.backend.is_first_use(name)
+    /// Whether all users of the store under `name` are dead: [`Backend::is_unused`].
+    pub(crate) fn is_unused(&self, name: &[u8]) -> bool {
+        self.backend.is_unused(name)
+    }
+
+    /// From now on users of the store under `name` may live: [`Backend::mark_used`].
+    pub(crate) fn mark_used(&self, name: &[u8]) {
+        self.backend.mark_used(name);
     }
 
     /// Whether the store may have given out `version`: [`Backend::may_have_used`].

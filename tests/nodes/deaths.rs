@@ -6,7 +6,7 @@ use notibus::{
     Bus, BusOptions, NodeOptions, Notifier, NotifierOptions,
     store::{
         Database, StoreError,
-        testing::{CommitFault, Faults, Gate},
+        testing::{Attempt, CommitFault, Faults, Gate, Operation, SimulatedDisk},
     },
 };
 
@@ -193,5 +193,65 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let again = Bus::open(&store, BusOptions::default()).await.unwrap();
     assert_eq!(again.nodes().await.unwrap().len(), 1, "the second one of a process removes nobody");
+    node.shutdown().await.unwrap();
+}
+
+/// Whether an attempt removes all nodes.
+fn forgets(attempt: &Attempt) -> bool {
+    attempt
+        .mutations()
+        .any(|mutation| matches!(mutation, Operation::ClearRange { range } if range.begin.starts_with(NODES)))
+}
+
+/// A disk with the folder of a bus whose process was killed while one node was there.
+async fn disk_with_a_dead_node() -> SimulatedDisk {
+    let disk = SimulatedDisk::new(512);
+    let store = disk.open_small(1 << 30).unwrap();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let _node = joined(&bus).await;
+    disk.copied()
+}
+
+/// Regression: the opening of a bus noted that the dead nodes were removed before it had removed them. If the removal failed,
+/// or the opening was cancelled, they stayed until they expired, and their partitions with them.
+#[tokio::test]
+async fn an_opening_that_fails_leaves_the_dead_nodes_to_the_next_one() {
+    let store = disk_with_a_dead_node().await.open_small(1 << 30).unwrap();
+    let faults = Faults::new(&store);
+    let db = faults.database();
+    let gate = Gate::default();
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| forgets(attempt).then(|| CommitFault::Hold(held.clone())));
+    let cancelled = Bus::open(&db, BusOptions::default());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(50), cancelled).await.is_err(),
+        "it waits at the gate"
+    );
+    faults.plan_commits(|attempt| forgets(attempt).then_some(CommitFault::Before(StoreError::IO_ERROR)));
+    Bus::open(&db, BusOptions::default()).await.unwrap_err();
+    faults.plan_commits(|_| None);
+    let bus = Bus::open_existing(&db, b"notibus").await.unwrap();
+    assert_eq!(bus.nodes().await.unwrap(), []);
+    drop(gate);
+}
+
+/// Regression: of two openings at once the first one removed the nodes of earlier processes. Its commit came late, or conflicted
+/// and was tried again, after the second one had returned and a node had joined; and it removed this living node.
+#[tokio::test]
+async fn of_two_openings_at_once_none_removes_a_living_node() {
+    let store = disk_with_a_dead_node().await.open_small(1 << 30).unwrap();
+    let faults = Faults::new(&store);
+    let gate = Gate::default();
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| forgets(attempt).then(|| CommitFault::Hold(held.clone())));
+    let first_db = faults.database();
+    let first = tokio::spawn(async move { Bus::open(&first_db, BusOptions::default()).await });
+    gate.reached().await;
+    let second = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let node = joined(&second).await;
+    gate.open();
+    let first = first.await.unwrap().unwrap();
+    let ids = first.nodes().await.unwrap().into_iter().map(|node| node.id);
+    assert_eq!(ids.collect::<Vec<_>>(), [node.id()], "the dead one is gone, the living one is there");
     node.shutdown().await.unwrap();
 }

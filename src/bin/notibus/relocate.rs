@@ -33,6 +33,9 @@ pub struct ExportArgs {
     /// Export the readable part of a damaged folder. Rows may be missing then, or old.
     #[arg(long)]
     salvage: bool,
+    /// With --salvage: the number of partitions that the bus had, if its configuration is lost.
+    #[arg(long, requires = "salvage")]
+    partitions: Option<u32>,
     /// Export although nodes live, or another process has the folder open. The export has the state of one moment.
     #[arg(long)]
     while_running: bool,
@@ -81,7 +84,14 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
         (false, true) => store.open_to_read(deadline).await?.now(),
         (false, false) => store.open_to_read(deadline).await?.at_rest()?,
     };
-    let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
+    let opened = async {
+        if args.salvage {
+            Bus::open_salvaged(&db, prefix.as_bytes(), args.partitions).await
+        } else {
+            Bus::open_existing(&db, prefix.as_bytes()).await
+        }
+    };
+    let bus = deadline.of("opening the bus", opened).await?;
     // No other process has the folder open, so all nodes that it lists are dead.
     let while_running = args.while_running || matches!(store, Store::Dir(_));
     let options = ExportOptions { while_running };

@@ -73,8 +73,9 @@ async fn sources(context: &Context) -> Result<Vec<Source>> {
     while let Some(read) = rest {
         let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
         for row in &page.rows {
-            let (feed, entry) = keys.topology_row(row)?;
-            if let Layout::Legacy(prefix) = entry.layout
+            // An entry that cannot be decoded moves as it is.
+            if let Ok((feed, entry)) = keys.topology_row(row)
+                && let Layout::Legacy(prefix) = entry.layout
                 && !prefix.is_empty()
             {
                 let rows = keys.shard_rows(&feed, ShardId(0));
@@ -92,8 +93,9 @@ async fn sources(context: &Context) -> Result<Vec<Source>> {
 fn moved(keys: &Keys, source: &Source, row: &Row) -> Result<(Vec<u8>, Bytes)> {
     let (key, value) = row;
     let mut value = value.clone();
-    if keys.all_topologies().contains(key) {
-        let (_, mut entry) = keys.topology_row(row)?;
+    if keys.all_topologies().contains(key)
+        && let Ok((_, mut entry)) = keys.topology_row(row)
+    {
         if let Layout::Legacy(prefix) = &mut entry.layout {
             prefix.clear();
             value = entry.to_bytes().into();

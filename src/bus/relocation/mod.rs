@@ -31,6 +31,7 @@
 mod export;
 mod import;
 mod incarnation;
+mod salvaged;
 mod stream;
 
 pub use self::export::{ExportOptions, Exported};
@@ -38,4 +39,5 @@ pub(super) use self::{
     export::export,
     import::{check_no_import, discard, import},
     incarnation::{raise, stored},
+    salvaged::salvaged,
 };

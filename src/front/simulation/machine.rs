@@ -7,6 +7,7 @@ use std::{path::Path, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::witness::Witness;
 use crate::{
     base::{env::Env, error::Result},
     store::{
@@ -35,6 +36,50 @@ pub(super) struct Machine {
     unsynced: Unsynced,
 }
 
+/// Which operations of a disk fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failing {
+    Writes,
+    Syncs,
+    Renames,
+    Opens,
+}
+
+impl Failing {
+    const ALL: [Self; 4] = [Self::Writes, Self::Syncs, Self::Renames, Self::Opens];
+
+    /// Whether `operation` is one of them.
+    fn has(self, operation: &DiskOperation) -> bool {
+        match self {
+            Self::Writes => matches!(operation, DiskOperation::Write(..)),
+            Self::Syncs => {
+                matches!(operation, DiskOperation::Sync(_) | DiskOperation::SyncFolder)
+            }
+            Self::Renames => {
+                matches!(operation, DiskOperation::Rename(_) | DiskOperation::Remove(_))
+            }
+            Self::Opens => matches!(operation, DiskOperation::Open(_)),
+        }
+    }
+
+    /// That one of them has had `fault`.
+    fn witness(self, fault: DiskFault) -> Witness {
+        let (DiskFault::Fails(code) | DiskFault::FailsAfter(code)) = fault else {
+            return Witness::WriteShort;
+        };
+        let witnesses = match self {
+            Self::Writes => [Witness::WriteFailed, Witness::WriteFull, Witness::WriteTooManyFiles],
+            Self::Syncs => [Witness::SyncFailed, Witness::SyncFull, Witness::SyncTooManyFiles],
+            Self::Renames => [Witness::RenameFailed, Witness::RenameFull, Witness::RenameTooManyFiles],
+            Self::Opens => [Witness::OpenFailed, Witness::OpenFull, Witness::OpenTooManyFiles],
+        };
+        witnesses[CODES.iter().position(|known| *known == code).expect("only these are drawn")]
+    }
+}
+
+/// The errors of a disk.
+const CODES: [i32; 3] = [DiskFault::IO, DiskFault::FULL, DiskFault::TOO_MANY_FILES];
+
 /// A planned fault of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 enum Trouble {
@@ -43,18 +88,21 @@ enum Trouble {
     None,
     /// The power fails after so many operations; if `happens`, the next one takes effect without an answer.
     Power { after: usize, happens: bool },
-    /// After so many operations one has this fault, and the next one fails with the code, if any.
-    Fault { after: usize, fault: DiskFault, then: Option<i32> },
+    /// After so many of these operations one has this fault, and the next one fails with the code, if any.
+    Fault { of: Failing, after: usize, fault: DiskFault, then: Option<i32> },
+    /// One of these operations has had this fault.
+    Struck(Failing, DiskFault),
     /// There is no power.
     Dark,
 }
 
 impl Trouble {
-    /// The fault of the next operation.
-    fn strike(&mut self) -> Option<DiskFault> {
+    /// The fault of `operation`.
+    fn strike(&mut self, operation: &DiskOperation) -> Option<DiskFault> {
         match self {
-            Self::None => None,
+            Self::None | Self::Struck(..) => None,
             Self::Dark => Some(DiskFault::Fails(DiskFault::IO)),
+            Self::Fault { of, .. } if !of.has(operation) => None,
             Self::Power { after, .. } | Self::Fault { after, .. } if *after > 0 => {
                 *after -= 1;
                 None
@@ -68,11 +116,11 @@ impl Trouble {
                 *self = Self::Dark;
                 Some(fault)
             }
-            Self::Fault { fault, then, .. } => {
-                let fault = *fault;
+            Self::Fault { of, fault, then, .. } => {
+                let (of, fault) = (*of, *fault);
                 *self = match then {
-                    Some(code) => Self::Fault { after: 0, fault: DiskFault::Fails(*code), then: None },
-                    None => Self::None,
+                    Some(code) => Self::Fault { of, after: 0, fault: DiskFault::Fails(*code), then: None },
+                    None => Self::Struck(of, fault),
                 };
                 Some(fault)
             }
@@ -113,14 +161,26 @@ impl Machine {
 
     /// Lets an operation of the disk fail soon.
     pub fn fail(&self, random: &mut fastrand::Rng) {
-        let most = if random.bool() { COMMIT_OPERATIONS } else { SNAPSHOT_OPERATIONS };
-        let (fault, then) = match random.u32(0..4) {
-            0 => (DiskFault::Short(random.usize(1..40)), Some(DiskFault::FULL)),
-            1 => (DiskFault::FailsAfter(DiskFault::IO), None),
-            2 => (DiskFault::Fails(DiskFault::FULL), None),
-            _ => (DiskFault::Fails([DiskFault::IO, DiskFault::TOO_MANY_FILES][random.usize(0..2)]), None),
+        let of = Failing::ALL[random.usize(0..Failing::ALL.len())];
+        let code = |random: &mut fastrand::Rng| CODES[random.usize(0..CODES.len())];
+        let (fault, then) = match (of, random.usize(0..=CODES.len())) {
+            // The rest is written, or cannot be.
+            (Failing::Writes, 0) => {
+                (DiskFault::Short(random.usize(1..40)), random.bool().then(|| code(random)))
+            }
+            _ if random.bool() => (DiskFault::FailsAfter(code(random)), None),
+            _ => (DiskFault::Fails(code(random)), None),
         };
-        *self.trouble() = Trouble::Fault { after: random.usize(0..most), fault, then };
+        let after = random.usize(0..COMMIT_OPERATIONS);
+        *self.trouble() = Trouble::Fault { of, after, fault, then };
+    }
+
+    /// What has struck the disk since it was last asked.
+    pub fn struck(&self) -> Option<Witness> {
+        let mut trouble = self.trouble();
+        let Trouble::Struck(of, fault) = *trouble else { return None };
+        *trouble = Trouble::None;
+        Some(of.witness(fault))
     }
 
     /// Whether the power has failed.
@@ -186,8 +246,8 @@ fn plan(disk: &SimulatedDisk, trouble: Trouble) -> Arc<Mutex<Trouble>> {
     let trouble = Arc::new(Mutex::new(trouble));
     let asked = Arc::clone(&trouble);
     disk.plan(move |operation| match operation {
-        DiskOperation::Read(_) => None,
-        _ => asked.lock().strike(),
+        DiskOperation::Read(..) => None,
+        _ => asked.lock().strike(operation),
     });
     trouble
 }

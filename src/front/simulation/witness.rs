@@ -254,6 +254,34 @@ named! {
         PowerFailedWithinSnapshot,
         /// The disk has failed a commit, and the store has ended because of it.
         StoreFailedWithDisk,
+        /// A write to the disk failed with an error of the device.
+        WriteFailed,
+        /// A write to the disk failed because the disk was full.
+        WriteFull,
+        /// A write to the disk failed because of too many open files.
+        WriteTooManyFiles,
+        /// A write to the disk took a part only.
+        WriteShort,
+        /// A sync of the disk failed with an error of the device.
+        SyncFailed,
+        /// A sync of the disk failed because the disk was full.
+        SyncFull,
+        /// A sync of the disk failed because of too many open files.
+        SyncTooManyFiles,
+        /// The renaming or removal of a file failed with an error of the device.
+        RenameFailed,
+        /// The renaming or removal of a file failed because the disk was full.
+        RenameFull,
+        /// The renaming or removal of a file failed because of too many open files.
+        RenameTooManyFiles,
+        /// The opening of a file failed with an error of the device.
+        OpenFailed,
+        /// The opening of a file failed because the disk was full.
+        OpenFull,
+        /// The opening of a file failed because of too many open files.
+        OpenTooManyFiles,
+        /// The nodes of before were gone when the first one joined after the store was opened again.
+        DeadNodesForgotten,
         /// An older copy took the place of the folder, after more had happened.
         CopyRestored,
         /// The bus has moved to another store by an export and an import.
@@ -303,6 +331,19 @@ impl Witness {
                 | Self::CheckpointPartlyDone
                 | Self::PowerFailedWithinSnapshot
                 | Self::StoreFailedWithDisk
+                | Self::WriteFailed
+                | Self::WriteFull
+                | Self::WriteTooManyFiles
+                | Self::WriteShort
+                | Self::SyncFailed
+                | Self::SyncFull
+                | Self::SyncTooManyFiles
+                | Self::RenameFailed
+                | Self::RenameFull
+                | Self::RenameTooManyFiles
+                | Self::OpenFailed
+                | Self::OpenFull
+                | Self::OpenTooManyFiles
                 | Self::DocumentTopologyDropped
                 | Self::WebClientExpired
                 | Self::ImportBegunAgain

@@ -363,6 +363,9 @@ impl World {
             }
         }
         let in_doubt = flight.arrive(&self.shared).map(|doubt| (flight, doubt));
+        if let Some(struck) = self.machine.as_ref().and_then(Machine::struck) {
+            self.shared.witness(struck);
+        }
         if in_doubt.is_some() || self.machine.as_ref().is_some_and(Machine::is_dark) {
             self.lose_power(in_doubt);
         }
@@ -439,6 +442,9 @@ impl World {
                 "the power failed after version {from}, and came back at {to} with other rows"
             )));
         }
+        let keys = Keys::new(BUS_PREFIX).expect("the prefix is short");
+        let nodes = found.keys().filter_map(|key| keys.node_of(key).ok());
+        shared.oracle().opened_again(nodes.collect());
         (self.engine, self.machine) = (engine, Some(machine));
     }
 

@@ -176,7 +176,7 @@ impl<R> Group<R> {
                     let reason = format!("{start} is ahead of the store, which is at {now}");
                     return Err(Error::invalid("start", reason));
                 }
-                start.check(horizon)?;
+                start.check(horizon.max(topology.whole_from()))?;
                 if start.knew_nothing() { start.begin(now) } else { start }
             }
         };

@@ -140,6 +140,8 @@ impl Pass<'_> {
             async move { Ok::<_, Error>((tx.get(&newest, Isolation::Serializable).await?, newest)) }
         });
         let (mut dropped, mut last) = (0, horizon);
+        let is_lost = tx.get(&keys.horizon(feed.id), Isolation::Serializable).await?;
+        let is_lost = is_lost.is_some_and(|stored| Sequence::from_bytes(&stored).is_err());
         for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
             // If the name was used again meanwhile, the notifier has replaced this row by a newer one.
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
@@ -153,7 +155,7 @@ impl Pass<'_> {
             dropped += 1;
             last = last.max(row.sequence);
         }
-        if last > horizon {
+        if last > horizon || is_lost {
             tx.set(&keys.horizon(feed.id), last.as_bytes());
         }
         Ok((dropped, tombstones.len() - passed))

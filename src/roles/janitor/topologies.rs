@@ -32,7 +32,7 @@ impl Pass<'_> {
                 match keys.topology_row(row) {
                     Ok((feed, entry)) if entry.closed => closed.push((feed, entry)),
                     Ok(_) => {}
-                    Err(error) => tracing::error!(%error, "a topology entry cannot be read"),
+                    Err(error) => self.skip(&row.0, &error),
                 }
             }
             for (feed, entry) in self.empty(&closed).await? {

@@ -15,7 +15,10 @@ use crate::{
         error::{Error, Result},
         notification::Notification,
     },
-    state::keys::{Lanes, RowSpace, ShardId, TopologyRow},
+    state::{
+        keys::{Lanes, RowSpace, ShardId, TopologyRow},
+        skipped::Place,
+    },
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -55,10 +58,20 @@ impl<'a> RawFeed<'a> {
         Ok(Sequence::last_at(self.context.config.incarnation, tx.read_version().await?))
     }
 
-    /// The oldest position from which a reader misses nothing.
+    /// The oldest position from which a reader misses no dropped row.
+    ///
+    /// A stored horizon that cannot be decoded is not after the version at which this process has first met it, because
+    /// the janitor that raises it replaces it. So readers from before that version expire, once.
     pub async fn horizon(self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
-        let stored = tx.get(&self.context.keys.horizon(self.id), isolation).await?;
-        stored.map_or(Ok(Sequence::MIN), |stored| Sequence::from_bytes(&stored))
+        let key = self.context.keys.horizon(self.id);
+        let Some(stored) = tx.get(&key, isolation).await? else { return Ok(Sequence::MIN) };
+        match Sequence::from_bytes(&stored) {
+            Ok(horizon) => Ok(horizon),
+            Err(error) => {
+                self.context.skip(&Place::Key(key.into()), &error);
+                Ok(self.context.lost_horizons.get(self.id, &stored, self.last_readable(tx).await?))
+            }
+        }
     }
 
     /// The last sequence that `tx` can see, the topology, and the cursor of the reader with its reading begun. Fails
@@ -68,7 +81,7 @@ impl<'a> RawFeed<'a> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
         let ((last, topology), horizon) = (begun?, horizon?);
-        cursor.check(horizon)?;
+        cursor.check(horizon.max(topology.whole_from()))?;
         self.check_history(cursor, last)?;
         Ok((last, topology, cursor.begin(last)))
     }
@@ -227,6 +240,7 @@ impl<'a> RawFeed<'a> {
         limit: usize,
     ) -> Result<StoredShardPage> {
         let begun = self.begin_kept(tx, after).await?;
+        begun.1.check_whole(after)?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 

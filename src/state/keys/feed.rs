@@ -133,12 +133,26 @@ impl Keys {
         KeyRange { begin: id.map_or(begin, |id| key_after(&self.newest(feed, id))), end }
     }
 
-    /// The id whose newest row is under `key`.
-    #[cfg(feature = "http")]
-    pub fn newest_id(&self, key: &[u8]) -> Result<Vec<u8>> {
-        let (_, _, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
+    /// The feed, and the id whose newest row is under `key`.
+    pub fn newest_id(&self, key: &[u8]) -> Result<(FeedId, Vec<u8>)> {
+        let (number, feed, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
             self.unpack("newest", key)?;
-        Ok(id.into_owned())
+        if number != family::NEWEST {
+            return Err(Error::corrupt("newest", "its key is of another family"));
+        }
+        Ok((FeedId::from_bytes(&feed)?, id.into_owned()))
+    }
+
+    /// The rows of all shards of all feeds.
+    pub fn all_entries(&self) -> KeyRange {
+        self.range(&(family::ENTRY,))
+    }
+
+    /// The incarnation in which the row under `key` was written.
+    pub fn entry_incarnation(&self, key: &[u8]) -> Result<Incarnation> {
+        type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u64, u16, foundationdb_tuple::Versionstamp);
+        let (_, _, _, incarnation, stamp) = self.unpack::<Key<'_>>("row", key)?;
+        Ok(sequence(incarnation, &stamp)?.incarnation())
     }
 
     /// The key of the number of rows of `shard`.
@@ -226,7 +240,7 @@ mod tests {
     fn ids_are_found_in_order() {
         let (keys, feed) = (Keys::new(b"p").unwrap(), FeedId::notifications());
         let key = |id: &[u8]| keys.newest(&feed, id);
-        assert_eq!(keys.newest_id(&key(b"a\0b")).unwrap(), b"a\0b");
+        assert_eq!(keys.newest_id(&key(b"a\0b")).unwrap().1, b"a\0b");
         let (all, after) = (keys.newest_after(&feed, None), keys.newest_after(&feed, Some(b"b")));
         for (id, is_after) in [(&b"a"[..], false), (b"b", false), (b"b\0", true), (b"ba", true), (b"c", true)]
         {

@@ -51,6 +51,16 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// The free lease in the place of a damaged one, in a transaction that reads at `version`.
+    ///
+    /// Each acquisition raises the epoch by one and commits at a later version than the one before, so no epoch is above
+    /// the version of its commit: all that the damaged lease can have had are at or below `version`. Work under one of
+    /// them has this key in its read-conflict set, and its token is never drawn again: it cannot commit once the key is
+    /// written.
+    pub fn in_place_of_damaged(version: u64) -> Self {
+        Self { epoch: version, owner: None }
+    }
+
     /// The stored form: epoch (8 bytes), and the owner's node (16) and token (16) if there is one.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = self.epoch.to_be_bytes().to_vec();

@@ -65,6 +65,7 @@ mod group_parked;
 #[cfg(feature = "http")]
 mod idempotency;
 mod lease;
+mod mended;
 #[cfg(feature = "http")]
 mod name;
 mod node;

@@ -14,7 +14,7 @@ use crate::{
 const FORMAT: u8 = 1;
 
 /// The number after the name of the cursor. It is stored and never changes.
-const PART: u16 = 4;
+pub(super) const PART: u16 = 4;
 
 /// A name with unfinished work. The feed and the marks say which work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use crate::{
 const FORMAT: u8 = 1;
 
 /// The numbers after the name of the cursor. They are stored and never change.
-mod part {
+pub(super) mod part {
     /// A parked database.
     pub const PARKED: u16 = 2;
     /// How often a retry of parked databases was asked for.

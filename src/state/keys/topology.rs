@@ -142,6 +142,12 @@ impl Keys {
 
     /// The topology entry in a stored row, and its feed.
     pub fn topology_row(&self, (key, value): &Row) -> Result<(FeedId, TopologyRow)> {
+        let (feed, first) = self.topology_key(key)?;
+        Ok((feed, TopologyRow::from_bytes(first, value)?))
+    }
+
+    /// The feed and the first sequence in the key of a topology entry.
+    pub fn topology_key(&self, key: &[u8]) -> Result<(FeedId, Sequence)> {
         let (number, feed, incarnation, stamp): (
             u16,
             foundationdb_tuple::Bytes<'_>,
@@ -151,8 +157,7 @@ impl Keys {
         if number != family::TOPOLOGY {
             return Err(Error::corrupt("topology", "its key is of another family"));
         }
-        let row = TopologyRow::from_bytes(sequence(incarnation, &stamp)?, value)?;
-        Ok((FeedId::from_bytes(&feed)?, row))
+        Ok((FeedId::from_bytes(&feed)?, sequence(incarnation, &stamp)?))
     }
 }
 

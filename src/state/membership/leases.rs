@@ -35,7 +35,8 @@ impl Held {
     /// commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         let found = tx.get(&self.key, Isolation::Serializable).await?;
-        match found.map(|value| Lease::from_bytes(&value)).transpose()? {
+        // A damaged lease is nobody's, until a round replaces it.
+        match found.and_then(|value| Lease::from_bytes(&value).ok()) {
             Some(lease) if lease.owner == Some(self.owner) && lease.epoch == self.epoch => Ok(()),
             found => Err(Error::LeaseLost {
                 resource: format!("{} {}", self.pool, self.resource),
@@ -111,7 +112,7 @@ pub(crate) trait Work: Send + Sync + 'static {
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
     /// Reports that the lease at `key` cannot be decoded, because it is damaged, or of a later version of the
-    /// program. The resource is left alone until someone repairs or removes the lease.
+    /// program. It counts as free, and is replaced by the next acquisition.
     fn skip(&self, key: &Bytes, error: &Error);
 
     /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.

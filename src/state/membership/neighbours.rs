@@ -308,6 +308,8 @@ impl NeighbourWatch {
 /// Removes the rows of all nodes, which are known to be dead. Their resources are free from then on.
 pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
     let all = keys.all_of_nodes();
+    // It conflicts with any node that joins meanwhile, not just with the first row.
+    tx.add_read_conflict(&all);
     if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {
         tx.clear_range(&all);
         // Their roles need no new versions: nobody has read those, because this is the first use of the store.

@@ -55,8 +55,6 @@ pub(super) struct Outcome {
     pub acquired: Vec<Held>,
     /// Whether more leases are to be acquired than fit a transaction.
     pub more: bool,
-    /// Whether it has left resources alone because their leases cannot be decoded.
-    pub is_partial: bool,
     /// The versions of the pool before the round.
     pub versions: OfPool,
     /// The present time, as the round has taken it.
@@ -68,7 +66,7 @@ impl Known<'_> {
     pub async fn round(&self, tx: &Transaction) -> Result<Option<Outcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let mine = keys.node(self.member.id());
-        let (row, versions, members, rows, mut resources) = tokio::try_join!(
+        let (row, versions, members, rows, resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
             OfPool::read(tx, keys, pool, &self.pool.role, changes::Known::default()),
             members(tx, keys, &self.pool.role, |key, error| self.work.skip(key, error)),
@@ -79,18 +77,21 @@ impl Known<'_> {
         if row.is_none_or(|row| row.token != self.joined) {
             return Ok(None);
         }
-        let (mut leases, mut broken) = (BTreeMap::new(), BTreeSet::new());
+        let mut leases = BTreeMap::new();
         for (key, value) in &rows {
-            match keys.lease_row(key, value) {
-                Ok((_, resource, lease)) => drop(leases.insert(resource, lease)),
-                Err(error) => {
+            let (resource, lease) = match (keys.leased(key), Lease::from_bytes(value)) {
+                (Ok((_, resource)), Ok(lease)) => (resource, lease),
+                (Ok((_, resource)), Err(error)) => {
                     self.work.skip(key, &error);
-                    broken.extend(keys.leased(key).ok().map(|(_, resource)| resource));
+                    (resource, Lease::in_place_of_damaged(tx.read_version().await?))
                 }
-            }
+                (Err(error), _) => {
+                    self.work.skip(key, &error);
+                    continue;
+                }
+            };
+            leases.insert(resource, lease);
         }
-        // Their owners are unknown, so running work on them ends, as if the resources were gone.
-        resources.retain(|resource| !broken.contains(resource));
         let view = View {
             me: self.member.id(),
             members,
@@ -110,7 +111,7 @@ impl Known<'_> {
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(Outcome { plan, acquired, more, is_partial: !broken.is_empty(), versions, at: self.now }))
+        Ok(Some(Outcome { plan, acquired, more, versions, at: self.now }))
     }
 
     /// Writes `plan`; returns the acquired leases.
@@ -133,7 +134,6 @@ impl Known<'_> {
             let lease = Lease { epoch: lease_of(resource).epoch, owner: None };
             tx.set(&claim(resource), &lease.to_bytes());
         }
-        // A lease that cannot be decoded is not among them: it is left alone.
         for &resource in &plan.gone {
             let Some(Lease { owner, .. }) = view.leases.get(&resource) else { continue };
             if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {

@@ -342,7 +342,7 @@ impl WorkerTask {
 
     /// Starts and ends jobs as a round has decided, and schedules the next round.
     fn adopt(&mut self, outcome: Outcome) {
-        let Outcome { plan, acquired, versions, at, is_partial, .. } = outcome;
+        let Outcome { plan, acquired, versions, at, .. } = outcome;
         let now = self.env().now();
         for resource in plan.lost.iter().chain(&plan.gone) {
             if let Some(job) = self.held.remove(resource) {
@@ -391,10 +391,6 @@ impl WorkerTask {
         let next = ends.filter(|end| *end > at).min();
         for due in first.into_iter().chain(next) {
             self.due = self.due.min(due);
-        }
-        if is_partial {
-            // Repairing a lease by hand moves no version.
-            self.due_within(FAILURE_PAUSE_MAX);
         }
         if !plan.lost.is_empty() {
             // A lost lease may be this node's to take again.
@@ -634,7 +630,7 @@ impl WorkerTask {
             }
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                // A lease that cannot be decoded is left alone, as in a round.
+                // A lease that cannot be decoded is nobody's, as in a round.
                 let Ok((_, _, lease)) = keys.lease_row(&key, &value) else { continue };
                 if lease.owner.is_some_and(|owner| owner.node == me) {
                     tx.add_read_conflict(&KeyRange::key(&key));

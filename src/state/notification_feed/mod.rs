@@ -126,7 +126,7 @@ impl NotificationFeed {
         let (page, topology) = tokio::join!(tx.get_range(&read, Isolation::Snapshot), feed.topology(tx));
         let (page, topology) = (page?, topology?);
         let row = async |(key, newest): &Row| {
-            let id = keys.newest_id(key)?;
+            let (_, id) = keys.newest_id(key)?;
             let sequence = Sequence::from_bytes(newest).unwrap_or(Sequence::MIN);
             let stored = feed.newest_at(tx, &topology, &id, sequence).await;
             match stored.and_then(|row| Notification::from_bytes(row.sequence, &row.value)) {
@@ -138,7 +138,7 @@ impl NotificationFeed {
             }
         };
         let rows: Vec<Option<Notification>> = try_join_all(page.rows.iter().map(row)).await?;
-        let last = page.rows.last().map(|(key, _)| keys.newest_id(key)).transpose()?;
+        let last = page.rows.last().map(|(key, _)| keys.newest_id(key)).transpose()?.map(|(_, id)| id);
         let is_living =
             |row: &Notification| !row.is_deleted() && row.name.as_str() != crate::base::notification::CANARY;
         let living = rows.into_iter().flatten().filter(is_living).map(|row| row.name);

@@ -38,8 +38,12 @@ impl Backend for Embedded {
         Box::new(EmbeddedTransaction::new(Arc::clone(&self.0)))
     }
 
-    fn is_first_use(&self, name: &[u8]) -> bool {
-        self.0.is_first_use(name)
+    fn is_unused(&self, name: &[u8]) -> bool {
+        self.0.is_unused(name)
+    }
+
+    fn mark_used(&self, name: &[u8]) {
+        self.0.mark_used(name);
     }
 
     fn may_have_used(&self, version: u64) -> bool {

@@ -155,12 +155,16 @@ impl Engine {
         Commit::Done(outcomes.pop().expect("one request has one outcome"))
     }
 
-    /// Whether this is the first call for `name` since the store was opened, if the opening keeps all other processes
-    /// out.
-    pub fn is_first_use(&self, name: &[u8]) -> bool {
+    /// Whether `name` was not marked as used since the store was opened, if the opening keeps all other processes out.
+    pub fn is_unused(&self, name: &[u8]) -> bool {
         // A folder is open in one process at a time.
         matches!(self.committing, Committing::Thread(_) | Committing::Turns(_))
-            && self.used.lock().expect("no holder panics").insert(name.to_vec())
+            && !self.used.lock().expect("no holder panics").contains(name)
+    }
+
+    /// Marks `name` as used.
+    pub fn mark_used(&self, name: &[u8]) {
+        self.used.lock().expect("no holder panics").insert(name.to_vec());
     }
 
     /// Whether it has given out `version`, in this opening or an earlier one.

@@ -9,8 +9,12 @@ use std::{
     },
 };
 
+use super::FolderOptions;
 use crate::{
-    base::error::{Error, OpenCause, Result, StoreError},
+    base::{
+        env::Env,
+        error::{Error, OpenCause, Result, StoreError},
+    },
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead,
         testing::{DiskFault, DiskOperation, SimulatedDisk},
@@ -282,7 +286,7 @@ fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<Atom
     let done = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&done);
     disk.plan(move |operation| {
-        if matches!(operation, DiskOperation::Read(_)) {
+        if matches!(operation, DiskOperation::Read(..)) {
             return None;
         }
         match count.fetch_add(1, Ordering::Relaxed) {
@@ -294,9 +298,9 @@ fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<Atom
     done
 }
 
-/// Checks that every state that a power failure can leave of `disk`, up to `most` of them, holds one of `allowed`,
-/// and takes further commits. Returns the number of states, and how many held each.
-async fn try_states(disk: &SimulatedDisk, allowed: &[Rows], most: usize) -> (usize, Vec<usize>) {
+/// Checks that every state that a power failure can leave of `disk` holds one of `allowed`, and takes further commits.
+/// Returns the number of states, and how many held each.
+async fn try_states(disk: &SimulatedDisk, allowed: &[Rows]) -> (usize, Vec<usize>) {
     let (mut odometer, mut states, mut counts) = (Odometer::default(), 0, vec![0; allowed.len()]);
     loop {
         let (left, _) = disk.after_power_failure(|below| odometer.choose(below));
@@ -312,7 +316,7 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows], most: usize) -> (usi
             drop(db);
             assert_eq!(rows(&left.open_small(ENDLESS).unwrap()).await, expected, "{:?}", odometer.digits);
         }
-        if !odometer.advance() || states == most {
+        if !odometer.advance() {
             return (states, counts);
         }
     }
@@ -346,7 +350,7 @@ async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_c
                     rows(&db).await
                 };
                 let allowed = if answered { vec![whole] } else { vec![before, whole] };
-                let (tried, counts) = try_states(&disk, &allowed, 20_000).await;
+                let (tried, counts) = try_states(&disk, &allowed).await;
                 states += tried;
                 for (outcome, count) in outcomes.iter_mut().rev().zip(counts.iter().rev()) {
                     *outcome += count;
@@ -411,8 +415,10 @@ async fn the_power_may_fail_at_every_operation() {
     }
 }
 
-/// A flipped byte of the journal once looked like its end, or the folder was refused without a place. The test flips
-/// each bit of each file, of a store whose process was killed, and of one that was closed in order.
+/// A flipped byte of the journal once looked like its end, or the folder was refused without a place. One in the marker
+/// was reported as another format, and nothing could be saved; one in the note of an orderly end was blamed on the
+/// journal, or hid lost commits. The test flips a bit of each byte of each file, of a store whose process was killed, and
+/// of one that was closed in order.
 #[tokio::test]
 async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_harm() {
     let disk = SimulatedDisk::new(512);
@@ -441,11 +447,22 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
                         harmless += 1;
                     }
                     Err(Error::Open { reason, .. }) => {
-                        let is_small = name.starts_with("NOTIBUS_");
                         let at = reason.split("at byte ").nth(1).and_then(|rest| rest.split(':').next());
                         let at: Option<usize> = at.and_then(|at| at.parse().ok());
                         let is_placed = reason.contains(&name) && at.is_some_and(|at| at <= offset);
-                        assert!(is_small || is_placed, "{state}: {name} at {offset}: {reason}");
+                        assert!(is_placed, "{state}: {name} at {offset}: {reason}");
+                        let found = super::inspect(&copy, Path::new("simulated")).unwrap();
+                        assert!(
+                            found.report.damages.iter().any(|damage| damage.file == name),
+                            "{:?}",
+                            found.report
+                        );
+                        // The rows are in other files.
+                        if name.starts_with("NOTIBUS_") {
+                            let saved: Rows =
+                                found.root.iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+                            assert_eq!(saved, expected, "{state}: {name} at {offset}");
+                        }
                         refused += 1;
                     }
                     Err(error) => panic!("{error}"),
@@ -454,9 +471,8 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
         }
     }
     println!("{refused} flips were refused, {harmless} did no harm");
-    // Harmless are only the marks behind the last groups, and the note of an orderly end if it says less than is
-    // there.
-    assert!(refused > 900 && harmless <= 2 * 40 + 16, "{refused} {harmless}");
+    // Harmless are only the marks behind the last groups.
+    assert!(refused > 900 && harmless <= 2 * 40, "{refused} {harmless}");
 }
 
 /// A snapshot that cannot be written, or its journal, costs nothing: the journals go on, and the next snapshot
@@ -513,7 +529,7 @@ async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
         let killed = disk.copied();
         cut_power(&killed, operations, false);
         drop(killed.open_small(ENDLESS));
-        try_states(&killed, &[before, whole], 5_000).await;
+        try_states(&killed, &[before, whole]).await;
     }
 }
 
@@ -561,4 +577,131 @@ async fn a_run_that_is_cancelled_in_its_pause_ends() {
     assert_eq!(result.unwrap_err().code(), Some(StoreError::TRANSACTION_CANCELLED.code()));
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     assert!(rows(&db).await.is_empty());
+}
+
+/// A disk that could not read a part of a file once gave no place, and nothing could be saved: `check`, a backup and a
+/// salvage all ended with its error.
+#[tokio::test]
+async fn a_bad_sector_is_damage_with_its_place_and_what_is_around_it_is_saved() {
+    const SECTOR: u64 = 4_096;
+    let disk = SimulatedDisk::new(512);
+    let db = disk.open_small(ENDLESS).unwrap();
+    for number in 0_u32..200 {
+        set(&db, &number.to_be_bytes()).await.unwrap();
+    }
+    let expected = rows(&db).await;
+    drop(db);
+    let name = "journal-0000000000000001";
+    let sectors = (disk.read(name).len() as u64).div_ceil(SECTOR);
+    assert!(sectors > 3);
+    for sector in 0..sectors {
+        let bad = sector * SECTOR..(sector + 1) * SECTOR;
+        let range = bad.clone();
+        disk.plan(move |operation| match operation {
+            DiskOperation::Read(file, read)
+                if file.as_str() == name && read.start < range.end && range.start < read.end =>
+            {
+                Some(DiskFault::Fails(DiskFault::IO))
+            }
+            _ => None,
+        });
+        assert!(matches!(disk.open_small(ENDLESS), Err(Error::Open { .. })));
+        let found = super::inspect(&disk, Path::new("simulated")).unwrap();
+        let is_placed = |damage: &super::Damage| damage.file == name && bad.contains(&damage.offset);
+        assert!(found.report.damages.iter().any(is_placed), "{sector}: {:?}", found.report);
+        let saved: Rows = found.root.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+        assert!(saved.iter().all(|row| expected.get(row.0) == Some(row.1)));
+        // A commit of one row has about 64 bytes.
+        assert!(saved.len() < expected.len() || sector + 1 == sectors);
+        assert!(saved.len() + 80 > expected.len(), "{}", saved.len());
+    }
+    // A file that cannot even be opened is damage, too, and the others are read.
+    disk.plan(|operation| match operation {
+        DiskOperation::Open(name) if name.starts_with("snapshot-") => Some(DiskFault::Fails(DiskFault::IO)),
+        _ => None,
+    });
+    let found = super::inspect(&disk, Path::new("simulated")).unwrap();
+    assert_eq!(found.root.iter().count(), expected.len());
+    assert!(found.report.damages[0].file.starts_with("snapshot-"), "{:?}", found.report);
+}
+
+/// A store that had failed waited, when it was dropped, for the snapshot that was being written: seconds at a million
+/// rows, in which its program could not end.
+#[tokio::test]
+async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
+    let disk = SimulatedDisk::new(4_096);
+    let options = FolderOptions { journal_len_min: 2_000_000, has_threads: true };
+    let db = Database::new(Arc::new(disk.engine(Env::system(), options).unwrap()), Env::system());
+    let (reaches, reached) = std::sync::mpsc::channel();
+    let (goes, go) = std::sync::mpsc::channel::<()>();
+    let mut begun = Some((reaches, go));
+    let is_snapshot = |name: &str| name.starts_with("snapshot-");
+    disk.plan(move |operation| {
+        if matches!(operation, DiskOperation::Write(name, _) if is_snapshot(name))
+            && let Some((reaches, go)) = begun.take()
+        {
+            reaches.send(()).unwrap();
+            // It goes on once the store has failed.
+            go.recv().unwrap();
+        }
+        None
+    });
+    let mut number = 0_u32;
+    while reached.try_recv().is_err() {
+        let write = async |tx: crate::store::Transaction| {
+            tx.set(&number.to_be_bytes(), &[7; 50_000]);
+            Ok(())
+        };
+        db.run(write).await.unwrap();
+        number += 1;
+    }
+    let written = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&written);
+    disk.plan(move |operation| match operation {
+        DiskOperation::Write(name, _) if is_snapshot(name) => {
+            counted.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+        DiskOperation::Sync(name) if name.starts_with("journal-") => Some(DiskFault::Fails(DiskFault::IO)),
+        _ => None,
+    });
+    set(&db, b"lost").await.unwrap_err();
+    goes.send(()).unwrap();
+    drop(db);
+    assert_eq!(written.load(Ordering::Relaxed), 0, "of some 20 records that were left");
+    assert_eq!(disk.names().iter().filter(|name| is_snapshot(name)).count(), 1, "the one of the beginning");
+    disk.mend();
+    assert!(rows(&disk.open().unwrap()).await.len() >= number as usize);
+}
+
+/// Read-only transactions once queued behind the commits, for as long as the disk took.
+#[tokio::test]
+async fn reading_waits_for_no_sync() {
+    let disk = SimulatedDisk::new(512);
+    let db = disk.open().unwrap();
+    set(&db, b"before").await.unwrap();
+    let (reaches, mut reached) = tokio::sync::mpsc::unbounded_channel();
+    let (goes, go) = std::sync::mpsc::channel::<()>();
+    disk.plan(move |operation| {
+        if matches!(operation, DiskOperation::Sync(_)) {
+            reaches.send(()).unwrap();
+            go.recv().unwrap();
+        }
+        None
+    });
+    let writer = db.clone();
+    let writing = tokio::spawn(async move { set(&writer, b"slow").await });
+    reached.recv().await.unwrap();
+    for _ in 0..100 {
+        let found = async |tx: crate::store::Transaction| {
+            let before = tx.get(b"before", Isolation::Serializable).await?;
+            Ok((before.is_some(), tx.get(b"slow", Isolation::Serializable).await?.is_some()))
+        };
+        assert_eq!(db.run(found).await.unwrap(), (true, false));
+    }
+    assert!(!writing.is_finished(), "the disk has not answered yet");
+    goes.send(()).unwrap();
+    writing.await.unwrap().unwrap();
+    disk.mend();
+    assert_eq!(rows(&db).await.len(), 2);
 }

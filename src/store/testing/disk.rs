@@ -4,7 +4,7 @@
 //! sync, or as any later write has left it. The file may have its old length or a longer one. Of the changes of names
 //! since the folder was synced, any first ones may have happened.
 
-use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt, io, ops::Range, path::Path, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -22,8 +22,8 @@ use crate::{
 pub enum DiskOperation {
     /// A file is opened.
     Open(String),
-    /// A file is read.
-    Read(String),
+    /// These bytes of a file are read, as far as it has them.
+    Read(String, Range<u64>),
     /// So many bytes are written to a file.
     Write(String, usize),
     /// A file is cut.
@@ -335,7 +335,6 @@ impl fmt::Debug for SimulatedDisk {
     }
 }
 
-/// The name of a file.
 /// The folder of a store on a simulated disk.
 const FOLDER: &str = "simulated";
 
@@ -453,7 +452,8 @@ impl File for SimulatedFile {
     }
 
     fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        self.disk.operate(&DiskOperation::Read(self.name.clone()), |state, most| {
+        let operation = DiskOperation::Read(self.name.clone(), at..at + buffer.len() as u64);
+        self.disk.operate(&operation, |state, most| {
             let rest = state.files[self.file].bytes.get(at as usize..).unwrap_or_default();
             let len = rest.len().min(buffer.len()).min(most.unwrap_or(usize::MAX));
             buffer[..len].copy_from_slice(&rest[..len]);

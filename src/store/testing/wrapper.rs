@@ -119,6 +119,14 @@ impl<I> Wrapper<I> {
 }
 
 impl<I: Interceptor> Backend for Wrapper<I> {
+    fn is_unused(&self, name: &[u8]) -> bool {
+        self.inner.is_unused(name)
+    }
+
+    fn mark_used(&self, name: &[u8]) {
+        self.inner.mark_used(name);
+    }
+
     fn may_have_used(&self, version: u64) -> bool {
         self.inner.may_have_used(version)
     }

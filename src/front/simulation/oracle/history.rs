@@ -342,6 +342,10 @@ pub(in crate::front::simulation) enum Seen {
     Gone {
         by: By,
     },
+    /// The store was opened again, with these nodes in it.
+    OpenedAgain {
+        nodes: Vec<Text<NodeId>>,
+    },
     WatchLost {
         by: By,
         key: Hex,

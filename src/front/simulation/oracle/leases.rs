@@ -94,7 +94,14 @@ impl Oracle {
             let row = value.as_ref().map(|value| NodeRow::from_bytes(value)).transpose();
             row.map_err(|error| error.to_string())
         };
+        let was_dead = self.dead.remove(&node);
         if let Some(after) = read(&change.after)? {
+            if was_dead || !self.dead.is_empty() {
+                let left = self.dead.len() + usize::from(was_dead);
+                return Guarantee::Live.fails(format!(
+                    "{left} nodes of dead processes were there when {node} joined after the store was opened again"
+                ));
+            }
             // A beat whose first commit had an unknown result is written twice, and others see only the first.
             let is_beat = read(&change.before)?
                 .is_none_or(|before| (before.token, before.beat) != (after.token, after.beat));
@@ -106,6 +113,10 @@ impl Oracle {
         let (Some(row), Some(beaten)) = (read(&change.before)?, self.beats.remove(&node)) else {
             return Ok(());
         };
+        if was_dead {
+            findings.witness(Witness::DeadNodesForgotten);
+            return Ok(());
+        }
         if self.is_node(seen.issuer, node) {
             return Ok(());
         }

@@ -128,6 +128,8 @@ pub(super) struct Oracle {
     owners: BTreeMap<(String, u64), NodeId>,
     /// The nodes of processes, each with the resources that it works on in some pools, as it last reported at rest.
     working: BTreeMap<Issuer, (NodeId, Working)>,
+    /// The nodes of before the store was opened again, which its first user has to remove.
+    dead: BTreeSet<NodeId>,
     /// When each node has last written its row, in versions, which are microseconds.
     beats: BTreeMap<NodeId, u64>,
     /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
@@ -218,6 +220,7 @@ impl Oracle {
             nodes: BTreeMap::new(),
             owners: BTreeMap::new(),
             working: BTreeMap::new(),
+            dead: BTreeSet::new(),
             beats: BTreeMap::new(),
             has_steady_clocks: false,
             databases: BTreeMap::new(),
@@ -319,6 +322,12 @@ impl Oracle {
     /// The process works as `node` on these resources of some pools, while no fault strikes any more.
     pub fn works(&mut self, issuer: Issuer, node: NodeId, pools: Working) {
         self.working.insert(issuer, (node, pools));
+    }
+
+    /// The store was opened again after all processes had crashed. These nodes are in it.
+    pub fn opened_again(&mut self, nodes: BTreeSet<NodeId>) {
+        self.keep(|| Seen::OpenedAgain { nodes: nodes.iter().copied().map(Text).collect() });
+        self.dead = nodes;
     }
 
     /// A watch of a process will never fire.

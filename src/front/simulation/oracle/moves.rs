@@ -109,6 +109,7 @@ impl Oracle {
         self.incarnation.0 += 1;
         self.owners.clear();
         self.beats.clear();
+        self.dead.clear();
         self.lost_watches.clear();
         self.members.clear();
         // Versions of the old store say nothing of the new one.

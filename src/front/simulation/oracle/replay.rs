@@ -32,6 +32,9 @@ impl Seen {
             Self::Joined { by, node } => oracle.joined(by.into(), node.0),
             Self::Crashed { by } => oracle.crashed(by.into()),
             Self::Gone { by } => oracle.gone(by.into()),
+            Self::OpenedAgain { nodes } => {
+                oracle.opened_again(nodes.into_iter().map(|node| node.0).collect());
+            }
             Self::WatchLost { by, key } => oracle.watch_lost(by.into(), &key.0),
             Self::Committed { by, at, is_late, touched } => {
                 commit(oracle, findings, values, (by.into(), is_late), &at, touched)?;

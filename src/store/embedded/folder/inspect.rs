@@ -1,13 +1,14 @@
 //! Reading a folder without changing it, even while another process has it open; and copying its content.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::atomic::AtomicBool};
 
 use super::{
+    damage::{BadSectors, Damage},
     files::Files,
     history::History,
     journal::Journal,
     marker::{FORMAT, FORMAT_UNFINISHED, LOCK, MARKER, Marker, Refusal, check_marker, explain, write_text},
-    recover::{self, Contents, Damage},
+    recover::{self, Contents},
     snapshot,
 };
 use crate::{base::error::Result, store::embedded::rows::Rows};
@@ -49,15 +50,18 @@ fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
     if files.is_file(path) {
         return Err(Refusal::unusable("it is a file; name a folder"));
     }
-    if check_marker(files, path)? == Marker::Missing {
-        return Err(Refusal::unusable("there is no store in it"));
-    }
+    // The files beside a damaged marker are as readable as ever.
+    let damaged = match check_marker(files, path, BadSectors::Pass)? {
+        Marker::Missing => return Err(Refusal::unusable("there is no store in it")),
+        Marker::Damaged(damage) => Some(damage),
+        Marker::Unfinished | Marker::Finished => None,
+    };
     let (mut reads, mut doubt) = (0, None);
     let (contents, is_open) = loop {
         reads += 1;
         // A journal may grow, and a snapshot replace others, during the read.
         let is_open = files.is_locked(&path.join(LOCK))?;
-        let read = match recover::read(files, path) {
+        let read = match recover::read(files, path, BadSectors::Pass) {
             Ok(contents) if contents.damages.is_empty() => break (contents, is_open),
             read => read,
         };
@@ -73,6 +77,7 @@ fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
     };
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);
+    let damages = damaged.into_iter().chain(damages).collect();
     let report = FolderReport { rows: root.iter().count(), version, damages, torn_len, is_open };
     Ok(Inspection { root, history, report })
 }
@@ -87,7 +92,7 @@ fn try_copy(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<(
         return Err(Refusal::unusable("it is a file; name a folder"));
     }
     files.make_folder(path)?;
-    if check_marker(files, path)? != Marker::Missing {
+    if check_marker(files, path, BadSectors::Fail)? != Marker::Missing {
         return Err(Refusal::unusable("there is a store in it; name an empty folder"));
     }
     let held = files.lock(&path.join(LOCK))?;
@@ -104,6 +109,6 @@ pub(super) fn make(
 ) -> io::Result<()> {
     write_text(files, path, MARKER, FORMAT_UNFINISHED)?;
     let journal = Journal::create(files, path, 1, version, 0)?;
-    snapshot::write(files, path, journal.number, (root, version), history)?;
+    snapshot::write(files, path, journal.number, (root, version), history, &AtomicBool::new(false))?;
     write_text(files, path, MARKER, FORMAT)
 }

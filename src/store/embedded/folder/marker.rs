@@ -2,7 +2,13 @@
 
 use std::{io, path::Path};
 
-use super::files::{self, Files, read_text, replace, write_all};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{
+    damage::{BadSectors, Damage, is_bad_sector},
+    files::{self, Files, read_text, replace, write_all},
+    names::Names,
+};
 use crate::base::error::{Error, OpenCause};
 
 /// The file by which a store's folder is recognised.
@@ -14,11 +20,11 @@ pub(super) const LOCK: &str = "NOTIBUS_LOCK";
 /// The file with the version of a store that was closed in order. It does not exist while the store is open.
 pub(super) const CLOSED: &str = "NOTIBUS_CLOSED";
 
-/// The content of the marker: the format of the folder.
-pub(super) const FORMAT: &str = "2\n";
+/// The text of the marker: the format of the folder.
+pub(super) const FORMAT: &str = "3";
 
-/// The content of the marker until the folder has its first files. An empty marker, left by a crash, means the same.
-pub(super) const FORMAT_UNFINISHED: &str = "2 unfinished\n";
+/// The text of the marker until the folder has its first files. An empty marker means the same.
+pub(super) const FORMAT_UNFINISHED: &str = "3 unfinished";
 
 /// The state of a folder's marker.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,6 +35,8 @@ pub(super) enum Marker {
     Unfinished,
     /// It holds a store.
     Finished,
+    /// It is damaged. What else the folder holds can be read all the same.
+    Damaged(Damage),
 }
 
 /// Why a folder cannot be opened.
@@ -64,30 +72,73 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Reads the marker of a folder.
-pub(super) fn check_marker(files: &dyn Files, path: &Path) -> Result<Marker, Refusal> {
-    match read_text(files, &path.join(MARKER))?.as_deref() {
-        Some(FORMAT) => Ok(Marker::Finished),
-        Some("" | FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
-        Some(format) => {
-            let (found, known) = (format.trim(), FORMAT.trim());
-            Err(Refusal::unusable(format!(
-                "its format is {found:?}, this program knows {known:?}; export it with the program that has written it"
-            )))
-        }
-        None => {
-            let unfinished = format!("{MARKER}{}", files::UNFINISHED);
-            if files.list(path)?.iter().any(|name| *name != LOCK && *name != unfinished) {
-                return Err(Refusal::unusable("it holds files but no store; name an empty folder"));
-            }
-            Ok(Marker::Missing)
+impl Marker {
+    /// Fails if it is damaged.
+    pub fn undamaged(self) -> Result<Self, Refusal> {
+        match self {
+            Self::Damaged(damage) => Err(Refusal::damaged(format!("{damage}; restore it from a copy"))),
+            marker => Ok(marker),
         }
     }
 }
 
+/// Reads the marker of a folder.
+pub(super) fn check_marker(
+    files: &dyn Files,
+    path: &Path,
+    bad_sectors: BadSectors,
+) -> Result<Marker, Refusal> {
+    let damaged = |what: String| Ok(Marker::Damaged(Damage { file: MARKER.to_owned(), offset: 0, what }));
+    let text = match read_text(files, &path.join(MARKER)) {
+        Err(error) if bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
+            return damaged(format!("it cannot be read ({error})"));
+        }
+        text => text?,
+    };
+    let Some(text) = text else {
+        let Names { journals, snapshots, .. } = Names::of(files, path)?;
+        if !journals.is_empty() || !snapshots.is_empty() {
+            return damaged("it is missing".to_owned());
+        }
+        let unfinished = format!("{MARKER}{}", files::UNFINISHED);
+        if files.list(path)?.iter().any(|name| *name != LOCK && *name != unfinished) {
+            return Err(Refusal::unusable("it holds files but no store; name an empty folder"));
+        }
+        return Ok(Marker::Missing);
+    };
+    let before = || {
+        let format = text.strip_suffix('\n').map(|line| line.strip_suffix(" unfinished").unwrap_or(line));
+        format.is_some_and(|format| format.parse::<u16>().is_ok())
+    };
+    match unsealed(&text) {
+        Some(FORMAT) => Ok(Marker::Finished),
+        Some(FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
+        None if text.is_empty() => Ok(Marker::Unfinished),
+        // Markers of before had no checksum.
+        None if !before() => damaged(format!("{text:?} is no format with its checksum")),
+        format => {
+            let found = format.unwrap_or(text.trim());
+            Err(Refusal::unusable(format!(
+                "its format is {found:?}, this program knows {FORMAT:?}; export it with the program that has written it"
+            )))
+        }
+    }
+}
+
+/// The content of a small file with this text: a line with its checksum.
+fn sealed(text: &str) -> String {
+    format!("{text} {:016x}\n", xxh3_64(text.as_bytes()))
+}
+
+/// The text of a small file, unless it is damaged.
+pub(super) fn unsealed(content: &str) -> Option<&str> {
+    let (text, _) = content.rsplit_once(' ')?;
+    (sealed(text) == content).then_some(text)
+}
+
 /// Writes a small file of the folder so that it is there as a whole, or as it was before.
 pub(super) fn write_text(files: &dyn Files, path: &Path, name: &str, text: &str) -> io::Result<()> {
-    replace(files, path, name, |file| write_all(file, 0, text.as_bytes())).map(drop)
+    replace(files, path, name, |file| write_all(file, 0, sealed(text).as_bytes())).map(drop)
 }
 
 /// What an error of the disk means to a user who opens a folder.

@@ -16,11 +16,13 @@
 //! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written
 //! beside the commits, and older files are removed. So there may be several journals in a row.
 
+mod damage;
 mod files;
 mod history;
 mod inspect;
 mod journal;
 mod marker;
+mod names;
 mod record;
 mod recover;
 mod snapshot;
@@ -28,7 +30,10 @@ mod snapshot;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -38,13 +43,15 @@ use parking_lot::Mutex;
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
 pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
-pub use self::{inspect::FolderReport, recover::Damage};
 use self::{
+    damage::BadSectors,
     journal::Journal,
     marker::{CLOSED, FORMAT, LOCK, MARKER, Marker, Refusal, check_marker, write_text},
+    names::Names,
     record::Kind,
-    recover::{Contents, Names},
+    recover::Contents,
 };
+pub use self::{damage::Damage, inspect::FolderReport};
 use super::{core::Staged, rows::Rows};
 use crate::base::error::Result;
 
@@ -80,6 +87,8 @@ pub(super) struct Folder {
     snapshots: Arc<Mutex<Snapshots>>,
     /// The thread that writes a snapshot.
     writing: Option<thread::JoinHandle<()>>,
+    /// Ends the writing of a snapshot, which nobody needs any more: a large one takes seconds.
+    is_abandoned: Arc<AtomicBool>,
     /// Keeps other processes out. It is dropped last.
     _lock: Lock,
 }
@@ -122,7 +131,7 @@ impl Folder {
         version: u64,
     ) -> Result<Opened, Refusal> {
         let lock = prepare(&*files, path)?;
-        let contents = recover::read(&*files, path)?;
+        let contents = recover::read(&*files, path, BadSectors::Fail)?;
         refuse_damage(&contents)?;
         let Contents { root, mut history, snapshot_len, sealed_len, last, leftovers, .. } = contents;
         let last = last.ok_or_else(|| Refusal::damaged("it has no journal; restore it from a copy"))?;
@@ -153,6 +162,7 @@ impl Folder {
             sealed_len,
             snapshots,
             writing: None,
+            is_abandoned: Arc::default(),
             _lock: lock,
         };
         Ok(Opened { folder, root, version, history })
@@ -170,14 +180,15 @@ impl Folder {
         let mut keys: Vec<_> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
-        self.journal.append(Kind::Commit, staged.version, |out| {
+        let appended = self.journal.append(Kind::Commit, staged.version, |out| {
             let count = u32::try_from(keys.len())
                 .expect("a group is in memory, and each of its rows takes many bytes");
             out.extend_from_slice(&count.to_be_bytes());
             for key in keys {
                 record::append_row(out, key, staged.root.get(key));
             }
-        })?;
+        });
+        appended.inspect_err(|_| self.abandon())?;
         self.history.reached(staged.version);
         if self.is_snapshot_due()
             && let Err(error) = self.begin_snapshot(&staged.root, staged.version)
@@ -241,6 +252,7 @@ impl Folder {
             history: self.history.clone(),
             snapshots: Arc::clone(&self.snapshots),
             retry_at: self.journals_len() + self.options.journal_len_min,
+            is_abandoned: Arc::clone(&self.is_abandoned),
         };
         if self.options.has_threads {
             let thread = thread::Builder::new().name("notibus-snapshot".to_owned());
@@ -259,6 +271,11 @@ impl Folder {
         Ok(())
     }
 
+    /// Ends the writing of a snapshot.
+    fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Relaxed);
+    }
+
     /// Waits for the snapshot that is being written.
     fn wait(&mut self) {
         if let Some(writing) = self.writing.take()
@@ -271,6 +288,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        // One that was closed in order has no unfinished snapshot.
+        self.abandon();
         self.wait();
     }
 }
@@ -287,13 +306,15 @@ struct SnapshotTask {
     snapshots: Arc<Mutex<Snapshots>>,
     /// The length of the journals at which to try again after a failure.
     retry_at: u64,
+    /// See [`Folder`].
+    is_abandoned: Arc<AtomicBool>,
 }
 
 impl SnapshotTask {
     /// Writes it, and removes older files.
     fn run(self) {
-        let Self { files, path, number, root, version, history, snapshots, retry_at } = self;
-        let written = snapshot::write(&*files, &path, number, (&root, version), &history);
+        let Self { files, path, number, root, version, history, snapshots, retry_at, is_abandoned } = self;
+        let written = snapshot::write(&*files, &path, number, (&root, version), &history, &is_abandoned);
         let written = written.and_then(|len| {
             let names = Names::of(&*files, &path)?;
             let old = names.snapshots.iter().filter(|n| **n < number).map(|n| snapshot::name(*n));
@@ -320,9 +341,9 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
         return Err(Refusal::unusable("it is a file; name a folder"));
     }
     files.make_folder(path)?;
-    check_marker(files, path)?;
+    check_marker(files, path, BadSectors::Fail)?.undamaged()?;
     let lock = lock(files, path)?;
-    if check_marker(files, path)? == Marker::Finished {
+    if check_marker(files, path, BadSectors::Fail)?.undamaged()? == Marker::Finished {
         return Ok(lock);
     }
     // The folder is new: after a power failure it must still exist. Parent folders that may not be read are not ours.
@@ -337,7 +358,7 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
     if names.snapshots.is_empty() {
         let is_new = match &names.journals[..] {
             [] => true,
-            [1] => recover::read(files, path)?.version == 0,
+            [1] => recover::read(files, path, BadSectors::Fail)?.version == 0,
             _ => false,
         };
         if !is_new {

@@ -14,11 +14,14 @@
 //! Numbers are big-endian, and records begin at multiples of 8. Both checksums depend on the file and on the offset
 //! of the record. So neither a value that looks like a record nor a record at another place is taken for one.
 
-use std::io;
+use std::{collections::BTreeMap, io};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::files::{File, read_all};
+use super::{
+    damage::{BadSectors, is_bad_sector},
+    files::{File, read_all},
+};
 use crate::base::{encoding::Reader, error::Result};
 
 /// The bytes before a payload.
@@ -32,6 +35,9 @@ const ALIGNMENT: u64 = 8;
 
 /// How many bytes of a file are read at once, unless a record needs more.
 const WINDOW_LEN: u64 = 256 * 1_024;
+
+/// The unit in which the bytes around a bad sector are read.
+const SECTOR_LEN: u64 = 4_096;
 
 /// The length of a value that means: the row is removed.
 const REMOVED: u32 = u32::MAX;
@@ -134,13 +140,28 @@ pub(super) struct Records {
     /// The offset of the bytes in memory.
     start: u64,
     bytes: Vec<u8>,
+    bad_sectors: BadSectors,
+    /// The bytes that the disk could not read: offsets, with the ends.
+    unreadable: BTreeMap<u64, u64>,
 }
 
 impl Records {
     /// The records of `file`, whose checksums depend on `seed`.
-    pub fn new(mut file: Box<dyn File>, seed: u64) -> io::Result<Self> {
+    pub fn new(mut file: Box<dyn File>, seed: u64, bad_sectors: BadSectors) -> io::Result<Self> {
         let len = file.len()?;
-        Ok(Self { file, len, seed, start: 0, bytes: Vec::new() })
+        Ok(Self { file, len, seed, start: 0, bytes: Vec::new(), bad_sectors, unreadable: BTreeMap::new() })
+    }
+
+    /// The ranges that the disk could not read so far, in order.
+    pub fn unreadable(&self) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for (&begin, &end) in &self.unreadable {
+            match ranges.last_mut() {
+                Some(last) if last.1 >= begin => last.1 = last.1.max(end),
+                _ => ranges.push((begin, end)),
+            }
+        }
+        ranges
     }
 
     /// The length of the file.
@@ -190,7 +211,12 @@ impl Records {
         if at < self.start || at + len > end {
             self.bytes.resize(len.max(WINDOW_LEN).min(self.len - at) as usize, 0);
             self.start = at;
-            let read = read_all(&mut *self.file, at, &mut self.bytes)?;
+            let read = match read_all(&mut *self.file, at, &mut self.bytes) {
+                Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
+                    self.read_sectors(at)?
+                }
+                read => read?,
+            };
             self.bytes.truncate(read);
             if (read as u64) < len {
                 // Another process has cut it meanwhile.
@@ -199,5 +225,28 @@ impl Records {
         }
         let from = (at - self.start) as usize;
         Ok(Some(&self.bytes[from..from + len as usize]))
+    }
+
+    /// Fills the bytes in memory from `at` sector by sector, with zeros for those that the disk cannot read. No record has
+    /// such bytes: its checksum would be wrong. Returns the number of bytes.
+    fn read_sectors(&mut self, at: u64) -> io::Result<usize> {
+        let end = at + self.bytes.len() as u64;
+        let mut from = at;
+        while from < end {
+            let to = (from + 1).next_multiple_of(SECTOR_LEN).min(end);
+            let sector = &mut self.bytes[(from - at) as usize..(to - at) as usize];
+            match read_all(&mut *self.file, from, sector) {
+                Ok(read) if (read as u64) < to - from => return Ok((from - at) as usize + read),
+                Ok(_) => {}
+                Err(error) if is_bad_sector(&error) => {
+                    sector.fill(0);
+                    let known = self.unreadable.entry(from).or_default();
+                    *known = to.max(*known);
+                }
+                Err(error) => return Err(error),
+            }
+            from = to;
+        }
+        Ok((end - at) as usize)
     }
 }

@@ -4,13 +4,15 @@
 //! broken bytes that were on disk are damage, reported with file and offset; everything whole around them is read all
 //! the same.
 
-use std::{fmt, io, path::Path};
+use std::{io, path::Path};
 
 use super::{
-    files::{Access, File, Files, UNFINISHED, read_text},
+    damage::{BadSectors, Damage, is_bad_sector},
+    files::{Access, Files, read_text},
     history::History,
     journal,
-    marker::CLOSED,
+    marker::{CLOSED, unsealed},
+    names::Names,
     record::{self, Kind, Record, Records},
     snapshot,
 };
@@ -18,24 +20,6 @@ use crate::{
     base::{encoding::Reader, error::Result},
     store::embedded::rows::Rows,
 };
-
-/// A place in a file that was on disk once, and has changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Damage {
-    /// The name of the file in the folder.
-    pub file: String,
-    /// The offset in the file, in bytes.
-    pub offset: u64,
-    /// What is wrong there.
-    pub what: String,
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at byte {}: {}", self.file, self.offset, self.what)
-    }
-}
 
 /// The content of a folder.
 pub(super) struct Contents {
@@ -68,40 +52,9 @@ pub(super) struct Last {
     pub torn_len: u64,
 }
 
-/// The files of a folder.
-#[derive(Default)]
-pub(super) struct Names {
-    /// The numbers of its journals, in order.
-    pub journals: Vec<u64>,
-    /// The numbers of its snapshots, in order.
-    pub snapshots: Vec<u64>,
-    /// Files that were never finished.
-    unfinished: Vec<String>,
-}
-
-impl Names {
-    pub fn of(files: &dyn Files, folder: &Path) -> io::Result<Self> {
-        let mut found = Self::default();
-        for name in files.list(folder)? {
-            let number =
-                |prefix| name.strip_prefix(prefix).and_then(|digits: &str| digits.parse::<u64>().ok());
-            if let Some(number) = number("journal-") {
-                found.journals.push(number);
-            } else if let Some(number) = number("snapshot-") {
-                found.snapshots.push(number);
-            } else if name.ends_with(UNFINISHED) {
-                found.unfinished.push(name);
-            }
-        }
-        found.journals.sort_unstable();
-        found.snapshots.sort_unstable();
-        Ok(found)
-    }
-}
-
-pub(super) fn read(files: &dyn Files, folder: &Path) -> io::Result<Contents> {
+pub(super) fn read(files: &dyn Files, folder: &Path, bad_sectors: BadSectors) -> io::Result<Contents> {
     let names = Names::of(files, folder)?;
-    let mut reading = Reading { files, folder, contents: Contents::nothing(), ended: None };
+    let mut reading = Reading { files, folder, bad_sectors, contents: Contents::nothing(), ended: None };
     let newest = names.snapshots.last().copied();
     let first = newest.or(names.journals.first().copied()).unwrap_or(1);
     match newest {
@@ -144,6 +97,7 @@ impl Contents {
 struct Reading<'a> {
     files: &'a dyn Files,
     folder: &'a Path,
+    bad_sectors: BadSectors,
     /// What was found so far.
     contents: Contents,
     /// The name and the end of the last journal that was read.
@@ -156,8 +110,23 @@ impl Reading<'_> {
         self.contents.damages.push(Damage { file, offset, what: what.into() });
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
-        self.files.open(&self.folder.join(name), Access::Read)
+    /// The records of the file `name`; `None` if the disk cannot even open it, which is damage.
+    fn open(&mut self, name: &str, seed: u64) -> io::Result<Option<Records>> {
+        let opened = self.files.open(&self.folder.join(name), Access::Read);
+        match opened.and_then(|file| Records::new(file, seed, self.bad_sectors)) {
+            Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
+                self.damage(name.to_owned(), 0, format!("it cannot be opened ({error})"));
+                Ok(None)
+            }
+            records => records.map(Some),
+        }
+    }
+
+    /// Reports the bytes of a file that the disk could not read.
+    fn unreadable(&mut self, name: &str, records: &Records) {
+        for (begin, end) in records.unreadable() {
+            self.damage(name.to_owned(), begin, format!("the disk cannot read it, up to byte {end}"));
+        }
     }
 
     /// Reads the whole records of a file, in order. Broken bytes between them are damage. Returns the end of the last
@@ -191,7 +160,7 @@ impl Reading<'_> {
     /// Reads snapshot `number`.
     fn snapshot(&mut self, number: u64) -> io::Result<()> {
         let name = snapshot::name(number);
-        let mut records = Records::new(self.open(&name)?, snapshot::seed(number))?;
+        let Some(mut records) = self.open(&name, snapshot::seed(number))? else { return Ok(()) };
         let mut is_finished = false;
         let end = self.records(&name, &mut records, |reading, record, at| {
             let contents = &mut reading.contents;
@@ -214,6 +183,7 @@ impl Reading<'_> {
             }
             Ok(())
         })?;
+        self.unreadable(&name, &records);
         if !is_finished || end < records.len() {
             self.damage(name, end, "it does not end here");
         }
@@ -224,7 +194,10 @@ impl Reading<'_> {
     /// Reads journal `number`.
     fn journal(&mut self, number: u64, is_last: bool) -> io::Result<()> {
         let name = journal::name(number);
-        let mut records = Records::new(self.open(&name)?, journal::seed(number))?;
+        let Some(mut records) = self.open(&name, journal::seed(number))? else {
+            self.ended = None;
+            return Ok(());
+        };
         let mut begin = 0;
         let end = self.records(&name, &mut records, |reading, record, at| {
             begin = at;
@@ -248,6 +221,7 @@ impl Reading<'_> {
             }
             Ok(())
         })?;
+        self.unreadable(&name, &records);
         if end == 0 {
             self.damage(name.clone(), 0, "its beginning is broken");
         }
@@ -282,16 +256,25 @@ impl Reading<'_> {
     /// Compares what was read with the note of an orderly close, if there is one: a journal that has lost its end
     /// looks like one after a power failure.
     fn closed(&mut self) -> io::Result<()> {
-        let Some(noted) = read_text(self.files, &self.folder.join(CLOSED))? else { return Ok(()) };
+        let noted = match read_text(self.files, &self.folder.join(CLOSED)) {
+            Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
+                self.damage(CLOSED.to_owned(), 0, format!("it cannot be read ({error})"));
+                return Ok(());
+            }
+            noted => noted?,
+        };
+        let Some(noted) = noted else { return Ok(()) };
         let version = self.contents.version;
-        match noted.trim_end().parse::<u64>() {
+        match unsealed(&noted).and_then(|noted| noted.parse::<u64>().ok()) {
             // A failed opening in between has left a later version, and the note.
-            Ok(noted) if noted <= version => {}
-            Ok(noted) => {
+            Some(noted) if noted <= version => {}
+            Some(noted) => {
                 let (name, end) = self.ended.take().unwrap_or((CLOSED.to_owned(), 0));
                 self.damage(name, end, format!("it ends with version {version}, but was closed at {noted}"));
             }
-            Err(_) => self.damage(CLOSED.to_owned(), 0, format!("{noted:?} is no version")),
+            None => {
+                self.damage(CLOSED.to_owned(), 0, format!("{noted:?} is no version with its checksum"));
+            }
         }
         Ok(())
     }

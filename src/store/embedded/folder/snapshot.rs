@@ -2,7 +2,11 @@
 //!
 //! A snapshot has its name once it is whole and on disk; so any broken part of it is damage.
 
-use std::{io, path::Path};
+use std::{
+    io,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use super::{
     files::{Files, replace, write_all},
@@ -24,17 +28,21 @@ pub(super) fn seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
 }
 
-/// Writes snapshot `number`: `root` at `version`. Returns its length.
+/// Writes snapshot `number`: `root` at `version`. Returns its length. Fails soon after it `is_abandoned`.
 pub(super) fn write(
     files: &dyn Files,
     folder: &Path,
     number: u64,
     (root, version): (&Rows, u64),
     history: &History,
+    is_abandoned: &AtomicBool,
 ) -> io::Result<u64> {
     let (seed, mut at, mut record) = (seed(number), 0, Vec::new());
     let (_, len) = replace(files, folder, &name(number), |file| {
         let mut write = |kind, payload: &dyn Fn(&mut Vec<u8>)| {
+            if is_abandoned.load(Ordering::Relaxed) {
+                return Err(io::Error::other("the store was dropped, or has failed, meanwhile"));
+            }
             record.clear();
             record::append(&mut record, (seed, at), kind, version, payload);
             write_all(file, at, &record)?;
