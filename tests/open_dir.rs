@@ -422,7 +422,12 @@ fn a_bus_that_has_lost_its_configuration_can_be_salvaged() {
         let store = Database::open_dir(folder.path())?;
         let bus = Bus::open(&store, options).await?;
         for db in dbs {
-            store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
+            store
+                .run(async |tx| {
+                    bus.producer().created(&tx, &db);
+                    Ok(())
+                })
+                .await?;
         }
         Ok(())
     });

@@ -46,7 +46,8 @@ fn updates(served: &Served) -> Vec<(String, u64)> {
 fn a_repetition_records_only_what_is_missing() {
     let served = Served::start(&["--store", "memory"], None);
     let url = format!("http://{}", served.at);
-    let good: String = (0..1_500).map(|n| format!("{{\"db\":\"db-{n}\",\"type\":\"updated\"}}\n")).collect();
+    let good: Vec<_> = (0..1_500).map(|n| format!("{{\"db\":\"db-{n}\",\"type\":\"updated\"}}\n")).collect();
+    let good = good.concat();
     let (code, said) = record(&["-", "--url", &url], &format!("{good}nonsense\n"));
     assert!(code == Some(2) && said.contains("line 1501: "), "{code:?}: {said}");
     assert!(said.contains("; 1000 events were recorded before; "), "{said}");

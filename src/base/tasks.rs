@@ -315,9 +315,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_that_panics_begins_again_until_it_ends() {
-        let (made, panics) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (count, panics) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let make = || {
-            let number = made.fetch_add(1, Ordering::Relaxed);
+            let number = count.fetch_add(1, Ordering::Relaxed);
             // The second one panics while it is made.
             assert_ne!(number, 1);
             async move { assert_ne!(number, 0) }
@@ -326,7 +326,7 @@ mod tests {
             panics.fetch_add(1, Ordering::Relaxed);
         })
         .await;
-        assert_eq!((made.into_inner(), panics.into_inner()), (3, 2));
+        assert_eq!((count.into_inner(), panics.into_inner()), (3, 2));
     }
 
     /// An abort would have returned in the middle of the poll.

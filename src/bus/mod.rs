@@ -133,13 +133,11 @@ impl Bus {
     pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
         let config = opened(db, prefix, &keys, async |tx| {
-            match tx.get(&keys.config(), Isolation::Serializable).await? {
-                Some(stored) => Config::from_bytes(&stored),
-                None => {
-                    relocation::check_no_import(&tx, &keys).await?;
-                    Err(Config::missing(prefix))
-                }
+            if let Some(stored) = tx.get(&keys.config(), Isolation::Serializable).await? {
+                return Config::from_bytes(&stored);
             }
+            relocation::check_no_import(&tx, &keys).await?;
+            Err(Config::missing(prefix))
         });
         Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
     }

@@ -75,8 +75,8 @@ impl Dispatcher {
             let reason = "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view";
             return Err(Error::invalid("filter", reason));
         }
-        let content = watch::Sender::<Content>::default();
-        let written = content.clone();
+        let shown = watch::Sender::<Content>::default();
+        let written = shown.clone();
         let parent = Parent::new();
         let dispatcher = self.subscriptions();
         let context = Arc::clone(dispatcher.context());
@@ -86,7 +86,7 @@ impl Dispatcher {
             .listener(move || Writer { context: Arc::clone(&context), content: written.clone(), aside: None })
             .in_batches()
             .start_linked(&parent)?;
-        Ok(Mirror { content, dispatcher, listener, _parent: parent })
+        Ok(Mirror { content: shown, dispatcher, listener, _parent: parent })
     }
 }
 
@@ -184,8 +184,7 @@ impl Listener for Writer {
             Message::Interrupted(Interruption::Failed(error)) => {
                 self.context.stats.health.complain(self.context.env(), "subscription of a mirror", &error);
             }
-            Message::Interrupted(Interruption::Lagged { .. }) => {}
-            Message::Cast(()) | Message::Info(_) => {}
+            Message::Interrupted(Interruption::Lagged { .. }) | Message::Cast(()) | Message::Info(_) => {}
         }
         Next::Continue
     }

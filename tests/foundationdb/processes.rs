@@ -94,10 +94,10 @@ pub(crate) async fn a_foreign_layer_runs_any_number_of_times() {
     let file = fixture::shared();
     drop(fixture::open(&file).await);
     let file = crate::cluster::text(&file).to_owned();
-    let first = within("the first run", crate::layer::run(&file)).await.unwrap();
+    let first = within("the first run", Box::pin(crate::layer::run(&file))).await.unwrap();
     assert!(first.contains("orders created"), "{first}");
     for _ in 0..2 {
-        let again = within("another run", crate::layer::run(&file)).await.unwrap();
+        let again = within("another run", Box::pin(crate::layer::run(&file))).await.unwrap();
         assert!(again.contains("orders updated") && !again.contains("created"), "{again}");
     }
 }

@@ -19,10 +19,12 @@ use crate::{
     fixture::{GroupFixture, behind, hinted, names, pass, until_done},
 };
 
-/// How often each name was worked on, and what came with the row.
+/// How often a name was worked on, and what came with its last row: the attempt and the token.
+type Done = (usize, u32, Option<FencingToken>);
+
 #[derive(Clone, Default)]
 struct Works {
-    done: Arc<Mutex<BTreeMap<String, (usize, u32, Option<FencingToken>)>>>,
+    done: Arc<Mutex<BTreeMap<String, Done>>>,
 }
 
 impl Works {

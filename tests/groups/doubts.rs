@@ -130,7 +130,7 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
         pass(Duration::from_secs(1)).await;
         let last = given.lock().unwrap().iter().find(|(name, _)| name == "d").unwrap().1.clone();
         last.checkpoint().await.unwrap();
-        pass(Duration::from_secs(60)).await;
+        pass(Duration::from_mins(1)).await;
         assert_eq!(behind(&group).await, 0);
         let names: Vec<_> = given.lock().unwrap().iter().map(|(name, _)| name.clone()).collect();
         assert!(names.contains(&"bad".to_owned()), "committed: {is_committed}; {names:?}");
@@ -188,7 +188,7 @@ async fn what_a_late_save_has_parked_is_tried() {
     let late = given.lock().unwrap()[1].1.clone();
     late.checkpoint().await.unwrap();
     go_on.notify_one();
-    pass(Duration::from_secs(60)).await;
+    pass(Duration::from_mins(1)).await;
     assert_eq!(behind(&group).await, 0);
     let effect = world.store.begin().get(b"effect/bad", Isolation::Snapshot).await.unwrap();
     assert_eq!(effect.as_deref(), Some(&1_u64.to_le_bytes()[..]), "{:?}", group.parked("", 10).await);

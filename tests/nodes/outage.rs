@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Debug,
+    fmt::{Debug, Write},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -34,7 +34,7 @@ struct Text(String);
 
 impl Visit for Text {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0 += &format!("{}={value:?} ", field.name());
+        write!(self.0, "{}={value:?} ", field.name()).unwrap();
     }
 }
 

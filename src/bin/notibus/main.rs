@@ -278,7 +278,7 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Incarnation(command) => incarnation::run(command, deadline).await,
         Command::Nodes(args) => nodes::run(args, deadline).await,
         Command::Record(args) => record::run(args, deadline).await,
-        Command::Replay(args) => replay::run(args, deadline).await,
+        Command::Replay(args) => Box::pin(replay::run(args, deadline)).await,
         Command::Serve(args) => serve::run(args, deadline).await,
         #[cfg(feature = "simulation")]
         Command::Simulate(args) => simulate::run(&args),

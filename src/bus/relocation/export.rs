@@ -90,18 +90,17 @@ async fn sources(context: &Context) -> Result<Vec<Source>> {
 }
 
 /// The row as it is exported.
-fn moved(keys: &Keys, source: &Source, row: &Row) -> Result<(Vec<u8>, Bytes)> {
+fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
     let (key, value) = row;
     let mut value = value.clone();
     if keys.all_topologies().contains(key)
         && let Ok((_, mut entry)) = keys.topology_row(row)
+        && let Layout::Legacy(prefix) = &mut entry.layout
     {
-        if let Layout::Legacy(prefix) = &mut entry.layout {
-            prefix.clear();
-            value = entry.to_bytes().into();
-        }
+        prefix.clear();
+        value = entry.to_bytes().into();
     }
-    Ok(([&source.instead, &key[source.prefix.len()..]].concat(), value))
+    ([&source.instead, &key[source.prefix.len()..]].concat(), value)
 }
 
 /// Passes all rows of `sources` to `sink`, in order, as exported. Returns whether all were read at one version.
@@ -123,7 +122,7 @@ async fn scan(
                 }
                 Some(page) => {
                     for row in &page.rows {
-                        let (key, value) = moved(&context.keys, source, row)?;
+                        let (key, value) = moved(&context.keys, source, row);
                         sink(source, &key, &value)?;
                     }
                     rest = read.clone().after(&page);

@@ -104,7 +104,7 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
 #[derive(Debug)]
 pub(super) struct Rows {
     /// The rows to write, each with whether a client may stop after it with a plain sequence.
-    rows: vec::IntoIter<(Arc<Notification>, bool)>,
+    left: vec::IntoIter<(Arc<Notification>, bool)>,
     /// The cursor of the reading that these rows belong to.
     reading: Cursor,
     /// Where to read on after these rows.
@@ -126,7 +126,7 @@ impl Rows {
         let reading = reading(from.cursor, next);
         let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
         let rows: Vec<_> = rows.into_iter().zip(are_plain).collect();
-        Self { rows: rows.into_iter(), reading, next, last: None, sent: 0, middle: None, part: from.part }
+        Self { left: rows.into_iter(), reading, next, last: None, sent: 0, middle: None, part: from.part }
     }
 
     /// Makes the rows that the dispatcher delivered to a subscriber with a position.
@@ -144,7 +144,7 @@ impl Rows {
 
     /// Returns how many rows are still to be written.
     pub fn left(&self) -> usize {
-        self.rows.len()
+        self.left.len()
     }
 
     /// Returns whether these rows reach the end of the feed.
@@ -156,7 +156,7 @@ impl Rows {
     /// chunk is full.
     pub fn write(&mut self, kinds: Kinds, out: &mut Writer, limit: u64) {
         let before = out.rows();
-        while let Some((row, _)) = self.rows.as_slice().first() {
+        while let Some((row, _)) = self.left.as_slice().first() {
             let row = Arc::clone(row);
             let items = items_of(&row, &self.reading, kinds, self.part.as_ref());
             let is_left = |sent: u8| items.iter().any(|item| item.bit() & !sent != 0);
@@ -179,7 +179,7 @@ impl Rows {
     /// Drops the next row, which was written.
     fn pass(&mut self) {
         let behind = self.behind();
-        let Some((row, is_plain)) = self.rows.next() else { return };
+        let Some((row, is_plain)) = self.left.next() else { return };
         if self.part.is_some_and(|part| part.instance == row.instance) {
             self.part = None;
         }
@@ -191,7 +191,7 @@ impl Rows {
 
     /// Returns the position of a client after the next row.
     fn behind(&self) -> Option<Position> {
-        let (row, is_plain) = self.rows.as_slice().first()?;
+        let (row, is_plain) = self.left.as_slice().first()?;
         let at = row.sequence;
         let is_last = self.left() == 1 && self.is_complete();
         let part = self.part.filter(|part| part.instance != row.instance && !is_last);

@@ -95,6 +95,7 @@ struct Live {
 }
 
 /// The rows that a feed is sending.
+#[expect(clippy::large_enum_variant, reason = "a feed that is sending holds rows anyway")]
 enum Current {
     /// Rows of a page, or of a batch that looks different to other feeds.
     Own(Rows),
@@ -178,10 +179,13 @@ impl Updates {
                     (self.next, self.is_caught_up) = (rows.next(), rows.is_complete());
                 }
             }
-            Some(Current::Shared(rendering, place)) => match rendering.upgrade() {
-                Some(rendering) => self.share(&rendering, place, out),
-                None => (self.live, self.next, self.is_caught_up) = (None, self.seq, false),
-            },
+            Some(Current::Shared(rendering, place)) => {
+                if let Some(rendering) = rendering.upgrade() {
+                    self.share(&rendering, place, out);
+                } else {
+                    (self.live, self.next, self.is_caught_up) = (None, self.seq, false);
+                }
+            }
         }
     }
 

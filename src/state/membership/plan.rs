@@ -128,14 +128,14 @@ impl View<'_> {
         let Some((_, max)) = me else { return Plan::default() };
         *max = self.max;
         let assignment = assign(owners, &members);
-        let share = assignment.iter().filter(|(_, owner)| *owner == Some(self.me)).count();
+        let assigned = assignment.iter().filter(|(_, owner)| *owner == Some(self.me)).count();
         let others = members.iter().filter(|(member, _)| *member != self.me);
         let others = others.fold(0_usize, |sum, (_, max)| sum.saturating_add(*max as usize));
-        let spare = share.saturating_sub(owners.len().saturating_sub(others));
+        let spare = assigned.saturating_sub(owners.len().saturating_sub(others));
         let shunned: BTreeSet<_> =
             self.hopeless.iter().copied().filter(|resource| assignment.has(*resource)).take(spare).collect();
         // It has not more than its maximum, which fits.
-        let max = (!shunned.is_empty()).then(|| (share - shunned.len()) as u32);
+        let max = (!shunned.is_empty()).then(|| (assigned - shunned.len()) as u32);
         Plan { shunned, max, ..Plan::default() }
     }
 

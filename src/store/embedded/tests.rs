@@ -632,15 +632,15 @@ async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
     let disk = SimulatedDisk::new(4_096);
     let options = FolderOptions { journal_len_min: 2_000_000, has_threads: true };
     let db = Database::new(Arc::new(disk.engine(Env::system(), options).unwrap()), Env::system());
-    let (reaches, reached) = std::sync::mpsc::channel();
+    let (begins, reached) = std::sync::mpsc::channel();
     let (goes, go) = std::sync::mpsc::channel::<()>();
-    let mut begun = Some((reaches, go));
+    let mut begun = Some((begins, go));
     let is_snapshot = |name: &str| name.starts_with("snapshot-");
     disk.plan(move |operation| {
         if matches!(operation, DiskOperation::Write(name, _) if is_snapshot(name))
-            && let Some((reaches, go)) = begun.take()
+            && let Some((begins, go)) = begun.take()
         {
-            reaches.send(()).unwrap();
+            begins.send(()).unwrap();
             // It goes on once the store has failed.
             go.recv().unwrap();
         }
@@ -649,7 +649,7 @@ async fn a_store_that_has_failed_does_not_finish_its_snapshot() {
     let mut number = 0_u32;
     while reached.try_recv().is_err() {
         let write = async |tx: crate::store::Transaction| {
-            tx.set(&number.to_be_bytes(), &[7; 50_000]);
+            tx.set(&number.to_be_bytes(), &vec![7; 50_000]);
             Ok(())
         };
         db.run(write).await.unwrap();
@@ -680,11 +680,11 @@ async fn reading_waits_for_no_sync() {
     let disk = SimulatedDisk::new(512);
     let db = disk.open().unwrap();
     set(&db, b"before").await.unwrap();
-    let (reaches, mut reached) = tokio::sync::mpsc::unbounded_channel();
+    let (begins, mut reached) = tokio::sync::mpsc::unbounded_channel();
     let (goes, go) = std::sync::mpsc::channel::<()>();
     disk.plan(move |operation| {
         if matches!(operation, DiskOperation::Sync(_)) {
-            reaches.send(()).unwrap();
+            begins.send(()).unwrap();
             go.recv().unwrap();
         }
         None

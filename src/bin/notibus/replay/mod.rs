@@ -203,7 +203,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let history = Arc::new(History::read(&args.file)?);
     let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open(deadline).await?;
-    bounded(&args, &db, &history, dump, deadline).await
+    Box::pin(bounded(&args, &db, &history, dump, deadline)).await
 }
 
 /// Replays the history, until the store has not answered for longer than the deadline.
@@ -215,7 +215,7 @@ async fn bounded(
     deadline: Deadline,
 ) -> Result<(), Failure> {
     let progress = Progress { deadline, moves: Moves::default(), recorded: watch::Sender::new(0) };
-    let replay = replay(args, db, history, dump, &progress);
+    let replay = Box::pin(replay(args, db, history, dump, &progress));
     let replayed = deadline.of_moving("replaying", &progress.moves, replay).await;
     let (recorded, total) = (*progress.recorded.borrow(), history.recorded.total());
     replayed.map_err(|failure| {
@@ -390,8 +390,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_replay_whose_store_does_not_answer_any_more_is_given_up() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let history: String = (0..20).map(|n| format!("1\t{n}\tcreate\tdb-{n}\t\n")).collect();
-        std::fs::write(file.path(), history).unwrap();
+        let history: Vec<_> = (0..20).map(|n| format!("1\t{n}\tcreate\tdb-{n}\t\n")).collect();
+        std::fs::write(file.path(), history.concat()).unwrap();
         let line = ["replay", file.path().to_str().unwrap(), "--writers", "1", "--rate", "0.1"];
         let args = Line::parse_from(line).args;
         let history = Arc::new(History::read(&args.file).unwrap());
@@ -407,9 +407,9 @@ mod tests {
         });
         // Events that are due later than the deadline are no stall.
         let deadline = Deadline(Duration::from_secs(3));
-        match bounded(&args, &faults.database(), &history, None, deadline).await {
+        match Box::pin(bounded(&args, &faults.database(), &history, None, deadline)).await {
             Err(Failure::Failed(reason)) => {
-                assert!(reason.contains("; 6 of 20 events were recorded"), "{reason}")
+                assert!(reason.contains("; 6 of 20 events were recorded"), "{reason}");
             }
             other => panic!("{other:?}"),
         }

@@ -287,12 +287,8 @@ impl Oracle {
             }
             StoredItem::Cursor(name) => {
                 let stands = CursorRow::from_bytes(value).ok().map(|row| row.cursor);
-                let expected = self.cursors.get(name).copied();
-                if stands.is_some() && stands == expected {
-                    Ok(())
-                } else {
-                    leaked("it was never written so")
-                }
+                let is_known = stands.is_some() && stands == self.cursors.get(name).copied();
+                if is_known { Ok(()) } else { leaked("it was never written so") }
             }
             // Ids of crashed processes are there until they are swept.
             StoredItem::TransactionId if self.has_crashed => Ok(()),

@@ -51,7 +51,7 @@ fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
         return Err(Refusal::unusable("it is a file; name a folder"));
     }
     // The files beside a damaged marker are as readable as ever.
-    let damaged = match check_marker(files, path, BadSectors::Pass)? {
+    let of_marker = match check_marker(files, path, BadSectors::Pass)? {
         Marker::Missing => return Err(Refusal::unusable("there is no store in it")),
         Marker::Damaged(damage) => Some(damage),
         Marker::Unfinished | Marker::Finished => None,
@@ -77,7 +77,7 @@ fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
     };
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);
-    let damages = damaged.into_iter().chain(damages).collect();
+    let damages = of_marker.into_iter().chain(damages).collect();
     let report = FolderReport { rows: root.iter().count(), version, damages, torn_len, is_open };
     Ok(Inspection { root, history, report })
 }
