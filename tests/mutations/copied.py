@@ -27,11 +27,10 @@ def copy():
     lib.write_text(said + "mod switch;\npub(crate) use switch::{is_on, mutant};\n")
 
 
-def cargo(*arguments, env=None, seconds_max=None, **settings):
-    """Runs cargo on the copy. If that takes too long, it and what it has started are ended."""
+def cargo(*arguments, env=None, **settings):
+    """Runs cargo on the copy."""
     env = os.environ | (env or {}) | {"CARGO_TARGET_DIR": str(PLACE / "build")}
-    limit = ["timeout", str(seconds_max)] if seconds_max else []
-    return subprocess.run([*limit, "cargo", *arguments], cwd=COPY, env=env, **settings)
+    return subprocess.run(["cargo", *arguments], cwd=COPY, env=env, **settings)
 
 
 def build():
@@ -41,13 +40,18 @@ def build():
         raise SystemExit(f"without a mistake, seed {first[0]} fails: {first[1]}")
 
 
-def simulate(mistake, seeds, timeout=None):
+def limited(command, seconds_max):
+    """`command` with limits of processor time and memory: a mistake may loop or allocate without an end."""
+    return ["prlimit", f"--cpu={seconds_max}", "--as=12000000000", *command]
+
+
+def simulate(mistake, seeds, seconds_max="unlimited"):
     """The first of `seeds` worlds that finds `mistake`, and how it fails; None if none does."""
     program = PLACE / "build/release/notibus"
     command = [program, "simulate", "--seeds", str(seeds), "--threads", "1", "--shrink", "0"]
     env = os.environ | {"NOTIBUS_MUTATION": mistake}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+    ended = subprocess.run(limited(command, seconds_max), env=env, capture_output=True, text=True)
     if failed := re.search(r"^seed (\d+) failed: (.*)", ended.stderr, re.M):
         return int(failed[1]), failed[2]
-    # Such as a panic while another one unwinds.
+    # Such as a panic while another one unwinds, or the limit of time.
     return (0, f"the program was ended by signal {-ended.returncode}") if ended.returncode < 0 else None
