@@ -346,6 +346,32 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     notifier.shutdown().await.unwrap();
 }
 
+/// A page takes about the same from each shard first. The rows that come next may be in one of them all the same.
+#[tokio::test]
+async fn a_page_is_full_although_one_shard_has_its_rows() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions { shards: 5, ..BusOptions::default() }).await.unwrap();
+    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    for n in 0..200 {
+        recorded(&store, &bus, n).await;
+    }
+    until("all are folded", async || bus.is_drained().await.unwrap()).await;
+    let feed = bus.feed();
+    let end = feed.page(Cursor::NOTHING, 1_000).await.unwrap().to;
+    let first = feed.shards().await.unwrap()[0];
+    let of_first = feed.shard_page(first, Cursor::NOTHING, 25).await.unwrap().rows;
+    for row in &of_first {
+        record(&store, &bus, &row.db(), [0, 0, 1, 0]).await;
+    }
+    until("all are folded", async || bus.is_drained().await.unwrap()).await;
+    assert_eq!(of_first.len(), 25);
+    let page = feed.page(end, 20).await.unwrap();
+    assert_eq!((page.rows.len(), page.more), (20, true));
+    let rest = feed.page(page.next, 20).await.unwrap();
+    assert_eq!((rest.rows.len(), rest.more), (5, false));
+    notifier.shutdown().await.unwrap();
+}
+
 /// Records an event of database number `n`.
 async fn recorded(store: &Database, bus: &Bus, n: u8) -> Db {
     let db = db(&format!("db-{n}"), 1);
