@@ -73,6 +73,17 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     assert!(matches!(late, Error::Invalid { what: "node", .. }), "{late}");
 }
 
+/// A program may shut its node down first, and then the roles that it still has handles on: they have nothing left to release.
+#[tokio::test(start_paused = true)]
+async fn a_role_ends_well_after_its_node() {
+    let bus = narrow_bus(&Database::memory()).await;
+    let node = joined(&bus).await;
+    let notifier = node.notifier(unpolled()).await.unwrap();
+    node.shutdown().await.unwrap();
+    notifier.shutdown().await.unwrap();
+    assert!(bus.nodes().await.unwrap().is_empty());
+}
+
 /// Regression: the task of a dropped role was a handle on its node until it had ended. So the shutdown of the last role took the node
 /// for one that goes on, and it was listed until its expiry.
 #[tokio::test(start_paused = true)]

@@ -46,6 +46,9 @@ async fn a_batch_says_what_its_deliveries_do() {
         assert_eq!(kept.since(), delivery.since());
         assert_eq!(names(&kept.batch()), names(&batch));
     }
+    let mut deliveries = batch.iter();
+    deliveries.next();
+    assert_eq!(deliveries.len(), 2, "the iterator knows how many are left");
     assert_eq!(batches.cursor(), batch.cursor());
     assert!(batch.cursor().knew_nothing(), "its first scan is not complete before it is said");
     let first = batch.cursor_after(1);
