@@ -260,7 +260,9 @@ async fn a_reset_sets_back_over_reshards_and_forward() {
     until("it is in the second topology", async || group.status().await.unwrap().shards.len() == 5).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
+    assert_eq!(kept(&world).await.1, 5);
     group.reset(Cursor::NOTHING, false).await.unwrap();
+    assert_eq!(kept(&world).await.1, 0, "the leases of the second topology go, although nobody consumes");
     assert_eq!(group.status().await.unwrap().shards.len(), 2, "the first topology again");
     assert_eq!(behind(&group).await, 8);
     let rows = world.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
@@ -445,4 +447,21 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
         node.shutdown().await.unwrap();
     }
     group.delete(false).await.unwrap();
+}
+
+/// An operator who resets a group waits until its dead members are certain to be dead, but for a minute at most.
+#[tokio::test(start_paused = true)]
+async fn a_dead_member_is_waited_for_up_to_a_minute() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Start::Now).await;
+    for (expiry, is_awaited) in [(60, true), (61, false)] {
+        let (heartbeat, expiry) = (Duration::from_secs(20), Duration::from_secs(expiry));
+        let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
+        let node = world.other.node(options).await.unwrap();
+        let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
+        let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
+        drop((consumer, node));
+        let reset = group.reset(Start::Now, false).await;
+        assert_eq!(reset.is_ok(), is_awaited, "{expiry:?}: {reset:?}");
+    }
 }

@@ -1,9 +1,15 @@
 //! The cost of an idle node, in transactions and bytes: nothing grows with partitions, shards or groups.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use notibus::{
-    Bus, BusOptions, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
+    Bus, BusOptions, Cursor, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
     changes::{Change, ChangesOptions},
     cursor::Start,
     group::{ConsumerOptions, GroupBatch, GroupOptions},
@@ -125,6 +131,28 @@ async fn shards_are_not_polled_while_the_watcher_polls() {
         with.transactions > without.transactions,
         "shards of documents are polled: {with:?} after {without:?}"
     );
+}
+
+/// While a group does not get on, its checkpoints are read for the row of the lowest one every ten minutes, not every half a minute.
+#[tokio::test(start_paused = true)]
+async fn the_checkpoints_of_a_group_that_is_stuck_are_read_less_and_less() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let looks = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&looks);
+    world.faults.plan_reads(move |operation| {
+        let lowest = b"notibus\x15\x0c\x01n\x00\x15\x05";
+        let is_look = matches!(operation, Operation::Get { key, .. } if key.starts_with(lowest));
+        counts.fetch_add(is_look.into(), Ordering::SeqCst);
+        None
+    });
+    let log = Log::doing(|_| std::future::ready(Err("as planned".into())));
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    world.create(["a"]).await;
+    pass(Duration::from_hours(2)).await;
+    let looks = looks.load(Ordering::SeqCst);
+    assert!((10..=25).contains(&looks), "{looks}");
+    consumer.shutdown().await.unwrap();
 }
 
 /// If the watcher cannot poll, each shard is polled for itself, and rows still come.
