@@ -76,6 +76,11 @@ async fn work_on_documents(folder: &Path) {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     consumer.shutdown().await.unwrap();
+    drop((index, changes, bus, store));
+    // Tasks of the bus end soon after its last handle, and one of them may hold the folder until then.
+    while Database::open_dir(folder).is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
 }
 
 /// A store with a group that has worked on all rows but a dead letter, one that has not begun, and one on documents.

@@ -106,12 +106,8 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
     for (id, _) in groups {
         let group = Group::<()> { context: Arc::clone(context), id, rows: std::marker::PhantomData };
         match group.status().await {
-            // It was deleted meanwhile.
-            Err(Error::NoGroup { .. }) => {}
-            // The others are shown without it.
-            Err(error @ Error::Corrupt { .. }) => {
-                context.skip(&Place::Key(keys.group(&group.id).into()), &error);
-            }
+            // It was deleted meanwhile, or a row of it cannot be decoded, which it has reported: the others are shown without it.
+            Err(Error::NoGroup { .. } | Error::Corrupt { .. }) => {}
             status => statuses.push(status?),
         }
     }
@@ -126,10 +122,18 @@ impl<R> Group<R> {
 
     async fn status_in(&self, tx: &Transaction) -> Result<GroupStatus> {
         let keys = &self.context.keys;
+        let broken = |key: &Bytes, error: Error| {
+            self.context.skip(&Place::Key(key.clone()), &error);
+            error
+        };
         let row = self.row(tx).await?.ok_or_else(|| self.missing())?;
         let mut shards: BTreeMap<ShardId, ShardStatus> = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
-            let (shard, checkpoint) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
+            let (shard, checkpoint) = (
+                keys.checkpoint_shard(&key).map_err(|error| broken(&key, error))?,
+                checkpoint_position(&value),
+            );
+            let checkpoint = checkpoint.map_err(|error| broken(&key, error))?;
             let status = ShardStatus { shard, owner: None, checkpoint, progress_ms: None, trouble: None };
             shards.insert(shard, status);
         }
@@ -143,12 +147,13 @@ impl<R> Group<R> {
         let [progresses, troubles] = keys.statuses_of(&self.id);
         for (key, value) in tx.all_rows(progresses, Isolation::Snapshot).await? {
             if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
-                status.progress_ms = Some(milliseconds(&value)?);
+                status.progress_ms = Some(milliseconds(&value).map_err(|error| broken(&key, error))?);
             }
         }
         for (key, value) in tx.all_rows(troubles, Isolation::Snapshot).await? {
             if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
-                status.trouble = Some(Trouble::from_bytes(&value)?.into());
+                status.trouble =
+                    Some(Trouble::from_bytes(&value).map_err(|error| broken(&key, error))?.into());
             }
         }
         let idle = tx.get(&keys.group_idle(&self.id), Isolation::Snapshot).await?;
@@ -167,7 +172,8 @@ impl<R> Group<R> {
             idle_expiry_ms: Some(row.expiry_ms).filter(|ms| *ms > 0),
             idle_ms: idle
                 .map(|value| Idleness::from_bytes(&value))
-                .transpose()?
+                .transpose()
+                .map_err(|error| broken(&keys.group_idle(&self.id).into(), error))?
                 .map_or(0, |idle| idle.idle_ms),
             members: members.into_iter().map(|(node, _)| node).collect(),
             shards: shards.into_values().collect(),
