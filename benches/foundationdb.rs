@@ -4,11 +4,18 @@
 //! It starts a cluster of its own with the `fdbserver` that it finds; without one it says so and ends. `producer`
 //! commits with 64 tasks at once, so that the cluster is busy; elements are transactions. `latency` records an event
 //! of one database in a quiet bus and waits for its delivery, with a fold interval of zero.
+//!
+//! `cost` prints what an event costs the cluster by its own counters, and `limits` what limits folding.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 #[path = "../tests/cluster/mod.rs"]
 mod cluster;
+#[cfg(feature = "http")]
+#[path = "cluster/cost.rs"]
+mod cost;
+#[path = "cluster/folding.rs"]
+mod folding;
 
 use std::{
     sync::Arc,
@@ -144,6 +151,15 @@ fn main() {
     let cluster = cluster::Cluster::start();
     let runtime = Runtime::new().unwrap();
     let store = runtime.block_on(Database::foundationdb(cluster.file())).unwrap();
+    let asked: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let is_asked = |what: &str| asked.is_empty() || asked.iter().any(|argument| what.contains(argument));
+    #[cfg(feature = "http")]
+    if is_asked("cost") {
+        runtime.block_on(cost::print(&cluster, &store));
+    }
+    if is_asked("limits") {
+        runtime.block_on(folding::print(&cluster, &store));
+    }
     let mut criterion = Criterion::default().configure_from_args();
     run(&mut criterion, &runtime, &store);
     criterion.final_summary();

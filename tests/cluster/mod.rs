@@ -135,6 +135,15 @@ impl Cluster {
         format!("127.0.0.1:{}", self.servers[number].port)
     }
 
+    /// The process ids of the servers.
+    pub fn ids(&self) -> Vec<u32> {
+        let id = |server: &Server| {
+            let file = self.folder.path().join(server.port.to_string()).join("pid");
+            fs::read_to_string(file).unwrap().trim().parse().unwrap()
+        };
+        self.servers.iter().map(id).collect()
+    }
+
     /// Kills server number `number` at once, as a crash would.
     pub fn kill_server(&mut self, number: usize) {
         let server = &mut self.servers[number];

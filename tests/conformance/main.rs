@@ -281,6 +281,7 @@ macro_rules! every_case {
                 a_key_beyond_the_key_space_cannot_be_watched
                 there_are_only_so_many_watches
                 a_pending_stamp_cannot_be_watched
+                a_watch_reports_that_its_transaction_cannot_read
             }
             lifecycle {
                 a_commit_of_nothing_has_no_stamp

@@ -263,5 +263,27 @@ pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()>
     let watch = tx.watch(&f.key("k")).await?;
     assert!(tx.commit().await?.is_some(), "it is the watch that fails, and nothing else");
     fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
+
+    // Any key at which a stamped key may come to lie is as unreadable.
+    let tx = f.db.begin();
+    let place = u32::try_from(f.key("k").len()).expect("keys are short");
+    let stamped = [&f.key("k")[..], &[0; 10], &place.to_le_bytes()].concat();
+    tx.atomic(AtomicOp::SetVersionstampedKey, &stamped, b"v");
+    let within = [&f.key("k")[..], &[0xff; 9]].concat();
+    let watch = tx.watch(&within).await?;
+    fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
+    let beside = tx.watch(&f.key("l")).await?;
+    assert!(tx.commit().await?.is_some(), "it is the watch that fails, and nothing else");
+    f.fill(&["l"]).await?;
+    soon(beside).await
+}
+
+/// Regression: the embedded store refused at once what a cluster reports through the watch: here, that the transaction cannot read.
+pub(crate) async fn a_watch_reports_that_its_transaction_cannot_read(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    let version = tx.read_version().await?;
+    tx.set_read_version(version);
+    let watch = tx.watch(&f.key("k")).await?;
+    fails(soon(watch).await, &StoreError::READ_VERSION_ALREADY_SET);
     Ok(())
 }

@@ -119,6 +119,7 @@ pub(crate) fn play() -> Option<ExitCode> {
             "notifier" => notifier(&file, end).await,
             "dispatcher" => dispatcher(&file, end).await,
             "client" => client(&file, end).await,
+            "layer" => layer(&file, end).await,
             "worker" => {
                 let prefix = std::env::var(PREFIX).expect("the parent sets the prefix");
                 fleet::worker(&file, prefix.as_bytes(), end).await;
@@ -185,6 +186,15 @@ async fn client(file: &str, end: oneshot::Receiver<()>) {
     report("ready");
     let _ = end.await;
     drop((reading, watch));
+}
+
+/// Runs the example of a layer, and reports in one line what was delivered to it.
+async fn layer(file: &str, end: oneshot::Receiver<()>) {
+    // The network must run.
+    drop(fixture::open(file).await);
+    let delivered = crate::layer::run(file).await.expect("the example runs");
+    report(&delivered.replace('\n', "; "));
+    let _ = end.await;
 }
 
 /// Requests API versions that do not exist, which must do no harm.

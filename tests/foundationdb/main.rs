@@ -110,7 +110,7 @@ fn all() -> Vec<Trial> {
             a_killed_notifier_loses_nothing
             a_process_exits_cleanly
             #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
-            a_foreign_layer_runs_any_number_of_times
+            a_foreign_layer_runs_any_number_of_times_and_survives_kills
         }
         recorders {
             a_layer_in_python_records_in_its_own_transactions
@@ -143,6 +143,7 @@ fn all() -> Vec<Trial> {
         }
         servers {
             a_killed_server_loses_nothing
+            a_run_goes_on_after_an_outage_that_is_longer_than_its_limit
             recoveries_lose_nothing
             a_cluster_that_moves_to_another_server_loses_nothing
         }

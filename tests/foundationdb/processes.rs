@@ -1,8 +1,12 @@
 //! Roles in several processes; one of them is killed.
 
+use std::time::{Duration, Instant};
+
+use notibus::Bus;
+
 use crate::{
     child::Child,
-    common::within,
+    common::{dice, until, within},
     fixture,
     load::{Load, Totals, until_folded},
 };
@@ -89,15 +93,38 @@ pub(crate) async fn the_command_line_replays_on_a_cluster() {
 
 /// Regression: the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
 /// was stale from the second time on, and waited for ever.
-pub(crate) async fn a_foreign_layer_runs_any_number_of_times() {
-    // The network must run.
+///
+/// Then it runs in processes that are killed at random moments: each leaves a node with its leases, and perhaps a commit of which it does
+/// not know. The next ones go on, and the database is created once.
+pub(crate) async fn a_foreign_layer_runs_any_number_of_times_and_survives_kills() {
     let file = fixture::shared();
-    drop(fixture::open(&file).await);
-    let file = crate::cluster::text(&file).to_owned();
-    let first = within("the first run", Box::pin(crate::layer::run(&file))).await.unwrap();
+    let store = fixture::open(&file).await;
+    let path = crate::cluster::text(&file).to_owned();
+    let first = within("the first run", Box::pin(crate::layer::run(&path))).await.unwrap();
     assert!(first.contains("orders created"), "{first}");
+    let mut longest = Duration::ZERO;
     for _ in 0..2 {
-        let again = within("another run", Box::pin(crate::layer::run(&file))).await.unwrap();
+        let began = Instant::now();
+        let again = within("another run", Box::pin(crate::layer::run(&path))).await.unwrap();
         assert!(again.contains("orders updated") && !again.contains("created"), "{again}");
+        longest = began.elapsed();
     }
+    let mut dice = dice();
+    for _ in 0..8 {
+        let child = Child::start("layer", &file, b"");
+        let moment = longest.mul_f64(2.0 * dice.f64());
+        tokio::time::sleep(moment).await;
+        child.kill();
+    }
+    let mut last = Child::start("layer", &file, b"");
+    let delivered = last.line().await;
+    assert!(delivered.contains("orders updated") && !delivered.contains("created"), "{delivered}");
+    last.end();
+    let bus = Bus::open_existing(&store, b"layer-example/").await.unwrap();
+    until("all to be folded", async || bus.is_drained().await.unwrap()).await;
+    let row = bus.feed().newest(&"orders".parse().unwrap()).await.unwrap().unwrap();
+    let [created, deleted, updated, _] = row.totals.lanes();
+    println!("{updated} updates");
+    assert_eq!((created, deleted), (1, 0));
+    assert!(updated >= 4, "those that were delivered, and perhaps those of runs that were killed: {updated}");
 }

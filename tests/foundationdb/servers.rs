@@ -1,13 +1,20 @@
 //! Servers that die, and servers that join and leave, in the middle of a load: nothing is lost and nothing counts twice.
 
-use std::{thread, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    thread,
+    time::{Duration, Instant},
+};
 
-use notibus::{Bus, Dispatcher, DispatcherOptions, Notifier, store::Database};
+use notibus::{
+    Bus, Dispatcher, DispatcherOptions, Notifier,
+    store::{Database, Isolation, RetryPolicy, Transaction},
+};
 use tokio::task::block_in_place;
 
 use crate::{
     cluster::Cluster,
-    common::{eager, joined, until},
+    common::{eager, joined, until, within},
     fixture,
     load::{Load, Observer, until_folded},
 };
@@ -67,6 +74,36 @@ pub(crate) async fn a_killed_server_loses_nothing() {
         stage.load.advance(200).await;
     }
     stage.check().await;
+}
+
+/// Regression: a run gave up after one attempt just when the cluster came back: the time for which the client had waited for it counted as
+/// trying, and was longer than the limit of the run.
+pub(crate) async fn a_run_goes_on_after_an_outage_that_is_longer_than_its_limit() {
+    let cluster = block_in_place(Cluster::start);
+    let store = fixture::open(cluster.file()).await;
+    let cluster = RefCell::new(cluster);
+    let limit = Transaction::LIFETIME + Duration::from_secs(2);
+    let policy = RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() };
+    let (attempts, began) = (Cell::new(0), Instant::now());
+    let run = store.run_with(&policy, async |tx: Transaction| {
+        attempts.set(attempts.get() + 1);
+        tx.read_version().await?;
+        if attempts.get() == 1 {
+            block_in_place(|| {
+                let mut cluster = cluster.borrow_mut();
+                cluster.kill_server(0);
+                thread::sleep(2 * limit);
+                cluster.restart_server(0);
+            });
+        }
+        // It waits for the cluster, and is too old then.
+        tx.get(b"k", Isolation::Serializable).await?;
+        tx.set(b"k", b"v");
+        Ok(())
+    });
+    within("the run", run).await.unwrap();
+    assert!(attempts.get() > 1, "the first attempt was too old");
+    assert!(began.elapsed() > limit, "the outage was longer than the limit");
 }
 
 /// The stateless roles are recruited again while transactions are under way: each time the cluster recovers.

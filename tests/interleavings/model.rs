@@ -59,7 +59,9 @@ struct Slot {
     met_pending: bool,
     /// Whether it reads at a version that is older than any transaction may be.
     is_old: bool,
-    /// Whether it has failed because of that, which fails the commit, too.
+    /// Whether it has written anything.
+    has_written: bool,
+    /// Whether it has failed because it is too old, which fails the commit, too.
     has_failed: bool,
 }
 
@@ -147,7 +149,11 @@ impl Model {
     /// The expected observation of one step.
     fn step(&mut self, step: &Step) -> Event {
         let slot = step.slot;
-        if matches!(step.op, Op::Get(..) | Op::Range(..) | Op::Pages(..) | Op::Watch(_) | Op::GetOfClient) {
+        if step.op.reads() && self.slots[slot].is_old && self.slots[slot].has_written {
+            return Event::Silent;
+        }
+        self.slots[slot].has_written |= step.op.writes();
+        if step.op.reads() {
             let newest = self.states.len() - 1;
             let reader = &mut self.slots[slot];
             if reader.bad.is_none() && reader.version.is_none() && !reader.is_old {
@@ -165,11 +171,15 @@ impl Model {
                 let span = (vec![*begin], vec![*end]);
                 Event::Rows(self.range(slot, &span, usize::MAX, *reverse, *isolation))
             }
-            Op::GetOfClient => Event::Value(self.readable(slot).and(Err(2004))),
-            Op::Watch(key) => Event::Value(self.watch(slot, *key)),
+            Op::GetOfClient => Event::Value(Err(self.slots[slot].bad.unwrap_or(2004))),
+            Op::Watch(key) => {
+                let seen = self.get(slot, *key, Isolation::Snapshot);
+                self.watch(slot, *key);
+                Event::Value(seen)
+            }
             Op::Commit => Event::Commit(self.commit(slot)),
             Op::ResetDuringCommit(key, value) => {
-                self.slots[slot] = Slot::default();
+                self.slots[slot] = Slot { has_written: true, ..Slot::default() };
                 self.write(slot, &Op::Set(*key, value.clone()));
                 Event::Silent
             }
@@ -277,12 +287,10 @@ impl Model {
         slot.bad.or(slot.is_old.then_some(TOO_OLD_AS_ASKED)).map_or(Ok(()), Err)
     }
 
-    /// Watches a key, which reads it.
-    fn watch(&mut self, slot: usize, key: u8) -> Result<Option<Vec<u8>>, i32> {
-        self.readable(slot)?;
+    /// Watches a key, which reads it. If that fails, the watch fails and nothing else.
+    fn watch(&mut self, slot: usize, key: u8) {
         let len = self.slots[slot].log.len();
         self.slots[slot].reads.push(((vec![key], behind(&[key])), len));
-        Ok(None)
     }
 
     /// Reads a range.

@@ -2,6 +2,9 @@
 //!
 //! The key space is a few single letters, and below one of them the versionstamped keys. Stamps are only where no atomic
 //! operation computes with them, because the results would differ from store to store.
+//!
+//! A transaction that is too old does not read after it has written: the client of a cluster answers from its memory what it can answer
+//! without the cluster, such as a key that the transaction has set. The embedded store refuses all such reads.
 
 use notibus::store::{
     AtomicOp,
@@ -62,7 +65,7 @@ pub(crate) enum Op {
     Pages(u8, u8, usize, bool, Isolation),
     /// Reads a key of the client itself, which is refused.
     GetOfClient,
-    /// Watches a key until the transaction ends.
+    /// Reads a key, and watches it until the transaction ends.
     Watch(u8),
     /// Commits, and begins again.
     Commit,
@@ -72,6 +75,27 @@ pub(crate) enum Op {
     RunTwice(u8),
     /// Begins again.
     Reset,
+}
+
+impl Op {
+    /// Whether it reads.
+    pub fn reads(&self) -> bool {
+        matches!(self, Self::Get(..) | Self::Range(..) | Self::Pages(..) | Self::GetOfClient | Self::Watch(_))
+    }
+
+    /// Whether its transaction has written something then.
+    pub fn writes(&self) -> bool {
+        matches!(
+            self,
+            Self::Set(..)
+                | Self::Clear(_)
+                | Self::ClearRange(..)
+                | Self::Atomic(..)
+                | Self::StampedKey(_)
+                | Self::StampedValue
+                | Self::ResetDuringCommit(..)
+        )
+    }
 }
 
 /// Any letter.

@@ -118,6 +118,11 @@ impl EmbeddedTransaction {
         }
         Ok(result?)
     }
+
+    /// The error of an operation that is refused with `error`, unless the transaction cannot read for another reason.
+    fn refusal(&self, error: StoreError) -> Error {
+        self.state().check_usable(&self.engine).err().unwrap_or(error).into()
+    }
 }
 
 impl State {
@@ -185,7 +190,6 @@ impl State {
 
     /// The value of `key` over the transaction's own writes.
     fn get(&mut self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>, StoreError> {
-        check_readable(key)?;
         if key.len() > KEY_LEN_MAX {
             return Ok(None);
         }
@@ -198,6 +202,13 @@ impl State {
             self.add_read(ReadConflict::Key(Bytes::copy_from_slice(key)));
         }
         Ok(value)
+    }
+
+    /// The value of `key` for a watch.
+    fn see(&mut self, engine: &Engine, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        self.check_usable(engine)?;
+        self.take_snapshot(engine)?;
+        self.get(key, Isolation::Serializable)
     }
 
     /// Adds `read` to the read-conflict set, without the parts that the transaction has written itself.
@@ -296,7 +307,11 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
-        self.reading(|state| state.get(key, isolation)).into()
+        match check_readable(key) {
+            Ok(()) => self.reading(|state| state.get(key, isolation)),
+            Err(error) => Err(self.refusal(error)),
+        }
+        .into()
     }
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
@@ -305,8 +320,10 @@ impl TransactionBackend for EmbeddedTransaction {
             let checked = self.state().check_usable(&self.engine).and_then(|()| check_range(&read.range));
             return checked.map(|()| Page::default()).map_err(Error::Store).into();
         }
+        if let Err(error) = check_range(&read.range) {
+            return Err(self.refusal(error)).into();
+        }
         self.reading(|state| {
-            check_range(&read.range)?;
             state.overlay();
             let page = scan::page(&state.snapshot().root, state.overlay.as_ref(), read)?;
             if isolation == Isolation::Serializable {
@@ -333,29 +350,25 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
-        self.reading(|state| {
-            check_readable(key)?;
-            if key.len() > KEY_LEN_MAX {
-                return Err(StoreError::KEY_TOO_LARGE);
+        let mut state = self.state();
+        let allowed = check_watched(key)
+            .and_then(|()| self.engine.core().watches.place().ok_or(StoreError::TOO_MANY_WATCHES));
+        let place = match allowed {
+            Ok(place) if state.phase == Phase::Open => place,
+            allowed => {
+                let error = state.check_open().err().or(allowed.err()).expect("either fails");
+                return Err(error.into()).into();
             }
-            let place = self.engine.core().watches.place().ok_or(StoreError::TOO_MANY_WATCHES)?;
-            let seen = match state.get(key, Isolation::Serializable) {
-                // A cluster reports it through the watch, and commits all the same.
-                Err(error) if error == StoreError::ACCESSED_UNREADABLE => {
-                    return Ok(Watch::new(async { Err(error.into()) }));
-                }
-                seen => seen?,
-            };
-            let (fire, fired) = oneshot::channel();
-            state.request.watches.push(watches::Pending {
-                key: Bytes::copy_from_slice(key),
-                seen,
-                fire,
-                _place: place,
-            });
-            Ok(Watch::new(async { Ok(fired.await.unwrap_or(Err(StoreError::OPERATION_CANCELLED))?) }))
-        })
-        .into()
+        };
+        // As on a cluster: if its read fails, the watch reports it, and the transaction commits all the same.
+        let seen = match state.see(&self.engine, key) {
+            Ok(seen) => seen,
+            Err(error) => return Ok(Watch::new(async { Err(error.into()) })).into(),
+        };
+        let (fire, fired) = oneshot::channel();
+        let key = Bytes::copy_from_slice(key);
+        state.request.watches.push(watches::Pending { key, seen, fire, _place: place });
+        Ok(Watch::new(async { Ok(fired.await.unwrap_or(Err(StoreError::OPERATION_CANCELLED))?) })).into()
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
@@ -466,6 +479,12 @@ fn is_of_the_read(error: &StoreError) -> bool {
 /// Fails if layers may not read `key`.
 fn check_readable(key: &[u8]) -> Result<(), StoreError> {
     if key >= KEYS_END { Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE) } else { Ok(()) }
+}
+
+/// Fails if layers may not watch `key`.
+fn check_watched(key: &[u8]) -> Result<(), StoreError> {
+    check_readable(key)?;
+    if key.len() > KEY_LEN_MAX { Err(StoreError::KEY_TOO_LARGE) } else { Ok(()) }
 }
 
 /// Fails if layers may not read `range`.

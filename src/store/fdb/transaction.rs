@@ -280,19 +280,23 @@ impl TransactionBackend for FdbTransaction {
             _ if key.len() > KEY_LEN_MAX => Some(StoreError::KEY_TOO_LARGE),
             _ => None,
         };
-        let begun = match refused {
-            None => self.state().open().map(|transaction| transaction.watch(key)),
-            Some(refused) => Err(refused),
-        };
-        match begun {
-            Ok(changed) => Ok(Watch::new(Wakeful(changed).map_err(|error| match error.code() {
-                // The client's code for a watch whose transaction was never committed.
-                1025 => Error::Store(StoreError::OPERATION_CANCELLED),
-                _ => Error::Store(store_error(error)),
-            })))
-            .into(),
-            Err(error) => self.fail(error),
+        if let Some(refused) = refused {
+            return self.fail(refused);
         }
+        let state = self.state();
+        let watch = match state.open() {
+            Ok(transaction) => {
+                Watch::new(Wakeful(transaction.watch(key)).map_err(|error| match error.code() {
+                    // The client's code for a watch whose transaction was never committed.
+                    1025 => Error::Store(StoreError::OPERATION_CANCELLED),
+                    _ => Error::Store(store_error(error)),
+                }))
+            }
+            // The client was not shown what is wrong. It would report it through the watch, too.
+            Err(error) if matches!(state.slot, Slot::Open(_)) => Watch::new(async { Err(error.into()) }),
+            Err(error) => return Err(error.into()).into(),
+        };
+        Ok(watch).into()
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {

@@ -1,0 +1,165 @@
+//! What an event costs a cluster in all, by the cluster's own counters in `status json`: what nodes do by the clock is measured
+//! before, and subtracted.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use notibus::{
+    Db, Filter, Roles,
+    dispatcher::Subscription,
+    http::{ApiOptions, ServerOptions},
+    store::Database,
+};
+use serde_json::Value;
+use tokio::task::block_in_place;
+use tokio_stream::StreamExt;
+
+use crate::{cluster::Cluster, databases, open};
+
+/// The servers sum their counters up every 5 s.
+const SETTLED: Duration = Duration::from_secs(7);
+
+/// How long the cluster is watched at rest.
+const REST: Duration = Duration::from_secs(20);
+
+/// Lone events.
+const LONE: u64 = 200;
+
+/// The pause after each, so that everything rests before the next one.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Databases of a batch.
+const BATCH: u64 = 200;
+
+/// Batches.
+const BATCHES: u64 = 20;
+
+/// What a cluster counts, in this order: mutations, reads, bytes written, committed transactions, transactions.
+const COUNTERS: [&str; 5] = [
+    "/cluster/workload/operations/writes/counter",
+    "/cluster/workload/operations/reads/counter",
+    "/cluster/workload/bytes/written/counter",
+    "/cluster/workload/transactions/committed/counter",
+    "/cluster/workload/transactions/started/counter",
+];
+
+/// The counters, and when they were read.
+struct Counts {
+    values: [f64; 5],
+    at: Instant,
+}
+
+impl Counts {
+    /// The counters of all that was done until now.
+    async fn read(cluster: &Cluster) -> Self {
+        tokio::time::sleep(SETTLED).await;
+        let status = block_in_place(|| cluster.cli("status json"));
+        let status: Value = serde_json::from_str(&status).unwrap();
+        let value = |counter| status.pointer(counter).and_then(Value::as_f64).unwrap();
+        Self { values: COUNTERS.map(value), at: Instant::now() }
+    }
+
+    /// What was counted from `before` on.
+    fn since(&self, before: &Self) -> ([f64; 5], f64) {
+        let mut counted = self.values;
+        counted.iter_mut().zip(before.values).for_each(|(value, before)| *value -= before);
+        (counted, (self.at - before.at).as_secs_f64())
+    }
+}
+
+/// Prints what an event of each kind costs.
+pub async fn print(cluster: &Cluster, store: &Database) {
+    let bus = open(store, "cost").await;
+    let running = bus.start(Roles { canary_interval: None, ..Roles::default() }).await.unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let routes = running.api(ApiOptions::default()).unwrap().routes();
+    let address = running.serve(listener, routes, ServerOptions::default()).await.unwrap();
+    let mut deliveries = running.dispatcher().subscribe(Filter::all()).stream();
+    let producer = bus.producer();
+    let dbs = databases(BATCH);
+    let update = async |some: &[Db], deliveries: &mut Subscription| {
+        let record = async |tx| {
+            some.iter().for_each(|db| producer.updated(&tx, db));
+            Ok(())
+        };
+        store.run(record).await.unwrap();
+        until_delivered(some.len(), deliveries).await;
+    };
+    // They have rows already when it counts.
+    update(&dbs, &mut deliveries).await;
+    post(address, "created");
+    until_delivered(1, &mut deliveries).await;
+
+    let before = Counts::read(cluster).await;
+    tokio::time::sleep(REST).await;
+    let (idle, seconds) = Counts::read(cluster).await.since(&before);
+    let idle = idle.map(|value| value / seconds);
+    line("a second at rest", idle);
+
+    let before = Counts::read(cluster).await;
+    for _ in 0..LONE {
+        update(&dbs[..1], &mut deliveries).await;
+        tokio::time::sleep(PAUSE).await;
+    }
+    report("a lone event", &Counts::read(cluster).await, &before, idle, LONE);
+
+    let before = Counts::read(cluster).await;
+    for _ in 0..LONE {
+        block_in_place(|| post(address, "updated"));
+        until_delivered(1, &mut deliveries).await;
+        tokio::time::sleep(PAUSE).await;
+    }
+    report("a lone event by HTTP", &Counts::read(cluster).await, &before, idle, LONE);
+
+    let before = Counts::read(cluster).await;
+    for _ in 0..BATCHES {
+        update(&dbs, &mut deliveries).await;
+        tokio::time::sleep(PAUSE).await;
+    }
+    let after = Counts::read(cluster).await;
+    report("each of 200 databases in a transaction", &after, &before, idle, BATCH * BATCHES);
+    drop(deliveries);
+    running.shutdown().await.unwrap();
+}
+
+/// Waits for so many rows.
+async fn until_delivered(rows: usize, deliveries: &mut Subscription) {
+    for _ in 0..rows {
+        deliveries.next().await.unwrap().unwrap();
+    }
+}
+
+/// Posts an event.
+fn post(address: SocketAddr, kind: &str) {
+    let body = format!(r#"[{{"db":"posted","type":"{kind}"}}]"#);
+    let mut socket = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(
+        socket,
+        "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+}
+
+/// Prints what was counted from `before` to `after` for each of `count`, without what is done at rest.
+fn report(what: &str, after: &Counts, before: &Counts, idle: [f64; 5], count: u64) {
+    let (mut counted, seconds) = after.since(before);
+    for (value, idle) in counted.iter_mut().zip(idle) {
+        *value = (*value - idle * seconds) / count as f64;
+    }
+    line(what, counted);
+}
+
+/// Prints a line.
+fn line(what: &str, [mutations, reads, bytes, committed, started]: [f64; 5]) {
+    println!(
+        "cost of {what}: {mutations:.1} mutations, {reads:.1} reads, {bytes:.0} bytes written, {committed:.1} commits, \
+         {started:.1} transactions"
+    );
+}
