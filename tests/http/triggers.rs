@@ -36,13 +36,15 @@ async fn triggers_are_listed_and_managed() {
     for name in ["good", "bad"] {
         world.event(&db(name, 1), EventKind::Created).await;
     }
-    assert!(trigger.wait_for(|status| (status.done, status.parked) == (1, 1)).await);
+    // The first round of retries may come right after it was parked, and park it again.
+    assert!(trigger.wait_for(|status| status.done == 1 && status.parked >= 1).await);
 
     let list = get(world.at(), "/_notibus/triggers").await.json();
     let views = &list["triggers"][0];
     assert_eq!((&views["trigger"], &views["parked"]), (&"views".into(), &1.into()));
     let status = &views["status"];
-    assert_eq!((&status["running"], &status["stuck"], &status["parked"]), (&0.into(), &0.into(), &1.into()));
+    assert_eq!(status["stuck"], 0);
+    assert!(status["parked"].as_u64() >= Some(1), "{status}");
     let shown = get(world.at(), "/_notibus/triggers/views").await.json();
     assert_eq!(shown["databases"][0]["db"], "bad");
     assert_eq!(shown["databases"][0]["error"], "no disk");
