@@ -547,5 +547,6 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     assert_eq!(row.sequence.incarnation(), Incarnation(1));
     notifier.shutdown().await.unwrap();
     // It has noticed.
-    assert!(matches!(forgotten.shutdown().await, Err(Error::BusGone { .. })));
+    let ended = forgotten.shutdown().await;
+    assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
 }

@@ -370,5 +370,8 @@ async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) ->
     relocation::check_no_import(tx, &new.keys).await?;
     RawFeed::notifications(new).create(tx, topology).await?;
     tx.set(&key, &new.config.to_bytes());
+    // A storage server of a cluster reads every watched key up to the next one that exists whenever counters are cleared. Doorbells
+    // that never rang do not exist; this one comes before all others.
+    tx.set(&new.keys.doorbell(Partition(0)), &0_u64.to_le_bytes());
     Ok(new.config)
 }

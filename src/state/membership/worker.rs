@@ -620,8 +620,9 @@ impl WorkerTask {
         let Shared { keys, db, .. } = &*self.member;
         let me = self.member.id();
         let token = *self.registration.borrow();
-        // A node that has fallen out has nothing published.
-        let published = if token.is_none() { Ok(()) } else { published };
+        // A node that has fallen out has nothing published; one whose bus is gone says so.
+        let is_gone = matches!(published, Err(Error::BusGone { .. }));
+        let published = if token.is_none() && !is_gone { Ok(()) } else { published };
         let released = db.run(async |tx| {
             let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
             let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());
