@@ -603,7 +603,7 @@ fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan 
         backoff_min: Duration::from_millis(10),
         backoff_max: Duration::from_millis(200),
     };
-    GroupPlan {
+    let mut plan = GroupPlan {
         name: format!("group-{number}"),
         start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
         work,
@@ -622,7 +622,12 @@ fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan 
             stuck_after: Duration::from_secs(30),
         },
         absences: None,
+    };
+    if plan.options.failure == FailurePolicy::DeadLetter {
+        // A row becomes a dead letter when the checkpoint passes it: one that saved nothing after its last batch would keep it from that.
+        plan.saves_every = 1;
     }
+    plan
 }
 
 /// How often each fault that `is_meant` strikes: most never, the others between rarely and often.

@@ -263,8 +263,21 @@ where
                 return Ok(None);
             }
             Turn::Overtaken => {
-                // A replay has parked it.
-                self.unpark(&key, &id, sequence).await?;
+                let read = async |tx: Transaction| {
+                    right.lease.check(&tx).await?;
+                    let topology = self.consuming.group.raw().topology(&tx).await?;
+                    self.replaced_by(&tx, &topology, (&id, sequence)).await
+                };
+                match right.context.db.run(read).await? {
+                    // The newer row has moved on before it was read: it comes, and takes the place of this one.
+                    Some(by) if by > self.read => {
+                        self.parking.replaced.insert(id.clone(), Replaced { sequence, by });
+                        let due = self.due_after(1);
+                        self.parking.parked.insert(id, due);
+                    }
+                    // A replay has parked it.
+                    _ => self.unpark(&key, &id, sequence).await?,
+                }
                 return Ok(None);
             }
         }
