@@ -286,26 +286,24 @@ pub(crate) async fn a_node_whose_fold_marks_are_damaged_goes_on() {
     });
 }
 
-/// What nobody can decode in the place of the horizon keeps the tail from its work, and nothing else: the node says what fails, and goes on
-/// once it is mended.
+/// What nobody can decode in the place of the newest topology entry keeps roles from their work: the node says what fails, and goes on once
+/// it is mended.
 pub(crate) async fn a_node_of_which_a_role_fails_tells_which() {
     block_in_place(|| {
         let stage = Stage::start(Cluster::start());
         let mut follower = stage.follow();
-        let horizon = r"notibus\x15\x08\x01n\x00";
-        stage.cluster.cli(&format!("writemode on; set {horizon} x"));
-        assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
-        stage.until_ready("tail of a dispatcher");
+        let topology = format!(r"notibus\x15\x07\x01n\x00\x14\x33{}", r"\xff".repeat(12));
+        stage.cluster.cli(&format!("writemode on; set {topology} x"));
+        stage.until_ready("fold of a partition");
         assert!(stage.ready().contains("\"cause\":\"behind\""), "{}", stage.ready());
-        assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
         follower.until_heartbeat();
         let (code, said) = stage.command(&["nodes"]);
         assert_eq!(code, Some(0), "{said}");
         thread::sleep(Duration::from_secs(5));
         let troubles = stage.troubles();
-        let said = troubles.iter().filter(|line| line.contains("tail of a dispatcher")).count();
+        let said = troubles.iter().filter(|line| line.contains("fold of a partition")).count();
         assert_eq!(said, 1, "{troubles:#?}");
-        stage.cluster.cli(&format!("writemode on; clear {horizon}"));
+        stage.cluster.cli(&format!("writemode on; clear {topology}"));
         stage.is_at_work(&mut follower);
         assert!(stage.served.stop(), "it ends in order");
     });
