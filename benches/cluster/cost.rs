@@ -82,7 +82,9 @@ pub async fn print(cluster: &Cluster, store: &Database) {
     let dbs = databases(BATCH);
     let update = async |some: &[Db], deliveries: &mut Subscription| {
         let record = async |tx| {
-            some.iter().for_each(|db| producer.updated(&tx, db));
+            for db in some {
+                producer.updated(&tx, db);
+            }
             Ok(())
         };
         store.run(record).await.unwrap();
@@ -148,6 +150,7 @@ fn post(address: SocketAddr, kind: &str) {
 }
 
 /// Prints what was counted from `before` to `after` for each of `count`, without what is done at rest.
+#[expect(clippy::cast_precision_loss, reason = "it counts a few thousands")]
 fn report(what: &str, after: &Counts, before: &Counts, idle: [f64; 5], count: u64) {
     let (mut counted, seconds) = after.since(before);
     for (value, idle) in counted.iter_mut().zip(idle) {

@@ -49,7 +49,9 @@ async fn case(cluster: &Cluster, store: &Database, len: usize, notifiers: usize)
             producers.spawn(async move {
                 for some in dbs.chunks(BATCH).skip(number).step_by(AT_ONCE) {
                     let record = async |tx| {
-                        some.iter().for_each(|db| producer.updated(&tx, db));
+                        for db in some {
+                            producer.updated(&tx, db);
+                        }
                         Ok(())
                     };
                     store.run(record).await.unwrap();
@@ -92,6 +94,7 @@ async fn case(cluster: &Cluster, store: &Database, len: usize, notifiers: usize)
     );
 }
 
+#[expect(clippy::cast_precision_loss, reason = "it is a rate")]
 fn per_second(took: Duration) -> f64 {
     DATABASES as f64 / took.as_secs_f64()
 }

@@ -102,7 +102,7 @@ async fn compare_many(
             Err(difference) => return Err(shrink(cluster, tree, difference).await),
         }
         let all = compared.fetch_add(1, Ordering::Relaxed) + 1;
-        if all % PROGRESS == 0 {
+        if all.is_multiple_of(PROGRESS) {
             println!("{all} compared");
         }
     }

@@ -44,6 +44,7 @@ struct Model {
 
 /// A transaction.
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a failure of its own")]
 struct Slot {
     /// How many commits it sees, once it has read.
     version: Option<usize>,

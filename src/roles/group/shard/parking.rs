@@ -227,6 +227,26 @@ where
         !self.is_explicit() || self.right.stored.get() >= self.last_row
     }
 
+    /// Forgets the parked row of `id` at `sequence`, which a replay has parked, if the newer row was really read. It may have moved on
+    /// before: then it comes, and takes the place of this one.
+    async fn overtaken(&mut self, key: &[u8], id: &Bytes, sequence: Sequence) -> Result<()> {
+        let right = Arc::clone(&self.right);
+        let read = async |tx: Transaction| {
+            right.lease.check(&tx).await?;
+            let topology = self.consuming.group.raw().topology(&tx).await?;
+            self.replaced_by(&tx, &topology, (id, sequence)).await
+        };
+        match right.context.db.run(read).await? {
+            Some(by) if by > self.read => {
+                self.parking.replaced.insert(id.clone(), Replaced { sequence, by });
+                let due = self.due_after(1);
+                self.parking.parked.insert(id.clone(), due);
+                Ok(())
+            }
+            _ => self.unpark(key, id, sequence).await,
+        }
+    }
+
     /// Passes the stored row of `id` to the observer, once.
     pub(super) async fn retry_parked(
         &mut self,
@@ -263,21 +283,7 @@ where
                 return Ok(None);
             }
             Turn::Overtaken => {
-                let read = async |tx: Transaction| {
-                    right.lease.check(&tx).await?;
-                    let topology = self.consuming.group.raw().topology(&tx).await?;
-                    self.replaced_by(&tx, &topology, (&id, sequence)).await
-                };
-                match right.context.db.run(read).await? {
-                    // The newer row has moved on before it was read: it comes, and takes the place of this one.
-                    Some(by) if by > self.read => {
-                        self.parking.replaced.insert(id.clone(), Replaced { sequence, by });
-                        let due = self.due_after(1);
-                        self.parking.parked.insert(id, due);
-                    }
-                    // A replay has parked it.
-                    _ => self.unpark(&key, &id, sequence).await?,
-                }
+                self.overtaken(&key, &id, sequence).await?;
                 return Ok(None);
             }
         }
