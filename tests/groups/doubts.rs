@@ -68,7 +68,7 @@ fn has_effect(attempt: &Attempt) -> bool {
 
 /// An observer saved the first row together with its effect, from a task of its own, while a later row waited to be parked. The commit
 /// did not happen, and its result was unknown. The shard took the row for saved all the same, and saved the later one: so the retry
-/// was told that an earlier attempt had committed, and its effect was lost.
+/// learned that an earlier attempt had committed, and its effect was lost.
 #[tokio::test(start_paused = true)]
 async fn a_save_that_may_have_failed_does_not_let_the_shard_save_for_it() {
     let world = GroupFixture::new(1).await;
@@ -139,7 +139,7 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
 }
 
 /// A row waited to be parked when its observer panicked. The next observer worked on the row, while a save of the observer before, which
-/// came late, parked it. So the next one was told that an earlier transaction had saved the row; and its next save took the row off
+/// came late, parked it. So the next one learned that an earlier transaction had saved the row; and its next save took the row off
 /// those that are parked, as one that it had worked on since. Nobody had worked on it.
 #[tokio::test(start_paused = true)]
 async fn what_a_late_save_has_parked_is_tried() {
