@@ -190,6 +190,14 @@ named! {
         RecreatedTwiceBetween,
         /// A listener received a delivery again after it had panicked.
         GivenAgainAfterPanic,
+        /// A callback was called with a batch of several deliveries.
+        BatchCalledBack,
+        /// A listener handled a batch of several deliveries by a method of its own.
+        BatchHandled,
+        /// A listener or a callback has passed a barrier.
+        BarrierPassed,
+        /// A mirror showed databases after everything had come to rest.
+        MirrorAtRest,
         /// Several filters of a set wanted the same delivery.
         WantedByMany,
         /// A subscriber of some design documents received only a change that may be of any.

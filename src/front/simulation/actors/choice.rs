@@ -38,6 +38,15 @@ pub(super) fn interest(place: &Place) -> Interest {
     interest
 }
 
+/// What a mirror shows, by random `bits`: all kinds of events, and no predicate.
+pub(super) fn mirrored(place: &Place, bits: u64) -> Interest {
+    Interest::of(match bits % 3 {
+        0 => Which::All,
+        1 => Which::Prefix("shop/".into()),
+        _ => Which::Names(place.shared.plan.names.iter().take(2).cloned().collect()),
+    })
+}
+
 /// Draws the wanted databases.
 fn which_databases(place: &Place) -> Which {
     let names = &place.shared.plan.names;

@@ -5,6 +5,7 @@ mod consumer;
 mod documents;
 mod follower;
 mod jobs;
+mod mirrored;
 pub(super) mod mover;
 mod operator;
 mod other_bus;
@@ -119,8 +120,9 @@ async fn serve(
         Some(_) => Some(Arc::new(place.bus.dispatcher(options.dispatcher.clone()).await?)),
         None => None,
     };
+    let mut mirrored = None;
     if let Some(dispatcher) = &dispatcher {
-        subscriber::start(place, dispatcher, tasks).await?;
+        mirrored = subscriber::start(place, dispatcher, tasks).await?;
         if options.documents.is_some() {
             tasks.spawn(documents::read(place.clone(), Arc::downgrade(dispatcher)));
         }
@@ -142,6 +144,11 @@ async fn serve(
     };
     let reports = report(place, &node, notifier.as_ref(), &consumers);
     tokio::join!(of_documents, visitor::run(place, &node, &groups), reports);
+    if let Some(mirrored) = mirrored
+        && place.shared.phase() == Phase::End
+    {
+        mirrored.judge_at_rest().await;
+    }
     if place.issuer.process == 0 && place.shared.phase() == Phase::End {
         audit(place).await;
         documents::audit(place).await;

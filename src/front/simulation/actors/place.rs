@@ -48,9 +48,14 @@ impl Place {
         self.db.env().sleep(pause).await;
     }
 
+    /// 64 random bits. A further choice that takes unused ones of them leaves all later draws as they are.
+    pub fn bits(&self) -> u64 {
+        self.db.env().random()
+    }
+
     /// A random number below `end`, which is above 0.
     pub fn random(&self, end: u64) -> u64 {
-        self.db.env().random() % end
+        self.bits() % end
     }
 
     /// Adds a line to the trace.

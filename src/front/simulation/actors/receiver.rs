@@ -11,10 +11,13 @@ use tokio_stream::StreamExt;
 
 use super::place::Place;
 use crate::{
-    base::{cursor::Cursor, error::Result},
+    base::{cursor::Cursor, encoding::Sequence, error::Result},
     front::simulation::oracle::{Given, GivenDdocs, GivenRow, Interest, Start},
-    roles::dispatcher::{
-        BatchSubscription, DeliveryRef, Dispatcher, Filter, Interruption, Subscribe, Subscription,
+    roles::{
+        dispatcher::{
+            BatchSubscription, DeliveryRef, Dispatcher, Filter, Interruption, Subscribe, Subscription,
+        },
+        mirror::Mirror,
     },
 };
 
@@ -41,6 +44,18 @@ impl Source {
     /// The position of the dispatcher's tail; `None` once the dispatcher has ended.
     pub fn position(&self) -> Option<Cursor> {
         self.0.upgrade().map(|dispatcher| dispatcher.position().into())
+    }
+
+    /// Waits until the tail has published everything that was committed up to `version`, and returns a position; `None` if it never will.
+    pub async fn reached(&self, version: u64) -> Option<Sequence> {
+        // The process waits for the end of all who hold its dispatcher itself.
+        let dispatcher = self.0.upgrade()?.subscriptions();
+        dispatcher.reached(version).await.ok()
+    }
+
+    /// Starts a mirror of what `interest` wants; `None` once the dispatcher has ended.
+    pub fn mirror(&self, interest: &Interest) -> Result<Option<Mirror>> {
+        self.0.upgrade().map(|dispatcher| dispatcher.mirror(interest.filter())).transpose()
     }
 
     /// Subscribes to what `interest` wants; `None` once the dispatcher has ended.

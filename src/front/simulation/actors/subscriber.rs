@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     choice,
+    mirrored::Mirrored,
     place::Place,
     receiver::{self, ReceiverOptions, Source, Stream},
     supervised,
@@ -27,16 +28,17 @@ use crate::{
 /// How many subscribers are many.
 const MANY: u64 = 200;
 
-/// Starts some subscribers of `dispatcher`, and the durable ones that the process had before. Fails if a cursor
-/// cannot be opened.
+/// Starts some subscribers of `dispatcher`, and the durable ones that the process had before; and perhaps a mirror. Fails if a
+/// cursor cannot be opened.
 pub(super) async fn start(
     place: &Place,
     dispatcher: &Arc<Dispatcher>,
     tasks: &mut JoinSet<()>,
-) -> Result<()> {
+) -> Result<Option<Mirrored>> {
     let source = Source::new(dispatcher);
     let is_supervised = |place: &Place| place.shared.plan.subscribers.supervised && place.random(2) == 0;
-    let mut number = 1 + place.random(3);
+    let bits = place.bits();
+    let mut number = 1 + bits % 3;
     if place.shared.plan.sizes.has_many_subscribers {
         number += MANY;
         place.shared.witness(Witness::ManySubscribers);
@@ -48,7 +50,7 @@ pub(super) async fn start(
             supervised::start(place, &source, (interest, terms), None, tasks).await?;
             continue;
         }
-        let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(()) };
+        let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(None) };
         let mut stream = Stream::new(subscribe, place.random(3) == 0);
         let start = terms.start.unwrap_or_else(|| stream.cursor());
         let id =
@@ -75,7 +77,11 @@ pub(super) async fn start(
             tasks.spawn(taker.run(stream));
         }
     }
-    Ok(())
+    if place.shared.plan.subscribers.supervised {
+        Mirrored::start(place, &source, bits, tasks)
+    } else {
+        Ok(None)
+    }
 }
 
 /// Opens the cursor `name`, and receives from there by a stream; `None` once the dispatcher has ended.

@@ -1,6 +1,7 @@
-//! Subscribers in tasks of the dispatcher: callbacks, and listeners that panic now and then and are made again.
+//! Subscribers in tasks of the dispatcher: callbacks, and listeners that panic now and then and are made again, in each form that there
+//! is: delivery by delivery, in batches, and with a `handle_batch` of their own.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::task::JoinSet;
 
@@ -14,14 +15,19 @@ use crate::{
     front::simulation::{
         oracle::{Given, Interest, Manner, SubscriberId},
         shared::PLANNED_PANIC,
+        witness::Witness,
     },
     roles::dispatcher::{
-        CallbackHandle, Delivery, Filter, Interruption, Listener, ListenerHandle, Message, Next,
+        CallbackHandle, Delivery, DeliveryBatch, Filter, Interruption, Listener, ListenerHandle, Message,
+        Next, Subscribe,
     },
 };
 
 /// The longest pause before a listener that has panicked is made again.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// How long a receiver waits at a barrier: while no notifier lives, nothing is folded.
+const BARRIER_MAX: Duration = Duration::from_secs(2);
 
 /// Starts a callback or a listener for `interest`, which is durable if it has a cursor. Fails if the cursor cannot be
 /// opened.
@@ -32,7 +38,8 @@ pub(super) async fn start(
     cursor: Option<String>,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
-    let calls = place.random(2) == 0;
+    let bits = place.bits();
+    let calls = bits.is_multiple_of(2).then_some((bits >> 32).is_multiple_of(2));
     let keeper = HandleOwner { place: place.clone(), source: source.clone(), calls, interest, terms, cursor };
     if let Some(begun) = keeper.begin().await? {
         tasks.spawn(keeper.run(begun));
@@ -56,6 +63,14 @@ impl Handle {
         }
     }
 
+    /// The handle on the listener; a callback has one, too.
+    fn listener(&self) -> &ListenerHandle<()> {
+        match self {
+            Self::Callback(handle) => handle,
+            Self::Listener(handle) => handle,
+        }
+    }
+
     /// Stops it, and waits until it has ended.
     async fn stop(self) {
         match self {
@@ -69,8 +84,8 @@ impl Handle {
 struct HandleOwner {
     place: Place,
     source: Source,
-    /// Whether it starts a callback rather than a listener.
-    calls: bool,
+    /// Whether its callback is called for batches; `None` if it starts a listener.
+    calls: Option<bool>,
     interest: Interest,
     terms: ReceiverOptions,
     /// The cursor, if it is durable.
@@ -81,8 +96,12 @@ impl HandleOwner {
     /// Subscribes; `None` once the dispatcher has ended.
     async fn begin(&self) -> Result<Option<(Handle, SubscriberId)>> {
         let Self { place, source, calls, interest, terms, cursor } = self;
-        let form = if *calls { "a callback" } else { "a listener" };
-        let panics = !calls && place.random(2) == 0;
+        let form = match calls {
+            Some(true) => "a callback of batches",
+            Some(false) => "a callback",
+            None => "a listener",
+        };
+        let panics = calls.is_none() && place.random(2) == 0;
         let manner = Manner { form: form.into(), skips: terms.skips, panics };
         let mut terms = *terms;
         if place.shared.time.is_real() {
@@ -114,29 +133,23 @@ impl HandleOwner {
         });
         let slowness_ms = choice::slowness_ms(place);
         let taker = Taker { place: place.clone(), id, life, slowness_ms, panics };
-        if *calls {
-            let call = move |item: std::result::Result<Delivery, Interruption>| {
-                let mut taker = taker.clone();
-                async move {
-                    drop(match item {
-                        Ok(delivery) => taker.handle_event(delivery).await,
-                        Err(interruption) => taker.handle_message(Message::Interrupted(interruption)).await,
-                    });
-                }
-            };
-            return Ok(Some((Handle::Callback(subscribe.callback(call)), id)));
-        }
-        let listen = subscribe.listener(move || taker.clone());
-        let listen = listen.backoff(Duration::from_millis(10), BACKOFF_MAX)?;
-        let listen = if place.random(2) == 0 { listen.in_batches() } else { listen };
-        Ok(Some((Handle::Listener(listen.start()?), id)))
+        let handle = match calls {
+            Some(in_batches) => Handle::Callback(call(subscribe, taker, *in_batches)),
+            None => Handle::Listener(listen(subscribe, taker)?),
+        };
+        Ok(Some((handle, id)))
     }
 
-    /// Keeps the handle. Now and then it replaces the filter, or restarts a durable receiver.
+    /// Keeps the handle. Now and then it waits at a barrier, replaces the filter, or restarts a durable receiver.
     async fn run(mut self, (mut handle, mut id): (Handle, SubscriberId)) {
         let plan = self.place.shared.plan.subscribers;
+        let mut rounds = 0_u64;
         while self.place.is_chaos() {
             self.place.pause(2_000).await;
+            rounds += 1;
+            if rounds.is_multiple_of(2) {
+                self.wait_at_barrier(&handle, id).await;
+            }
             if plan.replaces && self.place.random(2) == 0 && self.place.is_chaos() {
                 self.interest = choice::interest(&self.place);
                 let Self { place, interest, .. } = &self;
@@ -155,6 +168,31 @@ impl HandleOwner {
         std::future::pending::<()>().await;
     }
 
+    /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
+    async fn wait_at_barrier(&self, handle: &Handle, id: SubscriberId) {
+        let Self { place, source, .. } = self;
+        // With threads, the oracle can learn of a commit after others have.
+        if place.shared.time.is_real() {
+            return;
+        }
+        let recorded = place.shared.oracle().recorded_so_far();
+        let passed = async {
+            let version = place.db.begin().read_version().await.ok()?;
+            let at = source.reached(version).await?;
+            handle.listener().reached(at).await.then_some(at)
+        };
+        let at = tokio::select! {
+            biased;
+            Some(at) = passed => at,
+            () = place.db.env().sleep(BARRIER_MAX) => return,
+        };
+        place.note(|| format!("subscriber {id} has passed a barrier at {at}"));
+        place.shared.witness(Witness::BarrierPassed);
+        let mut oracle = place.shared.oracle();
+        oracle.passed_barrier(&place.shared, &recorded, at);
+        oracle.stands(&place.shared, id, Cursor::from(at).into());
+    }
+
     /// Subscribes again, as soon as that is possible.
     async fn begin_again(&self) -> Option<(Handle, SubscriberId)> {
         loop {
@@ -167,6 +205,43 @@ impl HandleOwner {
             }
         }
     }
+}
+
+/// Receives through a callback.
+fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> CallbackHandle {
+    if in_batches {
+        return subscribe.batch_callback(move |item: std::result::Result<DeliveryBatch, Interruption>| {
+            let mut taker = taker.clone();
+            async move {
+                match item {
+                    Ok(batch) => drop(taker.take_batch(&batch, Witness::BatchCalledBack).await),
+                    Err(interruption) => taker.interrupted(interruption).await,
+                }
+            }
+        });
+    }
+    subscribe.callback(move |item: std::result::Result<Delivery, Interruption>| {
+        let mut taker = taker.clone();
+        async move {
+            match item {
+                Ok(delivery) => drop(taker.handle_event(delivery).await),
+                Err(interruption) => taker.interrupted(interruption).await,
+            }
+        }
+    })
+}
+
+/// Receives through a listener, of one of the three forms.
+fn listen(subscribe: Subscribe, taker: Taker) -> Result<ListenerHandle<()>> {
+    let bits = taker.place.bits();
+    let (in_batches, has_own) = (bits.is_multiple_of(2), (bits >> 32).is_multiple_of(2));
+    let backoff = Duration::from_millis(10);
+    if in_batches && has_own {
+        let listen = subscribe.listener(move || BatchTaker(taker.clone()));
+        return listen.backoff(backoff, BACKOFF_MAX)?.in_batches().start();
+    }
+    let listen = subscribe.listener(move || taker.clone()).backoff(backoff, BACKOFF_MAX)?;
+    if in_batches { listen.in_batches() } else { listen }.start()
 }
 
 /// Takes deliveries, and panics now and then after one.
@@ -185,23 +260,73 @@ struct Taker {
 
 impl Taker {
     async fn take(&self, given: &Given) -> Next {
-        let Self { place, id, life, slowness_ms, panics } = self;
-        place.note(|| format!("subscriber {id} {}", receiver::show(given)));
-        {
-            let mut oracle = place.shared.oracle();
-            if oracle.life(*id) != *life {
-                return Next::Continue;
-            }
-            oracle.received(&place.shared, *id, given);
+        if self.receive(given) {
+            self.work(true).await;
         }
+        Next::Continue
+    }
+
+    /// Takes a whole batch at once, which is `what` if there are several deliveries in it.
+    async fn take_batch(&self, batch: &DeliveryBatch, what: Witness) -> Next {
+        if batch.len() > 1 {
+            self.place.shared.witness(what);
+        }
+        let is_own = batch
+            .iter()
+            .fold(true, |is_own, delivery| self.receive(&receiver::given_row(delivery)) && is_own);
+        if is_own {
+            // If a name comes twice in the batch, its older row would come again after the newer one.
+            let names: BTreeSet<_> = batch.iter().map(|delivery| &delivery.notification().name).collect();
+            self.work(names.len() == batch.len()).await;
+        }
+        Next::Continue
+    }
+
+    async fn interrupted(&mut self, interruption: Interruption) {
+        drop(self.handle_message(Message::Interrupted(interruption)).await);
+    }
+
+    /// Has the oracle judge what it is given. Returns whether it is still the receiver of this life.
+    fn receive(&self, given: &Given) -> bool {
+        let Self { place, id, life, .. } = self;
+        place.note(|| format!("subscriber {id} {}", receiver::show(given)));
+        let mut oracle = place.shared.oracle();
+        if oracle.life(*id) != *life {
+            return false;
+        }
+        oracle.received(&place.shared, *id, given);
+        true
+    }
+
+    /// Takes its time, and panics now and then, if it may.
+    async fn work(&self, may_panic: bool) {
+        let Self { place, slowness_ms, panics, .. } = self;
         if *slowness_ms > 0 && place.is_chaos() {
             place.pause(*slowness_ms).await;
         }
-        if *panics && place.is_chaos() && place.random(6) == 0 {
+        if *panics && place.is_chaos() && place.random(6) == 0 && may_panic {
             // It unwinds without a message on the terminal.
             std::panic::resume_unwind(Box::new(PLANNED_PANIC));
         }
-        Next::Continue
+    }
+}
+
+/// A listener that takes batches by its own `handle_batch`.
+struct BatchTaker(Taker);
+
+impl Listener for BatchTaker {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.0.handle_event(delivery).await
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        self.0.take_batch(&batch, Witness::BatchHandled).await
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        self.0.handle_message(message).await
     }
 }
 

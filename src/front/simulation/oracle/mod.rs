@@ -12,6 +12,7 @@
 //!   [`account`], [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
 //! - the jobs of triggers work on every change, and cancelled work writes nothing ([`jobs`]);
+//! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]);
 //! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]);
 //! - a move to another store takes all of it along ([`moves`]).
 //!
@@ -25,6 +26,7 @@ mod documents;
 mod expiry;
 mod feed;
 mod finish;
+mod freshness;
 mod given;
 mod groups;
 mod history;

@@ -1,0 +1,63 @@
+//! Barriers and mirrors: who has waited for everything that was committed has to know it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{Oracle, commit::Verdict, given::Start, interest::Interest};
+use crate::{
+    base::{
+        encoding::{Counters, Sequence},
+        event::{Db, Kinds},
+        notification::Notification,
+    },
+    front::simulation::{findings::Findings, guarantee::Guarantee},
+};
+
+impl Oracle {
+    /// All events that were recorded so far, for [`Oracle::passed_barrier`].
+    pub fn recorded_so_far(&self) -> BTreeMap<Db, Counters> {
+        self.recorded.clone()
+    }
+
+    /// Judges a barrier that has let somebody pass at `at`, who had come after the events of `recorded`: they have to be folded.
+    pub fn passed_barrier(&self, findings: &Findings, recorded: &BTreeMap<Db, Counters>, at: Sequence) {
+        for (db, before) in recorded {
+            let now = self.recorded.get(db).copied().unwrap_or(Counters::ZERO).lanes();
+            let waiting = self.waiting.get(db).copied().unwrap_or(Counters::ZERO).lanes();
+            let folded = [0, 1, 2, 3].map(|lane: usize| now[lane].saturating_sub(waiting[lane]));
+            if before.lanes().iter().zip(folded).any(|(before, folded)| folded < *before) {
+                let reason =
+                    format!("a barrier was passed at {at}, and {before:?} of {db:?} have still to be folded");
+                return findings.fail(Guarantee::Complete.broken(reason));
+            }
+        }
+    }
+
+    /// Judges the `rows` that a mirror of what `interest` wants shows. It shows everything up to `at`, and only what was.
+    pub fn judge_mirror<'a>(
+        &self,
+        interest: &Interest,
+        rows: impl Iterator<Item = &'a Arc<Notification>>,
+        at: Sequence,
+    ) -> Verdict {
+        let shown: BTreeMap<_, _> = rows.map(|row| (&row.name, row)).collect();
+        for row in shown.values() {
+            if self.past.get(&row.sequence) != Some(*row) || row.is_deleted() {
+                return Guarantee::Truthful.fails(format!("it shows {row:?}, which never lived"));
+            }
+            let is_gone = !self.rows.contains_key(&row.name);
+            if is_gone && self.ledger.deletions_after(&row.name, Start::At(at)).is_empty() {
+                return Guarantee::Complete.fails(format!("it shows {row:?}, and was to know up to {at}"));
+            }
+        }
+        let wanted = self.rows.values().map(|placed| &placed.row);
+        for row in wanted.filter(|row| interest.kinds_of(&row.name) != Kinds::NONE && row.sequence <= at) {
+            let expected = (!row.is_deleted()).then_some(row);
+            if shown.get(&row.name).copied() != expected {
+                let shows = shown.get(&row.name);
+                return Guarantee::Complete
+                    .fails(format!("up to {at} it shows {shows:?} instead of {row:?}"));
+            }
+        }
+        Ok(())
+    }
+}
