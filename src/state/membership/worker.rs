@@ -362,10 +362,11 @@ impl WorkerTask {
         for lease in acquired {
             let (stop, stopped) = Stop::new();
             let (role, work) = (self.role.clone(), Arc::clone(&self.work).run(lease.clone(), stopped));
-            let abort = self.tasks.spawn(async move {
-                let _role = role;
-                work.await
-            });
+            // The role goes after the work, also if the task is aborted before it has begun: then a new worker may start.
+            let abort = self.tasks.spawn(work.map(move |ended| {
+                drop(role);
+                ended
+            }));
             self.ids.insert(abort.id(), lease.resource);
             self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
         }

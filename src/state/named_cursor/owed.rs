@@ -4,7 +4,7 @@ use super::{NamedCursor, OpenCursor};
 use crate::{
     base::{cursor::Cursor, error::Result, event::DbName},
     state::keys::{CursorRow, OwedRow},
-    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
 impl NamedCursor {
@@ -38,7 +38,8 @@ impl OpenCursor {
         let save = async |tx: Transaction| {
             self.check(&tx).await?;
             for (name, row) in owed {
-                tx.set(&context.keys.owed(id, name), &row.to_bytes());
+                // A row that lists the name already may not have been read yet: what is fresh stays so.
+                tx.atomic(AtomicOp::ByteMax, &context.keys.owed(id, name), &row.to_bytes());
             }
             for name in settled {
                 tx.clear(&context.keys.owed(id, name));

@@ -54,7 +54,7 @@ pub(super) struct Owed {
     step: Option<BoxFuture<'static, Step>>,
     /// Whether the last read has failed.
     has_failed: bool,
-    /// Names that were removed from the list since the present read began.
+    /// Names that were removed from the list or listed again since the present read began.
     forgotten: BTreeSet<DbName>,
 }
 
@@ -114,7 +114,7 @@ impl Owed {
         self.step.as_mut()
     }
 
-    /// Notes that `names` are removed from the list: results that were read before do not count.
+    /// Notes that `names` are removed from the list, or were listed again: results that were read before do not count.
     pub fn forget(&mut self, names: &[DbName]) {
         if names.is_empty() {
             return;

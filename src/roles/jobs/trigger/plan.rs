@@ -96,8 +96,8 @@ enum Listed {
     No,
     /// The name was listed; its removal was asked for, and may have happened.
     Perhaps,
-    /// It does, so that the name does not hold the cursor back. It may list other work of the name as well, which found no room
-    /// in the plan.
+    /// It does, so that the name does not hold the cursor back. It may list other work of the name as well, which is not in the plan:
+    /// it found no room there, or was not read yet.
     Yes,
     /// It does, and all that it lists of the name is in the plan.
     Read,
@@ -250,6 +250,8 @@ pub(super) struct Plan<W> {
     left: BTreeSet<Tenant>,
     /// Those of them whose names are read just now.
     reading: BTreeSet<Tenant>,
+    /// Whether the list was read to its end since the start.
+    is_list_read: bool,
     running: usize,
     /// How many of them are of parked databases.
     retrying: usize,
@@ -266,6 +268,7 @@ impl<W: Work> Plan<W> {
             spilled: BTreeMap::new(),
             left: BTreeSet::new(),
             reading: BTreeSet::new(),
+            is_list_read: false,
             running: 0,
             retrying: 0,
             next: 0,
@@ -331,19 +334,29 @@ impl<W: Work> Plan<W> {
         overdue
     }
 
-    /// Notes that the store lists `names` as owed. Those without room in the plan wait there.
-    pub fn set_listed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) {
+    /// Notes that the store lists `names` as owed. Returns those without room in the plan, which wait there.
+    pub fn set_listed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) -> Vec<DbName> {
+        let mut without_room = Vec::new();
         for name in names {
             let was_spilled = self.spilled.remove(name).is_some();
+            let tenant = self.queue.tenant(name);
+            let may_list_more = was_spilled || self.may_list_more(&tenant);
             if let Some(entry) = self.entries.get_mut(name)
                 && (was_spilled || entry.listed != Listed::Read)
             {
-                entry.listed = Listed::Yes;
+                entry.listed = if may_list_more { Listed::Yes } else { Listed::Read };
             }
             if was_spilled {
-                self.left.insert(self.queue.tenant(name));
+                self.left.insert(tenant);
+                without_room.push(name.clone());
             }
         }
+        without_room
+    }
+
+    /// Whether the store may list work of the tenant that is not in the plan.
+    fn may_list_more(&self, tenant: &Tenant) -> bool {
+        !self.is_list_read || self.left.contains(tenant) || self.reading.contains(tenant)
     }
 
     /// At most `limit` names whose work is done and that the store is to remove from its list.
@@ -383,11 +396,11 @@ impl<W: Work> Plan<W> {
         *spilled = (both(Some(spilled.0), Some(hold)).unwrap_or(hold), spilled.1 || is_fresh);
     }
 
-    /// Whether to look up the owed `name`: it is not in the plan, and there is room for it. If there is no room, notes its
-    /// tenant.
+    /// Whether to look up the owed `name`: what the store lists of it is not in the plan, and there is room for it. If there is no
+    /// room, notes its tenant.
     pub fn wants_owed(&mut self, name: &DbName) -> bool {
-        let is_listed = |entry: &Entry<W>| entry.listed.is_certain();
-        if self.settled.contains(name) || self.entries.get(name).is_some_and(is_listed) {
+        let is_read = |entry: &Entry<W>| entry.listed == Listed::Read;
+        if self.settled.contains(name) || self.entries.get(name).is_some_and(is_read) {
             return false;
         }
         let is_full = self.is_full_for(name);
@@ -397,8 +410,9 @@ impl<W: Work> Plan<W> {
         !is_full
     }
 
-    /// Whether names that are only in the store have room again; returns true once. To be asked when nothing is being read.
+    /// Whether names that are only in the store have room again; returns true once. To be asked when the list was read to its end.
     pub fn has_place_for_left(&mut self) -> bool {
+        self.is_list_read = true;
         let Self { left, queue, reading, .. } = self;
         *reading = left.extract_if(.., |tenant| queue.is_half_empty(tenant)).collect();
         !reading.is_empty()
@@ -614,11 +628,11 @@ impl<W: Work> Plan<W> {
             self.queue.leave(&entry.tenant);
             match entry.listed {
                 Listed::No => {}
-                // Other work of the name may still be only in the store. It is looked up once more, rather than removed undone.
-                Listed::Yes if self.left.contains(&entry.tenant) || self.reading.contains(&entry.tenant) => {
+                // Other work of the name may be only in the store. It is looked up once more, rather than removed undone.
+                Listed::Yes => {
                     self.left.insert(entry.tenant);
                 }
-                Listed::Yes | Listed::Perhaps | Listed::Read => {
+                Listed::Perhaps | Listed::Read => {
                     Self::settle(&mut self.settled, &self.spilled, name);
                 }
             }

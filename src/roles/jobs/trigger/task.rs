@@ -333,7 +333,9 @@ impl<K: Kind> TriggerTask<K> {
             self.cursor.verify().await?;
         }
         // Only now: a save that fails, or is dropped because the trigger is to end, has listed and removed nothing.
-        self.plan.set_listed(owed.iter().map(|(name, _)| name));
+        let without_room = self.plan.set_listed(owed.iter().map(|(name, _)| name));
+        // What was read of them before does not include their newest work. They are read again.
+        self.owed.forget(&without_room);
         self.plan.set_unlisted(&settled);
         Ok(owed.len() == OWED_BATCH || settled.len() == OWED_BATCH)
     }

@@ -213,6 +213,7 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     let mut plan = plan();
     let name = db(1).name;
     let none = |_: &Vec<u32>| false;
+    assert!(!plan.has_place_for_left(), "the list of before is empty");
     plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     assert_eq!(plan.overdue(SECOND * 10, (SECOND * 10, 5), none), []);
@@ -369,4 +370,31 @@ fn the_end_of_a_retry_does_not_settle_work_that_found_no_room() {
     assert_eq!(task, Task::Gone(of(&name)));
     plan.end(SECOND * 3, (&name, number), End::Done(Vec::new()), |_| SECOND);
     assert_eq!(plan.settled(5), [name]);
+}
+
+/// After a start, a name came from the feed before it was read from the list of before, and its job took long. When it was listed as
+/// owed, all that the list had of it counted as known, so the work of before was removed undone.
+#[test]
+fn a_name_that_takes_long_before_the_list_is_read_is_read_nevertheless() {
+    for is_read_while_it_runs in [true, false] {
+        let mut plan = plan();
+        let name = db(1).name;
+        plan.observe(SECOND, seen(1, 1, 5));
+        let (number, ..) = plan.start(SECOND * 2).unwrap();
+        assert_eq!(plan.set_listed([&name].into_iter()), []);
+        if is_read_while_it_runs {
+            assert!(plan.wants_owed(&name));
+            plan.observe_owed(SECOND * 3, &name, Some((db(1), vec![7])), Vec::new());
+        }
+        assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Done);
+        assert!(plan.settled(5).is_empty(), "the list has more of it");
+        if !is_read_while_it_runs {
+            assert!(plan.has_place_for_left() && plan.wants_owed(&name));
+            plan.observe_owed(SECOND * 5, &name, Some((db(1), vec![7])), Vec::new());
+        }
+        let (number, task, _) = plan.start(SECOND * 9).unwrap();
+        assert_eq!(task, Task::Work(db(1), vec![7]));
+        assert_eq!(end(&mut plan, SECOND * 9, number, true), Outcome::Done);
+        assert_eq!(plan.settled(5), [name]);
+    }
 }
