@@ -34,6 +34,8 @@ mod trace;
 
 mod bus;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
+mod busy;
+#[cfg(all(unix, feature = "cli", feature = "http"))]
 mod chaos;
 mod child;
 mod differential;
@@ -49,6 +51,10 @@ mod processes;
 mod recorders;
 mod servers;
 mod sharding;
+#[cfg(all(unix, feature = "cli", feature = "http"))]
+mod stage;
+#[cfg(all(unix, feature = "cli", feature = "http"))]
+mod states;
 #[cfg(all(unix, feature = "cli", feature = "simulation"))]
 mod torture;
 
@@ -115,12 +121,16 @@ fn all() -> Vec<Trial> {
         recorders {
             a_layer_in_python_records_in_its_own_transactions
         }
+        states {
+            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_says_what_the_table_says
+        }
         outages {
-            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_reports_its_state
-            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_a_wiped_bus_stops_its_roles
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_whose_fold_marks_are_damaged_goes_on
-            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_which_a_role_fails_tells_which
             #[cfg(all(unix, feature = "cli", feature = "http"))] everything_ends_without_the_cluster
+        }
+        busy {
+            #[cfg(all(unix, feature = "cli", feature = "http"))]
+            a_node_works_beside_producers_that_take_all_processor_time
         }
         chaos {
             #[cfg(all(unix, feature = "cli", feature = "http"))] nothing_acknowledged_is_missing

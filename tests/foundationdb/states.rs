@@ -1,0 +1,332 @@
+//! The states of a cluster and of a bus, and what a node says in each: `docs/foundationdb.md` has the same table.
+//!
+//! All states are on one cluster of two processes: the second one keeps the data, the first one does all else. Each begins with a new
+//! node that works, and ends with one that works again.
+
+use std::{
+    future::Future,
+    thread,
+    time::{Duration, Instant},
+};
+
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions,
+    store::{
+        Database, StoreError,
+        testing::{Attempt, CommitFault, Faults, Operation},
+    },
+};
+use tokio::{runtime::Handle, task::block_in_place};
+
+use crate::{
+    cluster::Cluster,
+    stage::{ALL_COMMANDS, COMMANDS, Follower, NO_ANSWER, Stage, answer_to, status_of},
+};
+
+/// The leases, after the default prefix.
+const LEASES: &[u8] = b"notibus\x15\x0b";
+
+/// An entry of the topology of the notification feed that would be its newest.
+const TOPOLOGY: &str =
+    r"notibus\x15\x07\x01n\x00\x14\x33\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff";
+
+/// Rows of names of this length fill every buffer between a node and a client.
+const LONG_NAME: usize = 1_000;
+
+/// How many of them do.
+const LONG_NAMES: usize = 8_000;
+
+/// The end of a state. The node has to be another one if its bus is gone.
+type End = Box<dyn FnOnce(&mut Stage)>;
+
+/// A line of the table.
+struct State {
+    name: &'static str,
+    /// Brings it about, and returns what ends it.
+    begin: fn(&mut Stage) -> End,
+    /// The status of `ready`, and what its body contains.
+    ready: (&'static str, &'static str),
+    /// The status of posts.
+    posts: &'static str,
+    feeds: Feeds,
+    /// The exit code of commands, and what they say.
+    commands: (i32, &'static [&'static str]),
+    /// The commands of which that is true.
+    of: &'static [&'static [&'static str]],
+    /// What the log says.
+    log: Option<&'static str>,
+}
+
+/// What feeds do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Feeds {
+    /// They have heartbeats, whatever they read. When new ones are answered depends on how long the store blocks each attempt.
+    Wait,
+    /// They have heartbeats, whatever they read, and new ones begin.
+    GoOn,
+    /// They have heartbeats and rows of some databases, and new ones begin.
+    GoOnInPart,
+    /// They end, and new ones are refused.
+    End,
+}
+
+/// The table.
+const STATES: [State; 8] = [
+    State {
+        name: "the database is locked",
+        begin: |stage| {
+            let uid = stage.cluster.lock();
+            Box::new(move |stage| stage.cluster.unlock(&uid))
+        },
+        ready: ("503", "\"cause\":\"locked\""),
+        posts: "503",
+        feeds: Feeds::Wait,
+        commands: (2, &["locked"]),
+        of: &COMMANDS,
+        log: Some("trying again"),
+    },
+    State {
+        name: "storage is away",
+        begin: |stage| without(stage, &[1]),
+        ready: ("503", "\"cause\":\"away\""),
+        posts: "503",
+        feeds: Feeds::Wait,
+        commands: (1, NO_ANSWER),
+        of: &ALL_COMMANDS,
+        log: Some("fallen out"),
+    },
+    State {
+        name: "all but storage is away",
+        begin: |stage| without(stage, &[0]),
+        ready: ("503", "\"cause\":\"away\""),
+        posts: "503",
+        feeds: Feeds::Wait,
+        commands: (1, NO_ANSWER),
+        of: &ALL_COMMANDS,
+        log: Some("fallen out"),
+    },
+    State {
+        name: "everything is away",
+        begin: |stage| without(stage, &[0, 1]),
+        ready: ("503", "\"cause\":\"away\""),
+        posts: "503",
+        feeds: Feeds::Wait,
+        commands: (1, NO_ANSWER),
+        of: &ALL_COMMANDS,
+        log: Some("fallen out"),
+    },
+    State {
+        name: "no living notifier owns some partitions",
+        begin: |stage| {
+            let idle = block_on(notifier_without_leases(stage));
+            Box::new(move |_| block_on(idle.end()))
+        },
+        ready: ("503", "\"cause\":\"unowned\""),
+        posts: "201",
+        feeds: Feeds::GoOnInPart,
+        commands: (0, &[""]),
+        of: &COMMANDS,
+        log: None,
+    },
+    // What nobody can decode in the place of the newest topology entry keeps roles from their work.
+    State {
+        name: "a role fails",
+        begin: |stage| {
+            stage.cluster.cli(&format!("writemode on; set {TOPOLOGY} x"));
+            Box::new(|stage| _ = stage.cluster.cli(&format!("writemode on; clear {TOPOLOGY}")))
+        },
+        ready: ("503", "fold of a partition"),
+        posts: "500",
+        feeds: Feeds::GoOn,
+        commands: (0, &[""]),
+        of: &[&["nodes"]],
+        log: Some("fold of a partition"),
+    },
+    State {
+        name: "the incarnation was raised",
+        begin: |stage| {
+            let raised = stage.command(&["incarnation", "raise", "--from", "0", "--force"]);
+            assert_eq!(raised.code, Some(0), "{raised:?}");
+            Box::new(Stage::restart_node)
+        },
+        ready: ("503", "\"cause\":\"gone\""),
+        posts: "503",
+        feeds: Feeds::End,
+        commands: (0, &[""]),
+        of: &COMMANDS,
+        log: Some("start it again"),
+    },
+    State {
+        name: "the bus was wiped",
+        begin: |stage| {
+            stage.cluster.cli("writemode on; clearrange \"\" \\xff");
+            Box::new(|stage| {
+                let left = || stage.cluster.cli("getrange \"\" \\xff 1000");
+                let before = left();
+                thread::sleep(Duration::from_secs(10));
+                assert_eq!(left(), before, "nothing is written any more into what is no bus");
+                stage.restart_node();
+            })
+        },
+        ready: ("503", "\"cause\":\"gone\""),
+        posts: "503",
+        feeds: Feeds::End,
+        commands: (2, &["there is no bus"]),
+        of: &COMMANDS,
+        log: Some("start it again"),
+    },
+];
+
+/// Regressions: `ready` asked for a read version only: it said yes while the storage was away and nothing could be done, and hid that a
+/// database was locked. Commands waited for ever. Posts during an outage were not answered before it was over. A node whose bus was
+/// wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
+pub(crate) async fn a_node_says_what_the_table_says() {
+    block_in_place(|| {
+        let mut stage = Stage::start(Cluster::start_apart());
+        block_on(record_long_names(&stage));
+        for state in &STATES {
+            let began = Instant::now();
+            stage.restart_node();
+            let mut follower = stage.follow();
+            stage.works(&mut follower);
+            assert_eq!(stage.log.troubles(), [""; 0], "all is well");
+            // It has begun, and its rows wait until it is read on.
+            let mut loading = Follower::start(&stage, "since=0");
+            assert_eq!(status_of(&loading.line()), "200");
+            let end = (state.begin)(&mut stage);
+            let follower = state.is_shown_by(&stage, follower, loading);
+            end(&mut stage);
+            let ended = Instant::now();
+            let mut follower = follower.unwrap_or_else(|| stage.follow());
+            stage.until_ready("200", "\"status\":\"ok\"");
+            println!("{}: {:?}, then ready after {:?}", state.name, ended - began, ended.elapsed());
+            if state.feeds == Feeds::GoOnInPart {
+                follower.until_all_rows();
+            }
+            stage.works(&mut follower);
+        }
+        assert!(stage.served.stop(), "it ends in order");
+    });
+}
+
+impl State {
+    /// Asserts what the line says. Returns the follower if its feed goes on.
+    fn is_shown_by(&self, stage: &Stage, mut follower: Follower, loading: Follower) -> Option<Follower> {
+        println!("{}", self.name);
+        let name = self.name;
+        follower.seen.clear();
+        thread::scope(|scope| {
+            let loading = scope.spawn(|| self.is_shown_by_old_rows(loading));
+            stage.until_ready(self.ready.0, self.ready.1);
+            // Only the end of the bus makes a restart help.
+            let live = status_of(&stage.served.get("/_notibus/health/live"));
+            assert_eq!(live, if self.feeds == Feeds::End { "503" } else { "200" }, "{name}");
+            let posted = stage.begin_to_post();
+            let new = (self.feeds != Feeds::Wait).then(|| scope.spawn(|| stage.list()));
+            stage.commands_say(self.of, self.commands.0, self.commands.1);
+            let left = if self.feeds == Feeds::End {
+                follower.until_end();
+                None
+            } else {
+                follower.until_heartbeat();
+                Some(follower)
+            };
+            assert_eq!(status_of(&answer_to(posted)), self.posts, "{name}");
+            if let Some(new) = new {
+                let status = if self.feeds == Feeds::End { "503" } else { "200" };
+                assert_eq!(new.join().unwrap(), status, "{name}");
+            }
+            loading.join().unwrap();
+            let left = left.map(|mut follower| {
+                follower.until_heartbeat();
+                if self.feeds == Feeds::GoOnInPart {
+                    while follower.seen.is_empty() {
+                        follower.line();
+                    }
+                }
+                follower
+            });
+            stage.until_ready(self.ready.0, self.ready.1);
+            let troubles = stage.log.troubles();
+            match self.log {
+                Some(text) => {
+                    assert!(troubles.iter().any(|line| line.contains(text)), "{name}: {troubles:#?}")
+                }
+                None => assert_eq!(troubles, [""; 0], "{name}"),
+            }
+            assert!(troubles.len() < 10, "{name}: they are few: {troubles:#?}");
+            let gone = troubles.iter().filter(|line| line.contains("start it again")).count();
+            assert_eq!(gone, usize::from(self.feeds == Feeds::End), "{name}: it is said once: {troubles:#?}");
+            left
+        })
+    }
+
+    /// Asserts what becomes of a feed that was reading rows of before when the state began: they filled all buffers.
+    fn is_shown_by_old_rows(&self, mut loading: Follower) {
+        match self.feeds {
+            Feeds::End => assert!(!loading.until_end(), "{}: it is cut off", self.name),
+            Feeds::Wait | Feeds::GoOn | Feeds::GoOnInPart => loading.until_heartbeat(),
+        }
+    }
+}
+
+/// Takes some of the servers away.
+fn without(stage: &mut Stage, servers: &'static [usize]) -> End {
+    servers.iter().for_each(|server| stage.cluster.kill_server(*server));
+    Box::new(move |stage| servers.iter().for_each(|server| stage.cluster.restart_server(*server)))
+}
+
+/// A notifier that lives, and gets no lease of its share of the partitions.
+struct Idle {
+    notifier: notibus::Notifier,
+    faults: Faults,
+}
+
+impl Idle {
+    /// Lets it get them, and ends it.
+    async fn end(self) {
+        self.faults.heal();
+        self.notifier.shutdown().await.unwrap();
+    }
+}
+
+/// Starts it.
+async fn notifier_without_leases(stage: &Stage) -> Idle {
+    let store = Database::foundationdb(stage.cluster.file()).await.unwrap();
+    let faults = Faults::new(&store);
+    faults.plan_commits(|attempt: &Attempt| {
+        let claims = attempt
+            .mutations()
+            .any(|done| matches!(done, Operation::Set { key, .. } if key.starts_with(LEASES)));
+        claims.then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
+    });
+    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let notifier =
+        bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
+    Idle { notifier, faults }
+}
+
+/// Records databases with long names, and waits until they are in the feed.
+async fn record_long_names(stage: &Stage) {
+    let store = Database::foundationdb(stage.cluster.file()).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let producer = bus.producer();
+    let db = |number| {
+        let name = format!("{number:04}{}", "x".repeat(LONG_NAME - 4));
+        Db::new(name.parse().unwrap(), DbInstance([1; 16]))
+    };
+    let dbs: Vec<Db> = (0..LONG_NAMES).map(db).collect();
+    for some in dbs.chunks(400) {
+        let create = async |tx| {
+            some.iter().for_each(|db| producer.created(&tx, db));
+            Ok(())
+        };
+        store.run(create).await.unwrap();
+    }
+    crate::common::until("all to be folded", async || bus.is_drained().await.unwrap()).await;
+}
+
+/// Waits for `future` within a part that blocks its thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    Handle::current().block_on(future)
+}
