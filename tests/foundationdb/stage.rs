@@ -102,13 +102,23 @@ impl Stage {
 
     /// Waits until the node's answer to `ready` has this status and contains `expected`.
     pub fn until_ready(&self, status: &str, expected: &str) {
+        self.until_health("ready", status, expected);
+    }
+
+    /// Waits until the node's answer to `live` has this status.
+    pub fn until_live(&self, status: &str) {
+        self.until_health("live", status, "");
+    }
+
+    /// Waits until the node's answer to this question about its health has this status and contains `expected`.
+    fn until_health(&self, what: &str, status: &str, expected: &str) {
         let began = Instant::now();
         loop {
-            let ready = self.served.get("/_notibus/health/ready");
-            if status_of(&ready) == status && ready.contains(expected) {
+            let health = self.served.get(&format!("/_notibus/health/{what}"));
+            if status_of(&health) == status && health.contains(expected) {
                 return;
             }
-            assert!(began.elapsed() < PATIENCE, "not {status} with {expected}: {ready}");
+            assert!(began.elapsed() < PATIENCE, "{what} is not {status} with {expected}: {health}");
             thread::sleep(Duration::from_millis(200));
         }
     }

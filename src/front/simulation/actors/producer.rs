@@ -15,7 +15,10 @@ use crate::{
         witness::Witness,
     },
     roles::producer::Producer,
-    state::{feed::Topology, keys::Partition},
+    state::{
+        feed::Topology,
+        keys::{Lanes, Partition},
+    },
     store::{AtomicOp, Isolation, Transaction},
 };
 
@@ -76,7 +79,7 @@ pub(super) async fn run(place: Place) {
     }
 }
 
-/// Writes rows that nobody can decode: to the counters of a partition, and to an open shard of the feed.
+/// Writes rows that nobody can decode: to the counters of a partition, and to an open shard of the feed, as a later version may append one.
 async fn break_rows(place: &Place) -> Result<()> {
     let feed = place.bus.feed();
     let partition = Partition(place.random(place.shared.plan.partitions.into()) as u32);
@@ -89,6 +92,8 @@ async fn break_rows(place: &Place) -> Result<()> {
         let row = spaces[number % spaces.len()].append(feed.context.config.incarnation, 0xfff0);
         tx.set(&counters, BROKEN);
         tx.atomic(AtomicOp::SetVersionstampedKey, &row, BROKEN);
+        // Each append moves the pulse, or barriers would wait for a row that no tail knows.
+        tx.atomic(AtomicOp::Add, &feed.context.keys.pulse(feed.raw().id), &Lanes::ALL.to_operand());
         Ok(())
     };
     place.db.run(write).await?;

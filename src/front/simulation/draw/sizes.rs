@@ -53,6 +53,11 @@ impl Plan {
             // One database with such a name is more than a small fold has room for.
             self.fold_size_max = self.fold_size_max.map(|size| size * 10);
         }
+        if self.sizes.has_many_subscribers {
+            // Else hundreds of them wait for one another, a row at a time, for longer than the judge waits for them.
+            self.dispatcher.catch_ups_max = self.dispatcher.catch_ups_max.max(2);
+            self.dispatcher.catch_up_rows_max = self.dispatcher.catch_up_rows_max.max(10);
+        }
         if self.sizes.has_endless_durations {
             self.lengthen_durations();
         }

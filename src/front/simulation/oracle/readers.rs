@@ -181,10 +181,14 @@ impl Oracle {
     /// Records a claimed position of a subscriber. It is owed later events of the databases that exist there.
     pub(super) fn note_position(&mut self, id: SubscriberId, position: Start) {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        // A barrier can name a position that it has passed already: then it knows what exists since.
+        let is_news = position >= subscriber.surely;
         subscriber.surely = subscriber.surely.max(position);
         if let Start::At(position) = position {
             subscriber.is_scanning = false;
-            subscriber.account.stand(&self.ledger, position);
+            if is_news {
+                subscriber.account.stand(&self.ledger, position);
+            }
         }
     }
 
