@@ -1,7 +1,7 @@
 //! The states of a cluster and of a bus, and what a node says in each: `docs/foundationdb.md` has the same table.
 //!
-//! All states are on one cluster of two processes: the second one keeps the data, the first one does all else. Each begins with a new
-//! node that works, and ends with one that works again.
+//! Each state is on a cluster of two processes: the second one keeps the data, the first one does all else. It begins with a new node
+//! that works, and ends with one that works again. Mostly they wait, so some clusters are in use at once.
 
 use std::{
     future::Future,
@@ -35,6 +35,9 @@ const LONG_NAME: usize = 1_000;
 
 /// How many of them do.
 const LONG_NAMES: usize = 8_000;
+
+/// How many clusters are in use at once.
+const LANES: usize = 4;
 
 /// The end of a state. The node has to be another one if its bus is gone.
 type End = Box<dyn FnOnce(&mut Stage)>;
@@ -181,32 +184,46 @@ const STATES: [State; 8] = [
 /// database was locked. Commands waited for ever. Posts during an outage were not answered before it was over. A node whose bus was
 /// wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
 pub(crate) async fn a_node_says_what_the_table_says() {
+    let runtime = Handle::current();
     block_in_place(|| {
-        let mut stage = Stage::start(Cluster::start_apart());
-        block_on(record_long_names(&stage));
-        for state in &STATES {
-            let began = Instant::now();
-            stage.restart_node();
-            let mut follower = stage.follow();
-            stage.works(&mut follower);
-            assert_eq!(stage.log.troubles(), [""; 0], "all is well");
-            // It has begun, and its rows wait until it is read on.
-            let mut loading = Follower::start(&stage, "since=0");
-            assert_eq!(status_of(&loading.line()), "200");
-            let end = (state.begin)(&mut stage);
-            let follower = state.is_shown_by(&stage, follower, loading);
-            end(&mut stage);
-            let ended = Instant::now();
-            let mut follower = follower.unwrap_or_else(|| stage.follow());
-            stage.until_ready("200", "\"status\":\"ok\"");
-            println!("{}: {:?}, then ready after {:?}", state.name, ended - began, ended.elapsed());
-            if state.feeds == Feeds::GoOnInPart {
-                follower.until_all_rows();
+        thread::scope(|scope| {
+            for lane in 0..LANES {
+                let runtime = runtime.clone();
+                scope.spawn(move || {
+                    let _entered = runtime.enter();
+                    show(STATES.iter().skip(lane).step_by(LANES));
+                });
             }
-            stage.works(&mut follower);
-        }
-        assert!(stage.served.stop(), "it ends in order");
+        });
     });
+}
+
+/// Brings these states about on a cluster of two processes, one after the other.
+fn show<'a>(states: impl Iterator<Item = &'a State>) {
+    let mut stage = Stage::start(Cluster::start_apart());
+    block_on(record_long_names(&stage));
+    for state in states {
+        let began = Instant::now();
+        stage.restart_node();
+        let mut follower = stage.follow();
+        stage.works(&mut follower);
+        assert_eq!(stage.log.troubles(), [""; 0], "all is well");
+        // It has begun, and its rows wait until it is read on.
+        let mut loading = Follower::start(&stage, "since=0");
+        assert_eq!(status_of(&loading.line()), "200");
+        let end = (state.begin)(&mut stage);
+        let follower = state.is_shown_by(&stage, follower, loading);
+        end(&mut stage);
+        let ended = Instant::now();
+        let mut follower = follower.unwrap_or_else(|| stage.follow());
+        stage.until_ready("200", "\"status\":\"ok\"");
+        println!("{}: {:?}, then ready after {:?}", state.name, ended - began, ended.elapsed());
+        if state.feeds == Feeds::GoOnInPart {
+            follower.until_all_rows();
+        }
+        stage.works(&mut follower);
+    }
+    assert!(stage.served.stop(), "it ends in order");
 }
 
 impl State {
