@@ -74,10 +74,20 @@ pub(crate) async fn in_time<T>(
     what: &'static str,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
+    within(env, SHUTDOWN_MAX, what, work).await
+}
+
+/// The result of `work`, if it has one after `limit`.
+pub(crate) async fn within<T, E: From<Error>>(
+    env: &Env,
+    limit: Duration,
+    what: &'static str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
     tokio::select! {
         biased;
         done = work => done,
-        () = env.sleep(SHUTDOWN_MAX) => Err(Error::GaveUp { what, after: SHUTDOWN_MAX }),
+        () = env.sleep(limit) => Err(Error::GaveUp { what, after: limit }.into()),
     }
 }
 

@@ -63,7 +63,7 @@ struct State {
 /// What feeds do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feeds {
-    /// They have heartbeats, whatever they read. When new ones are answered depends on how long the store blocks each attempt.
+    /// They have heartbeats, whatever they read, and new ones are refused.
     Wait,
     /// Those that have begun have heartbeats; others need what is damaged, and are refused or cut off.
     GoOnOnly,
@@ -238,7 +238,7 @@ impl State {
             // Only the end of the bus makes a restart help. The node finds it at its next heartbeat.
             stage.until_live(if self.feeds == Feeds::End { "503" } else { "200" });
             let posted = stage.begin_to_post();
-            let new = (self.feeds != Feeds::Wait).then(|| scope.spawn(|| stage.list()));
+            let new = scope.spawn(|| stage.list());
             stage.commands_say(self.of, self.commands.0, self.commands.1);
             let left = if self.feeds == Feeds::End {
                 follower.until_end();
@@ -248,14 +248,12 @@ impl State {
                 Some(follower)
             };
             assert_eq!(status_of(&answer_to(posted)), self.posts, "{name}");
-            if let Some(new) = new {
-                let status = match self.feeds {
-                    Feeds::Wait | Feeds::GoOnInPart => "200",
-                    Feeds::GoOnOnly => "500",
-                    Feeds::End => "503",
-                };
-                assert_eq!(new.join().unwrap(), status, "{name}");
-            }
+            let status = match self.feeds {
+                Feeds::GoOnInPart => "200",
+                Feeds::GoOnOnly => "500",
+                Feeds::Wait | Feeds::End => "503",
+            };
+            assert_eq!(new.join().unwrap(), status, "{name}");
             loading.join().unwrap();
             let left = left.map(|mut follower| {
                 follower.until_heartbeat();

@@ -283,6 +283,22 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
     assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
 }
 
+/// Regression: while the storage of a cluster was away, posts were refused after a while, but whoever asked for a feed had no answer for
+/// minutes, as each attempt to read its first page took long.
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
+    let faults = Faults::new(&Database::memory());
+    let node = Node::new(&faults.database(), 1).await;
+    faults.delay_reads(Duration::from_hours(1));
+    for query in ["", "?since=now&feed=continuous", "?feed=longpoll", "?descending=true"] {
+        let asked = tokio::time::Instant::now();
+        let request = Request::get(format!("/_db_updates{query}")).body(Body::empty()).unwrap();
+        let answer = node.router.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{query}");
+        assert!(asked.elapsed() < Duration::from_mins(1), "{query}: {:?}", asked.elapsed());
+    }
+}
+
 /// If the dispatcher cannot read for a feed, the feed tries again after a pause, and misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_live_feed_waits_out_failures() {

@@ -1,6 +1,6 @@
 //! Routes and answers in CouchDB's form: paths with and without a trailing slash, and JSON objects on one line.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -13,12 +13,28 @@ use axum::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Failure, Inner};
+use crate::base::tasks::within;
 
 /// The state of the routes that need nothing but the bus.
 pub(super) type Shared = State<Arc<Inner>>;
 
 /// What a route returns.
 pub(super) type Answered = Result<Response, Failure>;
+
+/// How long a request waits for the store at most, until its answer begins. So every client gets one within a minute, whatever happens
+/// to the store.
+const ANSWER_MAX: Duration = Duration::from_secs(50);
+
+/// The result of `work` for an answer; fails with 503 if the store does not answer in time. A transaction in progress may be
+/// committed all the same.
+pub(super) async fn in_time<T, E: Into<Failure>>(
+    inner: &Inner,
+    what: &'static str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, Failure> {
+    let work = async { work.await.map_err(Into::into) };
+    within(inner.env(), ANSWER_MAX, what, work).await
+}
 
 /// Extracts the placeholders of a path. Its refusals have the same form as all others.
 pub(super) struct Places<T>(pub T);

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
     Api, Failure, Inner,
-    answer::at,
+    answer::{at, in_time},
     caller::Right,
     position::Position,
     query::{Mode, Query, Topic},
@@ -39,7 +39,8 @@ impl Api {
 }
 
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    feed(&inner, request).await.unwrap_or_else(IntoResponse::into_response)
+    let began = in_time(&inner, "reading a feed", feed(&inner, request)).await;
+    began.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// Makes the feed that the request asks for.

@@ -7,7 +7,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    time::Duration,
 };
 
 use axum::{
@@ -23,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
-    answer::{at, json},
+    answer::{at, in_time, json},
     caller::Right,
 };
 use crate::{
@@ -45,9 +44,6 @@ const PERIOD: u64 = 300_000_000;
 
 /// The most events of a request.
 const EVENTS_MAX: usize = 10_000;
-
-/// How long a request waits for the store at most. So every client gets an answer within a minute, whatever happens to the cluster.
-const ANSWER_MAX: Duration = Duration::from_secs(50);
 
 /// How many names are looked up at once.
 const NAMES_AT_ONCE: usize = 64;
@@ -123,14 +119,8 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         let once = Once::of(&parts)?;
         let body = inner.body(&parts.headers, body).await?;
         let events = read(&body)?;
-        let recorded = tokio::select! {
-            biased;
-            recorded = record(&inner, &events, once.map(|once| once.with(&body))) => recorded?,
-            // An unreachable store never answers. The transaction in progress may record the events all the same.
-            () = inner.bus.feed().context.env().sleep(ANSWER_MAX) => {
-                return Err(Error::GaveUp { what: "recording events", after: ANSWER_MAX }.into());
-            }
-        };
+        let recording = record(&inner, &events, once.map(|once| once.with(&body)));
+        let recorded = in_time(&inner, "recording events", recording).await?;
         let mut response =
             json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
         match recorded {

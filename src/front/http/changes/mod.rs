@@ -27,7 +27,7 @@ use self::{
 };
 use super::{
     Api, Caller, Databases, Failure,
-    answer::{Places, at, routes},
+    answer::{Places, at, in_time, routes},
     caller::Right,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
@@ -58,7 +58,8 @@ async fn whole(
     Places(name): Places<String>,
     request: Request,
 ) -> Response {
-    feed(&served, &name, None, request).await.unwrap_or_else(IntoResponse::into_response)
+    let began = in_time(&served.inner, "reading a feed", feed(&served, &name, None, request)).await;
+    began.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// Answers with the changes of one shard.
@@ -71,7 +72,7 @@ async fn one_shard(
         let shard = shard
             .parse()
             .map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
-        feed(&served, &name, Some(ShardId(shard)), request).await
+        in_time(&served.inner, "reading a feed", feed(&served, &name, Some(ShardId(shard)), request)).await
     };
     answer.await.unwrap_or_else(IntoResponse::into_response)
 }
