@@ -169,6 +169,43 @@ async fn a_replayed_document_that_is_edited_does_not_come_after_its_edit() {
     consumer.shutdown().await.unwrap();
 }
 
+/// Regression: a replayed document that was edited before its consumer heard of that was to be forgotten once everything up to the edit
+/// was read. A feed of documents does not say where the edit is, so the end of the feed was asked for, and asked for again as soon as it
+/// was reached. Wherever others commit all the time, that end is always further: the document stayed parked for ever, was tried each
+/// second, and took one of the places of a replay.
+#[tokio::test(start_paused = true)]
+async fn a_replayed_document_that_was_edited_is_forgotten_while_others_commit() {
+    let documents = Documents::new(1).await;
+    let seen = Seen::default();
+    let notes = Arc::clone(&seen);
+    let observe = move |batch: GroupBatch<Change>| {
+        note(&notes, &batch);
+        std::future::ready(Ok(()))
+    };
+    let consumer = documents.consume(&documents.world.bus, hinted(), observe).await;
+    let first = documents.edit("doc", 1, None).await;
+    documents.until_done().await;
+    let store = documents.world.store.clone();
+    let others = tokio::spawn(async move {
+        loop {
+            let commit = async |tx: Transaction| {
+                tx.set(b"others", b"commit");
+                Ok(())
+            };
+            store.run(commit).await.unwrap();
+            pass(Duration::from_millis(10)).await;
+        }
+    });
+    assert_eq!(documents.group.replay(|row| row.doc.id.as_str() == "doc").await.unwrap(), 1);
+    let newer = documents.edit("doc", 2, Some(first)).await;
+    until("the edit is delivered", async || seen.lock().unwrap().last().unwrap().1 == newer).await;
+    documents.until_none_is_parked().await;
+    others.abort();
+    let rows: Vec<_> = seen.lock().unwrap().iter().map(|(_, at)| *at).collect();
+    assert_eq!(rows, [first, newer], "the replayed row must not follow its edit");
+    consumer.shutdown().await.unwrap();
+}
+
 /// Regression: a drained shard that waits for others asks again after a while, because the janitor may have dropped the shards for which
 /// it has saved its end. Among documents that while was multiplied by the number of all shards of documents in the process, as only a
 /// poll for rows needs it, for which hints come besides: 30 shards that poll each ten seconds stood still for five minutes.

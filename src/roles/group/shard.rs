@@ -104,6 +104,8 @@ where
         self.parking.forget_pending();
         self.right.stored.set(position);
         (self.read, self.done, self.last_row, self.rows_since) = (position, position, position, 0);
+        // What was read beyond that comes again.
+        self.caught_up = Sequence::MIN;
         Ok(true)
     }
 
@@ -198,6 +200,9 @@ where
             return self.deliver(session, rows).await;
         }
         self.read = rows.to;
+        if !rows.more {
+            self.caught_up = rows.to;
+        }
         self.moved = self.env().now();
         if rows.is_end {
             self.done = rows.to;

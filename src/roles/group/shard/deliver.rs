@@ -140,6 +140,9 @@ where
     /// Marks `rows` as worked on, parked, or given up.
     pub(super) fn settle(&mut self, rows: &Chunk) {
         (self.read, self.done, self.worked) = (rows.to, rows.to, self.env().now());
+        if !rows.more {
+            self.caught_up = rows.to;
+        }
     }
 
     /// Handles the failure of `rows`.
@@ -278,7 +281,7 @@ fn decode<R: FeedRow>(rows: &mut Chunk) -> Result<Vec<Arc<R>>> {
                 let kept = index.max(1);
                 if kept < rows.rows.len() {
                     rows.rows.truncate(kept);
-                    rows.to = rows.rows[kept - 1].sequence;
+                    (rows.to, rows.more) = (rows.rows[kept - 1].sequence, true);
                 }
                 return if index == 0 { Err(error) } else { Ok(decoded) };
             }

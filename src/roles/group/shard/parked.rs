@@ -71,11 +71,11 @@ pub(super) enum Turn {
 }
 
 impl Parking {
-    /// What to do with the parked row of `id` at `sequence`, after everything up to `read` was read.
-    pub fn turn(&mut self, id: &Bytes, sequence: Sequence, read: Sequence) -> Turn {
+    /// What to do with the parked row of `id` at `sequence`, after everything up to `passed` was passed on.
+    pub fn turn(&mut self, id: &Bytes, sequence: Sequence, passed: Sequence) -> Turn {
         match self.replaced.get(id) {
             Some(replaced) if sequence == replaced.sequence => {
-                if read < replaced.by || self.parks.pending.contains_key(id) {
+                if passed < replaced.by || self.parks.pending.contains_key(id) {
                     return Turn::Wait;
                 }
                 self.replaced.remove(id);

@@ -227,8 +227,8 @@ where
         !self.is_explicit() || self.right.stored.get() >= self.last_row
     }
 
-    /// Forgets the parked row of `id` at `sequence`, which a replay has parked, if the newer row was really read. It may have moved on
-    /// before: then it comes, and takes the place of this one.
+    /// Forgets the parked row of the database `id` at `sequence`, which a replay has parked, if the newer row was really read. It may have
+    /// moved on before: then it comes, and takes the place of this one.
     async fn overtaken(&mut self, key: &[u8], id: &Bytes, sequence: Sequence) -> Result<()> {
         let right = Arc::clone(&self.right);
         let read = async |tx: Transaction| {
@@ -275,11 +275,18 @@ where
                 return Ok(None);
             }
         };
-        match self.parking.turn(&id, sequence, self.read) {
+        // A feed of documents does not say where the newer row is now. If it has moved on unread, a read to the end of the feed meets it.
+        let of_documents = self.consuming.group.instance().is_some();
+        let passed = if of_documents { self.caught_up } else { self.read };
+        match self.parking.turn(&id, sequence, passed) {
             Turn::Try => {}
             Turn::Wait => {
                 let due = self.due_after(1);
                 self.parking.parked.insert(id, due);
+                return Ok(None);
+            }
+            Turn::Overtaken if of_documents => {
+                self.unpark(&key, &id, sequence).await?;
                 return Ok(None);
             }
             Turn::Overtaken => {

@@ -35,6 +35,8 @@ pub(in crate::roles::group) struct Task<R, F> {
     pub start: Cursor,
     /// Everything up to here was read.
     pub read: Sequence,
+    /// Everything up to here was read, and one read has found nothing further: so each row of then was passed on.
+    pub caught_up: Sequence,
     /// Everything up to here was worked on.
     pub done: Sequence,
     /// Rows that were worked on since the last checkpoint.
@@ -131,6 +133,7 @@ where
             hints,
             start: Cursor::NOTHING,
             read: Sequence::MIN,
+            caught_up: Sequence::MIN,
             done: Sequence::MIN,
             rows_since: 0,
             worked: now,
