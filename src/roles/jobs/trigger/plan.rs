@@ -427,12 +427,15 @@ impl<W: Work> Plan<W> {
             return;
         }
         let (entry, queue) = self.entry(name);
-        entry.listed = Listed::Read;
         // What the feed has delivered of the name is newer. A retry of a parked one did not come from
         // the feed.
         let is_new = !entry.waits() && entry.running.as_ref().is_none_or(|running| running.is_retry);
-        match (&mut entry.work, work) {
-            (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
+        let is_adopted = match (&mut entry.work, work) {
+            (Some((known, waiting)), Some((db, work))) if *known == db => {
+                waiting.merge(work);
+                true
+            }
+            (Some(_), Some(_)) => false,
             (None, Some((db, work))) => {
                 // The feed may have delivered the end of this instance since, or another one, which is newer. A retry of
                 // a parked one did not come from the feed, and is older.
@@ -441,12 +444,17 @@ impl<W: Work> Plan<W> {
                     Some(Running { task: Task::Work(known, _), is_retry, .. }) => *known != db && !is_retry,
                     None => false,
                 };
-                if !is_over && !entry.gone.contains(&db) {
+                let is_wanted = !is_over && !entry.gone.contains(&db);
+                if is_wanted {
                     entry.work = Some((db, work));
                 }
+                is_wanted
             }
-            _ => {}
-        }
+            (_, None) => is_new,
+        };
+        // What the plan has may be older all the same: it was read before the name found no room, and was listed again. So what is left
+        // out now is looked up once more after that, rather than removed undone.
+        entry.listed = if is_adopted { Listed::Read } else { Listed::Yes };
         if is_new {
             entry.add_gone(gone);
         }

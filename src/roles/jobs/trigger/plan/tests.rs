@@ -398,3 +398,56 @@ fn a_name_that_takes_long_before_the_list_is_read_is_read_nevertheless() {
         assert_eq!(plan.settled(5), [name]);
     }
 }
+
+/// A name was looked up, and then deleted, while its tenant had no room: its end was to be listed. When there was room again, what had been
+/// looked up before came, and its job began. So when the list was read again, that job counted as newer than all that the list had, and
+/// its end removed the name: nobody was ever informed that the database is gone, or built the one that was created since.
+#[test]
+fn what_is_read_while_older_work_of_the_name_runs_is_not_removed_undone() {
+    let [other, third, name] = ["a/1", "a/2", "a/3"].map(|name| DbName::new(name).unwrap());
+    let of = |name: &DbName, instance| Db::new(name.clone(), DbInstance([instance; 16]));
+    for lives_again in [false, true] {
+        let tenants = Tenants::default().pending_max(2);
+        let mut plan = Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, tenants);
+        assert!(plan.wants_owed(&name), "it is being looked up");
+        for full in [&other, &third] {
+            plan.observe(SECOND, Observed { db: of(full, 1), ..seen(1, 1, 5) });
+        }
+        assert!(plan.is_full_for(&name));
+        plan.spill(SECOND, name.clone(), at(6), lives_again);
+        for _ in 0..2 {
+            let (number, task, _) = plan.start(SECOND * 2).unwrap();
+            plan.end(SECOND * 2, (&task.db().name.clone(), number), End::Done(Vec::new()), |_| SECOND);
+        }
+        // What was looked up before.
+        assert!(plan.wants_owed(&name));
+        plan.observe_owed(SECOND * 3, &name, Some((of(&name, 1), vec![1])), Vec::new());
+        let (number, task, _) = plan.start(SECOND * 3).unwrap();
+        assert_eq!(task, Task::Work(of(&name, 1), vec![1]));
+        let owed = plan.overdue(SECOND * 3, (SECOND * 9, 5), |_| false);
+        assert_eq!(plan.set_listed(owed.iter().map(|(name, _)| name)), std::slice::from_ref(&name));
+        // The list is read again, while that runs.
+        let read = |plan: &mut Plan<Vec<u32>>, now| {
+            if lives_again {
+                plan.observe_owed(now, &name, Some((of(&name, 2), vec![2])), Vec::new());
+            } else {
+                plan.observe_owed(now, &name, None, vec![of(&name, 1)]);
+            }
+        };
+        assert!(plan.has_place_for_left() && plan.wants_owed(&name));
+        read(&mut plan, SECOND * 4);
+        plan.end(SECOND * 5, (&name, number), End::Done(Vec::new()), |_| SECOND);
+        assert!(plan.settled(5).is_empty(), "the list has more of it");
+        if plan.has_place_for_left() && plan.wants_owed(&name) {
+            read(&mut plan, SECOND * 6);
+        }
+        let (number, task, _) = plan.start(SECOND * 9).expect("the rest is done as well");
+        if lives_again {
+            assert_eq!(task, Task::Work(of(&name, 2), vec![2]));
+        } else {
+            assert_eq!(task, Task::Gone(of(&name, 1)));
+        }
+        plan.end(SECOND * 9, (&name, number), End::Done(Vec::new()), |_| SECOND);
+        assert_eq!(plan.settled(5), std::slice::from_ref(&name));
+    }
+}
