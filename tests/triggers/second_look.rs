@@ -2,15 +2,15 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use notibus::{
-    EventKind,
-    jobs::{IndexBuild, TriggerOptions, index_trigger},
+    Db, EventKind,
+    jobs::{IndexBuild, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{
         Isolation, KeyRange, RangeRead, StoreError,
         testing::{Attempt, CommitFault, Gate, Operation},
@@ -28,6 +28,9 @@ const OWED: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x04";
 
 /// What the key of a database that the trigger `views` has parked begins with.
 const PARKED: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x02";
+
+/// What the keys of the marks of the databases `a` begin with, by the trigger `views`.
+const MARKS_OF_A: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x01\x02a\x00";
 
 /// A parked database waited for its turn in memory. Meanwhile it was deleted, and its clean-up done. Then its turn came, and it was
 /// built: its index stayed for ever, since nobody was to be informed again that it is gone.
@@ -136,6 +139,64 @@ async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() 
         gone.push(db);
     }
     assert!(gone.contains(&old) && !gone.contains(&new), "the new one lives: {gone:?}");
+    trigger.shutdown().await.unwrap();
+}
+
+/// The job that stalls the look-up of a name until it is informed that the database is gone.
+struct Informed {
+    stalls: Arc<AtomicBool>,
+    /// What was called, in order: whether it was a build.
+    calls: Arc<Mutex<Vec<bool>>>,
+}
+
+impl TriggerJob<IndexBuild> for Informed {
+    async fn run(&self, _: IndexBuild) -> TaskResult {
+        self.calls.lock().unwrap().push(true);
+        Ok(())
+    }
+
+    async fn deleted(&self, _: Db) -> TaskResult {
+        self.calls.lock().unwrap().push(false);
+        self.stalls.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// An owed database was being looked up, its row had been read and its marks had not, when the feed delivered its end. The job was
+/// informed, and nothing of the name was left in the plan. Then the look-up ended with the row of before: the database was built
+/// once more although it is gone, its mark came back, and nobody was ever to be informed again.
+#[tokio::test(start_paused = true)]
+async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterwards() {
+    let (world, faults) = faulty().await;
+    let gone = db("a", 1);
+    let (reporter, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
+    world.event(&gone, EventKind::Created).await;
+    let (_, _undecided) = reports.next_work().await;
+    trigger.shutdown().await.unwrap();
+
+    let (stalls, stalled) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU32::new(0)));
+    let (is_stalled, count) = (Arc::clone(&stalls), Arc::clone(&stalled));
+    faults.plan_reads(move |operation| {
+        let is_mark =
+            matches!(operation, Operation::GetRange { range, .. } if range.begin.starts_with(MARKS_OF_A));
+        let fails = is_mark && is_stalled.load(Ordering::Relaxed);
+        count.fetch_add(fails.into(), Ordering::Relaxed);
+        fails.then_some(StoreError::PROCESS_BEHIND)
+    });
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let job = Informed { stalls, calls: Arc::clone(&calls) };
+    let trigger = index_trigger(&world.dispatcher, quick(), job).await.unwrap();
+    until("the look-up", async || stalled.load(Ordering::Relaxed) > 5).await;
+    world.event(&gone, EventKind::Deleted).await;
+    until("the news", async || !calls.lock().unwrap().is_empty()).await;
+    at_rest(&world, &trigger).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(*calls.lock().unwrap(), [false], "a database is built that is gone");
+    let marks = RangeRead::new(KeyRange::prefix(MARKS_OF_A));
+    assert!(world.store.begin().get_range(&marks, Isolation::Snapshot).await.unwrap().rows.is_empty());
+    let owed = RangeRead::new(KeyRange::prefix(OWED));
+    assert!(world.store.begin().get_range(&owed, Isolation::Snapshot).await.unwrap().rows.is_empty());
     trigger.shutdown().await.unwrap();
 }
 

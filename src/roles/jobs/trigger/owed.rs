@@ -56,14 +56,16 @@ pub(super) struct Owed {
     has_failed: bool,
     /// Names that were removed from the list or listed again since the present read began.
     forgotten: BTreeSet<DbName>,
+    /// Names of which the feed has delivered an end since their look-up began.
+    outdated: BTreeSet<DbName>,
 }
 
 impl Owed {
     /// Begins with the first name.
     pub fn new() -> Self {
         let (last, queue, looked_up, step) = (None, VecDeque::new(), Vec::new(), None);
-        let forgotten = BTreeSet::new();
-        Self { is_reading: true, last, queue, looked_up, step, has_failed: false, forgotten }
+        let (forgotten, outdated) = (BTreeSet::new(), BTreeSet::new());
+        Self { is_reading: true, last, queue, looked_up, step, has_failed: false, forgotten, outdated }
     }
 
     /// Whether there is nothing to read.
@@ -125,12 +127,21 @@ impl Owed {
         }
     }
 
+    /// Notes that the feed has delivered the end of an instance of `name`. If the name is being looked up, what was read of it may be older,
+    /// and nobody can tell once the job was informed: it is looked up again. A mere change needs none, so this cannot go on for ever.
+    pub fn outdate(&mut self, name: &DbName) {
+        if self.looked_up.iter().any(|(known, _)| known == name) {
+            self.outdated.insert(name.clone());
+        }
+    }
+
     /// Receives the result of a read; returns owed work. Names for which `is_wanted` is true are looked up next. A read that has
     /// failed is repeated.
     pub fn end(&mut self, step: Step, mut is_wanted: impl FnMut(&DbName) -> bool) -> Result<Vec<OwedDb>> {
         self.step = None;
         let (looked_up, forgotten) =
             (std::mem::take(&mut self.looked_up), std::mem::take(&mut self.forgotten));
+        let outdated = std::mem::take(&mut self.outdated);
         let counts = |name: &DbName| !forgotten.contains(name);
         self.has_failed = false;
         match step {
@@ -141,7 +152,9 @@ impl Owed {
                 Ok(Vec::new())
             }
             Step::LookedUp(Ok(mut found)) => {
-                found.retain(|owed| counts(&owed.name));
+                found.retain(|owed| counts(&owed.name) && !outdated.contains(&owed.name));
+                let again = |(name, _): &(DbName, OwedRow)| counts(name) && outdated.contains(name);
+                self.queue.extend(looked_up.into_iter().filter(again));
                 Ok(found)
             }
             Step::Names(Err(error)) | Step::LookedUp(Err(error)) => {

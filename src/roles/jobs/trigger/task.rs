@@ -394,6 +394,9 @@ impl<K: Kind> TriggerTask<K> {
 
     /// Receives an observation of a database.
     fn observe(&mut self, seen: Observed<K::Work>) {
+        if seen.work.is_none() || seen.replaced.is_some() {
+            self.owed.outdate(&seen.db.name);
+        }
         if self.plan.is_full_for(&seen.db.name) {
             // Its work is looked up in the store when there is room.
             let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
@@ -538,6 +541,7 @@ impl<K: Kind> TriggerTask<K> {
 
     /// Notes that an instance is gone, whatever has its name now.
     fn note_gone(&mut self, db: Db, since: Cursor) {
+        self.owed.outdate(&db.name);
         let cancelled = self.plan.forget(self.context.env().now(), db, since);
         self.cancel(cancelled);
         self.update_status(|_| ());
