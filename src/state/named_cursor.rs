@@ -153,7 +153,7 @@ pub(crate) struct OpenCursor {
     is_in_doubt: bool,
     /// The hash of the filter that it was saved for.
     filter: u64,
-    /// Whether it had marks of databases when it was opened. Only triggers have marks.
+    /// Whether it had marks of databases when it was opened, or read again. Only triggers have marks.
     has_marks: bool,
 }
 
@@ -169,7 +169,7 @@ impl OpenCursor {
         self.stored
     }
 
-    /// Whether it had marks of databases when it was opened.
+    /// Whether it had marks of databases when it was opened, or read again.
     pub fn has_marks(&self) -> bool {
         self.has_marks
     }
@@ -198,15 +198,20 @@ impl OpenCursor {
         Ok(())
     }
 
-    /// The same cursor at its present position in the store. Fails with [`Error::CursorLost`] if another subscriber
+    /// The same cursor as it is in the store at present. Fails with [`Error::CursorLost`] if another subscriber
     /// has opened it.
     pub async fn read_again(&self) -> Result<Self> {
+        let NamedCursor { context, id } = &self.cursor;
         let read = async |tx: Transaction| {
             self.check(&tx).await?;
-            Ok(self.cursor.row(&tx).await?.map_or(self.stored, |row| row.cursor))
+            // There may be marks by now: those of before the panic.
+            let marks = RangeRead::new(context.keys.scans(id)).limit(1);
+            let has_marks = !tx.get_range(&marks, Isolation::Snapshot).await?.rows.is_empty();
+            let stored = self.cursor.row(&tx).await?.map_or(self.stored, |row| row.cursor);
+            Ok((stored, has_marks))
         };
-        let stored = self.cursor.context.db.run(read).await?;
-        Ok(Self { stored, is_in_doubt: false, ..self.clone() })
+        let (stored, has_marks) = context.db.run(read).await?;
+        Ok(Self { stored, is_in_doubt: false, has_marks, ..self.clone() })
     }
 
     /// Fails with [`Error::CursorLost`] if another subscriber has opened it.

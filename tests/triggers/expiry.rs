@@ -1,10 +1,14 @@
 //! The index trigger after it was away for longer than tombstones are kept.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use notibus::{
     Db, DispatcherOptions, EventKind, Trigger,
-    jobs::{IndexBuild, TriggerOptions, index_trigger},
+    jobs::{IndexBuild, Tenants, TriggerOptions, index_trigger},
     store::{
         Database, StoreError,
         testing::{Faults, Operation},
@@ -12,8 +16,9 @@ use notibus::{
 };
 
 use crate::{
-    common::{db, eager, forgetful, joined, until, wide_bus, within},
+    common::{db, eager, forgetful, joined, record, until, wide_bus, within},
     fixture::{JobReports, TriggerFixture, at_rest, job, quick},
+    marks::faulty,
 };
 
 async fn start(world: &TriggerFixture) -> (Trigger, JobReports<IndexBuild>) {
@@ -167,6 +172,43 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     drop((trigger, reports));
     faults.heal();
     let (trigger, mut reports) = start(&world).await;
+    assert_eq!(collect_all(&mut reports).await.1, [gone]);
+    trigger.shutdown().await.unwrap();
+}
+
+/// A trigger whose cursor was new, and had no marks when it was opened, expired while it ran, and panicked before it could look for what
+/// was gone. When it began again it took the cursor for one that still had no marks: it looked for nothing, and its job was never informed.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_panics_after_it_has_expired_still_finds_out_what_is_gone() {
+    let (mut world, faults) = faulty().await;
+    let has_panicked = AtomicBool::new(false);
+    let tenants = Tenants::by(move |name| {
+        assert!(name.as_str() != "odd" || has_panicked.swap(true, Ordering::SeqCst), "whose is this?");
+        name.to_string()
+    });
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let options = TriggerOptions { tenants, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let gone = db("gone", 1);
+    world.event(&gone, EventKind::Created).await;
+    collect_all(&mut reports).await;
+    at_rest(&world, &trigger).await;
+    world.dispatcher = world.dispatcher.suspend();
+    record(&world.store, &world.bus, &gone, EventKind::Deleted.once().lanes()).await;
+    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+    // From now on the marks, of family 16, cannot be read.
+    faults.plan_reads(|operation| {
+        let is_marks = matches!(operation, Operation::GetRange { range, .. }
+            if range.begin.starts_with(b"notibus\x15\x10"));
+        is_marks.then_some(StoreError::IO_ERROR)
+    });
+    world.dispatcher = world.dispatcher.resume();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    world.event(&db("odd", 1), EventKind::Created).await;
+    until("the panic", async || trigger.status().restarts == 1).await;
+    // Before it begins again.
+    faults.heal();
     assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
