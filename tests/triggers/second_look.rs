@@ -70,7 +70,7 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
     let (_, _undecided) = reports.next_work().await;
     let gate = Gate::default();
     let mut held = Some(CommitFault::Hold(gate.clone()));
-    let is_owed = |op: &Operation| matches!(op, Operation::Set { key, .. } if key.starts_with(OWED));
+    let is_owed = |op: &Operation| matches!(op, Operation::Atomic { key, .. } if key.starts_with(OWED));
     faults.plan_commits(
         move |attempt: &Attempt| {
             if attempt.mutations().any(is_owed) { held.take() } else { None }

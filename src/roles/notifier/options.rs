@@ -13,7 +13,7 @@ pub struct NotifierOptions {
     /// How it takes its share of the partitions.
     pub balance: BalanceOptions,
     /// The most of its time that a partition is folded, in percent, 1 to 100: after a fold it pauses accordingly, so that a slow
-    /// store coalesces more events into one fold. Default: 33.
+    /// store coalesces more events into one fold. Default: 40.
     pub fold_percent: u8,
     /// The longest such pause. Zero folds without a pause. Default: 25 ms.
     pub fold_interval_max: Duration,
@@ -27,7 +27,7 @@ impl Default for NotifierOptions {
     fn default() -> Self {
         Self {
             balance: BalanceOptions::default(),
-            fold_percent: 33,
+            fold_percent: 40,
             fold_interval_max: Duration::from_millis(25),
             poll_interval: Duration::from_secs(1),
             fold_rows_max: 1_000,
