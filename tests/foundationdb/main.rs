@@ -88,9 +88,7 @@ fn main() -> ExitCode {
 fn all() -> Vec<Trial> {
     trials! {
         cluster::is_missing(),
-        differential {
-            the_embedded_store_does_what_a_cluster_does
-        }
+        differential { the_embedded_store_does_what_a_cluster_does }
         bus {
             totals_equal_what_concurrent_producers_recorded
             a_row_has_the_life_of_its_database
@@ -118,9 +116,7 @@ fn all() -> Vec<Trial> {
             #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
             a_foreign_layer_runs_any_number_of_times_and_survives_kills
         }
-        recorders {
-            a_layer_in_python_records_in_its_own_transactions
-        }
+        recorders { a_layer_in_python_records_in_its_own_transactions }
         states {
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_says_what_the_table_says
         }

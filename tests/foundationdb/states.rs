@@ -27,8 +27,7 @@ use crate::{
 const LEASES: &[u8] = b"notibus\x15\x0b";
 
 /// An entry of the topology of the notification feed that would be its newest.
-const TOPOLOGY: &str =
-    r"notibus\x15\x07\x01n\x00\x14\x33\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff";
+const TOPOLOGY: &str = r"notibus\x15\x07\x01n\x00\x14\x33\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff";
 
 /// Rows of names of this length fill every buffer between a node and a client.
 const LONG_NAME: usize = 1_000;
@@ -268,7 +267,7 @@ impl State {
             let troubles = stage.log.troubles();
             match self.log {
                 Some(text) => {
-                    assert!(troubles.iter().any(|line| line.contains(text)), "{name}: {troubles:#?}")
+                    assert!(troubles.iter().any(|line| line.contains(text)), "{name}: {troubles:#?}");
                 }
                 None => assert_eq!(troubles, [""; 0], "{name}"),
             }
@@ -292,8 +291,14 @@ impl State {
 
 /// Takes some of the servers away.
 fn without(stage: &mut Stage, servers: &'static [usize]) -> End {
-    servers.iter().for_each(|server| stage.cluster.kill_server(*server));
-    Box::new(move |stage| servers.iter().for_each(|server| stage.cluster.restart_server(*server)))
+    for server in servers {
+        stage.cluster.kill_server(*server);
+    }
+    Box::new(move |stage| {
+        for server in servers {
+            stage.cluster.restart_server(*server);
+        }
+    })
 }
 
 /// A notifier that lives, and gets no lease of its share of the partitions.
@@ -338,7 +343,9 @@ async fn record_long_names(stage: &Stage) {
     let dbs: Vec<Db> = (0..LONG_NAMES).map(db).collect();
     for some in dbs.chunks(400) {
         let create = async |tx| {
-            some.iter().for_each(|db| producer.created(&tx, db));
+            for db in some {
+                producer.created(&tx, db);
+            }
             Ok(())
         };
         store.run(create).await.unwrap();

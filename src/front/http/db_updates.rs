@@ -39,7 +39,7 @@ impl Api {
 }
 
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    let began = in_time(&inner, "reading a feed", feed(&inner, request)).await;
+    let began = in_time(&inner, "reading a feed", Box::pin(feed(&inner, request))).await;
     began.unwrap_or_else(IntoResponse::into_response)
 }
 

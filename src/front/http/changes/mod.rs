@@ -58,7 +58,7 @@ async fn whole(
     Places(name): Places<String>,
     request: Request,
 ) -> Response {
-    let began = in_time(&served.inner, "reading a feed", feed(&served, &name, None, request)).await;
+    let began = in_time(&served.inner, "reading a feed", Box::pin(feed(&served, &name, None, request))).await;
     began.unwrap_or_else(IntoResponse::into_response)
 }
 
@@ -72,7 +72,12 @@ async fn one_shard(
         let shard = shard
             .parse()
             .map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
-        in_time(&served.inner, "reading a feed", feed(&served, &name, Some(ShardId(shard)), request)).await
+        in_time(
+            &served.inner,
+            "reading a feed",
+            Box::pin(feed(&served, &name, Some(ShardId(shard)), request)),
+        )
+        .await
     };
     answer.await.unwrap_or_else(IntoResponse::into_response)
 }

@@ -144,14 +144,14 @@ async fn serve(
     };
     let reports = report(place, &node, notifier.as_ref(), &consumers);
     tokio::join!(of_documents, visitor::run(place, &node, &groups), reports);
-    if let Some(mirrored) = mirrored
-        && place.shared.phase() == Phase::End
-    {
-        mirrored.judge_at_rest().await;
-    }
-    if place.issuer.process == 0 && place.shared.phase() == Phase::End {
-        audit(place).await;
-        documents::audit(place).await;
+    if place.shared.phase() == Phase::End {
+        if let Some(mirrored) = mirrored {
+            mirrored.judge_at_rest().await;
+        }
+        if place.issuer.process == 0 {
+            audit(place).await;
+            documents::audit(place).await;
+        }
     }
     let mut ends = Vec::new();
     for consumer in consumers {

@@ -271,9 +271,10 @@ impl Taker {
         if batch.len() > 1 {
             self.place.shared.witness(what);
         }
-        let is_own = batch
-            .iter()
-            .fold(true, |is_own, delivery| self.receive(&receiver::given_row(delivery)) && is_own);
+        let mut is_own = true;
+        for delivery in batch {
+            is_own &= self.receive(&receiver::given_row(delivery));
+        }
         if is_own {
             // If a name comes twice in the batch, its older row would come again after the newer one.
             let names: BTreeSet<_> = batch.iter().map(|delivery| &delivery.notification().name).collect();

@@ -53,9 +53,9 @@ impl Oracle {
         for row in wanted.filter(|row| interest.kinds_of(&row.name) != Kinds::NONE && row.sequence <= at) {
             let expected = (!row.is_deleted()).then_some(row);
             if shown.get(&row.name).copied() != expected {
-                let shows = shown.get(&row.name);
+                let instead = shown.get(&row.name);
                 return Guarantee::Complete
-                    .fails(format!("up to {at} it shows {shows:?} instead of {row:?}"));
+                    .fails(format!("up to {at} it shows {instead:?} instead of {row:?}"));
             }
         }
         Ok(())
