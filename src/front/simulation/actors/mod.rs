@@ -102,6 +102,17 @@ async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
     drop(busy);
 }
 
+/// Judges what has come to rest.
+async fn judge_at_rest(place: &Place, mirrored: Option<mirrored::Mirrored>) {
+    if let Some(mirrored) = mirrored {
+        mirrored.judge_at_rest().await;
+    }
+    if place.issuer.process == 0 {
+        audit(place).await;
+        documents::audit(place).await;
+    }
+}
+
 /// Runs the roles of `node` until the end. It is `starting` until all of them run.
 async fn serve(
     place: &Place,
@@ -145,13 +156,7 @@ async fn serve(
     let reports = report(place, &node, notifier.as_ref(), &consumers);
     tokio::join!(of_documents, visitor::run(place, &node, &groups), reports);
     if place.shared.phase() == Phase::End {
-        if let Some(mirrored) = mirrored {
-            mirrored.judge_at_rest().await;
-        }
-        if place.issuer.process == 0 {
-            audit(place).await;
-            documents::audit(place).await;
-        }
+        judge_at_rest(place, mirrored).await;
     }
     let mut ends = Vec::new();
     for consumer in consumers {
