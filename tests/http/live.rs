@@ -283,7 +283,7 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
     assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
 }
 
-/// Regression: while the storage of a cluster was away, posts were refused after a while, but whoever asked for a feed had no answer for
+/// Regression: while the storage of a cluster was away, posts were refused after a while, but a client that asked for a feed had no answer for
 /// minutes, as each attempt to read its first page took long.
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
