@@ -88,16 +88,22 @@ async fn a_process_whose_bus_is_gone_is_not_live() {
     let bus = narrow_bus(&store).await;
     let running = bus.start(Roles::default()).await.unwrap();
     let api = running.api(ApiOptions::default()).unwrap();
-    let live = async || {
-        let request = Request::get("/_notibus/health/live").body(Body::empty()).unwrap();
-        api.routes().oneshot(request).await.unwrap().status().as_u16()
+    let health = async |what: &str| {
+        let request = Request::get(format!("/_notibus/health/{what}")).body(Body::empty()).unwrap();
+        let answer = api.routes().oneshot(request).await.unwrap();
+        let status = answer.status().as_u16();
+        let body = axum::body::to_bytes(answer.into_body(), 10_000).await.unwrap();
+        (status, String::from_utf8_lossy(&body).into_owned())
     };
-    assert_eq!(live().await, 200);
+    assert_eq!(health("live").await.0, 200);
     let wipe = store.run(async |tx| {
         tx.clear_range(&notibus::store::KeyRange::prefix(""));
         Ok(())
     });
     wipe.await.unwrap();
-    crate::common::until("the node to see it", async || live().await == 503).await;
+    crate::common::until("the node to see it", async || health("live").await.0 == 503).await;
+    // By then the dispatcher is closed, which once looked as if somebody had asked the node to stop.
+    let (status, body) = health("ready").await;
+    assert!(status == 503 && body.contains("\"cause\":\"gone\""), "{body}");
     running.shutdown().await.unwrap();
 }

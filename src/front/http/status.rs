@@ -78,6 +78,10 @@ async fn health(State(inner): State<Arc<Inner>>) -> Response {
 /// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns
 /// each partition, and the node is not shutting down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
+    // First: a node whose bus is gone closes its dispatcher, and says why.
+    if let Some(unready) = inner.bus.beyond_help() {
+        return unavailable(unready.cause(), &unready.to_string());
+    }
     if inner.is_closing() {
         return unavailable("closing", "The node is being shut down.");
     }
