@@ -6,11 +6,7 @@
 //! Each server is the child of a shell that waits for its standard input to end. However the test process ends, that pipe
 //! closes, and the shell stops the server by its process id.
 
-#![allow(
-    clippy::unwrap_used,
-    dead_code,
-    reason = "a test fails by panicking, and not every test uses all of it"
-)]
+#![allow(clippy::unwrap_used, dead_code, reason = "a test fails by panicking, and uses a part of it")]
 
 use std::{
     env, fs,
