@@ -66,6 +66,18 @@ impl Documents {
         joined(bus).await.consumer(&group, move |_| work.clone(), options).await.unwrap()
     }
 
+    /// A consumer that notes the rows that it receives.
+    async fn consume_noting(&self, options: ConsumerOptions) -> (Seen, Consumer) {
+        let seen = Seen::default();
+        let notes = Arc::clone(&seen);
+        let observe = move |batch: GroupBatch<Change>| {
+            note(&notes, &batch);
+            std::future::ready(Ok(()))
+        };
+        let consumer = self.consume(&self.world.bus, options, observe).await;
+        (seen, consumer)
+    }
+
     async fn until_done(&self) {
         let behind = async || self.group.lag().await.unwrap().iter().map(|shard| shard.rows).sum::<u64>();
         until("all is done", async || behind().await == 0).await;
@@ -90,13 +102,7 @@ fn note(seen: &Seen, batch: &GroupBatch<Change>) {
 #[tokio::test(start_paused = true)]
 async fn documents_are_replayed() {
     let documents = Documents::new(3).await;
-    let seen = Seen::default();
-    let notes = Arc::clone(&seen);
-    let observe = move |batch: GroupBatch<Change>| {
-        note(&notes, &batch);
-        std::future::ready(Ok(()))
-    };
-    let consumer = documents.consume(&documents.world.bus, hinted(), observe).await;
+    let (seen, consumer) = documents.consume_noting(hinted()).await;
     let first = documents.edit("a1", 1, None).await;
     for id in ["a2", "b1", "b2"] {
         documents.edit(id, 1, None).await;
@@ -176,13 +182,7 @@ async fn a_replayed_document_that_is_edited_does_not_come_after_its_edit() {
 #[tokio::test(start_paused = true)]
 async fn a_replayed_document_that_was_edited_is_forgotten_while_others_commit() {
     let documents = Documents::new(1).await;
-    let seen = Seen::default();
-    let notes = Arc::clone(&seen);
-    let observe = move |batch: GroupBatch<Change>| {
-        note(&notes, &batch);
-        std::future::ready(Ok(()))
-    };
-    let consumer = documents.consume(&documents.world.bus, hinted(), observe).await;
+    let (seen, consumer) = documents.consume_noting(hinted()).await;
     let first = documents.edit("doc", 1, None).await;
     documents.until_done().await;
     let store = documents.world.store.clone();
