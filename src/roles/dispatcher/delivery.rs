@@ -81,7 +81,9 @@ impl DeliveryBatch {
 
     /// The deliveries, in order.
     pub fn iter(&self) -> Iter<'_> {
-        Iter { batch: &self.all, left: self.start as usize..self.end as usize }
+        let Matched { batch, chosen } = &self.all.rows;
+        let (rows, chosen) = (&batch.rows[..], chosen.as_deref());
+        Iter { batch: &self.all, rows, chosen, left: self.start as usize..self.end as usize }
     }
 
     /// The delivery at `index`, as an owned value.
@@ -121,7 +123,7 @@ impl DeliveryBatch {
         is_wanted: impl Fn(DeliveryRef<'_>) -> bool,
     ) -> Self {
         let mut all = Deliveries { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
-        let wanted = |index: &usize| is_wanted(DeliveryRef { batch: &all, index: *index });
+        let wanted = |index: &usize| is_wanted(DeliveryRef::new(&all, *index));
         let wanted: Vec<_> = (0..all.rows.len()).filter(wanted).collect();
         all.ddocs = Some(wanted.iter().filter_map(|index| all.changed(*index).cloned()).collect());
         all.rows.chosen = Some(wanted.iter().map(|index| all.rows.index_of(*index)).collect());
@@ -156,6 +158,8 @@ impl fmt::Debug for DeliveryBatch {
 #[derive(Debug, Clone)]
 pub struct Iter<'a> {
     batch: &'a Deliveries,
+    rows: &'a [Arc<Notification>],
+    chosen: Option<&'a [u32]>,
     left: Range<usize>,
 }
 
@@ -164,8 +168,9 @@ impl<'a> Iterator for Iter<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<DeliveryRef<'a>> {
-        let batch = self.batch;
-        self.left.next().map(|index| DeliveryRef { batch, index })
+        let index = self.left.next()?;
+        let row = self.chosen.map_or(index, |chosen| chosen[index] as usize);
+        Some(DeliveryRef { batch: self.batch, row: &self.rows[row], index })
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -189,14 +194,21 @@ pub struct Delivery {
 #[derive(Clone, Copy)]
 pub struct DeliveryRef<'a> {
     batch: &'a Deliveries,
+    row: &'a Arc<Notification>,
     index: usize,
+}
+
+impl<'a> DeliveryRef<'a> {
+    fn new(batch: &'a Deliveries, index: usize) -> Self {
+        Self { batch, row: batch.rows.row(index), index }
+    }
 }
 
 impl Delivery {
     /// Borrows the delivery.
     #[inline]
     pub fn as_ref(&self) -> DeliveryRef<'_> {
-        DeliveryRef { batch: &self.batch, index: self.index }
+        DeliveryRef::new(&self.batch, self.index)
     }
 
     /// The batch in which it came.
@@ -212,12 +224,13 @@ impl Delivery {
 
 /// The methods of a delivery, for the owned and the borrowed type.
 macro_rules! delivery {
-    ([$($of:lifetime)?] $type:ty, $life:lifetime) => {
+    ([$($of:lifetime)?] $type:ty, $life:lifetime, |$delivery:ident| $row:expr) => {
         impl $(<$of>)? $type {
             /// The newest row of the database.
             #[inline]
             pub fn notification(&self) -> &$life Arc<Notification> {
-                self.batch.rows.row(self.index)
+                let $delivery = self;
+                $row
             }
 
             pub(super) fn batch_since(&self) -> &$life Cursor {
@@ -281,8 +294,8 @@ macro_rules! delivery {
     };
 }
 
-delivery!([] Delivery, '_);
-delivery!(['a] DeliveryRef<'a>, 'a);
+delivery!([] Delivery, '_, |delivery| delivery.batch.rows.row(delivery.index));
+delivery!(['a] DeliveryRef<'a>, 'a, |delivery| delivery.row);
 
 /// An item of a subscription that is not a row. The subscription goes on with the next item, unless the item says
 /// otherwise.
