@@ -343,6 +343,11 @@ impl Plan {
         self
     }
 
+    /// Whether the store answers without delay, on the thread that asks.
+    pub fn may_read_at_once(&self) -> bool {
+        self.latency_us == 0 && self.threads.is_none()
+    }
+
     /// Whether a process can be the janitor.
     pub fn has_janitor(&self) -> bool {
         self.processes.iter().any(|process| process.janitor)

@@ -122,6 +122,8 @@ named! {
         NodeFellOut,
         /// A lease was lost to another node while work went on.
         LeaseLost,
+        /// A task read on and on without waiting, and others of its process had their turn.
+        BusyTaskGaveWay,
         /// A watch on a doorbell was lost, and the partition was folded all the same.
         LostWatchSavedByPoll,
         /// A producer crashed between its commit and its ring.

@@ -4,6 +4,7 @@ mod choice;
 mod consumer;
 mod documents;
 mod follower;
+mod greedy;
 mod jobs;
 mod mirrored;
 pub(super) mod mover;
@@ -65,6 +66,9 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     }
     if plan.operator {
         busy.spawn(at_work(shared.begin(), operator::run(place.clone())));
+    }
+    if shared.plan.may_read_at_once() {
+        busy.spawn(at_work(shared.begin(), greedy::run(place.clone())));
     }
     // It ends by itself, after its last check.
     let mut other_bus = JoinSet::new();

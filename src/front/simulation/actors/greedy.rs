@@ -1,0 +1,42 @@
+//! A greedy task: it reads on and on without ever waiting, as a busy layer does whose store answers from memory. The heartbeats and
+//! folds of its process must have their turn all the same.
+
+use super::place::Place;
+use crate::{
+    base::error::Result,
+    front::simulation::{guarantee::Guarantee, witness::Witness},
+    store::{Isolation, Transaction},
+};
+
+/// How many reads follow one another. A store that gives way does so after far fewer.
+const READS: usize = 1_000;
+
+/// The longest time between two runs, in milliseconds.
+const PAUSE_MAX_MS: u64 = 4_000;
+
+/// Reads now and then until the faults end.
+pub(super) async fn run(place: Place) {
+    while place.is_chaos() {
+        place.pause(PAUSE_MAX_MS).await;
+        if let Err(error) = place.db.run(async |tx| read(&place, &tx).await).await {
+            place.note(|| format!("could not read: {error}"));
+        }
+    }
+}
+
+/// Reads, and judges whether another task of the process has had its turn before the last read.
+async fn read(place: &Place, tx: &Transaction) -> Result<()> {
+    let other = tokio::spawn(async {});
+    let key = place.bus.feed().context.keys.config();
+    for _ in 0..READS {
+        tx.get(&key, Isolation::Snapshot).await?;
+    }
+    if other.is_finished() {
+        place.shared.witness(Witness::BusyTaskGaveWay);
+    } else {
+        let reason =
+            format!("a task has read {READS} times, and all others of its process have waited for it");
+        place.shared.fail(Guarantee::Live.broken(reason));
+    }
+    Ok(())
+}
