@@ -41,10 +41,8 @@ use tokio::{
 };
 use tokio_stream::StreamExt;
 
-/// Rows of one batch.
 const BATCH: usize = 1_000;
 
-/// The deliveries of one measurement.
 const DELIVERIES: usize = 1_000_000;
 
 /// The most receivers of a broadcast channel.
@@ -63,11 +61,9 @@ const DISPATCHED: [(&str, Want, &[usize]); 6] = [
     ("exact", Want::Exact, &[1, 100, 1_000, 10_000, 100_000]),
 ];
 
-/// The cases of latency.
 const LATENCIES: [(&str, Want, usize); 3] =
     [("all/1000", Want::All, 1_000), ("exact/1", Want::Exact, 1), ("exact/10000", Want::Exact, 10_000)];
 
-/// A test of names.
 type Test = Box<dyn Fn(&str) -> bool + Send>;
 
 /// The filter of a subscriber by its number.
@@ -92,12 +88,10 @@ impl Want {
         matches!(self, Self::All | Self::Batches)
     }
 
-    /// The name of database `n`.
     fn name(self, n: usize) -> String {
         if self == Self::Prefix { format!("{n}/db") } else { format!("db/{n}") }
     }
 
-    /// The filter of subscriber `n`.
     fn filter(self, n: usize) -> Filter {
         match self {
             Self::All | Self::Batches => Filter::all(),
@@ -208,7 +202,6 @@ async fn receive(mut stream: Subscription, last: Sequence) -> (usize, Box<dyn Se
     (received, Box::new(stream))
 }
 
-/// [`receive`] by batches.
 async fn receive_batches(mut stream: BatchSubscription, last: Sequence) -> (usize, Box<dyn Send>) {
     let mut received = 0;
     while let Some(batch) = stream.next().await {

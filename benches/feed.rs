@@ -32,10 +32,8 @@ use tokio::runtime::Runtime;
 /// Rows of the feed that is read.
 const ROWS: u64 = 1_000_000;
 
-/// Rows that a sample reads.
 const SAMPLE_ROWS: u64 = 100_000;
 
-/// Rows that a job works on.
 const JOB_ROWS: u64 = 100_000;
 
 /// Documents that are updated.
@@ -45,7 +43,6 @@ const DOCS: u64 = 10_000;
 struct World {
     store: Database,
     changes: Changes,
-    /// The database.
     db: Db,
 }
 
@@ -72,7 +69,6 @@ impl World {
         Self { store, changes, db }
     }
 
-    /// A feed of so many rows and shards.
     async fn filled(shards: u32, rows: u64) -> Self {
         let world = Self::new(shards).await;
         for first in (0..rows).step_by(1_000) {

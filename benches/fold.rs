@@ -22,7 +22,6 @@ use notibus::{
 };
 use tokio::runtime::Runtime;
 
-/// The allocator of the command.
 #[cfg(feature = "cli")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -30,7 +29,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// How many databases rest while their memory is measured.
 const AT_REST: u64 = 100_000;
 
-/// Records an event of each database.
 async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
     let producer = bus.producer();
     for some in dbs.chunks(100) {
@@ -107,7 +105,6 @@ fn memory(_: &mut Criterion) {
     println!("memory at rest: {each} bytes for each of {AT_REST} databases");
 }
 
-/// The database number `n`.
 fn database(n: u64) -> Db {
     Db::new(format!("db-{n}").parse().unwrap(), DbInstance(u128::from(n).to_be_bytes()))
 }

@@ -33,10 +33,8 @@ use tokio_stream::StreamExt;
 /// How many transactions are under way at once.
 const TASKS: u64 = 64;
 
-/// How many databases are folded.
 const DATABASES: u64 = 2_000;
 
-/// A bus of its own.
 async fn open(store: &Database, name: &str) -> Bus {
     let prefix = format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes();
     Bus::open(store, BusOptions { prefix, ..BusOptions::default() }).await.unwrap()
@@ -119,7 +117,6 @@ async fn latency(store: &Database, count: u64) -> Duration {
     took
 }
 
-/// All benchmarks.
 fn run(c: &mut Criterion, runtime: &Runtime, store: &Database) {
     let mut group = c.benchmark_group("foundationdb");
     group.sample_size(10).measurement_time(Duration::from_secs(10));

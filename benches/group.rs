@@ -14,7 +14,6 @@ use notibus::{
 };
 use tokio::runtime::Runtime;
 
-/// Rows of the feed.
 const ROWS: u64 = 20_000;
 
 /// A bus whose feed of `shards` shards has [`ROWS`] rows.

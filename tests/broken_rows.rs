@@ -44,7 +44,6 @@ async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
 }
 
-/// Sets `key` to `value`.
 async fn set(store: &Database, key: &[u8], value: &[u8]) {
     let write = async |tx: Transaction| {
         tx.set(key, value);

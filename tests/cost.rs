@@ -55,12 +55,10 @@ fn family(key: &[u8]) -> &'static str {
 struct Cost {
     /// Keys and ranges that were read, and watches.
     reads: BTreeMap<String, usize>,
-    /// Writes.
     mutations: BTreeMap<String, usize>,
 }
 
 impl Cost {
-    /// What `attempts` have asked.
     fn of(attempts: &[Attempt]) -> Self {
         let mut cost = Self::default();
         for operation in attempts.iter().flat_map(|attempt| &attempt.operations) {

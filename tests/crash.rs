@@ -73,7 +73,6 @@ fn a_killed_process_loses_nothing_acknowledged_and_tears_nothing() {
 
 /// A child that will be killed.
 struct Killed {
-    /// The process.
     child: Child,
     /// Its acknowledged commits: worker and number of the transaction.
     acknowledgements: mpsc::Receiver<(usize, u64)>,
@@ -177,7 +176,6 @@ async fn work(db: Database, worker: u64) -> Result<()> {
     }
 }
 
-/// The key of a part of a transaction.
 fn row_key(worker: u64, number: u64, part: u64) -> Vec<u8> {
     let numbers = [worker, number, part].map(u64::to_be_bytes);
     [&b"row/"[..], &numbers.concat()].concat()

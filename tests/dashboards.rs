@@ -46,7 +46,6 @@ async fn get(address: std::net::SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The metrics that `text` names.
 fn named(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("notibus_")).collect()

@@ -29,7 +29,6 @@ const TEXTS: [&str; 6] = [
     "2-7051cbe5c8faecd085a3fa619e6e6337",
 ];
 
-/// `bytes` with one change.
 fn changed(mut bytes: Vec<u8>, (kind, place, byte): (u8, Index, u8)) -> Vec<u8> {
     if bytes.is_empty() {
         return vec![byte];

@@ -38,7 +38,6 @@ struct Node {
 }
 
 impl Node {
-    /// A node in a new store.
     async fn new(options: DispatcherOptions) -> Self {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
@@ -68,7 +67,6 @@ impl Node {
     }
 }
 
-/// Options with a ring of `ring_rows_max` rows.
 fn ring(ring_rows_max: usize) -> DispatcherOptions {
     DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }
 }
@@ -77,7 +75,6 @@ async fn next(subscription: &mut Subscription) -> Delivery {
     within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
 }
 
-/// All items that are ready.
 fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
     std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }

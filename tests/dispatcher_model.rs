@@ -19,7 +19,6 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// The databases.
 const NAMES: [&str; 6] = ["a/x", "a/y", "b/x", "b/y", "c", "d"];
 
 /// What is known of the databases at one time.
@@ -28,25 +27,18 @@ type Knowledge = BTreeMap<String, (DbInstance, Counters)>;
 /// A subscriber, and its deliveries so far.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 struct Subscriber {
-    /// For messages.
     what: String,
-    /// What it receives from.
     subscription: Subscription,
-    /// Which databases it wants.
     wants: Wants,
-    /// Which kinds it wants.
     kinds: Kinds,
     /// Whether it names its databases. Where the feed has to be read they are looked up, and do not come in its order.
     is_exact: bool,
     /// Whether it started before everything.
     from_nothing: bool,
-    /// Whether it skips.
     skips: bool,
     /// Whether deliveries may repeat, because it reads many pages.
     may_repeat: bool,
-    /// What it knew at its start.
     start: Knowledge,
-    /// What it knows.
     known: Knowledge,
     /// The last sequence, by name; and the last of all.
     last: BTreeMap<String, Sequence>,
@@ -103,7 +95,6 @@ impl Subscriber {
         }
     }
 
-    /// Checks an item.
     fn receive(&mut self, item: Result<Delivery, Interruption>) {
         match item {
             Ok(delivery) => self.check(&delivery),
@@ -205,7 +196,6 @@ impl Subscriber {
     }
 }
 
-/// A run of the model.
 struct Run {
     /// Draws everything.
     random: fastrand::Rng,

@@ -10,14 +10,12 @@ use notibus::store::{
     testing::{CommitFault, Faults, Operation, Trace, WatchFault},
 };
 
-/// Sets `key` in one attempt.
 async fn set(db: &Database, key: &[u8]) -> Result<(), Option<i32>> {
     let tx = db.begin();
     tx.set(key, b"");
     tx.commit().await.map(|_| ()).map_err(|error| error.code())
 }
 
-/// Whether `key` is there.
 async fn is_set(db: &Database, key: &[u8]) -> bool {
     db.begin().get(key, Isolation::Snapshot).await.unwrap().is_some()
 }

@@ -35,7 +35,6 @@ fn printed(folder: &Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The objects that it prints.
 fn objects(folder: &Path, args: &[&str]) -> Vec<Value> {
     let text = printed(folder, &[args, &["--json"]].concat());
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

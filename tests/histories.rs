@@ -27,7 +27,6 @@ fn broken(lines: &[String]) -> Option<Guarantee> {
 /// A row that a subscriber was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Given {
-    /// The number of the line.
     line: usize,
     subscriber: u64,
     seq: String,

@@ -36,14 +36,12 @@ struct CouchFixture {
     router: Router,
     /// The layer behind it.
     couch: Arc<Couch>,
-    /// Folds.
     _notifier: notibus::Notifier,
     /// Delivers to live feeds.
     _dispatcher: notibus::Dispatcher,
 }
 
 impl CouchFixture {
-    /// An empty one on `store`.
     async fn on(store: &Database) -> Self {
         let bus = common::narrow_bus(store).await;
         let notifier = common::joined(&bus).await.notifier(common::eager()).await.unwrap();
@@ -55,12 +53,10 @@ impl CouchFixture {
         Self { bus, router, couch, _notifier: notifier, _dispatcher: dispatcher }
     }
 
-    /// An empty one.
     async fn new() -> Self {
         Self::on(&Database::memory()).await
     }
 
-    /// The answer to a request as it is.
     async fn raw(&self, request: Request<Body>) -> Response<Body> {
         self.router.clone().oneshot(request).await.unwrap()
     }

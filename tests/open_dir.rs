@@ -13,10 +13,8 @@ use notibus::{
 };
 use tempfile::TempDir;
 
-/// The rows of a store.
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A folder of its own.
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a temporary folder can be made")
 }
@@ -67,7 +65,6 @@ fn commit(db: &Database, first: u32, count: u32) {
     });
 }
 
-/// The value of row `number`.
 fn value(number: u32) -> Vec<u8> {
     format!("value of row {number}, ").repeat(10).into_bytes()
 }

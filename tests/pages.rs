@@ -84,17 +84,13 @@ curl() {
 }
 "#;
 
-/// A fenced block.
 struct Block<'a> {
     /// What stands behind the fence.
     mark: &'a str,
-    /// Its line.
     line: usize,
-    /// What is in it.
     text: String,
 }
 
-/// The blocks of a page.
 fn blocks(page: &str) -> Vec<Block<'_>> {
     let (mut blocks, mut open) = (Vec::new(), None::<Block<'_>>);
     for (number, line) in page.lines().enumerate() {
@@ -111,7 +107,6 @@ fn blocks(page: &str) -> Vec<Block<'_>> {
     blocks
 }
 
-/// The page at `path`.
 fn page(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }

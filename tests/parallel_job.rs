@@ -232,7 +232,6 @@ async fn a_batch_that_fails_is_worked_on_again() {
     assert!(failures.load(Ordering::Relaxed) >= 6);
 }
 
-/// Counts how many are under way.
 struct UnderWay(Arc<AtomicUsize>);
 impl Drop for UnderWay {
     fn drop(&mut self) {

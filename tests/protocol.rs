@@ -54,7 +54,6 @@ fn ddocs(record: &Value) -> Vec<&str> {
     record["events"]["ddocs"].as_array().into_iter().flatten().map(text).collect()
 }
 
-/// All rows of a family of the bus.
 async fn rows(store: &Database, prefix: &[u8], family: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let range = KeyRange::prefix([prefix, family].concat());
     let page = store

@@ -68,7 +68,6 @@ async fn history(store: &Database) -> Bus {
     bus
 }
 
-/// The export of `bus`.
 async fn exported(bus: &Bus) -> Vec<u8> {
     let mut bytes = Vec::new();
     assert!(bus.export(&mut bytes, ExportOptions::default()).await.unwrap().rows > 0);

@@ -28,13 +28,11 @@ const UNKNOWN: StoreError = StoreError::COMMIT_UNKNOWN_RESULT;
 /// 1039: tried again although the commit may still happen.
 const UNSETTLED: StoreError = StoreError::CLUSTER_VERSION_CHANGED;
 
-/// 1020.
 const CONFLICT: StoreError = StoreError::NOT_COMMITTED;
 
 /// How long sweepers of these tests wait.
 const AGE: Duration = Duration::from_mins(10);
 
-/// The rows under `prefix`.
 async fn rows(store: &Database, prefix: &[u8]) -> Vec<Row> {
     let read = RangeRead::new(KeyRange::prefix(prefix.to_vec())).limit(100_000).target_bytes(usize::MAX);
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
@@ -44,13 +42,11 @@ async fn ids(store: &Database) -> Vec<Row> {
     rows(store, Database::TRANSACTION_IDS_PREFIX).await
 }
 
-/// The number at `key`.
 async fn number(store: &Database, key: &[u8]) -> u64 {
     let value = store.begin().get(key, Isolation::Snapshot).await.unwrap();
     value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
 }
 
-/// Adds one to the number at `key`.
 fn add(tx: &Transaction, key: &[u8]) {
     tx.atomic(AtomicOp::Add, key, &1_u64.to_le_bytes());
 }

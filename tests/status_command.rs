@@ -13,7 +13,6 @@ use std::{
 use serde_json::Value;
 use served::{Served, notibus};
 
-/// Runs the command with `input`.
 fn run(arguments: &[&str], input: &str) -> Output {
     let mut command = notibus();
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -30,12 +30,10 @@ use tokio_stream::StreamExt;
 /// Held by one test at a time, because they measure.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// The size of a test.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     /// Subscribers: half of exact names, a quarter of patterns, a quarter of everything.
     subscribers: usize,
-    /// Databases.
     dbs: usize,
     events: usize,
     ring_rows_max: usize,
@@ -76,7 +74,6 @@ fn db(n: usize) -> Db {
     Db::new(name, DbInstance([7; 16]))
 }
 
-/// The number of a database.
 fn number(row: &Notification) -> usize {
     row.name.as_str()[2..8].parse().unwrap()
 }
@@ -96,7 +93,6 @@ struct Known {
     count: AtomicUsize,
     /// The combined hashes of these databases.
     which: AtomicU64,
-    /// How many deliveries it was given.
     deliveries: AtomicU64,
 }
 
@@ -118,11 +114,8 @@ impl Known {
     }
 }
 
-/// A subscriber that has to survive.
 struct Survivor {
-    /// For messages.
     what: String,
-    /// What it knows.
     known: Arc<Known>,
     /// The expected state at the end.
     expected: (usize, u64),
@@ -130,11 +123,9 @@ struct Survivor {
 
 /// Panics at every thousandth delivery, once.
 struct Panicking {
-    /// What it knows.
     known: Arc<Known>,
     /// The totals at the end.
     finals: Arc<[u32]>,
-    /// How often it was called.
     calls: Arc<AtomicU64>,
 }
 

@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 /// The database whose documents have a changes feed.
 const DOCS: DbInstance = DbInstance([7; 16]);
 
-/// Runs `topology`.
 fn topology(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_notibus")).arg("topology").args(args).output().unwrap()
 }

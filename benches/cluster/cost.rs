@@ -25,16 +25,13 @@ const SETTLED: Duration = Duration::from_secs(7);
 /// How long the cluster is watched at rest.
 const REST: Duration = Duration::from_secs(20);
 
-/// Lone events.
 const LONE: u64 = 200;
 
 /// The pause after each, so that everything rests before the next one.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Databases of a batch.
 const BATCH: u64 = 200;
 
-/// Batches.
 const BATCHES: u64 = 20;
 
 /// What a cluster counts, in this order: mutations, reads, bytes written, committed transactions, transactions.
@@ -127,14 +124,12 @@ pub async fn print(cluster: &Cluster, store: &Database) {
     running.shutdown().await.unwrap();
 }
 
-/// Waits for so many rows.
 async fn until_delivered(rows: usize, deliveries: &mut Subscription) {
     for _ in 0..rows {
         deliveries.next().await.unwrap().unwrap();
     }
 }
 
-/// Posts an event.
 fn post(address: SocketAddr, kind: &str) {
     let body = format!(r#"[{{"db":"posted","type":"{kind}"}}]"#);
     let mut socket = TcpStream::connect(address).unwrap();
@@ -159,7 +154,6 @@ fn report(what: &str, after: &Counts, before: &Counts, idle: [f64; 5], count: u6
     line(what, counted);
 }
 
-/// Prints a line.
 fn line(what: &str, [mutations, reads, bytes, committed, started]: [f64; 5]) {
     println!(
         "cost of {what}: {mutations:.1} mutations, {reads:.1} reads, {bytes:.0} bytes written, {committed:.1} commits, \

@@ -14,7 +14,6 @@ use tokio::task::{JoinSet, block_in_place};
 
 use crate::{cluster::Cluster, open};
 
-/// How many databases have events.
 const DATABASES: usize = 4_000;
 
 /// Databases of a transaction of the producer.

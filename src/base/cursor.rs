@@ -236,7 +236,6 @@ impl Cursor {
         Ok(cursor)
     }
 
-    /// Takes a cursor from `reader`.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let tag = reader.u8()?;
         let knowledge = match tag {
@@ -310,7 +309,6 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// Any valid cursor.
     fn cursors() -> impl Strategy<Value = Cursor> {
         (option::of(any::<u32>()), option::of(any::<u32>()), 1_u32..).prop_map(|(known, began, more)| {
             let knowledge = known.map_or(Knowledge::Nothing, |known| Knowledge::UpTo(at(known.into())));

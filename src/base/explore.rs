@@ -10,10 +10,8 @@ use stateright::{Checker, Property};
 
 /// A protocol at a small size.
 pub(crate) trait Model: Send + Sync + 'static {
-    /// A state of the whole model.
     type State: Clone + Eq + Hash + Debug + Send + Sync;
 
-    /// The first state.
     fn start(&self) -> Self::State;
 
     /// The steps that can happen in `state`, each with a name and the next state. A step that must never happen is an

@@ -50,7 +50,6 @@ pub(crate) struct Health {
     troubled: AtomicUsize,
     /// Whether trouble was logged since the last time that everything worked.
     is_said: AtomicBool,
-    /// The logged causes.
     causes: Mutex<BTreeMap<String, Cause>>,
     /// Why the process cannot work any more, however long it waits.
     ended: OnceLock<Error>,

@@ -12,7 +12,6 @@ use std::fmt;
 /// Bytes of a transaction's versionstamp: commit version (8) and order of the transaction in its batch (2).
 pub(crate) const STAMP_LEN: usize = 10;
 
-/// Bytes of a sequence.
 pub(crate) const SEQUENCE_LEN: usize = 13;
 
 /// How often the bus has moved to another cluster; the first byte of each sequence.
@@ -79,7 +78,6 @@ impl Sequence {
         Self::new(incarnation, Versionstamp::new(version, u16::MAX), u16::MAX)
     }
 
-    /// The sequence of these bytes.
     pub(crate) const fn from_array(bytes: [u8; SEQUENCE_LEN]) -> Self {
         Self(bytes)
     }

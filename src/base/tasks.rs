@@ -111,7 +111,6 @@ type Work<T> = BoxFuture<'static, T>;
 struct Slot<T> {
     /// The work. The lock is held while it is polled.
     work: Mutex<Option<Work<T>>>,
-    /// The thread that polls it.
     poller: Mutex<Option<ThreadId>>,
     /// Whether it has dropped its own handle.
     is_cancelled: AtomicBool,
@@ -184,7 +183,6 @@ impl Canceller {
 /// A task of the runtime that ends when this is dropped. It is a future of the task's result.
 #[must_use = "dropping it ends the task"]
 pub(crate) struct Task<T: Send + 'static> {
-    /// Its number among [`Tasks`].
     number: u64,
     slot: Arc<Slot<T>>,
     handle: JoinHandle<Joined<T>>,

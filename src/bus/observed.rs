@@ -28,7 +28,6 @@ const GROUPS_MAX: usize = 100;
 /// The most runs of partitions that are reported one by one.
 const RUNS_MAX: u32 = 16;
 
-/// An observation of a bus.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
     /// Nodes whose heartbeat changes.
@@ -92,7 +91,6 @@ impl Watch {
     }
 }
 
-/// The result of one read.
 struct Read {
     partitions: u32,
     /// Shards that groups have to work on.

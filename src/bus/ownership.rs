@@ -17,7 +17,6 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// The pool of the partitions.
 const POOL: &str = "partition";
 
 /// For how long a partition may be without an owner that had one: nodes that come and go hand partitions over.
@@ -26,7 +25,6 @@ const HANDOVER_MAX: Duration = Duration::from_secs(3);
 /// What the store says of the owners of the partitions.
 #[derive(Debug, Default)]
 pub(crate) struct Ownership {
-    /// The owner of each partition that has one.
     owners: BTreeMap<u32, NodeId>,
     /// The nodes with a notifier: start, beat and expiry in milliseconds.
     notifiers: BTreeMap<NodeId, (u64, u64, u64)>,
@@ -52,7 +50,6 @@ impl Ownership {
     }
 }
 
-/// What was seen of the owners so far.
 #[derive(Debug, Default)]
 pub(crate) struct Owners(Mutex<Seen>);
 

@@ -145,7 +145,6 @@ impl fmt::Debug for NamedCursor {
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCursor {
     cursor: NamedCursor,
-    /// The token of this owner.
     token: [u8; 16],
     /// Its position in the store, unless that is unknown.
     stored: Cursor,
@@ -323,7 +322,6 @@ impl OpenCursor {
 
 /// The result of beginning a scan.
 pub(crate) enum Begun {
-    /// It has begun.
     Scan(ScanMark),
     /// Its database is parked, or, if this was to be a retry, is not parked any more.
     OutOfTurn,
@@ -335,7 +333,6 @@ pub(crate) struct ScanMark {
     context: Arc<Context>,
     db: Db,
     key: Arc<[u8]>,
-    /// The token of the scan.
     token: [u8; 16],
     /// The position of earlier scans.
     pub position: Cursor,

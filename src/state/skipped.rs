@@ -27,10 +27,8 @@ const LOG_PAUSE_MAX: Duration = Duration::from_hours(24);
 /// How many lines are logged at most within [`LOG_PAUSE`], however many rows there are.
 const LINES_MAX: u32 = 20;
 
-/// The place of a row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
-    /// At this key of the store.
     Key(Bytes),
     /// In a feed, at this position.
     Row(FeedId, Sequence),

@@ -36,7 +36,6 @@ pub struct TriggerStatus {
 }
 
 impl TriggerStatus {
-    /// A trigger that begins at `position`.
     pub(crate) fn new(position: Cursor) -> Self {
         let (waiting, running, done, failed, parked, stuck, cancelled, restarts) = (0, 0, 0, 0, 0, 0, 0, 0);
         Self {

@@ -47,7 +47,6 @@ pub struct Database {
     runs: Arc<Runs>,
 }
 
-/// Counts of runs.
 #[derive(Debug, Default)]
 struct Runs {
     /// Committed runs, with or without writes.

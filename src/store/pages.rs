@@ -6,7 +6,6 @@ use crate::base::error::Result;
 /// The pages of a range, one after the other, within one transaction.
 pub struct Pages<'a> {
     transaction: &'a Transaction,
-    /// The rest of the range.
     rest: Option<RangeRead>,
     isolation: Isolation,
 }

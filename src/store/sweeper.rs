@@ -18,7 +18,6 @@ use super::{
 };
 use crate::base::error::{Error, Result};
 
-/// How many processes one transaction sweeps.
 const PROCESSES_PER_TRANSACTION: usize = 100;
 
 /// How many times of observation are remembered per process within `max_age`.
@@ -75,7 +74,6 @@ struct SeenCounters {
     process: Process,
     /// The least counter in the store.
     least: u64,
-    /// The greatest counter in the store.
     greatest: u64,
     /// The counter up to which the transaction has cleared ids.
     cleared: Option<u64>,
@@ -185,7 +183,6 @@ impl TransactionIdSweeper {
         Ok((page, Some(rest.begin)))
     }
 
-    /// The first id of `read`.
     async fn first(&self, tx: &Transaction, read: RangeRead) -> Result<Option<(Process, u64)>> {
         let page = tx.get_range(&read.limit(1), Isolation::Snapshot).await?;
         page.rows.first().map(|(key, _)| self.db.ids().decode(key)).transpose()

@@ -57,7 +57,6 @@ struct Inner {
     held: Mutex<Held>,
     /// A random number of this transaction, by which producers spread their load.
     salt: u64,
-    /// How often it was reset.
     resets: AtomicU64,
     tries: Mutex<Tries>,
 }
@@ -66,7 +65,6 @@ struct Inner {
 /// count.
 #[derive(Default)]
 struct Tries {
-    /// The retries so far.
     retries: u32,
     /// The most retries.
     retries_max: Option<u32>,
@@ -364,7 +362,6 @@ impl Transaction {
         held.rows.remove(feed);
     }
 
-    /// How often `feed` was removed.
     pub(crate) fn removals(&self, feed: &[u8]) -> u64 {
         self.held().removals.get(feed).copied().unwrap_or_default()
     }

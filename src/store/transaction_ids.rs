@@ -174,7 +174,6 @@ impl TransactionIds {
         KeyRange { begin: self.key(process, begin), end: self.key(process, end) }
     }
 
-    /// The key of an id.
     fn key(&self, process: Process, counter: u64) -> Bytes {
         [&self.prefix[..], &process, &counter.to_be_bytes()].concat().into()
     }

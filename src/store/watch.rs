@@ -20,7 +20,6 @@ use crate::base::error::Result;
 pub struct Watch(BoxFuture<'static, Result<()>>);
 
 impl Watch {
-    /// A watch that completes with `future`.
     pub(crate) fn new(future: impl Future<Output = Result<()>> + Send + 'static) -> Self {
         Self(Box::pin(future))
     }

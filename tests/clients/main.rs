@@ -92,7 +92,6 @@ impl Runtime {
         Self { command, is_installed }
     }
 
-    /// The trial that runs `script`.
     fn trial(&self, script: &'static str) -> Trial {
         let command = self.command.clone();
         let trial = Trial::test(script, move || {
@@ -190,7 +189,6 @@ fn end_of(process: &mut Child, limit: Duration) -> Option<ExitStatus> {
     None
 }
 
-/// The content of `file`.
 fn text(file: &mut File) -> String {
     let mut text = Vec::new();
     file.rewind().unwrap();

@@ -30,16 +30,12 @@ const GUARD: &str =
 /// A running cluster. Dropping it stops its processes.
 pub struct Cluster {
     servers: Vec<Server>,
-    /// All its files.
     folder: TempDir,
     programs: Programs,
 }
 
-/// A server process.
 struct Server {
-    /// Its port on loopback.
     port: u16,
-    /// Its role.
     class: &'static str,
     /// The shell that stops it.
     guard: Child,
@@ -155,13 +151,11 @@ impl Cluster {
         self.servers[number] = server;
     }
 
-    /// Starts a server on `port`.
     fn start_server(&mut self, port: u16, class: &'static str) {
         let server = self.spawn(port, class);
         self.servers.push(server);
     }
 
-    /// Spawns a server on `port`.
     fn spawn(&self, port: u16, class: &'static str) -> Server {
         let folder = self.folder.path().join(port.to_string());
         fs::create_dir_all(&folder).unwrap();

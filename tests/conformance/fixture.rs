@@ -36,7 +36,6 @@ pub(crate) struct Backend {
     pub open: fn() -> Opened,
 }
 
-/// A store that was opened.
 pub(crate) struct Opened {
     /// The store.
     pub db: Database,
@@ -46,7 +45,6 @@ pub(crate) struct Opened {
     pub folder: Option<TempDir>,
 }
 
-/// The store in memory.
 pub(crate) const MEMORY: Backend =
     Backend { paused: true, open: || Opened { db: Database::memory(), clock: None, folder: None } };
 
@@ -123,7 +121,6 @@ impl Environment for Clock {
     }
 }
 
-/// The fixture of a case.
 pub(crate) struct Fixture {
     /// The store.
     pub db: Database,

@@ -10,7 +10,6 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts, fails, soon, still_waits};
 
-/// An armed watch on `suffix`.
 async fn armed(f: &Fixture, suffix: &str) -> Result<Watch> {
     let tx = f.db.begin();
     let watch = tx.watch(&f.key(suffix)).await?;

@@ -30,7 +30,6 @@ use crate::{
 /// For how long things go wrong if nothing else is asked for.
 const SECONDS: u64 = 20;
 
-/// How many servers there are.
 const NODES: usize = 3;
 
 /// How many post, and into how many databases each.
@@ -57,7 +56,6 @@ enum Disorder {
     StorageAway,
 }
 
-/// All of it.
 const DISORDERS: [Disorder; 5] =
     [Disorder::Killed, Disorder::Paused, Disorder::Recovery, Disorder::Locked, Disorder::StorageAway];
 
@@ -91,7 +89,6 @@ impl Shared {
 }
 
 impl Stage {
-    /// Starts everything.
     fn start() -> Self {
         let mut stage =
             Self { cluster: Cluster::start_apart(), nodes: Vec::new(), folder: tempfile::tempdir().unwrap() };
@@ -102,7 +99,6 @@ impl Stage {
         stage
     }
 
-    /// Starts a server.
     fn serve(&self, number: usize) -> Served {
         self.cluster.wait_until_available();
         let log = self.folder.path().join(format!("log {number}"));

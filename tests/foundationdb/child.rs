@@ -30,7 +30,6 @@ const PART: &str = "NOTIBUS_CHILD_PART";
 /// Names the cluster file.
 const CLUSTER: &str = "NOTIBUS_CHILD_CLUSTER";
 
-/// The prefix of the bus.
 const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
 
 /// A child of the trial. Dropping it kills it.
@@ -38,7 +37,6 @@ pub(crate) struct Child {
     process: Process,
     /// Ends its part when it is closed.
     input: Option<ChildStdin>,
-    /// Its reports.
     lines: mpsc::UnboundedReceiver<String>,
 }
 
@@ -139,13 +137,11 @@ pub(crate) fn report(line: &str) {
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 
-/// The bus of the trial.
 async fn bus(file: &str) -> notibus::Bus {
     let prefix = std::env::var(PREFIX).expect("the parent sets the prefix");
     fixture::bus(&fixture::open(file).await, prefix.as_bytes()).await
 }
 
-/// Folds.
 async fn notifier(file: &str, end: oneshot::Receiver<()>) {
     let notifier = joined(&bus(file).await).await.notifier(eager()).await.expect("the notifier starts");
     report("ready");

@@ -43,7 +43,6 @@ pub(crate) fn prefix(name: &str) -> Vec<u8> {
 /// Number of partitions of the trials' buses.
 pub(crate) const PARTITIONS: u32 = 4;
 
-/// The bus below `prefix`.
 pub(crate) async fn bus(store: &Database, prefix: &[u8]) -> Bus {
     let options = BusOptions { prefix: prefix.to_vec(), partitions: PARTITIONS, ..BusOptions::default() };
     Bus::open(store, options).await.expect("the bus can be opened")

@@ -137,7 +137,6 @@ async fn until_balanced(bus: &Bus, what: &str, ids: impl Iterator<Item = &String
     assert!(began.elapsed() < LIMIT);
 }
 
-/// Sends `signal` to a process.
 fn send(child: &Child, signal: &str) {
     let status = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(status.success());

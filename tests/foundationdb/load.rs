@@ -21,7 +21,6 @@ use crate::common::{LIMIT, db, rows, until};
 /// Number of concurrent transactions.
 const WORKERS: u64 = 8;
 
-/// How many databases there are.
 const DATABASES: u64 = 10;
 
 /// How many updates of each database there were, by name.
@@ -37,7 +36,6 @@ pub(crate) struct Load {
     /// How many transactions were committed.
     committed: Arc<AtomicU64>,
     workers: Vec<JoinHandle<Totals>>,
-    /// The store with the markers.
     store: Database,
     /// The key prefix of the markers.
     markers: Vec<u8>,
@@ -96,9 +94,7 @@ async fn count(store: &Database, prefix: &[u8]) -> u64 {
     count
 }
 
-/// A worker of a load.
 struct Worker {
-    /// Which one.
     number: u64,
     store: Database,
     /// Where to record.
@@ -107,7 +103,6 @@ struct Worker {
     markers: Vec<u8>,
     /// Set when it has to stop.
     stop: Arc<AtomicBool>,
-    /// How many transactions all workers have committed.
     committed: Arc<AtomicU64>,
 }
 
@@ -151,7 +146,6 @@ pub(crate) async fn until_folded(bus: &Bus, totals: &Totals) {
 pub(crate) struct Observer {
     /// Updates of each database.
     delivered: Arc<Mutex<Totals>>,
-    /// Receives.
     task: JoinHandle<()>,
 }
 

@@ -26,18 +26,13 @@ const MARKERS: &[u8] = b"markers/";
 struct Stage {
     bus: Bus,
     store: Database,
-    /// Folds.
     notifier: Notifier,
-    /// Delivers.
     _dispatcher: Dispatcher,
-    /// Receives.
     observer: Observer,
-    /// Records.
     load: Load,
 }
 
 impl Stage {
-    /// Starts everything on the cluster.
     async fn start(cluster: &Cluster) -> Self {
         let store = fixture::open(cluster.file()).await;
         let bus = fixture::bus(&store, b"notibus").await;

@@ -19,13 +19,11 @@ use crate::{
 /// How long to wait for what has to happen.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
-/// The databases of each post are so many.
 const POSTED: usize = 16;
 
 /// What commands do that only read.
 pub(crate) const COMMANDS: [&[&str]; 4] = [&["nodes"], &["topology", "show"], &["groups", "list"], &["tail"]];
 
-/// A history to replay.
 const HISTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/replay/sample.tsv.gz");
 
 /// What commands do that write, too.
@@ -52,7 +50,6 @@ pub(crate) struct Stage {
     store: String,
 }
 
-/// The log of a node.
 pub(crate) struct Log(TempDir);
 
 impl Log {
@@ -212,7 +209,6 @@ fn name(number: usize) -> String {
     format!("late-{number:02}")
 }
 
-/// The status of an answer.
 pub(crate) fn status_of(answer: &str) -> String {
     answer.split(' ').nth(1).unwrap_or_default().to_owned()
 }

@@ -32,7 +32,6 @@ const TOPOLOGY: &str = r"notibus\x15\x07\x01n\x00\x14\x33\xff\xff\xff\xff\xff\xf
 /// Rows of names of this length fill every buffer between a node and a client.
 const LONG_NAME: usize = 1_000;
 
-/// How many of them do.
 const LONG_NAMES: usize = 8_000;
 
 /// How many clusters are in use at once.
@@ -48,18 +47,15 @@ struct State {
     begin: fn(&mut Stage) -> End,
     /// The status of `ready`, and what its body contains.
     ready: (&'static str, &'static str),
-    /// The status of posts.
     posts: &'static str,
     feeds: Feeds,
     /// The exit code of commands, and what they say.
     commands: (i32, &'static [&'static str]),
     /// The commands of which that is true.
     of: &'static [&'static [&'static str]],
-    /// What the log says.
     log: Option<&'static str>,
 }
 
-/// What feeds do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feeds {
     /// They have heartbeats, whatever they read, and new ones are refused.
@@ -72,7 +68,6 @@ enum Feeds {
     End,
 }
 
-/// The table.
 const STATES: [State; 8] = [
     State {
         name: "the database is locked",
@@ -315,7 +310,6 @@ impl Idle {
     }
 }
 
-/// Starts it.
 async fn notifier_without_leases(stage: &Stage) -> Idle {
     let store = Database::foundationdb(stage.cluster.file()).await.unwrap();
     let faults = Faults::new(&store);

@@ -28,20 +28,15 @@ use crate::{
 /// How long operations are counted.
 const TIME: Duration = Duration::from_mins(30);
 
-/// The size of a bus.
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    /// Partitions of the notifier.
     partitions: u32,
-    /// Shards of each feed.
     shards: u32,
     /// Groups of the feed of notifications.
     groups: usize,
-    /// Groups of a feed of documents.
     document_groups: usize,
 }
 
-/// The smallest bus.
 const SMALL: Size = Size { partitions: 1, shards: 1, groups: 1, document_groups: 1 };
 
 /// The operations of a node with all roles in [`TIME`] while nothing happens.

@@ -56,7 +56,6 @@ impl Documents {
         record(&self.world.store, &self.world.other, &self.docs, [0, 0, 1, 0]).await;
     }
 
-    /// A consumer that does `work`.
     async fn consume<F, W>(&self, bus: &Bus, options: ConsumerOptions, work: F) -> Consumer
     where
         F: Fn(GroupBatch<Change>) -> W + Clone + Send + Sync + 'static,

@@ -24,7 +24,6 @@ use crate::{
     fixture::{GroupFixture, Log, behind, hinted, names, pass, until_done},
 };
 
-/// The counter at `key`.
 async fn counter(store: &Database, key: &[u8]) -> u64 {
     let value = store.begin().get(key, Isolation::Snapshot).await.unwrap();
     value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))

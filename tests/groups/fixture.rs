@@ -94,11 +94,9 @@ pub fn names(prefix: &str, count: usize) -> Vec<String> {
 /// A call of an observer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Happened {
-    /// It was opened.
     Opened(ShardId, Sequence),
     /// It got these rows, in this attempt.
     Batch(ShardId, Vec<(DbName, Sequence)>, u32),
-    /// It was closed.
     Closed(CloseReason),
 }
 
@@ -113,7 +111,6 @@ pub struct Log {
     happened: Arc<Mutex<Vec<(u64, Happened)>>>,
     /// The number of the next observer.
     next: Arc<AtomicU64>,
-    /// Their work.
     work: Arc<Work>,
 }
 
@@ -138,7 +135,6 @@ impl Log {
         Logged { number: self.next.fetch_add(1, Ordering::Relaxed), log: self.clone() }
     }
 
-    /// Logs a call.
     fn note(&self, number: u64, happened: Happened) {
         self.happened.lock().unwrap().push((number, happened));
     }

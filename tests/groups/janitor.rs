@@ -29,7 +29,6 @@ async fn eager(world: &GroupFixture) -> Janitor {
     joined(&world.other).await.janitor(options).await.unwrap()
 }
 
-/// Deletes the database `name`.
 async fn delete(world: &GroupFixture, name: &str) {
     record(&world.store, &world.other, &db(name, 1), [0, 1, 0, 0]).await;
     let is_deleted =

@@ -44,7 +44,6 @@ fn parking() -> ConsumerOptions {
     }
 }
 
-/// The parked ids.
 async fn parked(group: &Group<Notification>) -> Vec<ParkedId> {
     group.parked("", 100).await.unwrap()
 }

@@ -21,7 +21,6 @@ use crate::{
     fixture::{Log, until_done},
 };
 
-/// How many databases there are.
 const DATABASES: usize = 20;
 
 /// The work on a row in its transaction: counts it, and checks that it comes in order.
@@ -69,12 +68,10 @@ fn observers(store: &Database, seed: u64, fails_percent: u8) -> Log {
 
 /// A node of the group.
 struct Running {
-    /// Its store.
     faults: Faults,
     consumer: Consumer,
 }
 
-/// All participants.
 struct Scenario {
     /// The store without faults.
     store: Database,
@@ -126,7 +123,6 @@ impl Scenario {
         self.nodes.swap_remove(place)
     }
 
-    /// A random step.
     async fn step(&mut self) {
         match self.random.u8(..16) {
             0 | 1 if self.nodes.len() < 4 => self.start().await,
@@ -160,7 +156,6 @@ impl Scenario {
         tokio::time::sleep(Duration::from_millis(self.random.u64(..800))).await;
     }
 
-    /// Checks all guarantees.
     async fn check(&self) {
         let feed = self.bus.feed();
         for (place, updates) in &self.updates {

@@ -79,7 +79,6 @@ fn header() -> impl Strategy<Value = String> {
     (name, value).prop_map(|(name, value)| format!("{name}: {value}\r\n"))
 }
 
-/// Makes a request.
 fn request() -> impl Strategy<Value = (String, String, Vec<String>, String)> {
     let method = prop_oneof![Just("GET"), Just("POST"), Just("HEAD"), Just("PUT"), Just("OPTIONS")];
     let path = prop_oneof![

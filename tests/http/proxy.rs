@@ -32,7 +32,6 @@ struct Nginx {
     process: Child,
     /// The address that it listens on.
     at: SocketAddr,
-    /// The folder of its files.
     _folder: tempfile::TempDir,
 }
 

@@ -37,7 +37,6 @@ struct Reader {
     /// The last sequence.
     last: String,
     beliefs: HashMap<String, Belief>,
-    /// How many rows it has received.
     rows: usize,
 }
 

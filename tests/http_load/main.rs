@@ -41,7 +41,6 @@ const GROWTH_MAX: u64 = 4_096;
 /// How many KiB of memory a client may hold that does not read.
 const KIB_PER_CLIENT_MAX: u64 = 240;
 
-/// A feed of all databases.
 const FEED: &str = "/_db_updates?feed=continuous&since=0&heartbeat=10000";
 
 /// Returns the small number, or the full one if the variable asks for it.
@@ -106,7 +105,6 @@ impl Poster {
 struct Seen {
     /// When each probe was recorded.
     probes: Vec<OnceLock<Instant>>,
-    /// The rows of all feeds.
     rows: AtomicU64,
 }
 

@@ -31,7 +31,6 @@ pub(crate) async fn execute(db: &Database, prefix: &[u8], steps: &[Step]) -> Tra
     Trace { events, rows: execution.rows().await }
 }
 
-/// A transaction.
 struct Slot {
     tx: Transaction,
     /// Whether it has a read version.
@@ -40,12 +39,10 @@ struct Slot {
     is_old: bool,
     /// Whether it has written anything.
     has_written: bool,
-    /// Its watches.
     watches: Vec<Watch>,
 }
 
 impl Slot {
-    /// A new transaction.
     fn new(db: &Database) -> Self {
         Self { tx: db.begin(), has_version: false, is_old: false, has_written: false, watches: Vec::new() }
     }
@@ -66,13 +63,9 @@ impl Slot {
 
 /// An interleaving that is being run.
 struct Execution<'a> {
-    /// The store.
     db: &'a Database,
-    /// The prefix of all keys.
     prefix: &'a [u8],
-    /// The transactions.
     slots: Vec<Slot>,
-    /// All read versions so far.
     read_versions: Vec<u64>,
     /// The stamps of all commits so far.
     stamps: Vec<[u8; STAMP_LEN]>,
@@ -81,7 +74,6 @@ struct Execution<'a> {
 }
 
 impl Execution<'_> {
-    /// Runs one step.
     async fn step(&mut self, step: &Step) -> Event {
         let reads = step.op.reads();
         self.polls = (self.polls * 7 + 3) % 41;
@@ -244,7 +236,6 @@ impl Execution<'_> {
         self.db.run(set).await.expect("a blind write succeeds in the end");
     }
 
-    /// Reads a key.
     async fn get(&self, slot: usize, key: u8, isolation: Isolation) -> Event {
         let result = moved(self.slots[slot].tx.get(&self.key(key), isolation), self.polls).await;
         Event::Value(match result {

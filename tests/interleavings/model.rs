@@ -30,19 +30,15 @@ pub(crate) fn predict(steps: &[Step]) -> Trace {
     }
 }
 
-/// The store.
 struct Model {
     /// All rows after each commit; the first entry is before all commits.
     states: Vec<BTreeMap<Vec<u8>, Vec<u8>>>,
     /// What each commit wrote.
     written: Vec<Vec<Span>>,
-    /// The transactions.
     slots: Vec<Slot>,
-    /// All read versions so far.
     read_versions: Vec<usize>,
 }
 
-/// A transaction.
 #[derive(Debug, Clone, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a failure of its own")]
 struct Slot {
@@ -52,7 +48,6 @@ struct Slot {
     log: Vec<Write>,
     /// What it has read, each with the length of the log at that time.
     reads: Vec<(Span, usize)>,
-    /// What it has declared as written.
     declared: Vec<Span>,
     /// The code of its first bad write.
     bad: Option<i32>,
@@ -66,12 +61,9 @@ struct Slot {
     has_failed: bool,
 }
 
-/// A write of a transaction.
 #[derive(Debug, Clone)]
 enum Write {
-    /// Sets a key.
     Set(Vec<u8>, Vec<u8>),
-    /// Clears keys.
     Clear(Span),
     /// Applies an operation to a key.
     Atomic(AtomicOp, Vec<u8>, Vec<u8>),
@@ -264,7 +256,6 @@ impl Model {
         self.states.last().expect("there is always a state")
     }
 
-    /// Reads a key.
     fn get(&mut self, slot: usize, key: u8, isolation: Isolation) -> Result<Option<Vec<u8>>, i32> {
         self.readable(slot)?;
         let key = vec![key];
@@ -294,7 +285,6 @@ impl Model {
         self.slots[slot].reads.push(((vec![key], behind(&[key])), len));
     }
 
-    /// Reads a range.
     fn range(
         &mut self,
         slot: usize,

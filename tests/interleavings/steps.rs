@@ -40,11 +40,9 @@ pub(crate) enum Op {
     Get(u8, Isolation),
     /// Reads at most so many rows of a range, from its end if asked for.
     Range(u8, u8, usize, bool, Isolation),
-    /// Sets a key.
     Set(u8, Vec<u8>),
     /// Removes a key.
     Clear(u8),
-    /// Removes a range.
     ClearRange(u8, u8),
     /// Applies an operation to a key.
     Atomic(AtomicOp, u8, Vec<u8>),
@@ -98,12 +96,10 @@ impl Op {
     }
 }
 
-/// Any letter.
 fn letter() -> impl Strategy<Value = u8> {
     prop::sample::select(LETTERS)
 }
 
-/// A letter for operations on numbers.
 fn number_letter() -> impl Strategy<Value = u8> {
     letter().prop_map(|letter| if letter == STAMPED_VALUE { b'a' } else { letter })
 }
@@ -119,7 +115,6 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
     vec(prop::sample::select(&[0_u8, 1, 2, 255][..]), 0..4)
 }
 
-/// Either isolation.
 fn isolation() -> impl Strategy<Value = Isolation> {
     prop_oneof![3 => Just(Serializable), 1 => Just(Snapshot)]
 }
@@ -169,7 +164,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Many steps of all transactions.
 pub(crate) fn interleaving() -> impl Strategy<Value = Vec<Step>> {
     let step = (0..SLOTS, op()).prop_map(|(slot, op)| Step { slot, op });
     vec(step, 1..45)

@@ -3,7 +3,6 @@
 //! Versions and stamps differ from store to store. A trace therefore has no versions, and the
 //! number of its commit instead of each stamp: the first commit has 1.
 
-/// Bytes of a stamp.
 pub(crate) const STAMP_LEN: usize = 10;
 
 /// The code for a transaction that is too old because it has asked for an old version.
@@ -15,7 +14,6 @@ pub(crate) type Row = (Vec<u8>, Vec<u8>);
 /// The observation of one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// Nothing.
     Silent,
     /// The value of a key, or the code of the error.
     Value(Result<Option<Vec<u8>>, i32>),

@@ -38,7 +38,6 @@ pub(crate) fn removes(attempt: &Attempt, prefix: &[u8]) -> bool {
         .any(|mutation| matches!(mutation, Operation::Clear { key } if key.starts_with(prefix)))
 }
 
-/// Whether an attempt is a fold.
 pub(crate) fn is_fold(attempt: &Attempt) -> bool {
     attempt.applies(AtomicOp::CompareAndClear)
 }

@@ -29,7 +29,6 @@ use crate::common::{db, eager, joined, narrow_bus, record, row_with};
 #[derive(Debug, Clone, Default)]
 struct Lines(Arc<Mutex<BTreeMap<String, u32>>>);
 
-/// The text of an event.
 struct Text(String);
 
 impl Visit for Text {

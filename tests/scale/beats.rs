@@ -27,7 +27,6 @@ use crate::common::{db, record, wide_bus};
 /// The prefix of the rows of nodes, after the default prefix.
 const NODES: &[u8] = b"notibus\x15\x0a\x02main\x00\x14";
 
-/// Nodes of the process.
 const NODES_COUNT: usize = 8;
 
 /// The last beat of each node, and the longest gap between two of one.

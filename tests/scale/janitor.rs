@@ -62,7 +62,6 @@ enum Feeds {
     New,
     /// Each with a document from before its last reshard.
     Resharded,
-    /// Each with a group.
     Consumed,
 }
 

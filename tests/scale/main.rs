@@ -40,7 +40,6 @@ impl World {
         Self { faults, counted, others, store }
     }
 
-    /// The operations during `work`.
     async fn during<T>(&self, work: impl Future<Output = T>) -> OperationCounts {
         let before = self.faults.counts();
         work.await;

@@ -61,7 +61,6 @@ fn ids_and_positions(rows: &[Arc<Change>]) -> Vec<(&str, u64)> {
     rows.iter().map(|row| (row.doc.id.as_str(), row.doc.revision.position)).collect()
 }
 
-/// Everything in the store.
 async fn dump(store: &Database) -> Vec<(Bytes, Bytes)> {
     let all = RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
     store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows

@@ -40,7 +40,6 @@ const DOCS: u32 = 12;
 struct ShardingFixture {
     /// The store, some of whose commits fail.
     store: Database,
-    /// The changes feeds.
     changes: Changes,
     db: Db,
     /// The key prefix of the layer's documents.
@@ -109,7 +108,6 @@ impl ShardingFixture {
     }
 }
 
-/// A moment.
 async fn pause(random: &mut fastrand::Rng) {
     tokio::time::sleep(Duration::from_micros(random.u64(..3_000))).await;
 }

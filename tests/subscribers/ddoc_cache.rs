@@ -17,7 +17,6 @@ use crate::{
     common::{self, db, eager, forgetful, joined, until, wide_bus},
 };
 
-/// A layer with a cache.
 struct Layer {
     store: Database,
     bus: Bus,
@@ -28,7 +27,6 @@ struct Layer {
 }
 
 impl Layer {
-    /// An empty layer.
     async fn new() -> Self {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
@@ -63,7 +61,6 @@ impl Layer {
     }
 }
 
-/// The version in a document.
 fn version(doc: Option<Vec<u8>>) -> Option<u64> {
     doc.map(|bytes| u64::from_be_bytes(bytes.try_into().unwrap()))
 }

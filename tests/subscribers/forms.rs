@@ -28,7 +28,6 @@ fn all_of(batch: &DeliveryBatch) -> impl Iterator<Item = Got> {
     (0..batch.len()).map(|index| got(&batch.delivery(index)))
 }
 
-/// A form of receiver.
 #[derive(Debug, Clone, Copy)]
 enum Form {
     Stream,
@@ -59,7 +58,6 @@ impl Listener for Taker {
     }
 }
 
-/// A receiver of any form.
 enum Receiver {
     Stream(Subscription),
     Batches(BatchSubscription, VecDeque<Got>),
@@ -109,7 +107,6 @@ impl Receiver {
         }
     }
 
-    /// The next delivery.
     async fn next(&mut self) -> Got {
         match self {
             Self::Stream(stream) => got(&stream.next().await.unwrap().unwrap()),

@@ -47,7 +47,6 @@ impl Listener for Recorder {
 pub struct CallReporter(pub UnboundedSender<String>);
 
 impl CallReporter {
-    /// The [`Next`] that a text selects.
     fn next(text: &str) -> Next {
         match text {
             "normal" => Next::Stop(StopReason::Normal),
@@ -400,7 +399,6 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
 struct OwnEnd {
     /// Its handle, once it has one.
     handle: Arc<Mutex<Option<ListenerHandle<()>>>>,
-    /// Reports its calls.
     calls: UnboundedSender<String>,
 }
 
@@ -460,7 +458,6 @@ async fn a_callback_can_stop_itself_by_its_handle() {
 
 /// Reports every call, and returns the scripted [`Next`].
 struct Scripted {
-    /// Reports its calls.
     calls: UnboundedSender<&'static str>,
     /// Returned when it begins.
     begins: Next,

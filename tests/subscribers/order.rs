@@ -12,7 +12,6 @@ use crate::{
     fixture::{changes, drain, ready},
 };
 
-/// The databases.
 const NAMES: [&str; 4] = ["a/x", "a/y", "b/x", "c"];
 
 /// The deliveries to a subscriber so far.
@@ -20,7 +19,6 @@ const NAMES: [&str; 4] = ["a/x", "a/y", "b/x", "c"];
 struct Delivered {
     /// The last sequence of each database.
     last: BTreeMap<String, Sequence>,
-    /// The living instance of each database.
     living: BTreeMap<String, Option<DbInstance>>,
 }
 

@@ -240,7 +240,6 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
 /// The delivery in hand is not worked on, and a restarted listener starts before it.
 #[tokio::test(start_paused = true)]
 async fn a_restarted_listener_starts_before_the_delivery_in_hand() {
-    /// Panics on its first delivery.
     struct Panics(UnboundedSender<Cursor>, Arc<AtomicBool>);
 
     impl Listener for Panics {

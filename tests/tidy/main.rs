@@ -165,7 +165,6 @@ fn what_the_map_names_is_there() {
     assert!(missing.is_empty(), "the map names what is not there: {missing:?}");
 }
 
-/// Tests that pages name are there.
 #[test]
 fn tests_that_pages_name_are_there() {
     let code: String = sources().into_iter().map(|(_, text)| text).collect();

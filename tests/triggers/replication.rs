@@ -19,7 +19,6 @@ use crate::{
     fixture::{JobReports, TriggerFixture, at_rest, job},
 };
 
-/// The ids of the documents in a scan.
 async fn ids(scan: &mut Scan) -> Vec<String> {
     let mut ids = Vec::new();
     loop {

@@ -53,12 +53,9 @@ struct Known {
 /// The results of the builds.
 #[derive(Default)]
 struct Done {
-    /// The databases that have an index.
     indexes: BTreeSet<Db>,
     known: HashMap<Db, Known>,
-    /// Builds that have succeeded.
     builds: usize,
-    /// How late the latest of them was.
     latest: Duration,
     /// Databases that were built without need: when they were last built before.
     needless: Vec<(Db, Option<Instant>)>,
@@ -223,7 +220,6 @@ impl Life {
         }
     }
 
-    /// A trigger that builds them.
     async fn start(&self) -> Trigger {
         let options = TriggerOptions {
             debounce: DEBOUNCE,

@@ -123,7 +123,6 @@ mod tests {
 
     use super::*;
 
-    /// The message of `outcome`.
     fn text(outcome: Result<(), Failure>) -> String {
         match outcome {
             Err(Failure::Failed(reason)) => reason,

@@ -40,7 +40,6 @@ fn with_environment(command: Command, says_what_to_ask: bool) -> Command {
     command.mut_args(named).mut_subcommands(|below| with_environment(below, says_what_to_ask))
 }
 
-/// The variable of an option.
 fn variable(option: &str) -> String {
     format!("NOTIBUS_{}", option.replace('-', "_").to_uppercase())
 }
@@ -49,7 +48,6 @@ fn variable(option: &str) -> String {
 mod tests {
     use super::*;
 
-    /// All options of `command` and of what is below it.
     fn options(command: &Command) -> Vec<(String, Option<OsString>)> {
         let own = command
             .get_arguments()

@@ -48,7 +48,6 @@ use self::deadline::Deadline;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The end of `--help`.
 const AFTER_HELP: &str = "\
 Exit codes:
   0  all is as it should be; also if nobody reads the output any more

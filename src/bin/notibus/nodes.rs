@@ -62,7 +62,6 @@ fn compare(before: &Value, after: Value) -> Vec<Value> {
     nodes
 }
 
-/// A node for people.
 fn cells(node: &Value, watched: Duration) -> Vec<String> {
     let watched = humantime::format_duration(watched);
     let life = match node["beats"].as_u64() {

@@ -48,10 +48,8 @@ fn parse_key(text: &str) -> Result<String, String> {
 /// What a command has recorded so far.
 struct Recorder {
     opened: Opened,
-    /// The key of the command.
     key: String,
     recorded: u64,
-    /// How many transactions it has begun.
     transactions: u64,
 }
 
@@ -102,7 +100,6 @@ impl Recorder {
         self.record(&events).await
     }
 
-    /// Records `events` in one transaction.
     async fn record(&mut self, events: &[Value]) -> Result<(), Failure> {
         if events.is_empty() {
             return Ok(());

@@ -66,7 +66,6 @@ struct At {
     prefix: String,
 }
 
-/// A failure of a file.
 fn fail(file: &Path, error: &io::Error) -> Failure {
     Failure::BadInput(format!("{}: {error}", file.display()))
 }
@@ -167,7 +166,6 @@ pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure>
     say(&format!("imported; the incarnation is {} now", bus.incarnation().0))
 }
 
-/// Prints a line.
 fn say(line: &str) -> Result<(), Failure> {
     writeln!(io::stdout(), "{line}").map_err(crate::out::failed)
 }

@@ -67,12 +67,10 @@ pub fn intensity(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    /// The number of seeds.
     fn seeds(&self) -> u64 {
         self.seeds.unwrap_or(if self.save.is_some() { 1 } else { 1_000 })
     }
 
-    /// The options of each world.
     fn options(&self, trace: bool) -> Options {
         let chaos = self.chaos.map(Duration::from_secs);
         Options {
@@ -142,7 +140,6 @@ struct Total {
 }
 
 impl Total {
-    /// Adds a world.
     fn add(&mut self, outcome: &Outcome) {
         self.seeds += 1;
         self.elapsed += outcome.elapsed;
@@ -241,7 +238,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints the totals.
 #[expect(clippy::cast_precision_loss, reason = "a rate is for people")]
 fn report(total: &Total, took: Duration) -> io::Result<()> {
     let rate = total.seeds as f64 / took.as_secs_f64().max(0.001);

@@ -36,14 +36,12 @@ impl Store {
     }
 }
 
-/// Connects to the cluster of a cluster file.
 #[cfg(feature = "foundationdb")]
 async fn cluster(file: &Path, Deadline(connect_timeout): Deadline) -> Result<Database> {
     use notibus::store::FoundationDbOptions;
     Database::foundationdb_with(file, &FoundationDbOptions { connect_timeout, ..Default::default() }).await
 }
 
-/// Fails.
 #[cfg(not(feature = "foundationdb"))]
 #[expect(clippy::unused_async, reason = "a program with this feature waits")]
 async fn cluster(file: &Path, _: Deadline) -> Result<Database> {

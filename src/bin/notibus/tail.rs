@@ -70,7 +70,6 @@ async fn print(args: &Args, opened: &Opened, deadline: Deadline) -> Result<(), F
     }
 }
 
-/// A row for people.
 fn line(row: &Value) -> String {
     let kinds: Vec<_> = items(&row["kinds"]).iter().map(text).collect();
     let name = text(&row["db"]).replace(char::is_control, "\u{fffd}");

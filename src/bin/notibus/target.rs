@@ -83,9 +83,7 @@ pub struct Opened {
     deadline: Deadline,
 }
 
-/// Who answers.
 enum Place {
-    /// A node.
     Node(Url),
     /// The routes of a bus in this process.
     Bus {
@@ -95,7 +93,6 @@ enum Place {
     },
 }
 
-/// A request.
 struct Ask<'a> {
     /// The work, for the message if there is no answer.
     what: &'a str,
@@ -220,7 +217,6 @@ pub fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("the name is empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
-/// Asks a router of this process.
 async fn within(mut router: Router, Ask { path, body, key, .. }: Ask<'_>) -> Result<(u16, Vec<u8>), Failure> {
     let method = if body.is_some() { "POST" } else { "GET" };
     let mut request = axum::http::Request::builder().method(method).uri(path);

@@ -52,7 +52,6 @@ pub struct FeedArgs {
 /// The name of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedName {
-    /// The notification feed.
     Notifications,
     /// The changes of the documents of a database.
     Documents(DbInstance),
@@ -80,7 +79,6 @@ impl fmt::Display for FeedName {
     }
 }
 
-/// Reads `--scheme`.
 fn parse_scheme(text: &str) -> Result<SchemeId, String> {
     match text {
         "id" => Ok(SchemeId::ID),
@@ -129,7 +127,6 @@ fn ranges(shards: &[u64]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// An entry for people.
 fn cells(entry: &Value) -> Vec<String> {
     let scheme = match entry["scheme"].as_u64().map(|number| SchemeId(number as u16)) {
         None => "unsharded".to_owned(),

@@ -66,7 +66,6 @@ pub struct Args {
     keep: Option<PathBuf>,
 }
 
-/// Parses `--member`.
 fn member(text: &str) -> Result<Member, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
@@ -133,7 +132,6 @@ impl Args {
         Ok(outcome)
     }
 
-    /// The options of each world.
     fn options(&self) -> Options {
         Options {
             chaos: Some(self.chaos),
@@ -144,7 +142,6 @@ impl Args {
         }
     }
 
-    /// The folder for what is kept.
     fn folder(&self) -> PathBuf {
         let new = || std::env::temp_dir().join(format!("notibus-torture-{}", std::process::id()));
         self.keep.clone().unwrap_or_else(new)
@@ -162,7 +159,6 @@ struct Total {
 }
 
 impl Total {
-    /// Adds a world.
     fn add(&mut self, outcome: Outcome) {
         self.worlds += 1;
         for (&fault, count) in &outcome.faults {
@@ -282,7 +278,6 @@ fn rates(done: &Done, total: &Total, elapsed: Duration) -> String {
     )
 }
 
-/// What was done.
 fn report(done: &Done, total: &Total, took: Duration) -> String {
     let Done { commits, events, deliveries, .. } = done;
     let [commits, events, deliveries] =

@@ -89,7 +89,6 @@ async fn sources(context: &Context) -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-/// The row as it is exported.
 fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
     let (key, value) = row;
     let mut value = value.clone();

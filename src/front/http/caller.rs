@@ -47,7 +47,6 @@ impl Right {
     }
 }
 
-/// The role of admins.
 const ADMIN: &str = "_admin";
 
 const ROLES: [&str; 4] = [ADMIN, "_db_updates", "_events", "_metrics"];

@@ -138,7 +138,6 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     answer.await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Reads the events of a body.
 fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     let posted: Vec<Posted> = serde_json::from_slice(body).map_err(|error| {
         Failure::bad_request(format!(

@@ -39,7 +39,6 @@ const PAGE_ROWS: usize = 1_000;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReshardRequest {
-    /// Over how many shards.
     shards: u32,
     /// The number of the scheme that routes ids to them; as before, if not said.
     scheme: Option<u16>,
@@ -73,7 +72,6 @@ async fn topology(State(inner): Shared, Places(feed): Places<String>, parts: Par
     Ok(answer(StatusCode::OK, &json!({ "entries": entries.map_err(named)? })))
 }
 
-/// The entries of a topology.
 async fn entries<R: FeedRow>(feed: &Feed<R>, counts: bool) -> BusResult<Vec<Value>> {
     let mut entries = Vec::new();
     for entry in feed.topology().await? {
@@ -98,7 +96,6 @@ fn named(error: Error) -> Failure {
     }
 }
 
-/// An entry as it is shown.
 fn object(entry: &TopologyEntry) -> Value {
     serde_json::to_value(entry).expect("it has only plain fields")
 }

@@ -25,7 +25,6 @@ impl Api {
     }
 }
 
-/// All nodes.
 async fn list(State(inner): Shared, parts: Parts) -> Answered {
     reads(&parts, &[])?;
     Ok(answer(StatusCode::OK, &json!({ "nodes": inner.bus.nodes().await? })))

@@ -17,7 +17,6 @@ const FIRST_ROWS_MIN: usize = 16;
 pub(super) struct PageSize {
     /// The most rows of a page.
     most: usize,
-    /// The rows of the next page.
     rows: usize,
 }
 

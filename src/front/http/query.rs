@@ -298,7 +298,6 @@ fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Fail
     }
 }
 
-/// Reads the value of `types`.
 fn types(value: &str) -> Result<Kinds, Failure> {
     let all = [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated];
     let known = |name: &str| all.into_iter().find(|kind| kind.as_str() == name);

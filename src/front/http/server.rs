@@ -216,7 +216,6 @@ fn protocol(options: &ServerOptions) -> http1::Builder {
 /// Accepts connections, and starts a task for each.
 struct Acceptor {
     connections: Arc<Semaphore>,
-    /// How many connections each address has.
     addresses: Arc<Tally<IpAddr>>,
     http: http1::Builder,
     options: Arc<ServerOptions>,

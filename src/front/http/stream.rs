@@ -77,7 +77,6 @@ enum Phase {
     Begin,
     /// Reads and sends rows.
     Read,
-    /// Waits for rows.
     Wait,
     /// Sends the bytes after the rows.
     End,

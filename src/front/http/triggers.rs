@@ -29,7 +29,6 @@ const PAGE_ROWS: usize = 1_000;
 /// Up to how many parked databases of a trigger are counted.
 const PARKED_MAX: usize = 10_000;
 
-/// The databases to retry.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RetryRequest {
@@ -77,7 +76,6 @@ async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failur
     }))
 }
 
-/// All triggers.
 async fn list(State(inner): Shared, parts: Parts) -> Answered {
     reads(&parts, &[])?;
     let mut triggers = Vec::new();

@@ -43,7 +43,6 @@ const PAGE_ROWS: usize = 256;
 /// How long a live feed pauses when the dispatcher could not read for it.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// A page and the horizon.
 type Page = (NotificationPage, Sequence);
 
 /// The next item of a subscription; `None` after its end.
@@ -109,7 +108,6 @@ pub(super) struct Updates {
     kinds: Kinds,
     /// Where to read on in the store.
     next: Position,
-    /// The position of the client.
     seq: Position,
     /// Whether the feed has read the store to its end.
     is_caught_up: bool,

@@ -17,7 +17,6 @@ const ROW_BYTES: usize = 8 << 10;
 /// A chunk grows by doubling up to this many bytes, and then gets all its room at once.
 const SMALL_BYTES: usize = 8 << 10;
 
-/// The format of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WireFormat {
     /// One JSON object, with one row per line.

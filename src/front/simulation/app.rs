@@ -22,7 +22,6 @@ use crate::{
 /// The prefix of all keys of the layer.
 pub(super) const PREFIX: &[u8] = b"app";
 
-/// The numbers of its families.
 pub(super) mod family {
     pub const DATABASE: u16 = 0;
     pub const HISTORY: u16 = 1;
@@ -51,7 +50,6 @@ fn pack(elements: &impl TuplePack) -> Vec<u8> {
     key
 }
 
-/// The key of the database `name`.
 pub(super) fn database(name: &DbName) -> Vec<u8> {
     pack(&(family::DATABASE, name.as_str()))
 }
@@ -71,7 +69,6 @@ pub(super) fn document(instance: DbInstance, id: &DocId) -> Vec<u8> {
     pack(&(family::DOCUMENT, &instance.0[..], id.as_str()))
 }
 
-/// The keys of all documents of a database.
 pub(super) fn documents(instance: DbInstance) -> KeyRange {
     let mut begin = pack(&(family::DOCUMENT, &instance.0[..]));
     let mut end = begin.clone();
@@ -201,13 +198,11 @@ impl Line {
 pub(super) enum AppKey {
     /// Whether a database exists.
     Database(DbName),
-    /// A line of the history.
     History,
     /// Something that must happen once.
     Once(u64),
     /// A group has worked on a row.
     Effect(GroupName, Sequence),
-    /// A document of a database.
     Document(DbInstance, String),
     /// How many events were recorded in the other bus.
     Tally,
@@ -254,7 +249,6 @@ impl AppKey {
     }
 }
 
-/// The instance in the value of a database.
 pub(super) fn instance_of(value: &Bytes) -> Result<DbInstance> {
     let bytes = value[..].try_into();
     bytes.map(DbInstance).map_err(|_| Error::corrupt("database", "its instance has not 16 bytes"))

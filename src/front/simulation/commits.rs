@@ -262,7 +262,6 @@ pub(super) fn ready<T: Unpin>(answer: Answer<'_, T>) -> Result<T> {
     answer.now_or_never().expect("the engine answers at once")
 }
 
-/// All rows that `tx` sees.
 pub(super) fn rows(tx: &dyn TransactionBackend) -> Rows {
     let mut rows = Rows::new();
     let mut rest = Some(RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])));

@@ -188,7 +188,6 @@ pub(super) enum Work {
     AtLeastOnce,
 }
 
-/// A group.
 #[derive(Debug, Clone)]
 pub(super) struct GroupPlan {
     pub name: String,
@@ -588,7 +587,6 @@ fn processes(
     processes
 }
 
-/// A group.
 fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan {
     let work = if random.bool() { Work::ExactlyOnce } else { Work::AtLeastOnce };
     let checkpoint = match work {

@@ -7,7 +7,6 @@ use super::{
     issuer::{Issuer, ProcessId},
 };
 
-/// An event of a world.
 pub(super) enum Event {
     /// Sleepers wake.
     Nothing,
@@ -15,7 +14,6 @@ pub(super) enum Event {
     Arrival(Arc<Flight>),
     /// A process crashes, if it still lives that life.
     Crash(Issuer),
-    /// A process starts.
     Start(ProcessId),
     /// A paused process resumes, if it still lives that life.
     Resume(Issuer),

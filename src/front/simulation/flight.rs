@@ -24,16 +24,13 @@ pub(super) struct Flight {
     pub state: Mutex<FlightState>,
 }
 
-/// The state of a commit.
 pub(super) enum FlightState {
-    /// It is under way.
     Under {
         /// Whether its caller still waits for it.
         is_awaited: bool,
         /// Wakes the caller, if it has waited for longer than a commit takes.
         waker: Option<Waker>,
     },
-    /// It has arrived.
     Arrived(Option<Result<Option<Versionstamp>>>),
 }
 

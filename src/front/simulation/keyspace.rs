@@ -11,13 +11,11 @@ use crate::store::Mutation;
 /// The value of an undecodable row, and the end of the key of one among the counters.
 pub(super) const BROKEN: &[u8] = b"broken";
 
-/// The prefix of all keys of the bus.
 pub(super) const BUS_PREFIX: &[u8] = b"bus";
 
 /// The prefix of all keys of another bus in the store: it begins with the same bytes.
 pub(super) const OTHER_BUS_PREFIX: &[u8] = b"bus2";
 
-/// The rows of a store.
 pub(super) type Rows = BTreeMap<Bytes, Bytes>;
 
 /// Mutations for readers of the trace.

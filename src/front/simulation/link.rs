@@ -113,7 +113,6 @@ impl Link {
 struct Crossing {
     watch: Watch,
     time: Time,
-    /// The process with the watch.
     process: usize,
 }
 
@@ -121,7 +120,6 @@ struct Crossing {
 struct CrossingWaker {
     task: Waker,
     time: Time,
-    /// The process of the task.
     process: usize,
 }
 

@@ -24,7 +24,6 @@ use crate::{
     },
 };
 
-/// The prefix of the keys of the log.
 pub(super) const PREFIX: &[u8] = b"log of commits";
 
 /// The most bytes of a row.

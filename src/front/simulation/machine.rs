@@ -19,7 +19,6 @@ use crate::{
 /// How many operations of the disk a commit takes.
 const COMMIT_OPERATIONS: usize = 3;
 
-/// How many it takes with a snapshot.
 const SNAPSHOT_OPERATIONS: usize = 24;
 
 /// More operations than an opening takes.
@@ -48,7 +47,6 @@ enum Failing {
 impl Failing {
     const ALL: [Self; 4] = [Self::Writes, Self::Syncs, Self::Renames, Self::Opens];
 
-    /// Whether `operation` is one of them.
     fn has(self, operation: &DiskOperation) -> bool {
         match self {
             Self::Writes => matches!(operation, DiskOperation::Write(..)),
@@ -62,7 +60,6 @@ impl Failing {
         }
     }
 
-    /// That one of them has had `fault`.
     fn witness(self, fault: DiskFault) -> Witness {
         let (DiskFault::Fails(code) | DiskFault::FailsAfter(code)) = fault else {
             return Witness::WriteShort;
@@ -77,27 +74,23 @@ impl Failing {
     }
 }
 
-/// The errors of a disk.
 const CODES: [i32; 3] = [DiskFault::IO, DiskFault::FULL, DiskFault::TOO_MANY_FILES];
 
 /// A planned fault of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 enum Trouble {
-    /// Nothing.
     #[default]
     None,
     /// The power fails after so many operations; if `happens`, the next one takes effect without an answer.
     Power { after: usize, happens: bool },
     /// After so many of these operations one has this fault, and the next one fails with the code, if any.
     Fault { of: Failing, after: usize, fault: DiskFault, then: Option<i32> },
-    /// One of these operations has had this fault.
     Struck(Failing, DiskFault),
     /// There is no power.
     Dark,
 }
 
 impl Trouble {
-    /// The fault of `operation`.
     fn strike(&mut self, operation: &DiskOperation) -> Option<DiskFault> {
         match self {
             Self::None | Self::Struck(..) => None,
@@ -137,7 +130,6 @@ impl Machine {
         Self::open(disk, options, env, Unsynced::default())
     }
 
-    /// The machine with the store on `disk`.
     fn open(disk: SimulatedDisk, options: FolderOptions, env: Env, unsynced: Unsynced) -> Result<Self> {
         let store = Arc::new(disk.engine(env, options)?);
         let trouble = plan(&disk, Trouble::None);

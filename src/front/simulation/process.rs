@@ -21,7 +21,6 @@ use tracing::dispatcher::{self, DefaultGuard};
 /// Whether runs can be replayed: only this cfg makes tokio's own random numbers depend on the seed.
 pub(super) const IS_REPLAYABLE: bool = cfg!(tokio_unstable);
 
-/// A process.
 pub(super) struct Process {
     runtime: Runtime,
     /// Wakes the process's run when nothing is left to do.
@@ -30,7 +29,6 @@ pub(super) struct Process {
     threads: Option<Threads>,
 }
 
-/// The threads of a process.
 struct Threads {
     count: NonZeroUsize,
     /// Holds them up while the process is paused.
@@ -47,9 +45,7 @@ struct Gate {
 /// Whether a runtime has nothing left to do.
 #[derive(Default)]
 struct Idle {
-    /// Whether it is so.
     is_idle: AtomicBool,
-    /// The waker of the run.
     waker: Mutex<Option<Waker>>,
 }
 

@@ -85,7 +85,6 @@ fn env_of(time: &Time, plan: RelocationPlan) -> Env {
     Env::new(Arc::new(Clock::exact(time, usize::MAX).behind(plan.behind)))
 }
 
-/// Writes `rows` to `engine`.
 fn copy(rows: &Rows, engine: &dyn Backend) {
     let rows: Vec<_> = rows.iter().collect();
     for rows in rows.chunks(COPIED_AT_ONCE) {

@@ -26,7 +26,6 @@ use crate::{
 pub(super) enum Restored {
     /// It was made before there was a bus, or nothing has happened since.
     Nothing,
-    /// All is as promised.
     Well,
     Wrong(Broken),
 }

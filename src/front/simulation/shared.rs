@@ -24,10 +24,8 @@ use crate::state::keys::GroupName;
 /// The message of planned panics of listeners.
 pub(super) const PLANNED_PANIC: &str = "a listener of a simulation panics";
 
-/// The rows of a store.
 type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The phase of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Phase {
@@ -44,7 +42,6 @@ pub(super) struct Shared {
     pub plan: Plan,
     findings: Findings,
     oracle: Mutex<Oracle>,
-    /// The randomness of faults.
     random: Mutex<fastrand::Rng>,
     phase: AtomicU8,
     /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that

@@ -33,7 +33,6 @@ type Place = (u64, u64);
 pub(super) enum Due {
     /// Wakes a sleeper of a process.
     Wake(ProcessId, Waker),
-    /// An event of the world.
     Event(Event),
 }
 
@@ -52,14 +51,12 @@ struct Real {
     earlier: Condvar,
 }
 
-/// The schedule.
 #[derive(Default)]
 struct Schedule {
     /// Nanoseconds since the world began.
     now: u64,
     /// The order of the next entry.
     next: u64,
-    /// The entries.
     due: BTreeMap<Place, Due>,
     /// Processes that can run.
     runnable: BTreeSet<ProcessId>,
@@ -186,7 +183,6 @@ impl Time {
     }
 }
 
-/// A duration in nanoseconds.
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).expect("a world does not last for centuries")
 }

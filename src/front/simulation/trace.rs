@@ -89,7 +89,6 @@ impl tracing::Subscriber for Listener {
 /// Writes the fields of an event as text.
 struct Fields<'a> {
     message: &'a mut String,
-    /// The other fields.
     fields: &'a mut String,
 }
 

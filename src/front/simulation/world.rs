@@ -90,7 +90,6 @@ impl Slot {
     }
 }
 
-/// A world.
 pub(super) struct World {
     shared: Arc<Shared>,
     engine: Arc<dyn Backend>,
@@ -512,7 +511,6 @@ impl World {
         self.shared.time.after(POLL_INTERVAL, Event::Poll);
     }
 
-    /// Enters `phase`.
     fn enter(&mut self, phase: Phase) {
         self.since = self.shared.time.now();
         self.shared.enter(phase);

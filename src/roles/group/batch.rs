@@ -209,7 +209,6 @@ struct Ticket {
 
 /// The rows that a checkpoint covers.
 enum Scope {
-    /// Rows of the shard.
     Rows {
         /// Position before the batch.
         after: Sequence,
@@ -218,7 +217,6 @@ enum Scope {
         to: Sequence,
         parks: Arc<Parks>,
     },
-    /// A parked row.
     Parked {
         id: Bytes,
         /// The position of the row in the feed.

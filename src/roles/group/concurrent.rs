@@ -166,7 +166,6 @@ impl Progress {
         Self { unsaved, is_done: vec![false; rows], low: 0, saved: 0 }
     }
 
-    /// The row at `index` is done.
     fn done(&mut self, index: usize) {
         self.is_done[index] = true;
         self.low += self.is_done[self.low..].iter().take_while(|is_done| **is_done).count();

@@ -39,7 +39,6 @@ pub(super) type Working = Arc<Mutex<Vec<ShardId>>>;
 struct Shards {
     /// How often they were read.
     count: u64,
-    /// The first of them.
     first: Option<ShardId>,
 }
 

@@ -206,7 +206,6 @@ async fn guarded<T>(call: impl Future<Output = T>) -> Result<T, Failure> {
     called.map_err(|panic| Failure { text: format!("panic: {}", panic_text(&*panic)), is_panic: true })
 }
 
-/// The failure of an observer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     pub text: String,

@@ -64,7 +64,6 @@ impl FromStr for ReplayPosition {
     }
 }
 
-/// A page of a replay.
 #[derive(Debug)]
 pub(crate) struct ReplayPage {
     /// How many rows were parked.

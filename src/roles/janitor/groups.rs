@@ -86,7 +86,6 @@ impl Pass<'_> {
         Ok(earlier_ms)
     }
 
-    /// Reads the groups that have an expiry.
     async fn expiring_groups(&self) -> Result<Vec<(GroupId, GroupRow)>> {
         let keys = &self.context.keys;
         let (mut groups, mut last) = (Vec::new(), None);

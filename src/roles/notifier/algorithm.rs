@@ -18,7 +18,6 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// The kinds of the observed events.
     fn kinds(&self) -> Kinds {
         let ddocs = if self.has_ddocs { EventKind::DdocUpdated.into() } else { Kinds::NONE };
         Kinds::counted(&self.tally.counters) | ddocs

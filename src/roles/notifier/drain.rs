@@ -18,7 +18,6 @@ use crate::{
 /// The unfolded events of one name.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// The rows to subtract.
     rows: Vec<DrainRow>,
     /// The events of these rows, by instance.
     pub observed: BTreeMap<DbInstance, Observed>,

@@ -172,11 +172,9 @@ impl State {
 /// Where a page ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Before the row.
     Before,
     /// Right behind it, before the end of the feed.
     Behind,
-    /// At the end of the feed.
     Complete,
 }
 

@@ -31,7 +31,6 @@ impl Pace {
         if rest < REST_MIN { Duration::ZERO } else { rest }
     }
 
-    /// The rest that remains at `now`.
     fn rest(&self, now: Duration) -> Duration {
         self.owed.saturating_sub(now.saturating_sub(self.ended))
     }

@@ -66,7 +66,6 @@ impl AfterCommit for Context {
 #[must_use = "ring it after the commit, or the event waits for the notifier's poll"]
 pub struct Receipt {
     context: Arc<Context>,
-    /// The partition of the event.
     partition: Partition,
 }
 

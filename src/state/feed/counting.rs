@@ -65,7 +65,6 @@ struct Side {
     count: u64,
     /// The shards that are still to be counted, each with the sequence to go on after.
     rest: Vec<(RowSpace, Sequence)>,
-    /// The end of the side.
     last: Sequence,
 }
 

@@ -75,7 +75,6 @@ pub(crate) struct Probe<'a> {
 /// The result of a poll, in one transaction.
 pub(crate) struct PulseRead {
     pulse: PulseValue,
-    /// The version at which it was read.
     version: u64,
     /// The last sequence that the transaction can see.
     last: Sequence,
@@ -104,9 +103,7 @@ impl PulseRead {
 
 /// The cause of a poll.
 enum Woken {
-    /// An append of this process.
     Append,
-    /// The watch.
     Watch,
     /// The watch, which has failed.
     Failure,

@@ -117,7 +117,6 @@ impl<R: FeedRow> ShardReader<R> {
         }
     }
 
-    /// Returns the end.
     fn end(&mut self, resharded: Resharded) -> ShardEvent<R> {
         self.is_ended = true;
         ShardEvent::Resharded(resharded)

@@ -28,7 +28,6 @@ impl FeedId {
         Self([&b"d"[..], &instance.0].concat().into())
     }
 
-    /// The feed that has `bytes` in its keys.
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         match bytes {
             b"n" => Ok(Self::notifications()),

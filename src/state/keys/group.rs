@@ -87,7 +87,6 @@ impl FromStr for GroupName {
 
 serde_as_text!(GroupName);
 
-/// The id of a group.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupId {
     /// The feed whose rows it reads.

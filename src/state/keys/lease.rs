@@ -33,7 +33,6 @@ mod version {
 /// How many versions the roles share. It is fixed, because nodes must agree on it.
 const ROLE_VERSIONS: u64 = 4_096;
 
-/// The owner of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub node: NodeId,

@@ -138,7 +138,6 @@ const CELL: &str = "main";
 /// The longest prefix of a bus, in bytes: with it the longest key is below the store's limit.
 pub(crate) const PREFIX_LEN_MAX: usize = 256;
 
-/// The keys of one bus.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys {
     prefix: Bytes,

@@ -111,7 +111,6 @@ impl fmt::Display for Role {
     }
 }
 
-/// The heartbeat of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRow {
     /// How often the node has written the row. Others see by it that the node lives, whatever their clocks show.

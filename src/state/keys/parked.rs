@@ -33,7 +33,6 @@ mod flag {
     pub const ALL: u8 = GONE | FRESH | ASKED;
 }
 
-/// A parked database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ParkedRow {
     /// Whether the job has to learn that the database is gone, instead of working on it.

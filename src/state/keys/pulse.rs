@@ -8,10 +8,8 @@ use bytes::Bytes;
 
 use super::{FeedId, Keys, ShardId, family};
 
-/// How many lanes a pulse has.
 const LANES: u64 = 16;
 
-/// Bytes of a lane.
 const LANE_LEN: usize = 4;
 
 /// Bytes of a pulse.
@@ -50,7 +48,6 @@ impl Lanes {
     }
 }
 
-/// A pulse as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PulseValue(Option<Bytes>);
 

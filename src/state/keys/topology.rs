@@ -36,9 +36,7 @@ pub(crate) enum Layout {
     Sharded {
         /// The stored number of the scheme that routes ids to shards.
         scheme: u16,
-        /// The first shard.
         first: ShardId,
-        /// The number of shards.
         count: u32,
     },
 }

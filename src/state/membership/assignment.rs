@@ -45,7 +45,6 @@ struct Share {
     node: NodeId,
     /// The most resources that it may own.
     max: usize,
-    /// The number that it owns.
     owned: usize,
     /// The number that it can still get.
     left: usize,

@@ -20,7 +20,6 @@ pub(super) type Version = Option<Bytes>;
 /// The last changes of members and of the resources that they divide, as far as a node has to know them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// Members and their roles.
     membership: Version,
     /// The leases and resources of all pools.
     pools: Version,
@@ -33,7 +32,6 @@ pub(super) struct Versions {
 pub(super) struct OfPool {
     /// The nodes with the role of the pool, and what each may own by it.
     members: Version,
-    /// The leases and resources.
     leases: Version,
 }
 

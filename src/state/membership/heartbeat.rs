@@ -67,7 +67,6 @@ pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
 }
 
-/// A command to the heartbeat.
 pub(super) enum Command {
     /// Beat now if the roles have changed, so that other nodes see them.
     Publish(oneshot::Sender<Result<()>>),
@@ -86,7 +85,6 @@ pub(super) enum Claim {
     },
 }
 
-/// The heartbeat of a node.
 pub(super) struct Heartbeat {
     id: NodeId,
     db: Database,
@@ -399,7 +397,6 @@ struct Found {
 }
 
 impl Found {
-    /// Whether it has `token`.
     fn has(&self, token: [u8; 16]) -> bool {
         self.row.is_some_and(|row| row.token == token)
     }

@@ -13,7 +13,6 @@ use crate::{
     store::{Database, Isolation, Transaction},
 };
 
-/// A lease that is held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     key: Vec<u8>,

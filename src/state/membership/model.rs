@@ -34,7 +34,6 @@ enum Mistake {
 struct Membership {
     nodes: u8,
     resources: u64,
-    /// How many rounds commit.
     commits: u8,
     /// How many crashes and removals happen.
     mishaps: u8,
@@ -66,7 +65,6 @@ struct Work {
     is_valid: bool,
 }
 
-/// A node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Node {
     /// Whether its process runs.
@@ -82,19 +80,15 @@ struct Node {
     flight: Option<Flight>,
 }
 
-/// The state of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     /// The leases: the epoch, and the owner with the number of its acquisition.
     leases: BTreeMap<u64, (u64, Option<(u8, u8)>)>,
-    /// Which nodes are members.
     members: Vec<bool>,
     nodes: Vec<Node>,
     /// Commits of processes that have crashed.
     orphans: Vec<Flight>,
-    /// Transactions of work.
     work: Vec<Work>,
-    /// How many commits are left.
     commits: u8,
     /// How many crashes and removals are left.
     mishaps: u8,

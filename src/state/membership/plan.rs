@@ -79,7 +79,6 @@ impl Plan {
 }
 
 impl View<'_> {
-    /// The present lease of `resource`.
     fn lease(&self, resource: u64) -> Lease {
         self.leases.get(&resource).copied().unwrap_or_default()
     }

@@ -20,7 +20,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest time for which a node is watched: a node with a longer expiry counts as living.
 const WATCH_MAX: Duration = Duration::from_mins(1);
 
-/// The rows of some nodes.
 pub(crate) type NodeRows = BTreeMap<NodeId, NodeRow>;
 
 /// The result of watching nodes.

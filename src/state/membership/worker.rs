@@ -175,11 +175,8 @@ impl Failures {
 enum Event {
     /// The worker is to end.
     Stop,
-    /// The node has fallen out.
     FallenOut,
-    /// A job has ended.
     Ended(Result<(Id, Result<()>), JoinError>),
-    /// A round is due.
     Due,
     /// The node has polled whether anything has changed.
     Polled,
@@ -201,7 +198,6 @@ struct WorkerTask {
     /// The role of the node, until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
     tasks: JoinSet<Result<()>>,
-    /// The resources of the tasks.
     ids: HashMap<Id, u64>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,

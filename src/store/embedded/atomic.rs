@@ -75,7 +75,6 @@ pub(super) fn add(old: &[u8], operand: &[u8]) -> SmallVec<[u8; 64]> {
     total
 }
 
-/// The bytes of a word.
 const WORD_LEN: usize = size_of::<u64>();
 
 /// The next word of a little-endian number, padded with zeros.

@@ -82,7 +82,6 @@ impl Failed {
         self.0.borrow().clone()
     }
 
-    /// Sets the error.
     fn set(&self, error: StoreError) {
         self.0.send_replace(Some(error));
     }

@@ -17,9 +17,7 @@ pub(super) fn bounds(range: &KeyRange) -> (Bound<&[u8]>, Bound<&[u8]>) {
 /// One entry of a read-conflict set.
 #[derive(Debug, Clone)]
 pub(super) enum ReadConflict {
-    /// A single key.
     Key(Bytes),
-    /// A range.
     Range(KeyRange),
 }
 

@@ -97,7 +97,6 @@ pub(super) struct Staged {
     undo: Undo,
     /// The answers, in the order of the requests.
     pub outcomes: Vec<Outcome>,
-    /// The watches to arm.
     watches: Vec<watches::Pending>,
 }
 
@@ -140,7 +139,6 @@ impl Staged {
 /// The newest rows, and the state for deciding commits.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// The newest rows.
     root: Rows,
     version: u64,
     /// The groups of the last 5 s.

@@ -20,7 +20,6 @@ use crate::base::{
     error::{Error, OpenCause, Result, StoreError},
 };
 
-/// An embedded store.
 pub(in crate::store) struct Engine {
     core: Arc<Mutex<Core>>,
     env: Env,
@@ -35,7 +34,6 @@ pub(in crate::store) struct Engine {
     used: Mutex<HashSet<Vec<u8>>>,
 }
 
-/// The committer of an engine.
 enum Committing {
     /// Each caller commits by itself, in memory.
     Caller,

@@ -54,7 +54,6 @@ impl Own {
 struct Ranges(BTreeMap<Bytes, Bytes>);
 
 impl Ranges {
-    /// The range that contains `key`.
     fn containing(&self, key: &[u8]) -> Option<KeyRange> {
         let up_to = (Bound::Unbounded, Bound::Included(key));
         let (begin, end) = self.0.range::<[u8], _>(up_to).next_back()?;
@@ -156,7 +155,6 @@ impl Overlay {
         }
     }
 
-    /// Clears `range`.
     fn clear(&mut self, range: &KeyRange) {
         if range.is_empty() {
             return;

@@ -16,7 +16,6 @@ use crate::store::TRANSACTION_LIFETIME;
 /// The most bytes of writes in a block of several groups. Few in tests, so that they meet full ones.
 const BLOCK_LEN_MAX: usize = if cfg!(test) { 2_048 } else { 1 << 17 };
 
-/// A published group.
 #[derive(Debug)]
 struct Group {
     version: u64,

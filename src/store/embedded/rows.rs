@@ -302,7 +302,6 @@ fn split(rows: &mut Packed, index: usize) -> Changed {
 }
 
 impl Branch {
-    /// The index of the child in which `key` is.
     fn child_of(&self, key: &[u8]) -> usize {
         self.separators.find(key).map_or_else(|index| index, |index| index + 1)
     }

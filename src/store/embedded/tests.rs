@@ -21,7 +21,6 @@ use crate::{
     },
 };
 
-/// The rows of a store.
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// A journal that never gets so long.
@@ -38,7 +37,6 @@ fn failing(code: i32) -> (SimulatedDisk, Arc<AtomicBool>) {
     (disk, fails)
 }
 
-/// Sets a row.
 async fn set(db: &Database, key: &[u8]) -> Result<()> {
     db.run(async |tx| {
         tx.set(key, b"x");
@@ -47,7 +45,6 @@ async fn set(db: &Database, key: &[u8]) -> Result<()> {
     .await
 }
 
-/// All rows.
 async fn rows(db: &Database) -> Rows {
     let tx = db.begin();
     let mut pages = tx.pages(RangeRead::new(KeyRange::prefix("")), Isolation::Snapshot);
@@ -235,7 +232,6 @@ async fn a_writer_in_a_loop_leaves_others_their_turn() {
 struct Odometer {
     /// The present series, each number with its upper bound.
     digits: Vec<(usize, usize)>,
-    /// How many were drawn of it.
     drawn: usize,
 }
 

@@ -39,7 +39,6 @@ const TAGS_MAX: usize = 5;
 /// The end of the key space that layers may use.
 const KEYS_END: &[u8] = b"\xff";
 
-/// A transaction of the embedded engine.
 pub(super) struct EmbeddedTransaction {
     engine: Arc<Engine>,
     state: Mutex<State>,
@@ -50,9 +49,7 @@ enum Phase {
     /// It can read and write.
     #[default]
     Open,
-    /// Its commit has begun.
     Committing,
-    /// It was cancelled.
     Cancelled,
 }
 
@@ -82,7 +79,6 @@ struct State {
     options: Options,
 }
 
-/// The options of a transaction.
 #[derive(Debug, Clone, Default)]
 struct Options {
     /// Its time limit.
@@ -532,7 +528,6 @@ fn mutation_len(mutation: &Mutation) -> usize {
         }
 }
 
-/// The size of a read conflict.
 fn read_len(read: &ReadConflict) -> usize {
     match read {
         ReadConflict::Key(key) => 2 * key.len() + 1,

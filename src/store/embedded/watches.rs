@@ -70,7 +70,6 @@ impl Watches {
         (self.taken() < WATCHES_MAX).then(|| Place { _taken: Arc::clone(&self.places) })
     }
 
-    /// How many slots are taken.
     fn taken(&self) -> usize {
         Arc::strong_count(&self.places) - 1
     }

@@ -19,13 +19,11 @@ pub(super) const API_VERSION: i32 = 710;
 /// since 630 conflicting ranges are reported.
 const API_VERSION_MIN: i32 = 630;
 
-/// The state of the network.
 enum Network {
     /// Not yet.
     Down,
     /// With this API version, until the guard is dropped.
     Up {
-        /// The API version.
         api_version: i32,
         /// Stops the network thread when it is dropped.
         _guard: NetworkAutoStop,
@@ -34,7 +32,6 @@ enum Network {
     Over,
 }
 
-/// The network of this process.
 static NETWORK: Mutex<Network> = Mutex::new(Network::Down);
 
 /// Boots the network with `api_version`, unless it runs already.
@@ -83,7 +80,6 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
     Ok(())
 }
 
-/// Starts the network thread.
 #[expect(unsafe_code, reason = "the client has no safe form of this call")]
 fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
     // SAFETY: the guard must be dropped before the process ends, which is what `stop` is for; its documentation passes the

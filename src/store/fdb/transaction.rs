@@ -31,7 +31,6 @@ use crate::{
 /// The end of the key space that layers may use.
 const KEYS_END: &[u8] = b"\xff";
 
-/// A transaction of a cluster.
 pub(super) struct FdbTransaction {
     /// The connection, for the next transaction after one that was lost in its commit.
     client: Arc<Client>,
@@ -61,7 +60,6 @@ enum Slot {
     Open(Transaction),
     /// Its commit is under way, or was dropped.
     Committing,
-    /// It is committed.
     Committed(TransactionCommitted),
     /// Its commit has failed. Shared with readers of the conflicting ranges.
     Failed(Arc<TransactionCommitError>),
@@ -72,7 +70,6 @@ enum Slot {
 }
 
 impl State {
-    /// A new transaction on `slot`.
     fn new(slot: Slot) -> Self {
         let now = Instant::now();
         Self {

@@ -80,7 +80,6 @@ pub struct SimulatedDisk {
 /// Decides about each operation.
 type Plan = Box<dyn FnMut(&DiskOperation) -> Option<DiskFault> + Send>;
 
-/// A disk.
 #[derive(Default)]
 struct State {
     /// The files, by numbers that are never reused.
@@ -93,11 +92,9 @@ struct State {
     renames: Vec<Naming>,
     /// Files that are locked.
     locked: Vec<String>,
-    /// The plan for operations.
     plan: Option<Plan>,
 }
 
-/// A change of names.
 #[derive(Clone)]
 enum Naming {
     /// This file has this name, and no other one.
@@ -106,7 +103,6 @@ enum Naming {
     Removed(String),
 }
 
-/// The content of a file.
 #[derive(Clone, Default)]
 struct Content {
     /// As it is read now.
@@ -118,7 +114,6 @@ struct Content {
 }
 
 impl Naming {
-    /// Changes `names`.
     fn apply(&self, names: &mut BTreeMap<String, usize>) {
         match self {
             Self::Named(name, file) => {
@@ -184,7 +179,6 @@ impl Content {
     }
 }
 
-/// Writes `bytes` to `target` at `at`.
 fn put(target: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     let end = at + bytes.len();
     if target.len() < end {
@@ -219,13 +213,11 @@ impl SimulatedDisk {
         self.open_with(FolderOptions { journal_len_min, has_threads: false })
     }
 
-    /// Opens the store on it with `options`.
     fn open_with(&self, options: FolderOptions) -> Result<Database> {
         let env = Env::system();
         Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
     }
 
-    /// The engine of the store on it.
     pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
         let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)?;
         Ok(Embedded::new(engine))
@@ -297,7 +289,6 @@ impl SimulatedDisk {
         naming.apply(&mut state.synced_names);
     }
 
-    /// The disk.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -437,12 +428,10 @@ impl Drop for SimulatedLock {
     }
 }
 
-/// An open file.
 struct SimulatedFile {
     disk: SimulatedDisk,
     /// Its name when it was opened.
     name: String,
-    /// Its number.
     file: usize,
 }
 

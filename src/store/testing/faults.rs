@@ -77,7 +77,6 @@ pub struct Faults {
     plans: Arc<Plans>,
 }
 
-/// The plans and the counts.
 #[derive(Default)]
 struct Plans {
     plan: Mutex<Planned>,
@@ -92,12 +91,10 @@ struct Plans {
     late: Mutex<Vec<Inner>>,
 }
 
-/// The plans.
 #[derive(Default)]
 struct Planned {
     /// For the next commits with writes, one each.
     script: VecDeque<CommitFault>,
-    /// For all other commits.
     commits: Option<Plan<Attempt, CommitFault>>,
     reads: Option<Plan<Operation, StoreError>>,
     /// How long reads take, by which clock.

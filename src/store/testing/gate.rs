@@ -28,10 +28,8 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct Gate(watch::Sender<State>);
 
-/// The state of a gate.
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
-    /// How many commits have reached it.
     reached: usize,
     /// Whether it lets them through.
     is_open: bool,

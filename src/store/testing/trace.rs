@@ -47,7 +47,6 @@ impl fmt::Debug for Trace {
 }
 
 impl Record {
-    /// The operations.
     fn attempts(&self) -> MutexGuard<'_, BTreeMap<u64, Attempt>> {
         self.0.lock()
     }

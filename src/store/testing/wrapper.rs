@@ -68,7 +68,6 @@ pub(crate) trait Interceptor: Send + Sync + 'static {
         set
     }
 
-    /// Commits.
     fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
         commit.happen()
     }
@@ -168,9 +167,7 @@ struct WrappedTransaction<I> {
 /// The changing part of a transaction.
 struct State {
     inner: Inner,
-    /// Its operations.
     attempt: Attempt,
-    /// The number of the attempt.
     number: u64,
     failed: Failed,
 }
@@ -185,7 +182,6 @@ impl<I: Interceptor> WrappedTransaction<I> {
         Arc::clone(&self.state().inner)
     }
 
-    /// Begins another attempt.
     fn begin_attempt(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
         state.attempt = Attempt::default();

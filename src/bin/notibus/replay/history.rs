@@ -55,7 +55,6 @@ pub struct Name {
     pub instances: Vec<usize>,
     /// Whether a database of that name lives after the last event.
     pub lives: bool,
-    /// Number of transactions with this name.
     transactions: u32,
     /// The last of them, as an index into [`History::transactions`].
     last: Option<usize>,
@@ -78,9 +77,7 @@ pub struct History {
 
 /// State while a history is read.
 struct Parser {
-    /// The history so far.
     history: History,
-    /// The index of each name.
     names: HashMap<DbName, usize>,
     /// The transaction number of the row before.
     transaction: Option<u64>,
@@ -125,7 +122,6 @@ impl History {
     }
 }
 
-/// Explains a reading error.
 fn explain(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::Utf8 { .. } => "it is not UTF-8".to_owned(),
@@ -135,7 +131,6 @@ fn explain(error: &csv::Error) -> String {
 }
 
 impl Parser {
-    /// Adds a row.
     fn row(&mut self, line: u64, row: &csv::StringRecord) -> Result<(), String> {
         let fields: Vec<_> = row.iter().collect();
         let &[seconds, transaction, op, name, doc] = &fields[..] else {
@@ -192,7 +187,6 @@ impl Parser {
         Ok((index, *known.instances.last().expect("a name that lived was created")))
     }
 
-    /// Adds an event.
     fn event(&mut self, (line, transaction): (u64, u64), name: usize, event: Event) {
         let History { events, transactions, names, instances, recorded } = &mut self.history;
         let once = event.kind.once();

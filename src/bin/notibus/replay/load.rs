@@ -84,7 +84,6 @@ struct Inner {
     /// The next transaction to be taken.
     next: AtomicUsize,
     progress: Progress,
-    /// Turns by name.
     turns: Vec<Turn>,
     /// Attempts that failed by a conflict.
     conflicts: AtomicU64,

@@ -87,11 +87,9 @@ pub struct Args {
 enum Rate {
     /// As fast as the store takes it.
     Max,
-    /// So many events per second.
     PerSecond(f64),
 }
 
-/// Reads `--rate`.
 fn parse_rate(text: &str) -> Result<Rate, String> {
     match text.parse::<f64>() {
         _ if text == "max" => Ok(Rate::Max),
@@ -120,12 +118,10 @@ struct Observers {
     indexer: Observer,
     /// Databases whose name contains "replicator".
     replicator: Observer,
-    /// Everything.
     db_updates: Observer,
 }
 
 impl Observers {
-    /// Subscribes.
     fn start(dispatcher: &Dispatcher, latencies: &Arc<Latencies>) -> Result<Self, Failure> {
         let updates = Kinds::from(EventKind::Updated) | EventKind::DdocUpdated.into();
         let is_replicator = |name: &str| name.contains("replicator");

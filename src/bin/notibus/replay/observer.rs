@@ -35,7 +35,6 @@ pub struct Observer {
 struct Delivered {
     /// The newest row of each database.
     newest: HashMap<DbName, Sequence>,
-    /// How many deliveries there were.
     deliveries: u64,
     /// When the last one came.
     last: Option<Instant>,
@@ -120,7 +119,6 @@ impl Drop for Observer {
 }
 
 impl Delivered {
-    /// Adds a delivery.
     fn add(&mut self, row: &Notification) {
         self.deliveries += 1;
         self.last = Some(Instant::now());
@@ -146,9 +144,7 @@ pub struct Latencies {
 struct Pending {
     /// Times of commits, each with its number of events; oldest first.
     commits: VecDeque<(Instant, u64)>,
-    /// Events committed.
     committed: u64,
-    /// Events delivered.
     delivered: u64,
 }
 

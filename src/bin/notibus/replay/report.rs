@@ -33,7 +33,6 @@ pub struct Outcome<'a> {
 /// The summary of a replay; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Transactions committed.
     transactions: usize,
     /// Events recorded, by kind.
     recorded: Counters,
@@ -41,11 +40,8 @@ pub struct Report {
     folded: Counters,
     /// Rows written to the feed.
     notifications: u64,
-    /// The final feed.
     feed: Rows,
-    /// Number of reshards.
     reshards: u64,
-    /// Deliveries by subscriber.
     delivered: Delivered,
     /// Attempts of the producers' transactions that failed by a conflict.
     producer_conflicts: u64,
@@ -65,23 +61,19 @@ pub struct Report {
     latency_us: Latency,
 }
 
-/// The rows of a feed.
 #[derive(Debug, Serialize)]
 struct Rows {
-    /// Of databases that live.
     live: usize,
     /// Of databases that are deleted.
     tombstones: usize,
 }
 
-/// Deliveries by subscriber.
 #[derive(Debug, Serialize)]
 struct Delivered {
     /// Updates of every database.
     indexer: u64,
     /// Databases whose name contains "replicator".
     replicator: u64,
-    /// Everything.
     db_updates: u64,
 }
 
@@ -192,7 +184,6 @@ fn peak_memory() -> Option<u64> {
     kilobytes?.trim().parse().ok().map(|kilobytes: u64| kilobytes * 1_024)
 }
 
-/// A row of the feed in the dump.
 #[derive(Serialize)]
 struct DumpedRow<'a> {
     /// Where it stands.

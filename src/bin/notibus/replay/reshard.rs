@@ -13,7 +13,6 @@ pub struct Resharder {
     feed: NotificationFeed,
     /// The entry that was open when the replay began.
     began: TopologyEntry,
-    /// Number of planned reshards.
     planned: u64,
     /// The only task; it ends with its owner.
     task: JoinSet<notibus::Result<u64>>,
@@ -66,7 +65,6 @@ impl Resharder {
     }
 }
 
-/// The open entry of `feed`.
 async fn current(feed: &NotificationFeed) -> Result<TopologyEntry, Failure> {
     let last = feed.topology().await?.pop();
     last.ok_or_else(|| Failure::Failed("the feed has no topology".to_owned()))
@@ -77,13 +75,11 @@ fn other(shards: usize) -> usize {
     if shards < SHARDS_MAX { (2 * shards).min(SHARDS_MAX) } else { shards / 2 }
 }
 
-/// What to reshard.
 struct Wishes {
     /// Number of shards when it begins.
     shards: usize,
     /// After how many events.
     every: u64,
-    /// How often.
     planned: u64,
 }
 

@@ -35,7 +35,6 @@ struct Memory {
     behind: BTreeMap<Sequence, u64>,
 }
 
-/// The counts of all feeds.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<HashMap<Of, Memory>>);
 

@@ -7,13 +7,11 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::front::http::{Failure, bodies::Bodies};
 
-/// Some ids of documents.
 pub(super) struct Ids {
     /// All ids in order, one behind the other.
     text: String,
     /// The place of each id in the text.
     places: Vec<(u32, u32)>,
-    /// The room that they take.
     _room: OwnedSemaphorePermit,
 }
 

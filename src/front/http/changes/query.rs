@@ -13,7 +13,6 @@ use crate::{
 pub(super) enum Wanted {
     All,
     Design,
-    /// The documents with these ids.
     Ids(Ids),
 }
 

@@ -21,7 +21,6 @@ use crate::{
     state::{feed::TopologyEntry, routing::SchemeId},
 };
 
-/// The body of a request to reshard.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReshardRequest {
@@ -77,7 +76,6 @@ pub(super) async fn administer(
     }
 }
 
-/// Describes an entry of the topology.
 fn entry(name: &str, entry: &TopologyEntry) -> serde_json::Value {
     serde_json::json!({
         "db_name": name,

@@ -29,7 +29,6 @@ struct Found {
     last: Sequence,
 }
 
-/// The results of polls.
 #[derive(Debug)]
 pub(super) struct SharedPolls {
     /// How long a result stays valid.

@@ -118,7 +118,6 @@ impl Drop for Load {
     }
 }
 
-/// The changes of a database.
 #[expect(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub(super) struct DocChanges {
     served: Arc<Served>,

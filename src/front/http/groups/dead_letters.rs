@@ -24,7 +24,6 @@ struct DeadLettersRequest {
     feed: Option<String>,
     /// The one that stood there.
     seq: Option<String>,
-    /// All of them.
     #[serde(default)]
     all: bool,
 }

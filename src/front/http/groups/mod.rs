@@ -45,7 +45,6 @@ struct Posted {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GroupRequest {
-    /// The feed that it follows.
     feed: Option<String>,
     /// Where to: `now`, `0`, or after a sequence.
     to: Option<String>,
@@ -105,7 +104,6 @@ async fn lag(State(inner): Shared, Places(name): Places<String>, parts: Parts) -
     Ok(answer(StatusCode::OK, &json!({ "lag": group.lag().await? })))
 }
 
-/// What is to change of the group `name`.
 async fn changed(inner: &Inner, name: &str, request: Request) -> Result<(Group<()>, GroupRequest), Failure> {
     let asked: GroupRequest = posted(inner, request, "{\"to\":\"now\",\"force\":false}").await?;
     Ok((find(inner, name, asked.feed.as_deref())?, asked))
@@ -119,7 +117,6 @@ async fn reset(State(inner): Shared, Places(name): Places<String>, request: Requ
     Ok(done())
 }
 
-/// Deletes a group.
 async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
     let (group, asked) = changed(&inner, &name, request).await?;
     if asked.to.is_some() {

@@ -19,7 +19,6 @@ use crate::{
 /// How many pages of rows a request reads at most, so that it is answered soon.
 const PAGES_MAX: usize = 20;
 
-/// What to replay.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReplayRequest {

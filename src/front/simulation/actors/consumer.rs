@@ -60,7 +60,6 @@ pub(super) async fn join<R: FeedRow>(
     node.consumer(group, factory, options).await
 }
 
-/// An observer.
 struct Worker {
     place: Place,
     plan: Arc<GroupPlan>,

@@ -232,7 +232,6 @@ pub(super) async fn consume(place: &Place, node: &Node, plan: GroupPlan) {
     }
 }
 
-/// Shuts a consumer down.
 async fn shut_down(place: &Place, consumer: Option<Consumer>) {
     let Some(consumer) = consumer else { return };
     if let Err(error) = consumer.shutdown().await {

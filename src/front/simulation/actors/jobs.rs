@@ -51,13 +51,11 @@ pub(super) fn start(place: &Place, dispatcher: &Arc<Dispatcher>) -> JoinSet<()> 
     running
 }
 
-/// The job of a trigger.
 #[derive(Clone)]
 struct Job {
     place: Place,
     changes: Changes,
     plan: Arc<JobPlan>,
-    /// The name of the trigger.
     name: &'static str,
 }
 

@@ -28,14 +28,12 @@ const BURST_MAX: u64 = 400;
 /// A change of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
-    /// So many updates.
     Update(u64),
     /// A write of a design document, with its id or without.
     Ddoc(Option<u64>),
     Delete,
     /// So many deletions, each with a new creation.
     Recreate(u64),
-    /// Edits of so many documents.
     Edit(u64),
 }
 
@@ -101,7 +99,6 @@ async fn break_rows(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// The work of a transaction.
 struct Work {
     /// The changes, by database, if it exists.
     deeds: BTreeMap<DbName, Deed>,
@@ -199,7 +196,6 @@ impl Layer<'_> {
         })
     }
 
-    /// Creates the database `name`.
     async fn create(&self, tx: &Transaction, name: &DbName) -> Result<Line> {
         let instance = DbInstance::random(self.place.db.env());
         let db = Db::new(name.clone(), instance);
@@ -211,7 +207,6 @@ impl Layer<'_> {
         Ok(Line { db, counters: Counters { created: 1, ..Counters::ZERO }, ddocs: Vec::new() })
     }
 
-    /// Deletes `db`.
     async fn delete(&self, tx: &Transaction, db: Db) -> Result<Line> {
         tx.clear(&app::database(&db.name));
         if let Some(documents) = self.documents {
@@ -222,7 +217,6 @@ impl Layer<'_> {
     }
 }
 
-/// Records so many updates of `db`.
 fn update(producer: &Producer, tx: &Transaction, db: Db, count: u64) -> Line {
     for _ in 0..count {
         producer.updated(tx, &db);

@@ -21,7 +21,6 @@ use crate::{
     },
 };
 
-/// The options of a subscription.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReceiverOptions {
     /// Where it begins; `None` for now.
@@ -91,9 +90,7 @@ impl Source {
 
 /// A stream of deliveries, or of batches of them.
 pub(super) enum Stream {
-    /// One at a time.
     Deliveries(Subscription),
-    /// In batches.
     Batches(BatchSubscription),
 }
 

@@ -25,7 +25,6 @@ use crate::{
     roles::dispatcher::Dispatcher,
 };
 
-/// How many subscribers are many.
 const MANY: u64 = 200;
 
 /// Starts some subscribers of `dispatcher`, and the durable ones that the process had before; and perhaps a mirror. Fails if a
@@ -212,7 +211,6 @@ impl Taker {
         }
     }
 
-    /// Replaces its filter.
     fn replace(&mut self, stream: &mut Stream) {
         self.interest = choice::interest(&self.place);
         let Self { place, id, interest, .. } = self;

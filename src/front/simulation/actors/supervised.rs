@@ -48,14 +48,11 @@ pub(super) async fn start(
 }
 
 enum Handle {
-    /// On a callback.
     Callback(CallbackHandle),
-    /// On a listener.
     Listener(ListenerHandle<()>),
 }
 
 impl Handle {
-    /// Replaces the filter.
     fn replace(&self, filter: Filter) {
         match self {
             Self::Callback(handle) => handle.replace(filter),

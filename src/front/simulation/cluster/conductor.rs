@@ -179,7 +179,6 @@ impl Conductor<'_> {
         }
     }
 
-    /// A process has ended.
     fn ended(&mut self, number: usize, status: ExitStatus, said: &str) {
         let slot = &mut self.slots[number];
         if status.success() && self.shared.phase() == Phase::End {
@@ -316,7 +315,6 @@ impl Conductor<'_> {
         }
     }
 
-    /// What was found.
     fn outcome(mut self, seed: u64) -> Outcome {
         let history = self.merge.oracle.take_history();
         Outcome { history, ..outcome(&self.shared, seed) }

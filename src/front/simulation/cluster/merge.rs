@@ -31,7 +31,6 @@ type Note = (u64, Seen);
 /// What a world on a cluster has done so far, for the oracle.
 pub(super) struct Merge {
     pub oracle: Oracle,
-    /// The folder of the notes.
     folder: PathBuf,
     /// The lives of processes, and how many bytes of the notes of each were read.
     lives: BTreeMap<Issuer, usize>,

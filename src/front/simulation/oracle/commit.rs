@@ -11,7 +11,6 @@ use crate::{
     store::Mutation,
 };
 
-/// The result of a judgement.
 pub(in crate::front::simulation) type Verdict = Result<(), Broken>;
 
 /// The change of a key by a commit.

@@ -156,7 +156,6 @@ impl Oracle {
         Ok(())
     }
 
-    /// Witnesses the sizes that hurt.
     fn witness_sizes(&self, findings: &Findings, fold: &Fold) {
         if fold.added.keys().any(|name| name.as_str().len() == DbName::LEN_MAX) {
             findings.witness(Witness::LongNameFolded);

@@ -15,7 +15,6 @@ use crate::base::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::front::simulation) enum Start {
-    /// Nothing.
     Nothing,
     /// Everything up to here.
     At(Sequence),
@@ -44,7 +43,6 @@ impl Start {
 /// A value that a subscriber has received.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) enum Given {
-    /// A row.
     Row(GivenRow),
     /// It has skipped everything in between.
     Lagged {

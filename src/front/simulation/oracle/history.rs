@@ -118,7 +118,6 @@ impl<'de> Deserialize<'de> for Hex {
     }
 }
 
-/// What has a text form.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::front::simulation) struct Text<T>(pub T);
 
@@ -169,7 +168,6 @@ impl Row {
         rows.map(|change| Self { seq: change.sequence, row: Hex(change.doc.to_bytes().into()) }).collect()
     }
 
-    /// What it says.
     fn read<R: FeedRow>(&self) -> Result<Arc<R>> {
         R::from_stored(self.seq, &self.row.0).map(Arc::new)
     }
@@ -183,18 +181,15 @@ impl Row {
 /// Kinds of events, by their names.
 type KindNames = Vec<String>;
 
-/// The names of `kinds`.
 pub(super) fn kind_names(kinds: Kinds) -> KindNames {
     kinds.iter().map(|kind| kind.as_str().to_owned()).collect()
 }
 
-/// The kind that goes by `name`.
 pub(super) fn kind(name: &str) -> Result<EventKind> {
     let found = EventKind::ALL.into_iter().find(|kind| kind.as_str() == name);
     found.ok_or_else(|| wrong(format!("{name:?} is no kind of event")))
 }
 
-/// What a subscriber wants.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::front::simulation) struct Wanted {
     of: WantedOf,
@@ -211,9 +206,7 @@ enum WantedOf {
     Names(Vec<Text<DbName>>),
     Prefix(String),
     Suffix(String),
-    /// By its pattern.
     Glob(String),
-    /// By its title.
     Predicate(String),
     Any(Vec<Wanted>),
 }
@@ -262,7 +255,6 @@ impl Wanted {
     }
 }
 
-/// What a subscriber has received.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::front::simulation) enum Received {
@@ -535,7 +527,6 @@ impl Seen {
     }
 }
 
-/// What is wrong with a history.
 pub(super) fn wrong(reason: String) -> Error {
     Error::invalid("history", reason)
 }

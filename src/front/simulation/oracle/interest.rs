@@ -28,7 +28,6 @@ impl fmt::Debug for Glob {
     }
 }
 
-/// Globs to choose from.
 pub(in crate::front::simulation) const GLOBS: [Glob; 4] = [
     Glob {
         pattern: "{_replicator,*/_replicator}",
@@ -50,7 +49,6 @@ pub(in crate::front::simulation) struct Predicate {
 }
 
 impl Predicate {
-    /// What to call it.
     pub(super) fn title(&self) -> &'static str {
         self.title
     }
@@ -63,7 +61,6 @@ impl fmt::Debug for Predicate {
     }
 }
 
-/// Predicates to choose from.
 pub(in crate::front::simulation) const PREDICATES: [Predicate; 2] = [
     Predicate { title: "of one letter", matches: |name| name.len() == 1 },
     Predicate { title: "not b", matches: |name| !name.ends_with('b') },
@@ -78,11 +75,9 @@ pub(in crate::front::simulation) enum Which {
     Suffix(Cow<'static, str>),
     Glob(Glob),
     Predicate(Predicate),
-    /// The union of these.
     Any(Vec<Interest>),
 }
 
-/// The interest of a subscriber.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) struct Interest {
     pub which: Which,

@@ -38,7 +38,6 @@ pub(super) struct Jobs {
     failing: Vec<DbName>,
     /// The derived rows: by document, the edit from which they were derived.
     derived: BTreeMap<Work, BTreeMap<String, Sequence>>,
-    /// Work with a saved position.
     saved: BTreeSet<Work>,
     /// Work after which the job has cleaned up.
     cleaned: BTreeSet<Work>,

@@ -12,7 +12,6 @@ use crate::base::{
     event::{DbInstance, DbName, EventKind, Kinds},
 };
 
-/// The facts of all names.
 #[derive(Debug, Default)]
 pub(super) struct Ledger(BTreeMap<DbName, Facts>);
 
@@ -25,7 +24,6 @@ struct Visible {
     lives: bool,
 }
 
-/// The facts of a name.
 #[derive(Debug, Default)]
 struct Facts {
     /// The visible states, row by row.
@@ -34,7 +32,6 @@ struct Facts {
     deletions: Vec<Sequence>,
     /// The newest fact of each kind of the newest instance.
     newest: BTreeMap<EventKind, Sequence>,
-    /// The first fact of each kind of each instance.
     first: BTreeMap<(DbInstance, EventKind), Sequence>,
     /// The tombstones that were dropped.
     dropped: Vec<Sequence>,

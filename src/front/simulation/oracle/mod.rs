@@ -114,7 +114,6 @@ struct Placed {
     row: Arc<Notification>,
 }
 
-/// The model.
 pub(super) struct Oracle {
     keys: Keys,
     partitions: u32,
@@ -122,7 +121,6 @@ pub(super) struct Oracle {
     incarnation: Incarnation,
     /// The process that moves the bus.
     mover: Option<ProcessId>,
-    /// The names that databases have.
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
@@ -136,9 +134,7 @@ pub(super) struct Oracle {
     beats: BTreeMap<NodeId, u64>,
     /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
     has_steady_clocks: bool,
-    /// The present databases.
     databases: BTreeMap<DbName, DbInstance>,
-    /// All recorded events.
     recorded: BTreeMap<Db, Counters>,
     /// The recorded events that wait in the counters.
     waiting: BTreeMap<Db, Counters>,
@@ -148,7 +144,6 @@ pub(super) struct Oracle {
     dropped: BTreeMap<Db, Counters>,
     /// How often each thing that must happen once has happened.
     once: BTreeMap<u64, u32>,
-    /// The newest rows.
     rows: BTreeMap<DbName, Placed>,
     /// The facts that folds have made visible.
     ledger: Ledger,
@@ -162,7 +157,6 @@ pub(super) struct Oracle {
     reported_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The present topology entries.
     topology: Vec<TopologyRow>,
-    /// All topology entries so far.
     entries: Vec<TopologyRow>,
     /// The first shard id that was never used.
     next_shard: u64,
@@ -183,7 +177,6 @@ pub(super) struct Oracle {
     documents: BTreeMap<DbInstance, DocFeed>,
     /// The work of triggers, if there are any.
     jobs: Option<Jobs>,
-    /// The tails of documents.
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
     #[cfg(feature = "http")]
@@ -289,7 +282,6 @@ impl Oracle {
         self.history.take()
     }
 
-    /// Keeps that it is informed of `seen`.
     fn keep(&mut self, seen: impl FnOnce() -> Seen) {
         if let Some(notes) = &self.notes {
             return notes.write(&seen());
@@ -385,7 +377,6 @@ impl Oracle {
         }
     }
 
-    /// Judges a commit.
     fn judge(&mut self, findings: &Findings, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
         if let Some((_, change)) = items.iter().find(|(item, _)| *item == StoredItem::Unknown) {
             return Guarantee::Consistent.fails(format!("a key was written that is none: {change:?}"));

@@ -47,7 +47,6 @@ impl Oracle {
         self.add_subscriber(issuer, interest, manner, start)
     }
 
-    /// Adds a subscriber.
     pub(super) fn add_subscriber(
         &mut self,
         issuer: Issuer,
@@ -289,7 +288,6 @@ impl Oracle {
         }
     }
 
-    /// A debt to any subscriber.
     pub(super) fn subscribers_are_owed(&self) -> Option<String> {
         self.subscribers.keys().find_map(|id| self.is_owed(*id, Sequence::MAX))
     }

@@ -18,49 +18,33 @@ use crate::{
 /// The meaning of a key. Feeds are named by their bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StoredItem {
-    /// A key of the layer.
     App(AppKey),
-    /// The configuration.
     Config,
-    /// Counters of a database.
     Counters(Db),
     /// The last update of a database.
     LastUpdate(Db),
     /// A changed design document that waits for a fold.
     PendingDdoc(Db, DdocId),
-    /// The doorbell of a partition.
     Doorbell(u32),
-    /// The fold mark of a partition.
     FoldMark(u32),
-    /// A row of a feed.
     Row(Vec<u8>, ShardId, Sequence),
     /// The position of the newest row of an id.
     Newest(Vec<u8>, Vec<u8>),
-    /// A topology entry.
     Topology(Vec<u8>, Sequence),
-    /// The horizon of a feed.
     Horizon(Vec<u8>),
     /// A changed design document; without an id, one that may be any.
     Ddoc(Db, Option<DdocId>),
-    /// A node.
     Node(NodeId),
-    /// A role of a node.
     Role(NodeId),
     /// A node with a role, by the role.
     Member(String, NodeId),
-    /// A lease.
     Lease(String, u64),
-    /// A group.
     Group(GroupName),
-    /// A checkpoint of a group.
     Checkpoint(GroupName, ShardId),
-    /// The lowest checkpoint of a group.
     LowestCheckpoint(GroupName),
     /// Whose turn it is while a group drains its shards.
     DrainTurn(GroupName),
-    /// A dead letter of a group.
     DeadLetter(GroupName, Sequence),
-    /// A parked id of a group.
     GroupParked(GroupName, Vec<u8>),
     /// How long a group has had no consumer.
     Idle(GroupName),
@@ -76,11 +60,9 @@ pub(super) enum StoredItem {
     RoleVersion,
     /// The last change of leases or resources of a pool, or, without a name, of any pool.
     PoolVersion(Option<String>),
-    /// The pulse of a feed.
     Pulse(Vec<u8>),
     /// A key of another bus in the store.
     OtherBus,
-    /// The number of rows of a shard.
     RowCount(Vec<u8>, ShardId),
     /// A named cursor of the bus.
     Cursor(String),
@@ -90,11 +72,9 @@ pub(super) enum StoredItem {
     Parked(String, Db),
     /// Work that a trigger has listed as owed.
     Owed(String, DbName),
-    /// The id of a transaction.
     TransactionId,
     /// An undecodable row among the counters.
     Broken,
-    /// An unknown key.
     Unknown,
 }
 

@@ -205,7 +205,6 @@ impl Oracle {
         client.account.is_owed_of(&self.ledger, to, is_sent)
     }
 
-    /// A debt to any client.
     pub(super) fn web_clients_owe(&self) -> Option<String> {
         self.web_clients.iter().find_map(|(id, client)| {
             let owed = self.web_is_owed(*id, Sequence::MAX)?;

@@ -145,7 +145,6 @@ where
         }
     }
 
-    /// Handles the failure of `rows`.
     async fn failed(&mut self, rows: &Chunk, mut failing: Failing, failure: Failure) -> Result<Option<End>> {
         let Failing { attempts, earlier, began, .. } = failing;
         let stats = &self.right.context.stats;

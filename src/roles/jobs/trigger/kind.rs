@@ -39,7 +39,6 @@ impl From<Error> for Failure {
 /// The result of a task: instances of the name that it has found to be gone, and of which the job was not informed.
 pub(in crate::roles::jobs) type Ended = Result<Vec<Db>, Failure>;
 
-/// An attempt of a job.
 pub(in crate::roles::jobs) struct Turn {
     /// Its number, from 1 on.
     pub attempt: u32,
@@ -52,11 +51,8 @@ pub(in crate::roles::jobs) struct Turn {
 /// The position up to which the changes of a database count as seen once the job has succeeded.
 pub(in crate::roles::jobs) type Seen = Arc<Mutex<Cursor>>;
 
-/// A kind of trigger.
 pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
-    /// The work for a database.
     type Work: Work;
-    /// The argument of its job.
     type Given: Send + 'static;
     type Job: TriggerJob<Self::Given>;
 

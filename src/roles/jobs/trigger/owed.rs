@@ -35,7 +35,6 @@ pub(super) struct OwedDb {
 
 /// The result of a read.
 pub(super) enum Step {
-    /// A page of names.
     Names(Result<Vec<(DbName, OwedRow)>>),
     /// The owed work of some names, without those whose rows cannot be decoded.
     LookedUp(Result<Vec<OwedDb>>),

@@ -29,11 +29,9 @@ use crate::base::{
 
 /// The work for a database, merged from several observations.
 pub(in crate::roles::jobs) trait Work: Clone + Send + Sync + 'static {
-    /// Adds later work.
     fn merge(&mut self, later: Self);
 }
 
-/// An observation of a database.
 pub(super) struct Observed<W> {
     pub db: Db,
     /// The instance that it has replaced.
@@ -117,7 +115,6 @@ struct Entry<W> {
     listed: Listed,
     /// Gone instances of which the job is to be informed.
     gone: Vec<Db>,
-    /// The waiting work.
     work: Option<(Db, W)>,
     /// The causes of all that waits.
     hold: Option<Hold>,
@@ -196,7 +193,6 @@ impl<W> Entry<W> {
     }
 }
 
-/// How a task has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
     /// It has finished, and found that these instances are gone.
@@ -222,7 +218,6 @@ pub(super) enum Outcome {
     Parked,
     /// It has to wait until the job is informed that other instances are gone.
     PutOff,
-    /// It was cancelled.
     Stale,
 }
 

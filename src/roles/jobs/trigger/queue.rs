@@ -43,7 +43,6 @@ pub(super) struct Queue {
     tenants: Tenants,
     /// Names that are not due yet.
     later: BTreeSet<(Duration, DbName, Tenant)>,
-    /// The tenants that have names.
     shares: HashMap<Tenant, Share>,
     /// The tenants that may start a task, in order.
     turns: BTreeSet<(u64, u64, Tenant)>,

@@ -107,7 +107,6 @@ async fn until_read(
     }
 }
 
-/// Finds those of `dbs` that are gone.
 async fn find_gone(feed: &NotificationFeed, dbs: Vec<Db>) -> Result<Found> {
     let mut gone = Vec::new();
     for some in dbs.chunks(LOOK_UPS_MAX) {

@@ -555,7 +555,6 @@ impl<K: Kind> TriggerTask<K> {
         }
     }
 
-    /// Updates the status.
     fn update_status(&self, change: impl FnOnce(&mut TriggerStatus)) {
         let (running, len) = (self.plan.running(), self.plan.waiting());
         let position = self.cursor.stored();

@@ -4,7 +4,6 @@ use std::{fmt, sync::Arc};
 
 use crate::base::event::DbName;
 
-/// The name of a tenant.
 pub(super) type Tenant = Arc<str>;
 
 /// Finds the tenant of a database.

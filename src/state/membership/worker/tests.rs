@@ -65,7 +65,6 @@ impl Probe {
         })
     }
 
-    /// Records an event.
     fn record(&self, what: &'static str, epoch: u64) {
         self.events.lock().push((what, epoch));
     }
@@ -178,7 +177,6 @@ fn balance() -> BalanceOptions {
     BalanceOptions { interval: Duration::from_secs(3), ..BalanceOptions::default() }
 }
 
-/// Starts a worker of `work` on `member`.
 async fn start(member: &Arc<Member>, work: &Arc<Probe>) -> Worker {
     Worker::start(member, pool(), Arc::<Probe>::clone(work), balance()).await.unwrap()
 }

@@ -23,7 +23,6 @@ impl fmt::Display for Damage {
 /// What to do with bytes that the disk cannot read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BadSectors {
-    /// Fail.
     Fail,
     /// Go on behind them, as behind other damage.
     Pass,

@@ -10,7 +10,6 @@ use std::{
     path::Path,
 };
 
-/// A disk.
 pub(crate) trait Files: Send + Sync + 'static {
     /// Creates a folder that only its owner may enter, with its parents, if it does not exist.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
@@ -18,11 +17,9 @@ pub(crate) trait Files: Send + Sync + 'static {
     fn is_file(&self, path: &Path) -> bool;
     /// The names of the entries of a folder.
     fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
-    /// Opens a file.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>>;
     /// Renames a file, and replaces a file that has the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Waits until the names of a folder are on disk.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
@@ -46,7 +43,6 @@ pub(crate) enum Access {
     Create,
 }
 
-/// An open file.
 pub(crate) trait File: Send {
     /// Its length, in bytes.
     fn len(&mut self) -> io::Result<u64>;
@@ -60,7 +56,6 @@ pub(crate) trait File: Send {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Writes all of `bytes` at `at`.
 pub(super) fn write_all(file: &mut dyn File, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write_at(at, bytes) {

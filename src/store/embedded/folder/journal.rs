@@ -17,7 +17,6 @@ use super::{
     record::{self, Kind},
 };
 
-/// The name of journal `number`.
 pub(super) fn name(number: u64) -> String {
     format!("journal-{number:016}")
 }
@@ -33,7 +32,6 @@ pub(super) struct Journal {
     pub number: u64,
     /// The offset of the next record.
     pub end: u64,
-    /// A buffer for a record.
     buffer: Vec<u8>,
     /// Whether no record may be added any more.
     is_sealed: bool,

@@ -59,7 +59,6 @@ use crate::base::error::Result;
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// The options of a folder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FolderOptions {
     /// The least length of the journals before a snapshot is written, in bytes.
@@ -74,7 +73,6 @@ impl Default for FolderOptions {
     }
 }
 
-/// An open folder.
 pub(super) struct Folder {
     files: Arc<dyn Files>,
     path: PathBuf,
@@ -85,7 +83,6 @@ pub(super) struct Folder {
     /// The length of the journals since the snapshot, without the last one.
     sealed_len: u64,
     snapshots: Arc<Mutex<Snapshots>>,
-    /// The thread that writes a snapshot.
     writing: Option<thread::JoinHandle<()>>,
     /// Ends the writing of a snapshot, which nobody needs any more: a large one takes seconds.
     is_abandoned: Arc<AtomicBool>,
@@ -93,7 +90,6 @@ pub(super) struct Folder {
     _lock: Lock,
 }
 
-/// The state of the snapshots.
 #[derive(Default)]
 struct Snapshots {
     /// The length of the newest one.
@@ -294,7 +290,6 @@ impl Drop for Folder {
     }
 }
 
-/// A snapshot to be written.
 struct SnapshotTask {
     files: Arc<dyn Files>,
     path: PathBuf,
@@ -371,7 +366,6 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
     Ok(lock)
 }
 
-/// Locks the folder `path`.
 fn lock(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
     for tries in 1.. {
         match files.lock(&path.join(LOCK))? {

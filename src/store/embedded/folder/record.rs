@@ -55,7 +55,6 @@ pub(super) enum Kind {
     Synced = 4,
     /// The first one of a snapshot. Its payload is the history.
     Snapshot = 5,
-    /// Rows of a snapshot.
     Rows = 6,
     /// The last one of a snapshot. Its payload is the number of rows.
     End = 7,
@@ -133,9 +132,7 @@ pub(super) struct Record {
 /// A file that is read record by record.
 pub(super) struct Records {
     file: Box<dyn File>,
-    /// Its length.
     len: u64,
-    /// The seed of its checksums.
     seed: u64,
     /// The offset of the bytes in memory.
     start: u64,

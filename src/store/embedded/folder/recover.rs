@@ -21,7 +21,6 @@ use crate::{
     store::embedded::rows::Rows,
 };
 
-/// The content of a folder.
 pub(super) struct Contents {
     /// All undamaged rows.
     pub root: Rows,
@@ -105,7 +104,6 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Reports damage.
     fn damage(&mut self, file: String, offset: u64, what: impl Into<String>) {
         self.contents.damages.push(Damage { file, offset, what: what.into() });
     }
@@ -157,7 +155,6 @@ impl Reading<'_> {
         }
     }
 
-    /// Reads snapshot `number`.
     fn snapshot(&mut self, number: u64) -> io::Result<()> {
         let name = snapshot::name(number);
         let Some(mut records) = self.open(&name, snapshot::seed(number))? else { return Ok(()) };
@@ -191,7 +188,6 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Reads journal `number`.
     fn journal(&mut self, number: u64, is_last: bool) -> io::Result<()> {
         let name = journal::name(number);
         let Some(mut records) = self.open(&name, journal::seed(number))? else {

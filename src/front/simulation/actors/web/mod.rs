@@ -98,7 +98,6 @@ impl Web {
 /// The parameters of a request for a feed.
 struct Asked {
     query: String,
-    /// The form of the answer.
     form: Form,
     /// Whether heartbeats were asked for.
     has_heartbeat: bool,
@@ -113,7 +112,6 @@ enum Answered {
     Refused(u16, String),
 }
 
-/// A client.
 #[derive(Clone)]
 struct Client {
     place: Place,

@@ -11,9 +11,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// One direction.
 struct Way {
-    /// The bytes under way.
     bytes: VecDeque<u8>,
     /// The most bytes under way.
     room: usize,
@@ -35,7 +33,6 @@ impl Shared {
         Self(Arc::new(Mutex::new(way)))
     }
 
-    /// The direction.
     fn way(&self) -> MutexGuard<'_, Way> {
         self.0.lock()
     }
@@ -64,7 +61,6 @@ impl Shared {
         Poll::Ready(taken)
     }
 
-    /// Gives some of `bytes`.
     fn poll_give(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut way = self.way();
         if way.is_closed {

@@ -1,7 +1,6 @@
 //! [`Reply`]: parses the answer to a request for a feed, byte by byte, as strictly as a client can that knows its
 //! form.
 
-/// The form of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// One JSON object, a row a line (`normal`, `longpoll`).
@@ -17,24 +16,19 @@ pub(super) enum Form {
 pub(super) enum Piece {
     /// The head, with its status.
     Head(u16),
-    /// A row.
     Row(String),
     /// The position of the feed: in a heartbeat, or at its end.
     Seq(String),
     /// The body of an answer that is no feed.
     Refusal(String),
-    /// The end.
     End,
 }
 
 /// The next part of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// The head.
     Head,
-    /// The size of a chunk.
     Size,
-    /// So many bytes of a chunk.
     Chunk(usize),
     /// So many bytes of a body of known length.
     Rest(usize),
@@ -119,7 +113,6 @@ impl Reply {
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
 
-    /// Parses the head.
     fn take_head(&mut self, head: &str) -> Result<(), String> {
         let mut lines = head.split("\r\n");
         let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok());

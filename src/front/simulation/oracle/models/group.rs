@@ -7,7 +7,6 @@ use crate::{
     state::keys::{GroupId, ShardId},
 };
 
-/// A group.
 #[derive(Debug)]
 pub(in crate::front::simulation::oracle) struct GroupModel {
     pub id: GroupId,

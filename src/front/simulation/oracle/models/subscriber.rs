@@ -29,7 +29,6 @@ use crate::{
     },
 };
 
-/// The number of a subscriber.
 pub(in crate::front::simulation) type SubscriberId = u64;
 
 /// How a subscriber receives.
@@ -43,7 +42,6 @@ pub(in crate::front::simulation) struct Manner {
     pub panics: bool,
 }
 
-/// A subscriber.
 #[derive(Debug)]
 pub(in crate::front::simulation::oracle) struct Subscriber {
     /// Its process.

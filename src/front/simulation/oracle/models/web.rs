@@ -13,7 +13,6 @@ use crate::{
     },
 };
 
-/// The id of a client.
 pub(in crate::front::simulation) type WebClientId = u64;
 
 /// A client of `_db_updates`.

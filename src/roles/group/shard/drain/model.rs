@@ -20,7 +20,6 @@ enum Mistake {
     OthersNotRead,
     /// All reads are snapshot reads. (That the turn is in the conflict set is enough here: each replacement clears it.)
     SnapshotReads,
-    /// The turn is not in the conflict set.
     TurnNotInConflictSet,
     /// The checkpoint of the shard to which the turn passes is not in the conflict set.
     NextNotInConflictSet,
@@ -55,7 +54,6 @@ struct Flight {
 /// What the owner of a shard does.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Phase {
-    /// It works on rows.
     Works,
     /// It is at the end of its rows, and about to read.
     AtEnd,
@@ -76,7 +74,6 @@ struct State {
     replaced: u8,
 }
 
-/// The end of the entry.
 fn end() -> Sequence {
     Sequence::MAX
 }
