@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-/// The upper bounds of the counts, in milliseconds; one more count has everything above the last bound.
+/// The upper bounds of the counts, in milliseconds. One further count holds everything above the last bound.
 const BOUNDS_MS: [u64; 13] = [1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000];
 
 /// A count that only grows.

@@ -171,7 +171,7 @@ impl Health {
         let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
         if error.is_none() {
             tracing::error!(%ended, "this process cannot work for its bus any more, and its roles end: start it again");
-            // Not under the lock: what ends wakes tasks of others.
+            // Ending a part wakes tasks of others, so the lock is released first.
             let parts = std::mem::take(&mut *self.ends_with_bus.lock());
             for part in parts.iter().filter_map(Weak::upgrade) {
                 part.end_with_bus();
@@ -186,7 +186,7 @@ impl Health {
         parts.retain(|part| part.strong_count() > 0);
         parts.push(known);
         drop(parts);
-        // If it ends just now, this ends the part once more, which changes nothing.
+        // The bus may end at this moment. Then the part is ended twice, which changes nothing.
         if self.ended().is_some() {
             part.end_with_bus();
         }

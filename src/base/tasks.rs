@@ -53,7 +53,7 @@ pub(crate) async fn supervised<W: Future<Output = ()>>(
     let mut pause = RESTART_PAUSE_MIN;
     loop {
         let began = env.now();
-        // Within the guard: making it may panic as well.
+        // `make` may panic as well, so the guard covers it.
         let work = AssertUnwindSafe(async { make().await });
         let Err(panic) = work.catch_unwind().await else { return };
         panicked(panic_text(&*panic));

@@ -20,17 +20,17 @@ use crate::{
 /// The name of its failure in `ready`.
 pub(super) const WHAT: &str = "delivery of the canary";
 
-/// After which time an event counts as lost. Until then other nodes may have taken over from one that has died.
+/// An event counts as lost after this time. Other nodes need some of it to take over from a dead one.
 const LIMIT: Duration = Duration::from_secs(15);
 
 /// The longest pause after an event that was lost.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// With more nodes each one waits for longer, so that all of them together record no more.
+/// With more nodes each node waits longer, so that all together record no more events.
 const NODES_MAX: usize = 100;
 
-/// Records an event about every `interval`, for ever, and counts the time from the commit to the delivery. A lost event keeps the
-/// node from being ready until one is delivered.
+/// Records an event about every `interval`, without end, and counts the time from the commit to the delivery. A lost event keeps
+/// the node from being ready until one is delivered.
 pub(super) async fn run(bus: Bus, dispatcher: Dispatcher, interval: Duration) {
     let context = &bus.context;
     let (env, health) = (context.env(), &context.stats.health);

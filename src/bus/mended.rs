@@ -1,4 +1,4 @@
-//! Whether a row that could not be decoded is gone, or was repaired.
+//! Finds out whether a row that could not be decoded was removed or repaired.
 
 use crate::{
     base::{
@@ -15,8 +15,8 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// Whether the row at `place` is gone or can be decoded now. A damaged fold mark is never mended: it was replaced at once,
-/// and is reported for as long as the process lives.
+/// Whether the row at `place` is gone or can be decoded now. A damaged fold mark is never repaired: the fold has replaced it at
+/// once, so it is reported as long as the process lives.
 pub(super) async fn is_mended(context: &Context, tx: &Transaction, place: &Place) -> Result<bool> {
     let keys = &context.keys;
     match place {
@@ -28,7 +28,7 @@ pub(super) async fn is_mended(context: &Context, tx: &Transaction, place: &Place
             let Ok((feed, id)) = keys.newest_id(key) else {
                 return Ok(keys.is_decodable(&(key.clone(), value)));
             };
-            // What it points at may be missing.
+            // The row that it points at may be missing.
             let raw = RawFeed::new(context, &feed);
             let row = async { raw.newest_of(tx, &raw.topology(tx).await?, &id).await };
             present(&feed, row.await)

@@ -19,10 +19,10 @@ use crate::{
 
 const POOL: &str = "partition";
 
-/// For how long a partition may be without an owner that had one: nodes that come and go hand partitions over.
+/// How long a partition that had an owner may be without one: nodes that come and go hand partitions over.
 const HANDOVER_MAX: Duration = Duration::from_secs(3);
 
-/// What the store says of the owners of the partitions.
+/// The owners of the partitions, as the store has them.
 #[derive(Debug, Default)]
 pub(crate) struct Ownership {
     owners: BTreeMap<u32, NodeId>,
@@ -35,14 +35,14 @@ impl Ownership {
     pub async fn read(tx: &Transaction, keys: &Keys) -> Result<Self> {
         let mut ownership = Self::default();
         for (key, value) in tx.all_rows(keys.leases(POOL), Isolation::Snapshot).await? {
-            // One that cannot be decoded is nobody's; the nodes that divide the partitions name it.
+            // A lease that cannot be decoded has no owner. The nodes that divide the partitions report it.
             let Ok((_, partition, lease)) = keys.lease_row(&key, &value) else { continue };
             if let (Ok(partition), Some(owner)) = (u32::try_from(partition), lease.owner) {
                 ownership.owners.insert(partition, owner.node);
             }
         }
         for (node, row) in member_rows(tx, keys, &Role::NOTIFIER).await? {
-            // Nobody can say whether one lives whose row cannot be decoded; the nodes that watch it name it.
+            // A node whose row cannot be decoded may be dead or alive. The nodes that watch it report it.
             let Ok(row) = row else { continue };
             ownership.notifiers.insert(node, (row.started_ms, row.beat, row.expiry_ms));
         }
@@ -65,7 +65,7 @@ struct Seen {
 }
 
 impl Owners {
-    /// The partitions of `count` that nobody alive owns at `now`. While they may be on their way from one node to another: none.
+    /// The partitions of `count` that no living node owns at `now`; none while they may be handed over.
     pub fn unowned(&self, count: u32, found: &Ownership, now: Duration) -> BTreeSet<u32> {
         self.0.lock().unowned(count, found, now)
     }
@@ -81,7 +81,7 @@ impl Seen {
             let before = self.beats.get(&node).filter(|(before, _)| *before == seen);
             let since = before.map_or(now, |(_, since)| *since);
             beats.insert(node, (seen, since));
-            // Its neighbours remove it after its expiry; if there are none, it is seen here.
+            // Its neighbours remove it after its expiry. If it has no neighbours, this check finds it.
             if now.saturating_sub(since) <= Duration::from_millis(expiry_ms) {
                 living.insert(node);
             }

@@ -98,7 +98,7 @@ impl fmt::Display for Unready {
 }
 
 impl Bus {
-    /// Why this process can never work again, if so: only its restart helps.
+    /// Why this process can never work again, so that only a restart helps; `None` if it can.
     pub(crate) fn beyond_help(&self) -> Option<Unready> {
         if let Some(error) = self.context.db.failure() {
             return Some(Unready::Failed(error));
@@ -150,13 +150,13 @@ impl Bus {
             }
         };
         let now = context.env().now();
-        // It is seen each time, so that it is known since when.
+        // Every call observes the owners, so that the time without an owner is known.
         let unowned = owners.unowned(context.config.partitions, &ownership, now);
         let troubles = health.troubles().into_iter();
         let mut failing: Vec<_> =
             troubles.map(|trouble| (trouble.what, now.saturating_sub(trouble.since).as_secs())).collect();
         match failing.first() {
-            // The oldest may be a mere consequence of another, so all are named, each role once.
+            // The oldest failure may be a consequence of another, so the cause names all of them, each role once.
             Some((_, longest)) if *longest >= TROUBLE_MAX.as_secs() => {
                 let mut named = BTreeSet::new();
                 failing.retain(|(what, _)| named.insert(*what));

@@ -251,7 +251,7 @@ impl Database {
         Ok(self.run_committed(policy, body).await?.0)
     }
 
-    /// [`Database::run_with`] for one who wants to know where it was committed; `None` if there was nothing to write.
+    /// [`Database::run_with`] for a caller that needs the commit; `None` if there was nothing to write.
     pub(crate) async fn run_committed<T, F, R>(
         &self,
         policy: &RetryPolicy,

@@ -55,7 +55,7 @@ struct Inner {
     backend: Box<dyn TransactionBackend>,
     /// The merged writes that wait for the commit.
     held: Mutex<Held>,
-    /// A random number of this transaction, by which producers spread their load.
+    /// A random number, drawn for this transaction. Callers spread their load by it.
     salt: u64,
     resets: AtomicU64,
     tries: Mutex<Tries>,

@@ -26,7 +26,7 @@ pub fn command(line: impl IntoIterator<Item = OsString>) -> Command {
 fn with_environment(command: Command, says_what_to_ask: bool) -> Command {
     let named = |arg: Arg| {
         let is_out = says_what_to_ask && EITHER.contains(&arg.get_id().as_str());
-        // As people write it in a variable: 1, yes, true.
+        // People write a flag in a variable as 1, yes or true.
         let arg = match arg.get_action() {
             ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
             _ => arg,

@@ -192,7 +192,7 @@ impl Of {
 fn confirm(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Reset { of, to, confirm, .. } => {
-            // What is wrong is said before anybody is asked.
+            // A wrong argument is reported before the user is asked.
             let _: Start = to.parse()?;
             confirm.check(&format!("sets {} to {to}", of.name()))
         }
@@ -271,7 +271,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     }
 }
 
-/// Replays page after page. What waits for consumers is no progress.
+/// Replays page after page. A page that waits for consumers does not count as progress.
 async fn replay(of: &Of, filter: Option<&str>, deadline: Deadline) -> Result<(), Failure> {
     let opened = of.open(deadline).await?;
     let (mut rows, mut after, mut moved) = (0, Value::Null, Instant::now());

@@ -225,7 +225,7 @@ fn main() -> ExitCode {
         Err(error) => return Failure::Failed(format!("no runtime: {error}")).report().into(),
     };
     let outcome = runtime.block_on(watched(run(cli.command, Deadline(cli.deadline))));
-    // Said before anything can hang.
+    // The reason is printed before anything can hang.
     let code = outcome.map_or_else(|failure| failure.report(), |()| 0);
     end(runtime, code);
     code.into()

@@ -26,7 +26,7 @@ pub struct Args {
 
 /// Prints the nodes.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    // What was read of a folder stays as it was: to see who lives, it is opened again.
+    // An opened folder shows one moment, so it is opened again to see which nodes live.
     let nodes = async || {
         let opened = args.target.open(Intent::Reads, deadline).await?;
         Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take())

@@ -1,4 +1,4 @@
-//! Standard output, whose reader may go without that being a failure; standard error; and files.
+//! Standard output, whose reader may close it without a failure; standard error; and files.
 
 use std::{
     fs::{File, OpenOptions},
@@ -26,7 +26,7 @@ pub fn failed(error: io::Error) -> Failure {
     }
 }
 
-/// Prints a line on standard error. If that is a file on a full disk, the line is lost; the exit code has to do then.
+/// Prints a line on standard error. If standard error is a file on a full disk, the line is lost, and only the exit code remains.
 pub fn notice(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
@@ -34,7 +34,7 @@ pub fn notice(text: &str) {
 /// Whether the last line of the process is printed.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Prints why the process ends. Nothing is logged any more: what roles meet at their end is no news.
+/// Prints why the process ends. Nothing is logged afterwards, because failures of ending roles are of no interest.
 pub fn last_notice(text: &str) {
     IS_OVER.store(true, Ordering::Relaxed);
     notice(text);

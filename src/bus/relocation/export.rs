@@ -169,8 +169,8 @@ pub(crate) async fn export(
         out.put_sized(value)
     })
     .await?;
-    // If the export took longer than a snapshot lives, a second read of all rows shows writes in between. If the bus should be at rest,
-    // a second read of the counters shows a producer that still works.
+    // If the export took longer than a snapshot lives, a second read of all rows shows writes in between. If the bus should be at
+    // rest, a second read of the counters shows a producer that still records.
     let is_whole = is_one_version || hash_of(context, &sources).await? == hash.digest();
     let is_at_rest = silence.is_none() || hash_of(context, &sources[..1]).await? == counters.digest();
     if !is_whole || !is_at_rest {

@@ -38,9 +38,9 @@ pub(super) struct Inner {
     pub doc_reads: Semaphore,
     pub admission: Arc<Admission>,
     pub metrics: AnswerCounts,
-    /// Remembers earlier looks at the bus, for values that need more than one look.
+    /// Remembers earlier observations of the bus, for values that need several.
     pub watch: Watch,
-    /// Remembers earlier looks at the owners of the partitions.
+    /// Remembers earlier observations of the owners of the partitions.
     pub owners: Owners,
     /// Counts the reshards that this process was asked for, and so wakes the feeds of single shards.
     pub reshards: watch::Sender<u64>,

@@ -49,8 +49,8 @@ fn take(room: &Arc<Semaphore>, len: usize, reason: &'static str) -> Result<Owned
     Arc::clone(room).try_acquire_many_owned(len).map_err(|_| full())
 }
 
-/// A body that is coming, in pieces. A single vector that grows by doubling would take up to three times the memory of its bytes
-/// while it is moved, and the allocator would keep the smaller ones.
+/// A body that arrives in pieces. A single vector that grows by doubling would take up to three times the memory of its bytes while
+/// it is moved, and the allocator would keep the smaller ones.
 pub(super) struct Coming {
     pieces: Vec<Vec<u8>>,
     len: usize,

@@ -1,4 +1,4 @@
-//! What the routes of the administration share: methods, parameters and bodies are checked alike.
+//! The checks of methods, parameters and bodies that the routes of the administration share.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ pub(super) fn check_reads(parts: &Parts) -> Result<(), Failure> {
     }
 }
 
-/// Fails unless the request is a POST of a program that is an admin's, not of a page from elsewhere: a browser sends what a page
-/// of anyone tells it to, also to a server that only this machine can reach.
+/// Fails unless an admin's program has sent the request as a POST. A page must not: a browser sends what any page asks for, even to
+/// a server that only this machine can reach.
 pub(super) fn check_changes(parts: &Parts) -> Result<(), Failure> {
     if parts.method != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
@@ -89,7 +89,7 @@ pub(super) async fn posted<T: DeserializeOwned + Default>(
         .map_err(|error| Failure::bad_request(format!("The body has to be as {example}: {error}")))
 }
 
-/// Whose documents the feed of this name has: `notifications`, which is the default, or the instance of a database.
+/// Returns the database whose documents the feed has; `None` for `notifications`, the default.
 pub(super) fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
     match feed {
         None | Some("notifications") => Ok(None),

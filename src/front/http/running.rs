@@ -61,7 +61,7 @@ impl Api {
             .merge(self.welcome())
     }
 
-    /// What looks after the bus: how it is, its nodes, feeds, groups and triggers, and the recording of events.
+    /// The routes of the administration: the state of the bus, its nodes, feeds, groups and triggers, and the recording of events.
     pub fn administration(&self) -> Router {
         let routers = [self.nodes(), self.feeds(), self.groups(), self.triggers(), self.events()];
         routers.into_iter().fold(self.status(), Router::merge)

@@ -96,7 +96,7 @@ struct Live {
 /// The rows that a feed is sending.
 #[expect(clippy::large_enum_variant, reason = "a feed that is sending holds rows anyway")]
 enum Current {
-    /// Rows of a page, or of a batch that looks different to other feeds.
+    /// Rows of a page, or of a batch whose bytes differ from those of other feeds.
     Own(Rows),
     /// The chunks of a batch that feeds share, from this one on.
     Shared(Weak<Rendering>, usize),

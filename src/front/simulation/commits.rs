@@ -1,4 +1,4 @@
-//! The way of a commit: a process sends it, the world lets it arrive, and the oracle judges it.
+//! The path of a commit: a process sends it, the world lets it arrive, and the oracle judges it.
 //!
 //! A commit under way belongs to the world, not to its process: the fate of the process does not change whether it
 //! happens. So a crash between a commit and its answer is nothing special, and a late commit (1031) is just slow.

@@ -401,7 +401,7 @@ impl Plan {
         self
     }
 
-    /// Makes groups park what fails, in some worlds; and observers fail with some databases for ever, in some of these.
+    /// Makes groups park what fails, in some worlds. In some of these, observers always fail with some databases.
     fn with_parking(mut self, random: &mut Rng) -> Self {
         if random.u32(0..3) > 0 {
             return self;

@@ -109,7 +109,7 @@ impl Control {
         if let Some(parent) = known.upgrade() {
             return Parent(parent);
         }
-        // Under the lock: `end` either finds the new parent, or has set the reason before.
+        // This happens under the lock, so that `end` either finds the new parent or has set the reason before.
         let new = Parent(Arc::new(watch::Sender::new(self.state.borrow().ended.is_some())));
         *known = Arc::downgrade(&new.0);
         new
@@ -181,7 +181,7 @@ impl<M: Send + 'static> ListenerHandle<M> {
     pub async fn reached(&self, at: Sequence) -> bool {
         let at = Knowledge::UpTo(at);
         let mut worked_to = self.control.worked_to.subscribe();
-        // It reports from now on.
+        // From now on the listener reports its progress.
         self.control.state.send_modify(|_| {});
         let waited = worked_to.wait_for(|known| *known >= at || self.is_finished()).await;
         waited.is_ok_and(|known| *known >= at)
@@ -200,7 +200,7 @@ impl<M: Send + 'static> ListenerHandle<M> {
         self.control.stop().await
     }
 
-    /// Waits until it has ended for any reason. A listener must not call it for itself: it would wait for ever.
+    /// Waits until it has ended for any reason. A listener must not call it for itself: it would never return.
     pub async fn finished(&self) -> StopReason {
         self.control.finished().await
     }

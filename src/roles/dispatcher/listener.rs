@@ -1,10 +1,10 @@
 //! [`Listener`]: a subscriber with a state of its own, in a supervised task; what it wants next, why it ends, and the events of its
 //! life ([`Supervision`]).
 //!
-//! It does what CouchDB's `couch_event_listener` does, and more. One that panics is restarted, as its
+//! It replaces CouchDB's `couch_event_listener`. A listener that panics is restarted, as its
 //! [`RestartPolicy`](super::RestartPolicy) says, and continues where it was. The delivery on which it panicked is tried again a few
-//! times before it is skipped. [`Supervision`] events report all of that. A listener belongs to its dispatcher. It
-//! ends when the dispatcher is shut down, when it is stopped, when its parent ends, or when it stops itself.
+//! times before it is skipped. [`Supervision`] events report all of that. A listener belongs to its dispatcher. It ends when the
+//! dispatcher is shut down, when it is stopped, when its parent ends, or when it stops itself.
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 

@@ -149,7 +149,7 @@ impl<P: Clone> Log<P> {
         Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: SmallVec::new() }))
     }
 
-    /// No holder of the lock can panic with it half changed.
+    /// No holder of the lock can panic in the middle of a change.
     fn state(&self) -> MutexGuard<'_, State<P>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -249,7 +249,7 @@ impl<P: Clone> State<P> {
         if place < self.begin {
             return Err(Empty::Behind);
         }
-        // It is mostly among the last ones.
+        // The entry is mostly among the last ones.
         let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < place;
         let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
         let index = near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place));

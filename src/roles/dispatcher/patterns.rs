@@ -111,7 +111,7 @@ impl Patterns {
         }
     }
 
-    /// The patterns of a kind, which change now.
+    /// Returns the patterns of one kind, for a change.
     fn of(&mut self, by: MatchedBy) -> &mut ByText {
         if by == MatchedBy::Glob {
             self.compiled = None;

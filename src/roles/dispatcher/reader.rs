@@ -233,7 +233,8 @@ impl Reader {
                     self.receive(page.unwrap_or_else(panicked)).transpose()
                 }
                 Step::Idle if self.is_at_end && self.cursor.knew_nothing() => {
-                    // The cursor moves only now: a subscriber whose filter is replaced before is still in its first scan.
+                    // The cursor moves here and not earlier: a subscriber whose filter was replaced before is still in its first
+                    // scan.
                     let at = self.cursor.position();
                     self.move_to(at.into());
                     Some(Err(Interruption::Synced { at }))
@@ -267,7 +268,7 @@ impl Reader {
             ready!(paused.as_mut().poll(context));
             *pause = None;
         }
-        // However much waits, other tasks of the thread get their turn.
+        // Other tasks of the thread get their turn, however many rows wait.
         ready!(tokio::task::coop::poll_proceed(context)).made_progress();
         Poll::Ready(self.take(place))
     }

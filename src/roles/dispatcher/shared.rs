@@ -36,12 +36,12 @@ pub(crate) struct Shared {
     pub options: DispatcherOptions,
     pub feed: NotificationFeed,
     pub ring: RwLock<Ring>,
-    /// Locked while a batch is matched, too.
+    /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
     /// The position up to which the ring is complete; barriers wait for it.
     known: watch::Sender<Sequence>,
-    /// Whether it is closed, for what waits while it does not wait for rows.
+    /// Whether the dispatcher is closed, for waiters that do not wait for rows.
     closed: watch::Sender<bool>,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
@@ -134,7 +134,7 @@ impl Shared {
             self.put(Batch::new(rows, since, last, false), &mut woken);
             rows = rest;
         }
-        // Only now: a waker may panic.
+        // A waker may panic, so subscribers are woken last.
         self.wake(woken);
     }
 
@@ -165,7 +165,7 @@ impl Shared {
         if let Knowledge::UpTo(to) = knowledge {
             self.known.send_if_modified(|known| {
                 *known = to.max(*known);
-                // A barrier that comes later reads the value first. To send without a receiver would cost, too.
+                // A later barrier reads the value before it waits, so nothing is sent while no barrier waits.
                 self.known.receiver_count() > 0
             });
         }

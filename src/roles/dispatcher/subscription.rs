@@ -74,7 +74,7 @@ impl Source {
             return Poll::Ready(None);
         }
         if let Some(gone) = self.reader.shared.context.stats.health.ended() {
-            // Neither what waits in memory nor what stands in the store need be of this bus.
+            // Neither the rows in memory nor those in the store need belong to this bus any more.
             self.reader.state.end();
             return Poll::Ready(Some(Err(Interruption::Failed(gone.clone()))));
         }

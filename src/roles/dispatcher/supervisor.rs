@@ -93,7 +93,7 @@ pub(super) struct Supervisor<L: Listener, F> {
     restarts: u32,
     /// Restarts since it has last finished something.
     in_a_row: u32,
-    /// Why it ends. If its task is aborted, nobody else says so.
+    /// The reason of its end. If its task is aborted, only this field has it.
     reason: StopReason,
 }
 

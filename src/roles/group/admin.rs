@@ -92,7 +92,7 @@ impl<R> Group<R> {
         let reset = async |tx: Transaction| {
             let row = self.row(&tx).await?.filter(|row| row.identity == identity);
             match (row, attempted.get()) {
-                // This attempt has committed. Or another reset or deletion has, which counts as having come after it.
+                // This attempt has committed, or another reset or deletion has. The other one counts as the later of the two.
                 (found, Some(before)) if found.is_none_or(|row| row.token != before.token) => Ok(()),
                 (None, _) => Err(self.missing()),
                 (Some(row), _) => {
@@ -140,8 +140,8 @@ impl<R> Group<R> {
                 self.clear_in(&tx);
                 Ok(true)
             }
-            // If an earlier attempt has found it damaged, somebody has deleted it since, perhaps that attempt. Another group may have been
-            // created in its place, and stays.
+            // If an earlier attempt has found it damaged, it was deleted since, perhaps by that attempt. A group that was created
+            // since stays.
             row => row.map(|_| was_damaged.load(Ordering::Relaxed)),
         };
         self.context.db.run(delete).await
@@ -227,7 +227,7 @@ impl<R> Group<R> {
         }
     }
 
-    /// The rows of the members. Fails if one cannot be decoded, because nobody can say whether its node lives.
+    /// The rows of the members. Fails if one cannot be decoded, because its node may live.
     async fn members(&self, tx: &Transaction) -> Result<NodeRows> {
         let rows = member_rows(tx, &self.context.keys, &self.id.role()).await?;
         rows.into_iter().map(|(node, row)| Ok((node, row?))).collect()

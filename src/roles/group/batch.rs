@@ -78,7 +78,7 @@ impl Stored {
         self.position.send_if_modified(|stored| std::mem::replace(stored, position.max(*stored)) < position);
     }
 
-    /// Notes that it may have moved: the store knows.
+    /// Notes that the position may have moved. Only the store knows whether it has.
     pub fn doubt(&self) {
         self.is_doubted.store(true, Ordering::Release);
         self.position.send_modify(|_| {});
@@ -147,7 +147,7 @@ impl BatchContext {
             };
             tx.set(&key, &parked.to_bytes());
         }
-        // What is not after the stored position was worked on after all.
+        // Rows up to the stored position were worked on in spite of their failure.
         for (sequence, letter) in parks.letters.iter().filter(|(at, _)| stored < **at && **at <= to) {
             tx.set(&self.context.keys.dead_letter(&self.group, *sequence), &letter.to_bytes());
         }
@@ -227,7 +227,7 @@ enum Scope {
 impl AfterCommit for Ticket {
     fn committed(&self, _: u32, is_certain: bool) {
         match self.scope {
-            // What the observer is not known to have saved must not be saved, or taken for parked, by others.
+            // The consumer must not save rows that the observer may not have saved, and must not take them for parked.
             Scope::Rows { .. } if !is_certain => self.right.stored.doubt(),
             Scope::Rows { to, .. } => self.right.stored.raise(to),
             Scope::Parked { .. } => {}

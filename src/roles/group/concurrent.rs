@@ -17,7 +17,7 @@ use crate::{
     state::{feed::FeedRow, keys::ShardId},
 };
 
-/// How often a position within a batch is saved, if the policy does not say it.
+/// How often a position within a batch is saved, unless the policy sets it.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A row for the work of [`each_concurrent`].
@@ -146,7 +146,7 @@ where
     }
 }
 
-/// Keeps only the loss of a lease: other failures to save are made good by the next one.
+/// Keeps only the loss of a lease. The next save repairs other failures.
 fn only_lost(saved: Result<()>) -> Result<()> {
     saved.or_else(|error| if matches!(error, Error::LeaseLost { .. }) { Err(error) } else { Ok(()) })
 }
@@ -155,9 +155,9 @@ fn only_lost(saved: Result<()>) -> Result<()> {
 struct Progress {
     unsaved: Unsaved,
     is_done: Vec<bool>,
-    /// So many of the first rows are done.
+    /// The number of rows at the beginning that are done.
     low: usize,
-    /// So many of them are saved, or being saved.
+    /// The number of these that are saved, or being saved.
     saved: usize,
 }
 
@@ -171,7 +171,7 @@ impl Progress {
         self.low += self.is_done[self.low..].iter().take_while(|is_done| **is_done).count();
     }
 
-    /// The last of the first rows that are done, if that is to be saved now. The end of the batch is not its business.
+    /// Returns the last row of the done beginning, if it is time to save that. The consumer itself saves the end of the batch.
     fn due(&mut self, now: Duration) -> Option<usize> {
         if self.low == self.saved || self.low == self.is_done.len() {
             return None;

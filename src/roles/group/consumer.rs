@@ -139,7 +139,7 @@ impl Consumer {
         let ended = self.worker.shutdown().await;
         drop(self.alive);
         self.pending_closes.finish().await;
-        // Perhaps nobody comes after it, and the janitor waits for what was saved just now.
+        // No consumer may follow, and the janitor waits for the positions that were saved just now.
         if is_mine && ended.is_ok() && self.group.instance().is_none() {
             let (env, rewriting) = (self.group.context.env(), self.group.rewrite_lowest());
             let saved = in_time(env, "saving the lowest checkpoint of a group", rewriting).await;

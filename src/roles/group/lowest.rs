@@ -1,9 +1,9 @@
-//! The lowest checkpoint of a group, in one row: what the janitor asks before it drops a tombstone.
+//! The lowest checkpoint of a group, in one row: the janitor reads it before it drops a tombstone.
 //!
-//! Checkpoints are as many as groups times shards, and move with every batch, so nobody else is to read them all. The consumer
-//! that has the first of the group's shards rewrites the row now and then: a while after rows have come or the shards
-//! of the group have changed, and until the row is past all rows that have come. So the row costs nothing while the feed
-//! rests, it may be behind, and is never above a checkpoint: these only grow, and a reset clears the row.
+//! Checkpoints are as many as groups times shards, and move with every batch, so the janitor must not read all of them. The
+//! consumer that has the first of the group's shards rewrites the row now and then: a while after rows have come or the shards of
+//! the group have changed, and until the row is past all rows that have come. So the row costs nothing while the feed rests, it may
+//! be behind, and is never above a checkpoint: these only grow, and a reset clears the row.
 //!
 //! Feeds of documents have no tombstones, and their groups no such row.
 
@@ -22,10 +22,10 @@ use crate::{
     store::{Isolation, Priority, RangeRead, Transaction, TransactionOption},
 };
 
-/// How often a consumer asks itself whether the row is to be rewritten.
+/// How often a consumer checks whether it has to rewrite the row.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The most such pauses between two looks at the checkpoints of a group that does not get on.
+/// The most such pauses between two reads of the checkpoints of a group that makes no progress.
 const PAUSES_MAX: u32 = 20;
 
 /// Its name in reports of trouble.
@@ -56,7 +56,7 @@ impl Lowest {
         Self { shards: Mutex::default(), working: Arc::clone(working) }
     }
 
-    /// What is known of the shards. Nothing that is done under the lock can be left half done.
+    /// Locks what is known of the shards. No holder of the lock can panic.
     fn shards(&self) -> MutexGuard<'_, Shards> {
         self.shards.lock()
     }
@@ -67,14 +67,14 @@ impl Lowest {
         *shards = Shards { count: shards.count.wrapping_add(1), first: first.map(ShardId) };
     }
 
-    /// The shards, if the consumer works on the first one: then the row is its business.
+    /// Returns the shards if this consumer works on the first one, and so has to rewrite the row.
     fn if_mine(&self) -> Option<Shards> {
         let shards = *self.shards();
         let working = self.working.lock();
         shards.first.is_some_and(|first| working.contains(&first)).then_some(shards)
     }
 
-    /// Whether the row is the business of this consumer.
+    /// Whether this consumer has to rewrite the row.
     pub fn is_mine(&self) -> bool {
         self.if_mine().is_some()
     }

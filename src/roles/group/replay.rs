@@ -28,7 +28,7 @@ use crate::{
 /// How many rows are read at once.
 const PAGE_ROWS: usize = 250;
 
-/// Beyond so many parked ids that were not tried yet, no more are parked.
+/// The most parked ids that were not tried yet. Beyond that a replay parks no more.
 const WAITING_MAX: usize = 500;
 
 /// How often a replay asks whether there is room again.
@@ -88,7 +88,7 @@ impl<R: FeedRow> Group<R> {
     /// Fails with [`Error::NoGroup`] if there is no such group, or it is reset or deleted meanwhile, and with [`Error::NoFeed`].
     pub async fn replay(&self, wants: impl Fn(&R) -> bool) -> Result<u64> {
         self.replay_rows(|row| {
-            // A row that cannot be decoded was given to nobody.
+            // No observer was given a row that cannot be decoded.
             let row = R::from_stored(row.sequence, &row.value).ok().filter(|row| wants(row))?;
             Some(Bytes::copy_from_slice(row.id()))
         })
@@ -171,7 +171,7 @@ impl<R> Group<R> {
         let read =
             async |tx: Transaction| self.raw().kept_shard_page(&tx, shard, from.after, PAGE_ROWS).await;
         let page = match db.run(read).await {
-            // It had no rows any more.
+            // The shard had no rows left.
             Err(Error::NoShard { is_trimmed: true, .. }) => {
                 return Ok(ReplayPage { rows: 0, next: behind, is_full: false });
             }
@@ -189,7 +189,7 @@ impl<R> Group<R> {
         Ok(ReplayPage { rows: db.run_once(park).await?.value, next, is_full: false })
     }
 
-    /// Whether few parked ids are to be tried at once.
+    /// Whether there is room for more parked ids that were not tried yet.
     async fn has_room(&self) -> Result<bool> {
         let (db, range) = (&self.context.db, self.context.keys.group_parked_ids(&self.id));
         let rows = db.run(async |tx| tx.all_rows(range.clone(), Isolation::Snapshot).await).await?;
@@ -215,7 +215,7 @@ impl<R> Group<R> {
             if *sequence > done {
                 continue;
             }
-            // Not the key of the newest row of the id, which only notifications have.
+            // The conflict is on the row itself, because only notifications have a key for the newest row of an id.
             let row = topology.space_at(self.raw(), *sequence, id)?.row(*sequence);
             let key = keys.group_parked(&self.id, id);
             let (row, parked) = tokio::try_join!(
@@ -245,7 +245,7 @@ impl<R> Group<R> {
         Ok(count)
     }
 
-    /// Up to where the group has worked on `shard`: on all of it, if it has gone over to later ones.
+    /// The position up to which the group has worked on `shard`: its end, if the group has gone on to later shards.
     async fn done_in(&self, tx: &Transaction, shard: ShardId) -> Result<Sequence> {
         let keys = &self.context.keys;
         if let Some(stored) = tx.get(&keys.checkpoint(&self.id, shard), Isolation::Snapshot).await? {

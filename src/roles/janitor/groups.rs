@@ -46,7 +46,7 @@ impl WorkClock {
 }
 
 impl Pass<'_> {
-    /// Deletes the groups that have expired. A group that cannot be judged keeps no other one.
+    /// Deletes the groups that have expired. A group that cannot be judged does not keep others from being deleted.
     pub async fn expire_groups(&self, worked: &mut WorkClock) -> Result<()> {
         let (env, groups) = (self.context.env(), self.expiring_groups().await?);
         if worked.began.is_none() {

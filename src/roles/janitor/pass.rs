@@ -52,7 +52,7 @@ impl Pass<'_> {
     }
 }
 
-/// The first failure of a step that goes on with the rest, so that what fails in each pass keeps nothing else waiting.
+/// The first failure of a step. The step goes on with the rest, so that one failure does not delay everything else.
 #[derive(Debug, Default)]
 pub(super) struct Failed(Option<Error>);
 

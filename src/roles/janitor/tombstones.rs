@@ -167,7 +167,7 @@ impl Pass<'_> {
         let feed = &self.context.feed;
         tx.add_read_conflict(&keys.groups(feed));
         let mut passed = Sequence::MAX;
-        // Not the checkpoints: they are as many as groups times shards.
+        // It does not read the checkpoints, which are as many as groups times shards.
         let mut lowest = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.lowest_checkpoints(feed), Isolation::Snapshot).await? {
             match (keys.lowest_checkpoint_group(&key), checkpoint_position(&value)) {
@@ -184,7 +184,7 @@ impl Pass<'_> {
                     continue;
                 }
             };
-            // Nobody knows what a group has read of which neither row can be decoded: all is kept for it.
+            // If neither row of a group can be decoded, its position is unknown, and all tombstones are kept for it.
             let start = match GroupRow::from_bytes(&value) {
                 Ok(row) => row.start.position(),
                 Err(error) => {

@@ -20,7 +20,8 @@ use crate::{
 const GROUPS_READ_AT_ONCE: usize = 500;
 
 impl Pass<'_> {
-    /// Deletes the closed entries of all feeds whose shards are empty. An entry that cannot be deleted keeps no other one.
+    /// Deletes the closed entries of all feeds whose shards are empty. An entry that cannot be deleted does not keep others from
+    /// being deleted.
     pub async fn drop_topologies(&self) -> Result<()> {
         let keys = &self.context.keys;
         let mut failed = Failed::default();

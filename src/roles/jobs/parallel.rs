@@ -241,7 +241,7 @@ impl<R: FeedRow> ParallelJob<R> {
                         task.run(cursor, version, rows).await
                     });
                 }
-                // Dropping the set ends the other tasks before the failure of one is returned.
+                // The drop of the set ends the other tasks before the failure is returned.
                 while let Some((_, done)) = under_way.join_next().await {
                     let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
                     is_agreed &= done.version == version;

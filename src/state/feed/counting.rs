@@ -113,8 +113,8 @@ impl Counting {
 }
 
 impl RawFeed<'_> {
-    /// The number of rows in the shards from `first` to the last of `entries`, which are the last ones of the
-    /// topology. What a layer has counted wrongly, by naming a wrong previous edit, makes it no smaller than 0.
+    /// The number of rows in the shards from `first` to the last of `entries`, which are the last ones of the topology. A layer
+    /// that named a wrong previous edit may have counted too few rows. The number is never below 0.
     async fn rows_in(self, tx: &Transaction, entries: &[TopologyRow]) -> Result<u64> {
         let mut shards = entries.iter().flat_map(TopologyRow::shards);
         let Some(first) = shards.next() else { return Ok(0) };

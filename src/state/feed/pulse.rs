@@ -24,8 +24,8 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How long its own process must have appended nothing before it sets a watch again that has just fired. Under steady
-/// local load it sets at most one watch per interval.
+/// After a watch has fired, the reader sets no new one until its own process has appended nothing for this long. Under steady local
+/// load it sets at most one watch per interval.
 const QUIET: Duration = Duration::from_millis(10);
 
 /// The default interval of the poll for rows without a hint.

@@ -106,7 +106,7 @@ use crate::{
     store::KeyRange,
 };
 
-/// The numbers of the families. They are stored and never change; 6 was the head of each shard once.
+/// The numbers of the families. They are stored and never change. Number 6 is not used again.
 mod family {
     pub const CONFIG: u16 = 0;
     pub const COUNTERS: u16 = 1;

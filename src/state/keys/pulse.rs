@@ -1,4 +1,4 @@
-//! Family 15: the pulse of a feed, by which those who wait for rows see that some were appended, and in which shards.
+//! Family 15: the pulse of a feed. It shows waiting readers that rows were appended, and to which shards.
 //!
 //! It is one key, whatever the number of shards, so that one read and one watch suffice; and one `ADD` moves it, whatever the number
 //! of shards that a transaction appends to. Its value has 16 lanes of 32 bits, over which the shards are spread. A lane only counts,
@@ -118,7 +118,7 @@ mod tests {
         let both = value(&lanes(&[0, 7]).to_operand());
         assert!(one.moved_since(&one).is_empty() && none.moved_since(&none).is_empty());
         assert_eq!(both.moved_since(&one), lanes(&[0]));
-        // What nobody has written is compared as a whole.
+        // A value that no append has written is compared as a whole.
         for (before, now) in
             [(&none, &one), (&one, &none), (&value(b"odd"), &one), (&value(b"a"), &value(b"b"))]
         {

@@ -140,7 +140,7 @@ impl Heartbeat {
     /// Beats until it gets the command to leave.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let env = self.db.env().clone();
-        // A moment, so that what writes nothing does not move it.
+        // This is a fixed moment, so that commands which write nothing do not move it.
         let mut next = env.now().saturating_add(self.options.heartbeat);
         loop {
             tokio::select! {
@@ -235,7 +235,7 @@ impl Heartbeat {
             }
         }
         match self.claim().await? {
-            // Logged at the level of the fall, so that a log that has one has both.
+            // This has the level of the line about the fall, so that a log shows both lines or none.
             Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
             Claim::Taken { .. } => {
                 let reason = format!(
@@ -256,7 +256,7 @@ impl Heartbeat {
         if is_news {
             self.published = None;
         }
-        // Raised whatever becomes of it: others may have seen a beat whose commit has failed here.
+        // The beat grows even if the commit fails here, because other nodes may have seen it.
         self.row.beat += 1;
         let row = self.row;
         let policy = self.policy();

@@ -34,7 +34,7 @@ impl Held {
     /// commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         let found = tx.get(&self.key, Isolation::Serializable).await?;
-        // A damaged lease is nobody's, until a round replaces it.
+        // A damaged lease has no owner until a round replaces it.
         match found.and_then(|value| Lease::from_bytes(&value).ok()) {
             Some(lease) if lease.owner == Some(self.owner) && lease.epoch == self.epoch => Ok(()),
             found => Err(Error::LeaseLost {
@@ -88,7 +88,7 @@ impl Stop {
 
     /// Completes when the work should end. Cancel safe.
     pub async fn requested(&mut self) {
-        // A dropped sender asks for it, too.
+        // A dropped sender is a request as well.
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 

@@ -43,8 +43,8 @@ const COMMANDS_MAX: usize = 16;
 /// A node in its own process. Dropping it ends the heartbeat at once, and others take the node for dead after its
 /// expiry.
 ///
-/// Only handles have it. A task of the node has what they [share](Shared), so that the last handle is the last one although an aborted
-/// task has not ended yet.
+/// Only handles own it. Tasks of the node own [`Shared`], so the drop of the last handle ends the node even if an aborted task
+/// still runs.
 pub(crate) struct Member {
     shared: Arc<Shared>,
     /// The heartbeat, and the watch over other nodes.
@@ -81,7 +81,7 @@ impl Drop for RoleGuard {
     fn drop(&mut self) {
         self.roles.send_modify(|roles| drop(roles.remove(&self.role)));
         if let Some(commands) = self.commands.upgrade() {
-            // If as many commands wait, the next beat is not far.
+            // If the queue is full, the heartbeat publishes soon anyway.
             let _ = commands.try_send(Command::Publish(oneshot::channel().0));
         }
     }

@@ -68,7 +68,7 @@ pub(super) struct NeighbourWatch {
     registration: watch::Receiver<Registration>,
     /// Since when the rows of the watched nodes have not changed.
     seen: LastSeen<NodeId, Beat>,
-    /// Those found dead, which stay dead while they are silent, however long the removal of others takes.
+    /// The nodes that were found dead. They stay dead while they are silent, however long the removal of others takes.
     condemned: BTreeMap<NodeId, Beat>,
     /// How long each of them may be silent.
     expiries: BTreeMap<NodeId, Duration>,
@@ -132,7 +132,7 @@ impl NeighbourWatch {
                 poll = self.polls.due(due.saturating_sub(env.now())) => poll,
             };
             if self.stats.health.ended().is_some() {
-                // What stands there now is none of its business.
+                // The rows that are there now belong to another bus.
                 return;
             }
             let pools: Vec<_> = {
@@ -176,7 +176,7 @@ impl NeighbourWatch {
         if versions != *self.versions {
             self.versions = Arc::new(versions);
         }
-        // First, because removals may fail again and again.
+        // The versions are published first, because removals may fail again and again.
         seen.send_replace(Some(Arc::clone(&self.versions)));
         if self.registration.borrow().is_none() {
             self.seen = LastSeen::default();
@@ -206,7 +206,7 @@ impl NeighbourWatch {
     async fn neighbours(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let (all, mine) = (self.keys.nodes(), self.keys.node(self.me));
         if self.expiries.len() < NEIGHBOURS {
-            // They were few the last time; as long as they are, one read has them all.
+            // While there are few nodes, as at the last poll, one read returns all of them.
             let rows = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
             if rows.len() <= NEIGHBOURS + 1 {
                 let mut nodes = self.decoded(&rows);
@@ -258,7 +258,7 @@ impl NeighbourWatch {
     }
 
     /// Removes those of `dead` whose rows are unchanged, until it is time for the next poll: the watch forgets what it has seen if
-    /// two polls are too far apart. The next poll finds the rest. If some cannot be removed, the others are all the same.
+    /// two polls are too far apart. The next poll finds the rest. If some cannot be removed, the others are removed nevertheless.
     async fn remove_all(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
         let end = self.env().now().saturating_add(self.pace / 2);
         let mut removed = Ok(());
@@ -312,7 +312,7 @@ pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
     tx.add_read_conflict(&all);
     if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {
         tx.clear_range(&all);
-        // Their roles need no new versions: nobody has read those, because this is the first use of the store.
+        // Their roles need no new versions: no process has read them yet, because this is the first use of the store.
         members_changed(tx, keys, []);
     }
     Ok(())

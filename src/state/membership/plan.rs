@@ -3,10 +3,10 @@
 //! [`assign`] says which resources the node should own. The plan combines this with the present state: leases that
 //! others have not released yet, and leases that the node owns without working on them.
 //!
-//! A resource whose work fails again and again on this node may well do on another one. The node then releases its
-//! lease, and publishes that it may own one resource less: so the others compute that one of them should own it, and
-//! nothing about the resource itself has to be stored or agreed on. It does so only as far as the others may own more.
-//! If no other node may, it tries the work again itself, with back-off.
+//! Work that fails again and again on this node may succeed on another one. The node then releases its lease, and publishes that it
+//! may own one resource less: so the others compute that one of them should own it, and nothing about the resource itself has to be
+//! stored or agreed on. It does so only as far as the others may own more. If no other node may, it tries the work again itself,
+//! with back-off.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ pub(super) struct View<'a> {
     pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
     /// The resources whose work has failed, each with the end of its pause.
     pub paused: BTreeMap<u64, Duration>,
-    /// The resources that the node would rather leave to others, because their work has failed too often.
+    /// The resources whose work has failed too often here, so that other nodes should take them.
     pub hopeless: BTreeSet<u64>,
     /// The most resources that the node may own by its options.
     pub max: u32,

@@ -13,6 +13,6 @@ pub(crate) struct Pool {
     pub name: Arc<str>,
     /// The role of the nodes that divide it.
     pub role: Role,
-    /// The key of a note that nobody has the role. It is removed with each publication of the role, so that nobody comes unseen.
+    /// The key of the note that no node has the role. Each publication of the role removes it, so no node joins unseen.
     pub idle: Option<Bytes>,
 }

@@ -136,7 +136,7 @@ impl Worker {
             }
             let (group, answers): (Vec<_>, Vec<_>) = jobs.drain(..).unzip();
             for (answer, outcome) in answers.into_iter().zip(self.commit(group)) {
-                // A caller that is gone does not wait for its answer.
+                // A caller that was dropped does not wait for its answer.
                 let _ = answer.send(outcome);
             }
         }

@@ -198,8 +198,7 @@ impl Overlay {
         self.unreadable.intersecting(range).next().is_some()
     }
 
-    /// The parts of `range` whose values do not follow from the transaction alone: a read of it can conflict only on
-    /// these.
+    /// The parts of `range` whose values do not follow from the transaction alone. A read of the range can conflict only there.
     pub fn unwritten(&self, range: &KeyRange) -> Vec<KeyRange> {
         let independent = self
             .keys(range)

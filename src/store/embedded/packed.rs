@@ -25,7 +25,7 @@ pub(super) struct Packed {
     bytes: Vec<u8>,
     /// The bytes that rows use.
     used: usize,
-    /// How many bytes all keys begin with; it may be fewer than they do, once rows were removed.
+    /// The number of bytes with which all keys begin. After rows were removed, the keys may share more.
     common: usize,
 }
 

@@ -1,4 +1,4 @@
-//! [`Recent`]: the groups of commits of as long as a transaction lives.
+//! [`Recent`]: the groups that were committed within the lifetime of a transaction.
 //!
 //! The resolver asks one question of it: was this key or range written after that version? And readers of an earlier
 //! version ask what the groups since have replaced. What groups have written is in *blocks* of a few thousand writes, in the
@@ -57,7 +57,7 @@ pub(super) struct Since {
 }
 
 impl Since {
-    /// Makes of the newest `rows` those at that version.
+    /// Turns the newest `rows` into the rows at that version.
     pub fn revert(&self, rows: &mut Rows) {
         for (block, begin) in &self.blocks {
             block.undo.revert(*begin, rows);
@@ -115,7 +115,7 @@ impl Recent {
             let begin = Self::begin_in(&self.open, version, first);
             self.open.undo.prepare(begin, reads);
         }
-        // Those with which nobody was compared while they were open.
+        // These blocks were compared with no transaction while they were open, so they are not sorted yet.
         for block in self.full.iter_mut().rev().take_while(|block| block.newest > version) {
             let begin = Self::begin_in(block, version, first);
             if block.undo.is_to_be_sorted(begin, reads) {
@@ -221,8 +221,8 @@ mod tests {
         assert!(recent.full.is_empty() && recent.groups.is_empty() && recent.len() == 0);
     }
 
-    /// Full blocks with which nobody was compared were never sorted. So an old transaction with many reads, after many blind writes,
-    /// went through all writes once for each read, and everybody waited for it.
+    /// Full blocks that no transaction had been compared with were never sorted. So an old transaction with many reads, after many
+    /// blind writes, went through all writes once for each read, and every commit waited for it.
     #[test]
     fn a_commit_with_many_reads_finds_its_way_through_what_nobody_was_compared_with() {
         let (mut recent, mut undo) = (Recent::default(), Undo::default());

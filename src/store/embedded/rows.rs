@@ -46,7 +46,7 @@ fn is_small(len: usize, max: usize) -> bool {
     len < max / 2
 }
 
-/// Whether a node that two were joined to would have room for more.
+/// Whether a node that was joined from two has room for more rows.
 fn has_room(len: usize, max: usize) -> bool {
     len <= max - max / 4
 }
@@ -573,7 +573,7 @@ mod tests {
         }
     }
 
-    /// A range is removed without a look at its rows: what a snapshot shares stays shared.
+    /// Removing a range reads none of its rows, so rows that a snapshot shares stay shared.
     #[test]
     fn a_removed_range_costs_its_ends() {
         let number = |n: u32| n.to_be_bytes();

@@ -27,7 +27,7 @@ struct Collector<'a> {
     more: bool,
 }
 
-/// A block with so many bytes gets no more rows. Who keeps one row of a page keeps its block.
+/// A block of this many bytes gets no more rows. A caller that keeps one row of a page keeps its whole block.
 const BLOCK_LEN: usize = 8_192;
 
 impl Collector<'_> {

@@ -95,8 +95,8 @@ async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
     assert_eq!(failed.await.unwrap().code(), Some(StoreError::IO_ERROR.code()));
 }
 
-/// The commit thread may die with a commit in its hands, which may be on the disk by then: no caller may learn that
-/// it is not.
+/// The commit thread may die while it commits, and the commit may be on the disk by then. So no caller may be answered that the
+/// commit has not happened.
 #[tokio::test]
 async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let disk = SimulatedDisk::new(512);

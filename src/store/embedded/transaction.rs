@@ -466,7 +466,7 @@ fn is_stamped_key(mutation: &Mutation) -> bool {
     matches!(mutation, Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..))
 }
 
-/// Whether `error` came from a read, so that FoundationDB fails the commit with it, too; other reads go on.
+/// Whether `error` came from a read. FoundationDB then fails the commit with it as well; other reads succeed.
 fn is_of_the_read(error: &StoreError) -> bool {
     [StoreError::ACCESSED_UNREADABLE, StoreError::TRANSACTION_TOO_OLD, StoreError::FUTURE_VERSION]
         .contains(error)

@@ -104,7 +104,7 @@ impl<R: FeedRow> Observer<R> for Worker {
     }
 
     async fn closed(&mut self, _: CloseReason) {
-        // Without success the rows come again.
+        // If the save fails, the rows come again.
         let _ = self.save().await;
     }
 }

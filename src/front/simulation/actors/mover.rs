@@ -37,7 +37,7 @@ pub(in crate::front::simulation) struct Mover {
     pub old: Database,
     /// The store to which it moves.
     pub new: Database,
-    /// The same without the network, to look whether anything was left there.
+    /// The same store without the network, to check that nothing was left in it.
     pub engine: Arc<dyn Backend>,
 }
 
@@ -51,7 +51,7 @@ impl Mover {
                 Way::Raise => self.raise(before).await,
             };
             let done = match moved {
-                // It would be there for good: nobody opens a bus with its process.
+                // Otherwise the ids would stay for good, because no bus is opened with this process.
                 Ok(()) => self.new.clear_finished_ids().await,
                 Err(error) => Err(error),
             };
@@ -105,7 +105,7 @@ impl Mover {
             }
         });
         match imported {
-            // Perhaps it is there all the same.
+            // The bus may be there in spite of the error.
             Err(error) => match Bus::stored_incarnation(&self.new, BUS_PREFIX).await {
                 Ok(found) if found > before => Ok(()),
                 _ => Err(error),
@@ -148,7 +148,7 @@ impl Mover {
             Err(_) => {}
         }
         let left = rows_of_bus(&*self.engine);
-        // What could not be removed because of a fault is known by the mark.
+        // The mark shows that a fault has kept rows from being removed.
         let mark = Keys::new(BUS_PREFIX).expect("the prefix is short").import_mark();
         let is_marked = self.shared.faults_count() > faults && left.contains_key(&mark[..]);
         if !left.is_empty() && !is_marked {
@@ -178,7 +178,7 @@ impl Mover {
         }
     }
 
-    /// Nobody works with the bus, so nothing may be refused because somebody does.
+    /// No process works with the bus, so no call may be refused because of one.
     fn judge_refusal<T>(&self, result: &Result<T>) {
         if let Err(error @ (Error::BusInUse { .. } | Error::Invalid { .. })) = result {
             self.broken(format!("nobody works with the bus, and its move is refused: {error}"));

@@ -47,7 +47,7 @@ impl Source {
 
     /// Waits until the tail has published everything that was committed up to `version`, and returns a position; `None` if it never will.
     pub async fn reached(&self, version: u64) -> Option<Sequence> {
-        // The process waits for the end of all who hold its dispatcher itself.
+        // The process waits until no other task holds its dispatcher.
         let dispatcher = self.0.upgrade()?.subscriptions();
         dispatcher.reached(version).await.ok()
     }

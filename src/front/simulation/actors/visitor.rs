@@ -21,7 +21,7 @@ use crate::{
     state::keys::GroupName,
 };
 
-/// How long a visitor waits at most before it looks after its group again, in milliseconds.
+/// The longest pause between two checks of a visitor's group, in milliseconds.
 const LOOK_MAX_MS: u64 = 500;
 
 /// Works now and then for those of `groups` that expire, until the end.
@@ -69,7 +69,7 @@ impl Visitor<'_> {
         }
     }
 
-    /// Joins the group, which it creates if it is told that there is none.
+    /// Joins the group, and creates it first if there is none.
     async fn come(&self) -> Option<Consumer> {
         let mut joined = self.ask(self.join()).await;
         if matches!(joined, Err(Error::NoGroup { .. })) {
@@ -85,7 +85,7 @@ impl Visitor<'_> {
         consumer::join(self.place, self.node, self.plan, (&self.group, self.key.clone())).await
     }
 
-    /// Stays for a while, and looks after the group: while its process was paused, it may have expired.
+    /// Stays for a while, and checks the group, which may have expired while the process was paused.
     async fn stay(&self) {
         let env = self.place.db.env();
         let stay = 1 + self.place.random(self.absences.stay_max_ms);
@@ -115,7 +115,7 @@ impl Visitor<'_> {
         }
     }
 
-    /// Judges whether `answer` tells the truth on whether there is the group, if that does not change meanwhile.
+    /// Judges whether `answer` is right about the existence of the group, if that does not change meanwhile.
     async fn ask<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
         let before = self.place.shared.oracle().existence(&self.key);
         let answer = answer.await;

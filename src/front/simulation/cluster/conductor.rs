@@ -30,7 +30,7 @@ use crate::{
     store::{Backend, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME},
 };
 
-/// How often it looks at its processes.
+/// How often it checks its processes.
 const TICK: Duration = Duration::from_millis(50);
 
 /// How often, at most, what has happened is judged.
@@ -56,7 +56,7 @@ struct Slot {
     away_until: Option<Instant>,
     is_stopped: bool,
     is_done: bool,
-    /// Whether its last life has ended, and the oracle does not know.
+    /// Whether its last life has ended without a report to the oracle.
     is_mourned: bool,
 }
 
@@ -131,7 +131,7 @@ impl Conductor<'_> {
         }
     }
 
-    /// Looks after a process: it may have died, or be due.
+    /// Checks a process, which may have died, or may be due to start or to continue.
     fn attend(&mut self, number: usize) {
         let slot = &mut self.slots[number];
         if slot.is_done {

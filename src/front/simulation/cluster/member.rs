@@ -35,7 +35,7 @@ use crate::{
     store::{Database, testing::Wrapper},
 };
 
-/// How often it looks whether it is done.
+/// How often it checks whether it is done.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The plan of a world on a cluster.
@@ -86,7 +86,7 @@ pub fn take_part(member: &Member, db: &Database) -> Result<Option<Broken>> {
         shared.time.after(POLL_INTERVAL, Event::Poll);
         while !shared.has_failed() && !is_done.load(Ordering::Relaxed) {
             match shared.time.leap() {
-                // As by another process, which asks nobody.
+                // The process dies as if another process had killed it.
                 Some(Event::Crash(_)) if shared.phase() == Phase::Chaos => signal("-KILL", process::id()),
                 Some(Event::Poll) => shared.time.after(POLL_INTERVAL, Event::Poll),
                 _ => {}
@@ -107,7 +107,7 @@ fn obey(shared: &Arc<Shared>) {
                 _ => shared.enter(Phase::End),
             }
         }
-        // Nobody is there any more who would judge it.
+        // The conductor is gone, so no one would judge this process.
         process::exit(2);
     });
 }

@@ -1,10 +1,10 @@
 //! Worlds on a real cluster: each process is one of the operating system, and is killed and stopped as such.
 //!
-//! Nobody sees the commits of a cluster when they happen. So each transaction also writes its own mutations, as a row of the
-//! [`log`](super::log) under its versionstamp: the log has every commit, in the order of the store. What a process would tell the oracle it
-//! writes down as [`notes`](super::notes), each with the newest version that it had read from or committed at by then. The
-//! [`Merge`](merge::Merge) reads both, and informs the oracle: of a commit, and then of all that was noted between its version and
-//! that of the next one.
+//! The oracle cannot see the commits of a cluster when they happen. So each transaction also writes its own mutations, as a row of
+//! the [`log`](super::log) under its versionstamp: the log has every commit, in the order of the store. A process writes what it
+//! would report to the oracle as [`notes`](super::notes), each with the newest version that the process had read from or committed
+//! at by then. The [`Merge`](merge::Merge) reads both, and informs the oracle: of a commit, and then of all that was noted between
+//! its version and that of the next one.
 //!
 //! ```text
 //!  process 0 ── commits and log ──► cluster ──► merge ──► oracle

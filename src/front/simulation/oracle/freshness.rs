@@ -1,4 +1,4 @@
-//! Barriers and mirrors: who has waited for everything that was committed has to know it.
+//! Barriers and mirrors: a reader that has waited for all commits has to know them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,7 +18,8 @@ impl Oracle {
         self.recorded.clone()
     }
 
-    /// Judges a barrier that has let somebody pass at `at`, who had come after the events of `recorded`: they have to be folded.
+    /// Judges a barrier that has returned `at` to a waiter that came after the events of `recorded`. All of these have to be
+    /// folded.
     pub fn passed_barrier(&self, findings: &Findings, recorded: &BTreeMap<Db, Counters>, at: Sequence) {
         for (db, before) in recorded {
             let now = self.recorded.get(db).copied().unwrap_or(Counters::ZERO).lanes();

@@ -1,4 +1,4 @@
-//! The history of a world: what the oracle has seen of it, so that it can be judged again, by an oracle that knows more.
+//! The history of a world: everything that the oracle was informed of, so that a later oracle can judge it again.
 //!
 //! It is text: a line that says what the world was, and one for each thing that the oracle was informed of, in their order, as JSON.
 //! Nothing of the verdicts is in it. Bytes are hexadecimal digits; keys and rows are in their stored form.

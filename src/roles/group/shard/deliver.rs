@@ -160,7 +160,7 @@ where
         let is_exhausted = retry.is_exhausted(attempts - earlier, now.saturating_sub(began));
         let mut is_over = failure.is_panic;
         if is_exhausted && rows.rows.len() > 1 {
-            // Perhaps only one of them fails: tries them one by one.
+            // Perhaps only one of the rows fails, so they are tried one by one.
             self.careful_to = rows.rows.last().expect("there are several").sequence;
             self.failing = None;
         } else if is_exhausted && self.set_aside(rows, attempts, &failure).await? {
@@ -235,7 +235,7 @@ where
         };
         let key = right.context.keys.dead_letter(&right.group, *sequence);
         if is_kept && !self.parking.give_up(*sequence, letter) {
-            // Perhaps they need not wait any longer.
+            // The save may write the dead letters that wait.
             self.flush().await?;
             return Ok(false);
         }

@@ -37,8 +37,8 @@ pub(super) async fn begin(
     }
 }
 
-/// Whether the newest row of its name shows that `db` lives. The dispatcher may be behind what the trigger has looked up in the store:
-/// then it delivers the predecessor of `db` as if that had replaced it.
+/// Whether the newest row of its name shows that `db` lives. The dispatcher may be behind the store. Then it delivers the
+/// predecessor of `db` as if that had replaced `db`.
 pub(super) async fn lives(context: &Arc<Context>, db: &Db) -> Result<bool> {
     let feed = NotificationFeed::new(Arc::clone(context), context.feed.clone());
     match feed.newest(&db.name).await {

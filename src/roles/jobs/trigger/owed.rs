@@ -126,8 +126,9 @@ impl Owed {
         }
     }
 
-    /// Notes that the feed has delivered the end of an instance of `name`. If the name is being looked up, what was read of it may be older,
-    /// and nobody can tell once the job was informed: it is looked up again. A mere change needs none, so this cannot go on for ever.
+    /// Notes that the feed has delivered the end of an instance of `name`. If the name is being looked up, the result may be older
+    /// than that end, and nothing shows this once the job is informed. So the name is looked up again. A mere change causes no
+    /// second look-up, so the look-ups come to an end.
     pub fn outdate(&mut self, name: &DbName) {
         if self.looked_up.iter().any(|(known, _)| known == name) {
             self.outdated.insert(name.clone());

@@ -243,7 +243,7 @@ pub(super) struct Plan<W> {
     spilled: Spilled,
     /// Tenants with names that are only in the store.
     left: BTreeSet<Tenant>,
-    /// Those of them whose names are read just now.
+    /// The tenants among them whose names are being read.
     reading: BTreeSet<Tenant>,
     /// Whether the list was read to its end since the start.
     is_list_read: bool,
@@ -366,7 +366,7 @@ impl<W: Work> Plan<W> {
         }
     }
 
-    /// Has the store remove `name` from its list, unless it is just to be listed again.
+    /// Schedules the removal of `name` from the list of the store, unless the name has to be listed again.
     fn settle(settled: &mut BTreeSet<DbName>, spilled: &Spilled, name: &DbName) {
         if !spilled.contains_key(name) {
             settled.insert(name.clone());
@@ -447,8 +447,8 @@ impl<W: Work> Plan<W> {
             }
             (_, None) => is_new,
         };
-        // What the plan has may be older all the same: it was read before the name found no room, and was listed again. So what is left
-        // out now is looked up once more after that, rather than removed undone.
+        // The work in the plan may still be older: it was read before the name found no room and was listed again. So the work that
+        // is left out here is looked up again later, and not removed undone.
         entry.listed = if is_adopted { Listed::Read } else { Listed::Yes };
         if is_new {
             entry.add_gone(gone);

@@ -120,7 +120,7 @@ impl Retries {
                 self.is_reading = page.len() == PAGE_ROWS;
                 self.last = page.last().map(|(db, _)| db.clone());
                 let (round, is_full) = (self.round, self.is_full);
-                // A later version may know what is to be done about a row that cannot be decoded.
+                // A later version of the program may be able to decode the row, so it stays.
                 let known = page.into_iter().filter_map(|(db, row)| Some((db, row.ok()?)));
                 self.queue.extend(known.filter(|(db, row)| is_turn(db, row, round, is_full)));
             }

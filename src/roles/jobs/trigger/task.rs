@@ -64,7 +64,7 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
     let mut subscription =
         subscribe.clone().durable_from(&cursor(dispatcher, &options)?, true).await?.stream();
-    // From here on nothing can fail: an earlier holder of the cursor has lost it.
+    // Nothing below may fail, because the earlier holder of the cursor has lost it by now.
     let cursor = subscription.take_cursor().expect("it is durable");
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(cursor.stored()));
@@ -92,7 +92,7 @@ struct Supervisor<K: Kind> {
 impl<K: Kind> Supervisor<K> {
     /// Works until the trigger is asked to end, the dispatcher has ended, the cursor is lost, or the bus is gone.
     async fn run(mut self, mut subscription: Subscription, mut stop: watch::Receiver<bool>) -> Result<()> {
-        // Also runs if the future is dropped, so that the status does not show a running trigger.
+        // This guard also acts if the future is dropped, so that the status does not show a running trigger.
         let _finished = Finished(self.status.clone());
         let mut pause = RESTART_PAUSE_MIN;
         loop {
@@ -322,7 +322,7 @@ impl<K: Kind> TriggerTask<K> {
         let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
         let settled = self.plan.settled(OWED_BATCH);
         let done_to = self.done_to(&owed);
-        // What was read of them before says nothing afterwards.
+        // Results that were read before the removal no longer count.
         self.owed.forget(&settled);
         if done_to != self.cursor.stored() || !owed.is_empty() || !settled.is_empty() {
             let rows: Vec<_> =
@@ -332,7 +332,7 @@ impl<K: Kind> TriggerTask<K> {
             // The cursor need not be written, but jobs must not go on if another trigger has opened it.
             self.cursor.verify().await?;
         }
-        // Only now: a save that fails, or is dropped because the trigger is to end, has listed and removed nothing.
+        // The plan changes only after the commit: a save that fails or is dropped has listed and removed nothing.
         let without_room = self.plan.set_listed(owed.iter().map(|(name, _)| name));
         // What was read of them before does not include their newest work. They are read again.
         self.owed.forget(&without_room);

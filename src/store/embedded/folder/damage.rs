@@ -1,8 +1,8 @@
-//! [`Damage`]: what was on disk once, and is not as it was.
+//! [`Damage`]: bytes of a folder that have changed on the disk.
 
 use std::{fmt, io};
 
-/// A place in a file that was on disk once, and has changed.
+/// A place in a file whose bytes have changed since they were written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {

@@ -1,8 +1,8 @@
 //! [`Files`]: the one way from a store to its disk.
 //!
-//! Tests and simulations use a disk that fails, fills up, or loses its power. The store uses only these operations,
-//! and relies on this much: synced bytes are there after a power failure; of the others, any part may be. A rename
-//! replaces a file at once or not at all.
+//! Tests and simulations use a disk that fails, fills up, or loses its power. The store uses only these operations. It relies on
+//! this: synced bytes survive a power failure, and any part of the other bytes may survive. A rename replaces a file at once or not
+//! at all.
 
 use std::{
     fs::{self, OpenOptions, TryLockError},

@@ -143,7 +143,7 @@ impl Client {
             let answered = self.ask(&target, &asked, |piece| self.take_updates(id, piece)).await;
             if let Answered::Refused(status, body) = answered {
                 self.refused(id, status, &body);
-                // One that asks for ever from a position that has expired is refused for ever.
+                // A client that keeps asking from an expired position is refused each time.
                 for _ in 0..if self.plan.asks_badly && status == 410 { place.random(6) } else { 0 } {
                     self.ask_to_be_refused(&target, &asked).await;
                 }
@@ -209,7 +209,7 @@ impl Client {
         }
     }
 
-    /// Requests `target`, whose position is none from which anybody can go on. Returns whether it was refused.
+    /// Requests `target` at a position from which no reader can continue. Returns whether the request was refused.
     async fn ask_to_be_refused(&self, target: &str, asked: &Asked) -> bool {
         let refuse = |piece: &Piece| match piece {
             Piece::Row(row) => Guarantee::Truthful.fails(format!("the row {row} came of {target}")),

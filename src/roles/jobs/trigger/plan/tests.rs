@@ -321,9 +321,9 @@ fn a_name_that_is_to_be_listed_is_not_removed_from_the_list() {
     assert_eq!(since(&plan), Some(at(6)));
 }
 
-/// A database was parked, deleted and created again. A trigger that started tried the parked instance again while it read the owed work
-/// on the new one, took the parked one for newer, and removed the name from the list: the new one was never built. A world has
-/// found it (seed 1555 of its day).
+/// A database was parked, deleted and created again. A trigger that started tried the parked instance again while it read the owed
+/// work on the new one, took the parked one for newer, and removed the name from the list: the new one was never built. A world has
+/// found it.
 #[test]
 fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
     let mut plan = plan();
@@ -345,9 +345,9 @@ fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
     assert_eq!(plan.len(), 0);
 }
 
-/// A name had work that found no room, while the retry of a parked instance of it ran. When the work was listed in the store, the retry
-/// was taken for it, and its end removed the name from the list: the job was never informed that the parked instance was gone. A world
-/// has found it (seed 800001565 of its day).
+/// A name had work that found no room, while the retry of a parked instance of it ran. When the work was listed in the store, the
+/// retry was taken for it, and its end removed the name from the list: the job was never informed that the parked instance was
+/// gone. A world has found it.
 #[test]
 fn the_end_of_a_retry_does_not_settle_work_that_found_no_room() {
     let mut plan = Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default().pending_max(1));
@@ -419,7 +419,7 @@ fn what_is_read_while_older_work_of_the_name_runs_is_not_removed_undone() {
             let (number, task, _) = plan.start(SECOND * 2).unwrap();
             plan.end(SECOND * 2, (&task.db().name.clone(), number), End::Done(Vec::new()), |_| SECOND);
         }
-        // What was looked up before.
+        // This is the result of the earlier look-up.
         assert!(plan.wants_owed(&name));
         plan.observe_owed(SECOND * 3, &name, Some((of(&name, 1), vec![1])), Vec::new());
         let (number, task, _) = plan.start(SECOND * 3).unwrap();
