@@ -40,7 +40,7 @@ const JOB_ROWS: u64 = 100_000;
 const DOCS: u64 = 10_000;
 
 /// A store with the changes feed of a database.
-struct World {
+struct FeedFixture {
     store: Database,
     changes: Changes,
     db: Db,
@@ -57,7 +57,7 @@ fn key(n: u64) -> Vec<u8> {
     [b"doc/", &n.to_be_bytes()[..]].concat()
 }
 
-impl World {
+impl FeedFixture {
     /// An empty feed of so many shards.
     async fn new(shards: u32) -> Self {
         let store = Database::memory();
@@ -70,16 +70,16 @@ impl World {
     }
 
     async fn filled(shards: u32, rows: u64) -> Self {
-        let world = Self::new(shards).await;
+        let fixture = Self::new(shards).await;
         for first in (0..rows).step_by(1_000) {
-            let tx = world.store.begin();
-            let writer = world.changes.writer(&tx, &world.db).await.unwrap();
+            let tx = fixture.store.begin();
+            let writer = fixture.changes.writer(&tx, &fixture.db).await.unwrap();
             for n in first..rows.min(first + 1_000) {
                 writer.record(&summary(n), None).unwrap();
             }
             tx.commit().await.unwrap();
         }
-        world
+        fixture
     }
 
     fn feed(&self) -> Feed<Change> {
@@ -178,13 +178,13 @@ fn reads(c: &mut Criterion) {
             // The first benchmark that is not filtered out fills the feed.
             let (mut cursor, mut is_first) = (Cursor::NOTHING, true);
             group.bench_function(&name, |b| {
-                let world: &World = filled.get_or_insert_with(|| {
-                    let world = runtime.block_on(World::filled(shards, ROWS));
+                let fixture: &FeedFixture = filled.get_or_insert_with(|| {
+                    let fixture = runtime.block_on(FeedFixture::filled(shards, ROWS));
                     // Conflict ranges and replaced values are kept for 5 s.
                     std::thread::sleep(Duration::from_secs(6));
-                    world
+                    fixture
                 });
-                let feed = world.feed();
+                let feed = fixture.feed();
                 if std::mem::take(&mut is_first) {
                     runtime.block_on(read_all(&name, &feed, page_rows));
                 }
@@ -208,11 +208,11 @@ fn writes(c: &mut Criterion) {
                 group.bench_function(format!("{edit} of {what}, {at_once} at once"), |b| {
                     b.iter_custom(|count| {
                         runtime.block_on(async {
-                            let world = World::new(8).await;
+                            let fixture = FeedFixture::new(8).await;
                             if is_update {
-                                world.edits(DOCS, 100, false, true).await;
+                                fixture.edits(DOCS, 100, false, true).await;
                             }
-                            world.edits(count, at_once, is_update, with_change).await
+                            fixture.edits(count, at_once, is_update, with_change).await
                         })
                     });
                 });
@@ -245,10 +245,10 @@ fn jobs(c: &mut Criterion) {
     group.throughput(Throughput::Elements(JOB_ROWS)).sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(5));
     for shards in [1, 8] {
-        let world = runtime.block_on(World::filled(shards, JOB_ROWS));
+        let fixture = runtime.block_on(FeedFixture::filled(shards, JOB_ROWS));
         group.bench_function(format!("{shards} shards"), |b| {
             b.to_async(&runtime).iter(|| async {
-                let job = ParallelJob::new(world.feed(), Cursor::NOTHING);
+                let job = ParallelJob::new(fixture.feed(), Cursor::NOTHING);
                 job.run(hash).await.unwrap()
             });
         });

@@ -89,7 +89,7 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     assert_eq!(folding.skipped_rows().await.unwrap(), []);
 }
 
-/// Regression: a damaged fold mark stopped its partition for ever.
+/// Regression: a damaged fold mark stopped its partition forever.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
     let store = Database::memory();
@@ -160,7 +160,7 @@ async fn a_page_of_broken_counters_is_passed() {
     assert_eq!(rows(&bus).await.len(), 100);
 }
 
-/// Regression: one row of a feed that could not be decoded stopped all of its readers for ever, and the folds of its partition. A
+/// Regression: one row of a feed that could not be decoded stopped all of its readers forever, and the folds of its partition. A
 /// rolling upgrade to another format of rows does exactly this.
 #[tokio::test(start_paused = true)]
 async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
@@ -257,7 +257,7 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
 }
 
 /// Regression: a thousand deletions with a long prefix and many shards exceeded the 10 MB of a transaction. The fold
-/// took all or nothing, so its partition stopped for ever.
+/// took all or nothing, so its partition stopped forever.
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
     let store = Database::memory();

@@ -175,7 +175,7 @@ async fn a_lone_event_costs_seven_mutations_and_twelve_reads() {
     }
 }
 
-/// A node that folds nothing is told by one watch of one key, and reads the shard that has got a row.
+/// A node that folds nothing is woken by one watch of one key, and reads the shard that has got a row.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_only_delivers_reads_five_keys() {
     let store = Database::memory();

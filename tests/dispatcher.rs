@@ -547,7 +547,7 @@ async fn a_read_that_panics_is_reported_and_tried_again() {
     assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
 }
 
-/// Regression: the task of a callback tried again at once and for ever.
+/// Regression: the task of a callback tried again at once and forever.
 #[tokio::test(start_paused = true)]
 async fn a_callback_pauses_while_reads_fail() {
     let store = Database::memory();
@@ -722,7 +722,7 @@ async fn no_wake_up_is_lost_between_processes() {
 /// Records events, now with pauses and now without, and waits for each last one.
 async fn receive_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
     let mut random = common::dice();
-    let mut walker = dispatcher.subscribe(Filter::all()).stream();
+    let mut all = dispatcher.subscribe(Filter::all()).stream();
     let mut exact = dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let mut recorded = 0;
     for _ in 0..120 {
@@ -733,7 +733,7 @@ async fn receive_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
                 std::hint::spin_loop();
             }
         }
-        for subscription in [&mut walker, &mut exact] {
+        for subscription in [&mut all, &mut exact] {
             while next(subscription).await.notification().totals.updated < recorded {}
         }
         if random.u8(..4) == 0 {

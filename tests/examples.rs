@@ -28,7 +28,7 @@ fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
     }
 }
 
-/// Regression: what was built for a database when it was deleted stayed in its index for ever.
+/// Regression: what was built for a database when it was deleted stayed in its index forever.
 #[test]
 fn indexes_are_what_their_documents_are_and_nothing_is_left_of_deleted_ones() {
     for run in runs(5) {

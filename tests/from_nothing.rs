@@ -146,6 +146,6 @@ async fn subscribers_from_nothing_hold_a_few_pages_whatever_there_is_to_read() {
     );
     assert_eq!(received, HashSet::from([databases]), "each is delivered every database once");
     let most = subscribers * rows_max * ROW_BYTES_MAX + BESIDES_BYTES_MAX;
-    assert!(most < subscribers * databases * 128, "this size would not show what is held for ever");
+    assert!(most < subscribers * databases * 128, "this size would not show what is held forever");
     assert!(peak <= most, "{peak} bytes were in use at once, more than {most}");
 }

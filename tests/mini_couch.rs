@@ -104,17 +104,17 @@ impl CouchFixture {
 
 #[tokio::test]
 async fn databases_are_created_listed_and_deleted() {
-    let world = CouchFixture::new().await;
+    let fixture = CouchFixture::new().await;
     let ok = json!({ "ok": true });
     for name in ["shop", "shop%2Forders", "a_$()+-%2F0"] {
-        assert_eq!(world.ask("PUT", &format!("/{name}"), None).await, (201, ok.clone()));
+        assert_eq!(fixture.ask("PUT", &format!("/{name}"), None).await, (201, ok.clone()));
     }
-    let (status, body) = world.ask("PUT", "/shop/", None).await;
+    let (status, body) = fixture.ask("PUT", "/shop/", None).await;
     assert_eq!((status, &body["error"]), (412, &json!("file_exists")));
-    assert_eq!(world.ask("GET", "/_all_dbs", None).await.1, json!(["a_$()+-/0", "shop", "shop/orders"]));
-    assert_eq!(world.ask("HEAD", "/shop", None).await, (200, Value::Null));
+    assert_eq!(fixture.ask("GET", "/_all_dbs", None).await.1, json!(["a_$()+-/0", "shop", "shop/orders"]));
+    assert_eq!(fixture.ask("HEAD", "/shop", None).await, (200, Value::Null));
 
-    assert_eq!(world.ask("DELETE", "/shop/", None).await, (200, ok));
+    assert_eq!(fixture.ask("DELETE", "/shop/", None).await, (200, ok));
     let gone = json!({ "error": "not_found", "reason": "Database does not exist." });
     for (method, path) in [
         ("GET", "/shop"),
@@ -123,62 +123,62 @@ async fn databases_are_created_listed_and_deleted() {
         ("DELETE", "/shop/x?rev=1-00000000000000000000000000000000"),
         ("GET", "/shop/_all_docs"),
     ] {
-        assert_eq!(world.ask(method, path, None).await, (404, gone.clone()), "{method} {path}");
+        assert_eq!(fixture.ask(method, path, None).await, (404, gone.clone()), "{method} {path}");
     }
-    assert_eq!(world.ask("PUT", "/shop/x", json!({})).await, (404, gone.clone()));
-    assert_eq!(world.ask("POST", "/shop/_bulk_docs", json!({ "docs": [] })).await, (404, gone));
-    assert_eq!(world.ask("GET", "/_all_dbs", None).await.1, json!(["a_$()+-/0", "shop/orders"]));
+    assert_eq!(fixture.ask("PUT", "/shop/x", json!({})).await, (404, gone.clone()));
+    assert_eq!(fixture.ask("POST", "/shop/_bulk_docs", json!({ "docs": [] })).await, (404, gone));
+    assert_eq!(fixture.ask("GET", "/_all_dbs", None).await.1, json!(["a_$()+-/0", "shop/orders"]));
 
     for bad in ["Shop", "0", "_shop", "sh%20op", "%C3%A4", "a%2e"] {
-        let (status, body) = world.ask("PUT", &format!("/{bad}"), None).await;
+        let (status, body) = fixture.ask("PUT", &format!("/{bad}"), None).await;
         assert_eq!((status, &body["error"]), (400, &json!("illegal_database_name")), "{bad}");
     }
-    assert!(world.folded("shop", [1, 1, 0, 0]).await.deleted_at.is_some());
+    assert!(fixture.folded("shop", [1, 1, 0, 0]).await.deleted_at.is_some());
 }
 
 #[tokio::test]
 async fn an_edit_needs_the_present_revision() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
     let conflict = (409, json!({ "error": "conflict", "reason": "Document update conflict." }));
-    let first = world.rev("PUT", "/db/x", json!({ "n": 1 })).await;
+    let first = fixture.rev("PUT", "/db/x", json!({ "n": 1 })).await;
     assert!(first.starts_with("1-"));
-    assert_eq!(world.ask("PUT", "/db/x", json!({ "n": 2 })).await, conflict);
+    assert_eq!(fixture.ask("PUT", "/db/x", json!({ "n": 2 })).await, conflict);
 
     // The revision may be in the body, in the query, or in a header.
-    let second = world.rev("PUT", "/db/x", json!({ "_rev": first, "n": 2 })).await;
-    assert_eq!(world.ask("PUT", "/db/x", json!({ "_rev": first, "n": 3 })).await, conflict);
-    let third = world.rev("PUT", &format!("/db/x?rev={second}"), json!({ "n": 3 })).await;
+    let second = fixture.rev("PUT", "/db/x", json!({ "_rev": first, "n": 2 })).await;
+    assert_eq!(fixture.ask("PUT", "/db/x", json!({ "_rev": first, "n": 3 })).await, conflict);
+    let third = fixture.rev("PUT", &format!("/db/x?rev={second}"), json!({ "n": 3 })).await;
     let request = Request::put("/db/x").header("if-match", format!("\"{third}\""));
-    let response = world.raw(request.body(Body::from(r#"{"n":4}"#)).unwrap()).await;
+    let response = fixture.raw(request.body(Body::from(r#"{"n":4}"#)).unwrap()).await;
     let tag = response.headers()["etag"].to_str().unwrap().to_owned();
     let fourth = tag.trim_matches('"');
     assert!(fourth.starts_with("4-"));
 
     let body = json!({ "_id": "x", "_rev": fourth, "n": 4 });
-    assert_eq!(world.ask("GET", "/db/x", None).await, (200, body.clone()));
-    assert_eq!(world.ask("GET", &format!("/db/x?rev={fourth}"), None).await, (200, body));
+    assert_eq!(fixture.ask("GET", "/db/x", None).await, (200, body.clone()));
+    assert_eq!(fixture.ask("GET", &format!("/db/x?rev={fourth}"), None).await, (200, body));
     let missing = |why: &str| (404, json!({ "error": "not_found", "reason": why }));
-    assert_eq!(world.ask("GET", &format!("/db/x?rev={first}"), None).await, missing("missing"));
-    assert_eq!(world.ask("GET", "/db/y", None).await, missing("missing"));
+    assert_eq!(fixture.ask("GET", &format!("/db/x?rev={first}"), None).await, missing("missing"));
+    assert_eq!(fixture.ask("GET", "/db/y", None).await, missing("missing"));
 
-    assert_eq!(world.ask("DELETE", &format!("/db/x?rev={third}"), None).await, conflict);
-    assert_eq!(world.ask("DELETE", "/db/y", None).await, missing("missing"));
-    let fifth = world.rev("DELETE", &format!("/db/x?rev={fourth}"), None).await;
-    assert_eq!(world.ask("GET", "/db/x", None).await, missing("deleted"));
-    assert_eq!(world.ask("DELETE", &format!("/db/x?rev={fifth}"), None).await, missing("deleted"));
-    assert_eq!(world.changes("db").await, [("x".to_owned(), fifth, true)]);
+    assert_eq!(fixture.ask("DELETE", &format!("/db/x?rev={third}"), None).await, conflict);
+    assert_eq!(fixture.ask("DELETE", "/db/y", None).await, missing("missing"));
+    let fifth = fixture.rev("DELETE", &format!("/db/x?rev={fourth}"), None).await;
+    assert_eq!(fixture.ask("GET", "/db/x", None).await, missing("deleted"));
+    assert_eq!(fixture.ask("DELETE", &format!("/db/x?rev={fifth}"), None).await, missing("deleted"));
+    assert_eq!(fixture.changes("db").await, [("x".to_owned(), fifth, true)]);
     // It can be written again without its revision, and the numbers continue.
-    assert!(world.rev("PUT", "/db/x", json!({})).await.starts_with("6-"));
+    assert!(fixture.rev("PUT", "/db/x", json!({})).await.starts_with("6-"));
 
     // The refused edits recorded nothing.
-    world.folded("db", [1, 0, 6, 0]).await;
+    fixture.folded("db", [1, 0, 6, 0]).await;
 }
 
 #[tokio::test]
 async fn what_is_no_document_is_refused() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
     let long = "x".repeat(4_097);
     let large = json!({ "text": "x".repeat(100_000) });
     for (path, body, status, error) in [
@@ -192,28 +192,28 @@ async fn what_is_no_document_is_refused() {
         ("/db/x?rev=1", json!({}), 400, "bad_request"),
         ("/db/x", large, 413, "document_too_large"),
     ] {
-        let (got, body) = world.ask("PUT", path, body).await;
+        let (got, body) = fixture.ask("PUT", path, body).await;
         assert_eq!((got, &body["error"]), (status, &json!(error)), "{path}");
     }
     for (path, body) in [("/db", json!(7)), ("/db/_bulk_docs", json!([])), ("/db/_bulk_docs", json!({}))] {
-        assert_eq!(world.ask("POST", path, body).await.0, 400, "{path}");
+        assert_eq!(fixture.ask("POST", path, body).await.0, 400, "{path}");
     }
     let elsewhere = json!({ "new_edits": false, "docs": [] });
-    assert_eq!(world.ask("POST", "/db/_bulk_docs", elsewhere).await.0, 501);
-    assert_eq!(world.ask("GET", "/db/_all_docs?limit=-1", None).await.0, 400);
-    assert_eq!(world.ask("GET", "/db/_all_docs?startkey=x", None).await.0, 400);
-    assert_eq!(world.ask("GET", "/", None).await.1["couchdb"], "Welcome");
-    assert_eq!(world.ask("GET", "/nothing/of/the/kind/here", None).await.0, 404);
+    assert_eq!(fixture.ask("POST", "/db/_bulk_docs", elsewhere).await.0, 501);
+    assert_eq!(fixture.ask("GET", "/db/_all_docs?limit=-1", None).await.0, 400);
+    assert_eq!(fixture.ask("GET", "/db/_all_docs?startkey=x", None).await.0, 400);
+    assert_eq!(fixture.ask("GET", "/", None).await.1["couchdb"], "Welcome");
+    assert_eq!(fixture.ask("GET", "/nothing/of/the/kind/here", None).await.0, 404);
     let not_json = Request::put("/db/x").body(Body::from("{")).unwrap();
-    assert_eq!(world.raw(not_json).await.status(), 400);
-    world.folded("db", [1, 0, 0, 0]).await;
+    assert_eq!(fixture.raw(not_json).await.status(), 400);
+    fixture.folded("db", [1, 0, 0, 0]).await;
 }
 
 #[tokio::test]
 async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
-    let rev = world.rev("PUT", "/db/a", json!({ "n": 1 })).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
+    let rev = fixture.rev("PUT", "/db/a", json!({ "n": 1 })).await;
     let docs = json!([
         { "_id": "a", "n": 0 },
         { "_id": "a", "_rev": rev, "n": 2 },
@@ -224,13 +224,13 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
         { "_id": "_design/views" },
         { "_id": "c", "_deleted": true },
     ]);
-    let (status, rows) = world.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
+    let (status, rows) = fixture.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
     assert_eq!(status, 201);
     let rows = rows.as_array().unwrap();
     let answers: Vec<_> = rows.iter().map(|row| row["error"].as_str().unwrap_or("ok")).collect();
     assert_eq!(answers, ["conflict", "ok", "ok", "conflict", "ok", "conflict", "ok", "not_found"]);
     let drawn = rows[4]["id"].as_str().unwrap();
-    let ids: Vec<_> = world.changes("db").await.into_iter().map(|(id, _, _)| id).collect();
+    let ids: Vec<_> = fixture.changes("db").await.into_iter().map(|(id, _, _)| id).collect();
     assert_eq!(ids, ["a", "b", drawn, "_design/views"]);
 
     // More than one transaction can hold, in bytes and in documents.
@@ -240,26 +240,26 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
     // Long ids: their keys and conflict ranges take most of the room; once they were not counted.
     let long: Vec<_> = (0..500).map(|n| json!({ "_id": format!("{}{n:04}", "x".repeat(4_000)) })).collect();
     for docs in [large, many, long] {
-        let (status, rows) = world.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
+        let (status, rows) = fixture.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
         assert_eq!(status, 201);
         assert!(rows.as_array().unwrap().iter().all(|row| row["ok"] == true));
     }
-    assert_eq!(world.changes("db").await.len(), 4 + 120 + 1_500 + 500);
-    assert_eq!(world.ask("GET", "/db", None).await.1["doc_count"], 4 + 120 + 1_500 + 500);
-    world.folded("db", [1, 0, 4 + 120 + 1_500 + 500, 1]).await;
+    assert_eq!(fixture.changes("db").await.len(), 4 + 120 + 1_500 + 500);
+    assert_eq!(fixture.ask("GET", "/db", None).await.1["doc_count"], 4 + 120 + 1_500 + 500);
+    fixture.folded("db", [1, 0, 4 + 120 + 1_500 + 500, 1]).await;
 }
 
 #[tokio::test]
 async fn documents_are_listed_by_id() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
     let mut revs = BTreeMap::new();
     for id in ["b", "a", "ä", "c"] {
-        revs.insert(id, world.rev("POST", "/db", json!({ "_id": id, "n": id })).await);
+        revs.insert(id, fixture.rev("POST", "/db", json!({ "_id": id, "n": id })).await);
     }
-    let gone = world.rev("DELETE", &format!("/db/b?rev={}", revs["b"]), None).await;
+    let gone = fixture.rev("DELETE", &format!("/db/b?rev={}", revs["b"]), None).await;
     let ids = async |query: &str| {
-        let (status, body) = world.ask("GET", &format!("/db/_all_docs{query}"), None).await;
+        let (status, body) = fixture.ask("GET", &format!("/db/_all_docs{query}"), None).await;
         assert_eq!((status, &body["total_rows"]), (200, &json!(3)));
         let ids = body["rows"].as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned());
         ids.collect::<Vec<_>>()
@@ -269,10 +269,10 @@ async fn documents_are_listed_by_id() {
     assert_eq!(ids("?limit=0").await, [""; 0]);
     assert_eq!(ids("?startkey=%22b%22").await, ["c", "ä"]);
     assert_eq!(ids("?start_key=%22a%22&end_key=%22c%22").await, ["a", "c"]);
-    let (_, body) = world.ask("GET", "/db/_all_docs?include_docs=true&limit=1", None).await;
+    let (_, body) = fixture.ask("GET", "/db/_all_docs?include_docs=true&limit=1", None).await;
     let row = json!({ "id": "a", "key": "a", "value": { "rev": revs["a"] }, "doc": { "_id": "a", "_rev": revs["a"], "n": "a" } });
     assert_eq!(body["rows"], json!([row]));
-    let (_, body) = world.ask("POST", "/db/_all_docs", json!({ "keys": ["b", "c", "_", "d"] })).await;
+    let (_, body) = fixture.ask("POST", "/db/_all_docs", json!({ "keys": ["b", "c", "_", "d"] })).await;
     let rows = json!([
         { "id": "b", "key": "b", "value": { "rev": gone, "deleted": true } },
         { "id": "c", "key": "c", "value": { "rev": revs["c"] } },
@@ -281,7 +281,7 @@ async fn documents_are_listed_by_id() {
     ]);
     assert_eq!(body["rows"], rows);
 
-    let (_, info) = world.ask("GET", "/db", None).await;
+    let (_, info) = fixture.ask("GET", "/db", None).await;
     assert_eq!((&info["doc_count"], &info["doc_del_count"]), (&json!(3), &json!(1)));
     let bytes: usize = {
         let mut bytes = json!({ "_id": "b", "_rev": gone, "_deleted": true }).to_string().len();
@@ -295,8 +295,8 @@ async fn documents_are_listed_by_id() {
 
 #[tokio::test]
 async fn bodies_may_be_compressed() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
     let packed = |text: &[u8]| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(text).unwrap();
@@ -305,46 +305,46 @@ async fn bodies_may_be_compressed() {
     let put = async |body: Vec<u8>| {
         let request =
             Request::put("/db/x").header("content-encoding", "gzip").body(Body::from(body)).unwrap();
-        world.raw(request).await.status().as_u16()
+        fixture.raw(request).await.status().as_u16()
     };
     assert_eq!(put(packed(br#"{"n":1}"#)).await, 201);
-    assert_eq!(world.ask("GET", "/db/x", None).await.1["n"], 1);
+    assert_eq!(fixture.ask("GET", "/db/x", None).await.1["n"], 1);
     assert_eq!(put(b"{}".to_vec()).await, 400);
     // A small body that unpacks to a large one is not unpacked to its end.
     assert_eq!(put(packed(&vec![b' '; 17 << 20])).await, 413);
     let plain = Request::put("/db/x").body(Body::from(vec![b' '; 17 << 20])).unwrap();
-    assert_eq!(world.raw(plain).await.status(), 413);
+    assert_eq!(fixture.raw(plain).await.status(), 413);
 }
 
 /// No data of a deleted database comes back with another one of its name.
 #[tokio::test]
 async fn a_database_that_is_created_again_is_another_one() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
-    world.rev("PUT", "/db/x", json!({})).await;
-    let old = world.folded("db", [1, 0, 1, 0]).await.instance;
-    world.ask("DELETE", "/db", None).await;
-    world.folded("db", [1, 1, 1, 0]).await;
-    world.ask("PUT", "/db", None).await;
-    let (_, info) = world.ask("GET", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
+    fixture.rev("PUT", "/db/x", json!({})).await;
+    let old = fixture.folded("db", [1, 0, 1, 0]).await.instance;
+    fixture.ask("DELETE", "/db", None).await;
+    fixture.folded("db", [1, 1, 1, 0]).await;
+    fixture.ask("PUT", "/db", None).await;
+    let (_, info) = fixture.ask("GET", "/db", None).await;
     assert_eq!((&info["doc_count"], &info["sizes"]["external"]), (&json!(0), &json!(0)));
-    assert_eq!(world.ask("GET", "/db/x", None).await.0, 404);
-    assert!(world.rev("PUT", "/db/y", json!({})).await.starts_with("1-"));
-    world.rev("PUT", "/db/z", json!({})).await;
-    let row = world.folded("db", [1, 0, 2, 0]).await;
+    assert_eq!(fixture.ask("GET", "/db/x", None).await.0, 404);
+    assert!(fixture.rev("PUT", "/db/y", json!({})).await.starts_with("1-"));
+    fixture.rev("PUT", "/db/z", json!({})).await;
+    let row = fixture.folded("db", [1, 0, 2, 0]).await;
     assert_ne!(row.instance, old);
     assert_eq!(row.replaced.unwrap().instance, old);
-    assert_eq!(world.changes("db").await.len(), 2);
+    assert_eq!(fixture.changes("db").await.len(), 2);
 }
 
 /// An edit whose commit has an unknown result must not be made twice, and must not conflict with itself.
 #[tokio::test]
 async fn an_unknown_result_is_no_conflict() {
     let faults = Faults::new(&Database::memory());
-    let world = CouchFixture::on(&faults.database()).await;
-    world.ask("PUT", "/db", None).await;
-    world.folded("db", [1, 0, 0, 0]).await;
-    let mut rev = world.rev("PUT", "/db/x", json!({})).await;
+    let fixture = CouchFixture::on(&faults.database()).await;
+    fixture.ask("PUT", "/db", None).await;
+    fixture.folded("db", [1, 0, 0, 0]).await;
+    let mut rev = fixture.rev("PUT", "/db/x", json!({})).await;
     for n in 2..8 {
         faults.plan_commits({
             let mut left = 1;
@@ -357,12 +357,12 @@ async fn an_unknown_result_is_no_conflict() {
                 (is_ours && std::mem::take(&mut left) == 1).then(|| fault(StoreError::COMMIT_UNKNOWN_RESULT))
             }
         });
-        rev = world.rev("PUT", "/db/x", json!({ "_rev": rev, "n": n })).await;
+        rev = fixture.rev("PUT", "/db/x", json!({ "_rev": rev, "n": n })).await;
         assert!(rev.starts_with(&format!("{n}-")), "{rev}");
     }
     faults.heal();
-    world.folded("db", [1, 0, 7, 0]).await;
-    assert_eq!(world.changes("db").await, [("x".to_owned(), rev, false)]);
+    fixture.folded("db", [1, 0, 7, 0]).await;
+    assert_eq!(fixture.changes("db").await, [("x".to_owned(), rev, false)]);
 }
 
 /// If clients edit the same documents concurrently, each from what it has read, no edit is lost, neither by the layer nor by the bus.
@@ -370,20 +370,20 @@ async fn an_unknown_result_is_no_conflict() {
 async fn edits_of_many_clients_are_all_kept_and_delivered() {
     const CLIENTS: usize = 8;
     const EDITS: usize = 40;
-    let world = Arc::new(CouchFixture::new().await);
-    world.ask("PUT", "/db", None).await;
+    let fixture = Arc::new(CouchFixture::new().await);
+    fixture.ask("PUT", "/db", None).await;
     for id in ["a", "b"] {
-        world.rev("PUT", &format!("/db/{id}"), json!({ "n": 0 })).await;
+        fixture.rev("PUT", &format!("/db/{id}"), json!({ "n": 0 })).await;
     }
     let clients = (0..CLIENTS).map(|client| {
-        let world = Arc::clone(&world);
+        let fixture = Arc::clone(&fixture);
         tokio::spawn(async move {
             let path = ["/db/a", "/db/b"][client % 2];
             let mut edits = 0;
             while edits < EDITS {
-                let mut doc = world.ask("GET", path, None).await.1;
+                let mut doc = fixture.ask("GET", path, None).await.1;
                 doc["n"] = (doc["n"].as_u64().unwrap() + 1).into();
-                match world.ask("PUT", path, doc).await.0 {
+                match fixture.ask("PUT", path, doc).await.0 {
                     201 => edits += 1,
                     409 => {}
                     status => panic!("{status}"),
@@ -396,17 +396,17 @@ async fn edits_of_many_clients_are_all_kept_and_delivered() {
     }
     let each = CLIENTS * EDITS / 2;
     for path in ["/db/a", "/db/b"] {
-        assert_eq!(world.ask("GET", path, None).await.1["n"], each);
+        assert_eq!(fixture.ask("GET", path, None).await.1["n"], each);
     }
-    world.folded("db", [1, 0, 2 + 2 * each as u64, 0]).await;
+    fixture.folded("db", [1, 0, 2 + 2 * each as u64, 0]).await;
 }
 
 /// Random edits against a model: answers, counts, lists and events agree with it.
 #[tokio::test]
 async fn random_edits_agree_with_a_model() {
     let mut dice = common::dice();
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
     // Per id, the revision and whether it is deleted; and the ids in the order of their last edits.
     let mut model: BTreeMap<String, (String, bool)> = BTreeMap::new();
     let mut order: Vec<String> = Vec::new();
@@ -430,9 +430,9 @@ async fn random_edits_agree_with_a_model() {
         let query = rev.map(|rev| format!("?rev={rev}")).unwrap_or_default();
         let path = format!("/db/{id}{query}");
         let (status, body) = if deletes {
-            world.ask("DELETE", &path, None).await
+            fixture.ask("DELETE", &path, None).await
         } else {
-            world.ask("PUT", &path, json!({ "n": dice.u8(..) })).await
+            fixture.ask("PUT", &path, json!({ "n": dice.u8(..) })).await
         };
         assert_eq!(if status == 200 { 201 } else { status }, expected, "{path} over {known:?}");
         if expected == 201 {
@@ -442,12 +442,12 @@ async fn random_edits_agree_with_a_model() {
             if id.starts_with('_') { ddocs += 1 } else { updates += 1 }
         }
     }
-    world.folded("db", [1, 0, updates, ddocs]).await;
+    fixture.folded("db", [1, 0, updates, ddocs]).await;
     let expected: Vec<_> =
         order.into_iter().map(|id| (id.clone(), model[&id].0.clone(), model[&id].1)).collect();
-    assert_eq!(world.changes("db").await, expected);
+    assert_eq!(fixture.changes("db").await, expected);
     let living = model.values().filter(|(_, is_deleted)| !is_deleted).count();
-    let (_, info) = world.ask("GET", "/db", None).await;
+    let (_, info) = fixture.ask("GET", "/db", None).await;
     assert_eq!(info["doc_count"], living);
     assert_eq!(info["doc_del_count"], model.len() - living);
 }
@@ -455,8 +455,8 @@ async fn random_edits_agree_with_a_model() {
 /// Regression: axum's own refusals came as plain text, or with an empty body, which clients of CouchDB cannot read.
 #[tokio::test]
 async fn refusals_are_json() {
-    let world = CouchFixture::new().await;
-    world.ask("PUT", "/db", None).await;
+    let fixture = CouchFixture::new().await;
+    fixture.ask("PUT", "/db", None).await;
     for (method, path, body, status, error, reason) in [
         ("GET", "/%ff", "", 400, "bad_request", "Invalid URL: Invalid UTF-8 in `db`"),
         ("PUT", "/%ff/x", "{}", 400, "bad_request", "Invalid URL: Invalid UTF-8 in `db`"),
@@ -467,7 +467,7 @@ async fn refusals_are_json() {
         ("GET", "/db/x/y", "", 404, "not_found", "missing"),
     ] {
         let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
-        let response = world.raw(request).await;
+        let response = fixture.raw(request).await;
         assert_eq!(response.status().as_u16(), status, "{method} {path}");
         let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
         assert_eq!(header("content-type").as_deref(), Some("application/json"), "{method} {path}");
@@ -531,13 +531,13 @@ async fn nonsense_is_answered() {
         "\u{0}",
     ];
     let mut dice = common::dice();
-    let world = CouchFixture::new().await;
+    let fixture = CouchFixture::new().await;
     for _ in 0..4_000 {
         let method = dice.choice(["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH"]).unwrap();
         let path = format!("{}{}", dice.choice(PATHS).unwrap(), dice.choice(QUERIES).unwrap());
         let body = dice.choice(BODIES).unwrap();
         let request = Request::builder().method(method).uri(&path).body(Body::from(body)).unwrap();
-        let status = world.raw(request).await.status().as_u16();
+        let status = fixture.raw(request).await.status().as_u16();
         assert!((200..500).contains(&status) || status == 501, "{method} {path} {body}: {status}");
     }
 }

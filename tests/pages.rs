@@ -72,7 +72,7 @@ cargo() {
     esac
 }
 curl() {
-    # One that goes on for ever is given some time to have something to show; if not, it is not as the page says.
+    # One that goes on forever is given some time to have something to show; if not, it is not as the page says.
     case "$*" in
     *feed=continuous*)
         command curl -sS --no-buffer -m 3 "${@//localhost:5985/$AT}" >>followed || [ $? = 28 ]

@@ -120,9 +120,9 @@ struct Received {
 
 /// Receives as `Reader` does, until `enough` batches have come or the subscriber is closed.
 async fn receive(
-    world: &WakeModel,
+    fixture: &WakeModel,
     subscriber: &Arc<SubscriberState>,
-    mut place: u64,
+    mut batch_number: u64,
     enough: usize,
 ) -> Received {
     let mut received = Received { batches: Vec::new(), known: Vec::new(), behind: 0 };
@@ -133,10 +133,10 @@ async fn receive(
             }
             let was_closed = subscriber.is_closed();
             subscriber.register(context.waker());
-            match world.log.read_or_wait(place, subscriber) {
+            match fixture.log.read_or_wait(batch_number, subscriber) {
                 Ok(Entry { number, content, .. }) => {
                     assert_eq!(number, content);
-                    place = number + 1;
+                    batch_number = number + 1;
                     received.batches.push(number);
                     if received.batches.len() >= enough {
                         return Poll::Ready(());
@@ -145,16 +145,16 @@ async fn receive(
                 }
                 Err(Empty::Nothing) => {}
                 Err(Empty::Behind) => {
-                    let [known, _] = world.log.taken_at(subscriber);
+                    let [known, _] = fixture.log.taken_at(subscriber);
                     received.known.push((known, received.batches.len()));
-                    place = world.begin.load(Ordering::Acquire).max(world.log.begin());
+                    batch_number = fixture.begin.load(Ordering::Acquire).max(fixture.log.begin());
                     received.behind += 1;
                     continue;
                 }
             }
-            let end = world.end.load(Ordering::Acquire);
-            if !world.log.has_entries(place) {
-                place = place.max(end);
+            let end = fixture.end.load(Ordering::Acquire);
+            if !fixture.log.has_entries(batch_number) {
+                batch_number = batch_number.max(end);
                 // What it has read in the feed is not among the batches.
                 if received.behind == 0 {
                     received.known.push((end, received.batches.len()));
@@ -197,13 +197,13 @@ fn check_up_to(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'sta
 #[test]
 fn one_batch_reaches_one_subscriber_in_each_interleaving() {
     check_up_to(None, || {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let tail = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.put(0, true))
+            let fixture = Arc::clone(&fixture);
+            thread::spawn(move || fixture.put(0, true))
         };
         let subscriber = Arc::new(SubscriberState::default());
-        let received = block_on(receive(&world, &subscriber, 0, 1));
+        let received = block_on(receive(&fixture, &subscriber, 0, 1));
         assert_eq!((&received.batches[..], received.behind), (&[0][..], 0));
         check_known(&received, &[0]);
         tail.join().unwrap();
@@ -214,22 +214,22 @@ fn one_batch_reaches_one_subscriber_in_each_interleaving() {
 #[test]
 fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let tail = {
-            let world = Arc::clone(&world);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
-                world.put(0, false);
-                world.put(1, true);
-                world.put_last(2);
+                fixture.put(0, false);
+                fixture.put(1, true);
+                fixture.put_last(2);
             })
         };
         let subscriber = Arc::new(SubscriberState::default());
         // Either it receives both, or it is behind and reads the first one in the feed.
         let mut received = Received { batches: Vec::new(), known: Vec::new(), behind: 0 };
-        let mut place = 0;
+        let mut batch_number = 0;
         while received.batches.last() != Some(&2) {
-            let more = block_on(receive(&world, &subscriber, place, 1));
-            place = more.batches.last().map_or(place, |number| number + 1);
+            let more = block_on(receive(&fixture, &subscriber, batch_number, 1));
+            batch_number = more.batches.last().map_or(batch_number, |number| number + 1);
             let had = received.batches.len();
             if received.behind == 0 {
                 received.known.extend(more.known.iter().map(|(known, count)| (*known, had + count)));
@@ -252,20 +252,20 @@ fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() 
 #[test]
 fn one_that_is_skipped_ahead_receives_what_comes_next() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let tail = {
-            let world = Arc::clone(&world);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
-                world.put(0, true);
-                let next = world.expire();
-                world.put(next, true);
+                fixture.put(0, true);
+                let next = fixture.expire();
+                fixture.put(next, true);
             })
         };
         let subscriber = Arc::new(SubscriberState::default());
-        let first = block_on(receive(&world, &subscriber, 0, 1));
+        let first = block_on(receive(&fixture, &subscriber, 0, 1));
         let mut batches = first.batches.clone();
         if batches == [0] {
-            let rest = block_on(receive(&world, &subscriber, 1, 1));
+            let rest = block_on(receive(&fixture, &subscriber, 1, 1));
             assert_eq!(rest.behind, 1, "it was in the ring of before");
             batches.extend(rest.batches);
         }
@@ -292,8 +292,9 @@ fn one_that_joins_another_log_misses_nothing_there() {
         let first = before.log.read_or_wait(0, &subscriber).ok().map(|entry| entry.number);
         before.log.leave(&subscriber);
         assert_eq!(after.log.taken_at(&subscriber), [0, 0], "it may have missed what the other log has");
-        let place = first.map_or(0, |number| number + 1);
-        let received = block_on(receive(&after, &subscriber, place, if first.is_some() { 1 } else { 2 }));
+        let batch_number = first.map_or(0, |number| number + 1);
+        let received =
+            block_on(receive(&after, &subscriber, batch_number, if first.is_some() { 1 } else { 2 }));
         let all: Vec<_> = first.into_iter().chain(received.batches.iter().copied()).collect();
         assert_eq!((&all[..], received.behind), (&[0, 1][..], 0));
         tail.join().unwrap();
@@ -303,17 +304,17 @@ fn one_that_joins_another_log_misses_nothing_there() {
 #[test]
 fn one_that_is_ended_does_not_sleep_on() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let subscriber = Arc::new(SubscriberState::default());
         let tail = {
-            let (world, subscriber) = (Arc::clone(&world), Arc::clone(&subscriber));
+            let (fixture, subscriber) = (Arc::clone(&fixture), Arc::clone(&subscriber));
             thread::spawn(move || {
-                world.put(0, true);
+                fixture.put(0, true);
                 subscriber.end();
                 subscriber.wake();
             })
         };
-        let received = block_on(receive(&world, &subscriber, 0, usize::MAX));
+        let received = block_on(receive(&fixture, &subscriber, 0, usize::MAX));
         assert!(received.batches.is_empty() || received.batches == [0]);
         check_known(&received, &[0]);
         tail.join().unwrap();
@@ -323,16 +324,16 @@ fn one_that_is_ended_does_not_sleep_on() {
 #[test]
 fn no_batch_and_no_wake_is_lost() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let tail = {
-            let world = Arc::clone(&world);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
-                world.put(0, true);
-                world.put(1, true);
+                fixture.put(0, true);
+                fixture.put(1, true);
             })
         };
         let subscriber = Arc::new(SubscriberState::default());
-        let received = block_on(receive(&world, &subscriber, 0, 2));
+        let received = block_on(receive(&fixture, &subscriber, 0, 2));
         assert_eq!(received.batches, [0, 1]);
         check_known(&received, &[0, 1]);
         tail.join().unwrap();
@@ -342,16 +343,16 @@ fn no_batch_and_no_wake_is_lost() {
 #[test]
 fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_delivered() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let tail = {
-            let world = Arc::clone(&world);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
-                world.put(0, false);
-                world.put(1, true);
+                fixture.put(0, false);
+                fixture.put(1, true);
             })
         };
         let subscriber = Arc::new(SubscriberState::default());
-        let received = block_on(receive(&world, &subscriber, 0, 1));
+        let received = block_on(receive(&fixture, &subscriber, 0, 1));
         assert_eq!(received.batches, [1]);
         check_known(&received, &[1]);
         tail.join().unwrap();
@@ -361,17 +362,17 @@ fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_deliv
 #[test]
 fn all_subscribers_of_a_pattern_are_woken() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let receivers: Vec<_> = (0..2)
             .map(|_| {
-                let world = Arc::clone(&world);
+                let fixture = Arc::clone(&fixture);
                 thread::spawn(move || {
                     let subscriber = Arc::new(SubscriberState::default());
-                    block_on(receive(&world, &subscriber, 0, 1)).batches
+                    block_on(receive(&fixture, &subscriber, 0, 1)).batches
                 })
             })
             .collect();
-        world.put(0, true);
+        fixture.put(0, true);
         for receiver in receivers {
             assert_eq!(receiver.join().unwrap(), [0]);
         }
@@ -381,16 +382,16 @@ fn all_subscribers_of_a_pattern_are_woken() {
 #[test]
 fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let subscriber = Arc::new(SubscriberState::default());
         let tail = {
-            let (world, subscriber) = (Arc::clone(&world), Arc::clone(&subscriber));
+            let (fixture, subscriber) = (Arc::clone(&fixture), Arc::clone(&subscriber));
             thread::spawn(move || {
-                world.put(0, true);
+                fixture.put(0, true);
                 WakeModel::close(&subscriber);
             })
         };
-        let received = block_on(receive(&world, &subscriber, 0, usize::MAX));
+        let received = block_on(receive(&fixture, &subscriber, 0, usize::MAX));
         assert_eq!(received.batches, [0]);
         check_known(&received, &[0]);
         tail.join().unwrap();
@@ -400,21 +401,21 @@ fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
 #[test]
 fn one_that_leaves_takes_no_other_off_the_list() {
     check(|| {
-        let world = WakeModel::new();
+        let fixture = WakeModel::new();
         let leaver = Arc::new(SubscriberState::default());
-        assert_eq!(world.log.read_or_wait(0, &leaver), Err(Empty::Nothing));
+        assert_eq!(fixture.log.read_or_wait(0, &leaver), Err(Empty::Nothing));
         let stayer = {
-            let world = Arc::clone(&world);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
                 let subscriber = Arc::new(SubscriberState::default());
-                block_on(receive(&world, &subscriber, 0, 1)).batches
+                block_on(receive(&fixture, &subscriber, 0, 1)).batches
             })
         };
         let tail = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.put(0, true))
+            let fixture = Arc::clone(&fixture);
+            thread::spawn(move || fixture.put(0, true))
         };
-        world.log.leave(&leaver);
+        fixture.log.leave(&leaver);
         tail.join().unwrap();
         assert_eq!(stayer.join().unwrap(), [0]);
     });

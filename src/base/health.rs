@@ -32,7 +32,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 const CAUSES_MAX: usize = 256;
 
 /// The failing work, as the subject of a message, and its partition or zero.
-type Place = (&'static str, u64);
+type FailureKey = (&'static str, u64);
 
 /// A part of the process that ends when the bus that the process has opened no longer exists. A part that holds no
 /// lease would go on otherwise, with whatever stands under the prefix.
@@ -45,7 +45,7 @@ pub(crate) trait EndsWithBus: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Health {
     /// The present failures.
-    troubles: Mutex<BTreeMap<Place, Trouble>>,
+    troubles: Mutex<BTreeMap<FailureKey, Trouble>>,
     /// The number of troubles, which can be read without a lock.
     troubled: AtomicUsize,
     /// Whether trouble was logged since the last time that everything worked.
@@ -198,7 +198,7 @@ impl Health {
     }
 
     /// Node `node` of this process is a member under `token`, or has fallen out.
-    pub fn stands(&self, node: [u8; 16], token: Option<[u8; 16]>) {
+    pub fn set_membership(&self, node: [u8; 16], token: Option<[u8; 16]>) {
         self.nodes.lock().insert(node, token);
     }
 

@@ -1,7 +1,6 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
 mod canary;
-mod mended;
 mod node;
 #[cfg(feature = "http")]
 pub(crate) mod observed;
@@ -10,6 +9,7 @@ pub(crate) mod ownership;
 #[cfg(feature = "http")]
 mod readiness;
 mod relocation;
+mod repaired;
 pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]
 mod signals;
@@ -334,7 +334,7 @@ impl Bus {
     pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
         let context = &*self.context;
         for place in &context.skipped.places() {
-            if context.db.run(async |tx| mended::is_mended(context, &tx, place).await).await? {
+            if context.db.run(async |tx| repaired::is_repaired(context, &tx, place).await).await? {
                 context.skipped.forget(place);
             }
         }

@@ -55,7 +55,7 @@ pub(crate) struct Run {
 
 /// State between observations.
 #[derive(Debug, Default)]
-struct Seen {
+struct WatchState {
     /// The last observation and its time.
     last: Option<(Duration, Arc<Observed>)>,
     /// The start and heartbeat count of each node, and since when they are the same.
@@ -66,7 +66,7 @@ struct Seen {
 
 /// Observes a bus, at most every few seconds.
 #[derive(Debug, Default)]
-pub(crate) struct Watch(Mutex<Seen>);
+pub(crate) struct Watch(Mutex<WatchState>);
 
 impl Watch {
     /// An observation of `bus`, at most a few seconds old; `None` if the store does not answer in time.
@@ -121,7 +121,7 @@ async fn read(bus: &Bus) -> Result<Read> {
     Ok(Read { partitions: bus.context.config.partitions, shards, nodes, backlog, marks, groups: with_lag })
 }
 
-impl Seen {
+impl WatchState {
     /// Derives an observation at `now` from `read` and the earlier reads.
     fn see(&mut self, now: Duration, read: Read) -> Arc<Observed> {
         let Read { partitions, shards, nodes, backlog, marks, groups } = read;

@@ -51,11 +51,11 @@ impl Ownership {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Owners(Mutex<Seen>);
+pub(crate) struct Owners(Mutex<OwnersState>);
 
 /// What was seen before.
 #[derive(Debug, Default)]
-struct Seen {
+struct OwnersState {
     /// The start and beat of each node, and since when they are the same.
     beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
     /// Whether all partitions had an owner at some time.
@@ -71,7 +71,7 @@ impl Owners {
     }
 }
 
-impl Seen {
+impl OwnersState {
     /// As [`Owners::unowned`].
     fn unowned(&mut self, count: u32, found: &Ownership, now: Duration) -> BTreeSet<u32> {
         let mut beats = BTreeMap::new();

@@ -99,7 +99,7 @@ impl fmt::Display for Unready {
 
 impl Bus {
     /// Why this process can never work again, so that only a restart helps; `None` if it can.
-    pub(crate) fn beyond_help(&self) -> Option<Unready> {
+    pub(crate) fn permanent_failure(&self) -> Option<Unready> {
         if let Some(error) = self.context.db.failure() {
             return Some(Unready::Failed(error));
         }
@@ -114,7 +114,7 @@ impl Bus {
     pub(crate) async fn readiness(&self, owners: &Owners) -> Result<(), Unready> {
         let context = &*self.context;
         let health = &context.stats.health;
-        if let Some(unready) = self.beyond_help() {
+        if let Some(unready) = self.permanent_failure() {
             return Err(unready);
         }
         let last = Mutex::new(None);

@@ -17,7 +17,7 @@ use crate::{
         polls::Polls,
         routing::Schemes,
         signals::Signals,
-        skipped::{Place, Skipped},
+        skipped::{Skipped, SkippedAt},
         stats::Stats,
         trigger_board::TriggerBoard,
     },
@@ -98,7 +98,7 @@ impl Context {
     }
 
     /// Notes that a reader went on without the row at `place`, which cannot be decoded.
-    pub fn skip(&self, place: &Place, error: &Error) {
+    pub fn skip(&self, place: &SkippedAt, error: &Error) {
         self.skipped.note(self.env(), &self.stats, place, error);
     }
 

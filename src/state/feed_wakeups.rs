@@ -129,7 +129,7 @@ mod tests {
     use crate::base::event::DbInstance;
 
     #[tokio::test]
-    async fn listeners_are_told_of_their_feed_and_the_watcher_of_new_ones() {
+    async fn listeners_are_woken_for_their_feed_and_the_watcher_for_new_ones() {
         let wakeups = FeedWakeups::default();
         let documents = FeedId::documents(DbInstance([1; 16]));
         let mut one = wakeups.listen(&FeedId::notifications());

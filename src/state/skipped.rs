@@ -28,13 +28,13 @@ const LOG_PAUSE_MAX: Duration = Duration::from_hours(24);
 const LINES_MAX: u32 = 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
+pub(crate) enum SkippedAt {
     Key(Bytes),
     /// In a feed, at this position.
     Row(FeedId, Sequence),
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for SkippedAt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Key(key) => write!(f, "key {}", key.escape_ascii()),
@@ -78,7 +78,7 @@ pub(crate) struct Skipped(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    rows: BTreeMap<Place, Known>,
+    rows: BTreeMap<SkippedAt, Known>,
     /// When the present [`LOG_PAUSE`] began, and the number of lines since.
     log_since: Duration,
     lines: u32,
@@ -86,7 +86,7 @@ struct State {
 
 impl Skipped {
     /// Reports that a reader went on without the row at `place`.
-    pub fn note(&self, env: &Env, stats: &Stats, place: &Place, error: &Error) {
+    pub fn note(&self, env: &Env, stats: &Stats, place: &SkippedAt, error: &Error) {
         stats.rows_skipped.add(1);
         let now = env.now();
         let mut met = self.0.lock();
@@ -122,18 +122,18 @@ impl Skipped {
     }
 
     /// The places of all rows.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<SkippedAt> {
         self.0.lock().rows.keys().cloned().collect()
     }
 
     /// Forgets the row at `place`, which is gone or was repaired.
-    pub fn forget(&self, place: &Place) {
+    pub fn forget(&self, place: &SkippedAt) {
         self.0.lock().rows.remove(place);
     }
 
     /// All rows.
     pub fn rows(&self) -> Vec<SkippedRow> {
-        let row = |(place, known): (&Place, &Known)| SkippedRow {
+        let row = |(place, known): (&SkippedAt, &Known)| SkippedRow {
             place: place.to_string(),
             reason: known.reason.clone(),
             since_ms: known.since_ms,

@@ -140,7 +140,7 @@ fn clients() -> PathBuf {
     temporary.parent().expect("it lies in the target folder").join("clients")
 }
 
-/// The surroundings of a script besides the server.
+/// What a script gets besides the server.
 struct Scene {
     /// The origin whose pages may use the server.
     origin: Option<String>,

@@ -89,7 +89,7 @@ pub(crate) async fn a_time_limit_ends_a_run(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: the embedded store retried for ever if the body set the limit in each try, as bodies do.
+/// Regression: the embedded store retried forever if the body set the limit in each try, as bodies do.
 pub(crate) async fn a_limit_of_retries_is_final(f: &Fixture) -> Result<()> {
     for limit in [0, 1, 3] {
         let (result, runs) = always(f, TransactionOption::RetryLimit(limit)).await;

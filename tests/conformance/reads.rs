@@ -116,7 +116,7 @@ pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: one in a thousand futures of a cluster's client that moved to another waker waited for ever.
+/// Regression: one in a thousand futures of a cluster's client that moved to another waker waited forever.
 pub(crate) async fn a_future_can_be_moved_between_wakers(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     for n in 0..1_000 {

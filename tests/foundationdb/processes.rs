@@ -92,7 +92,7 @@ pub(crate) async fn the_command_line_replays_on_a_cluster() {
 }
 
 /// Regression: the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
-/// was stale from the second time on, and waited for ever.
+/// was stale from the second time on, and waited forever.
 ///
 /// Then it runs in processes that are killed at random moments: each leaves a node with its leases, and perhaps a commit of which it does
 /// not know. The next ones go on, and the database is created once.

@@ -175,7 +175,7 @@ const STATES: [State; 8] = [
 ];
 
 /// Regressions: `ready` asked for a read version only: it said yes while the storage was away and nothing could be done, and hid that a
-/// database was locked. Commands waited for ever. Posts during an outage were not answered before it was over. A node whose bus was
+/// database was locked. Commands waited forever. Posts during an outage were not answered before it was over. A node whose bus was
 /// wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
 pub(crate) async fn a_node_says_what_the_table_says() {
     let runtime = Handle::current();

@@ -28,21 +28,21 @@ use crate::{
 };
 
 /// Number of stored rows of groups, and of leases of their shards.
-async fn kept(world: &GroupFixture) -> (usize, usize) {
+async fn kept(fixture: &GroupFixture) -> (usize, usize) {
     let count = async |prefix: &'static [u8]| {
         let read = RangeRead::new(KeyRange::prefix(prefix));
-        world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
+        fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
     };
     (count(b"notibus\x15\x0c").await, count(b"notibus\x15\x0b\x02main\x00\x02group").await)
 }
 
 #[tokio::test(start_paused = true)]
 async fn bad_input_is_refused_and_changes_nothing() {
-    let world = GroupFixture::new(2).await;
+    let fixture = GroupFixture::new(2).await;
     for name in [String::new(), "x".repeat(257)] {
-        assert!(matches!(world.bus.group(&name), Err(Error::Invalid { what: "group name", .. })));
+        assert!(matches!(fixture.bus.group(&name), Err(Error::Invalid { what: "group name", .. })));
     }
-    let group = world.bus.group(&"ü".repeat(128)).unwrap();
+    let group = fixture.bus.group(&"ü".repeat(128)).unwrap();
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX, 0), 0);
     let moved = Sequence::new(Incarnation(1), Versionstamp::new(0, 0), 0);
     // A folder or a store in memory has never had this position: it belongs to another history.
@@ -52,17 +52,17 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(group.create(&options).await, Err(Error::Invalid { what: "start", .. })));
     let options = GroupOptions::default().expire_after(Duration::ZERO);
     assert!(matches!(group.create(&options).await, Err(Error::Invalid { what: "idle expiry", .. })));
-    let nowhere = world.bus.changes().feed(&db("none", 1)).group("g").unwrap();
+    let nowhere = fixture.bus.changes().feed(&db("none", 1)).group("g").unwrap();
     assert!(matches!(nowhere.create(&GroupOptions::default()).await, Err(Error::NoFeed { .. })));
     assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.reset(Start::Now, false).await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.delete(true).await, Err(Error::NoGroup { .. })));
     let observer = || |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-    let node = joined(&world.bus).await;
+    let node = joined(&fixture.bus).await;
     let missing = node.consumer(&group, move |_| observer(), hinted()).await;
     assert!(matches!(missing, Err(Error::NoGroup { .. })));
-    assert_eq!(kept(&world).await, (0, 0));
+    assert_eq!(kept(&fixture).await, (0, 0));
     assert!(group.create(&GroupOptions::default()).await.unwrap());
     let bad = [
         ConsumerOptions { rows_max: 0, ..hinted() },
@@ -84,10 +84,10 @@ async fn bad_input_is_refused_and_changes_nothing() {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }
     node.shutdown().await.unwrap();
-    assert_eq!(world.bus.nodes().await.unwrap().len(), 1, "the notifier's alone");
+    assert_eq!(fixture.bus.nodes().await.unwrap().len(), 1, "the notifier's alone");
     assert!(matches!(group.dead_letters(Sequence::MIN, 0).await, Err(Error::Invalid { .. })));
     let other = notibus::BusOptions { prefix: b"other".to_vec(), ..notibus::BusOptions::default() };
-    let other = notibus::Bus::open(&world.store, other).await.unwrap();
+    let other = notibus::Bus::open(&fixture.store, other).await.unwrap();
     let node = other.node(NodeOptions::default()).await.unwrap();
     let strange = node.consumer(&group, move |_| observer(), hinted()).await;
     assert!(matches!(strange, Err(Error::Invalid { what: "group", .. })));
@@ -95,22 +95,22 @@ async fn bad_input_is_refused_and_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_below_the_horizon_is_refused() {
-    let world = GroupFixture::new(2).await;
-    world.create(["lives", "gone"]).await;
-    let before = world.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
-    record(&world.store, &world.other, &db("gone", 1), [0, 1, 0, 0]).await;
+    let fixture = GroupFixture::new(2).await;
+    fixture.create(["lives", "gone"]).await;
+    let before = fixture.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
+    record(&fixture.store, &fixture.other, &db("gone", 1), [0, 1, 0, 0]).await;
     let options = JanitorOptions {
         interval: Duration::from_millis(100),
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    let _janitor = joined(&world.other).await.janitor(options).await.unwrap();
-    until("the tombstone is dropped", async || world.other.stats().tombstones_dropped == 1).await;
-    let horizon = world.other.feed().horizon().await.unwrap();
-    let group = world.bus.group("g").unwrap();
+    let _janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
+    until("the tombstone is dropped", async || fixture.other.stats().tombstones_dropped == 1).await;
+    let horizon = fixture.other.feed().horizon().await.unwrap();
+    let group = fixture.bus.group("g").unwrap();
     let expired = GroupOptions::default().start_from(Start::from(before));
     assert!(matches!(group.create(&expired).await, Err(Error::Expired { horizon: at }) if at == horizon));
-    assert_eq!(kept(&world).await, (0, 0));
+    assert_eq!(kept(&fixture).await, (0, 0));
     let at_horizon = GroupOptions::default().start_from(Start::from(horizon));
     assert!(group.create(&at_horizon).await.unwrap());
     let reset = group.reset(Start::from(before), false).await;
@@ -120,9 +120,9 @@ async fn a_start_below_the_horizon_is_refused() {
 
     // A reader from zero ignores the horizon, however many batches it takes.
     group.reset(Cursor::NOTHING, false).await.unwrap();
-    world.create(names("db", 10)).await;
+    fixture.create(names("db", 10)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..hinted() }).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions { rows_max: 1, ..hinted() }).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.names().len(), 11);
@@ -130,18 +130,18 @@ async fn a_start_below_the_horizon_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn unknown_results_do_not_confuse_creation_and_deletion() {
-    let world = GroupFixture::new(2).await;
-    let group = world.bus.group("g").unwrap();
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.bus.group("g").unwrap();
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     for fault in [CommitFault::After(unknown.clone()), CommitFault::Before(unknown)] {
-        world.faults.script_commits([fault.clone()]);
+        fixture.faults.script_commits([fault.clone()]);
         assert!(group.create(&GroupOptions::default()).await.unwrap(), "by this call");
-        world.faults.script_commits([fault.clone()]);
+        fixture.faults.script_commits([fault.clone()]);
         group.reset(Cursor::NOTHING, false).await.unwrap();
         assert_eq!(group.status().await.unwrap().generation, 2, "once");
-        world.faults.script_commits([fault]);
+        fixture.faults.script_commits([fault]);
         group.delete(false).await.unwrap();
-        assert_eq!(kept(&world).await, (0, 0));
+        assert_eq!(kept(&fixture).await, (0, 0));
     }
 }
 
@@ -149,28 +149,28 @@ async fn unknown_results_do_not_confuse_creation_and_deletion() {
 /// took the new group for the one that it was to delete.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_group_is_deleted_and_not_the_one_that_was_created_since() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Start::Now).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Start::Now).await;
     let key = {
         let read = RangeRead::new(KeyRange::prefix(&b"notibus\x15\x0c\x01n\x00\x14"[..]));
-        let tx = world.store.begin();
+        let tx = fixture.store.begin();
         tx.get_range(&read, Isolation::Snapshot).await.unwrap().rows.remove(0).0
     };
     let damage = async |tx: notibus::store::Transaction| {
         tx.set(&key, b"junk");
         Ok(())
     };
-    world.store.run(damage).await.unwrap();
-    world.faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
+    fixture.store.run(damage).await.unwrap();
+    fixture.faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let deleting = tokio::spawn({
         let group = group.clone();
         async move { group.delete(true).await }
     });
     // Time stands still as long as a task can run: its next attempt, which comes after a pause, finds another group.
-    while kept(&world).await.0 > 0 {
+    while kept(&fixture).await.0 > 0 {
         tokio::task::yield_now().await;
     }
-    let other = world.other.group("g").unwrap();
+    let other = fixture.other.group("g").unwrap();
     assert!(other.create(&GroupOptions::default()).await.unwrap());
     deleting.await.unwrap().unwrap();
     assert_eq!(group.status().await.unwrap().generation, 1, "the new group is there");
@@ -178,11 +178,11 @@ async fn a_damaged_group_is_deleted_and_not_the_one_that_was_created_since() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
-    let world = GroupFixture::new(3).await;
-    let group = world.group(Start::Now).await;
-    world.create(names("db", 6)).await;
+    let fixture = GroupFixture::new(3).await;
+    let group = fixture.group(Start::Now).await;
+    fixture.create(names("db", 6)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.other, &group, hinted()).await;
+    let consumer = log.consume(&fixture.other, &group, hinted()).await;
     until_done(&group).await;
     for refused in [group.reset(Cursor::NOTHING, false).await, group.delete(false).await] {
         assert!(matches!(refused, Err(Error::GroupInUse { members: 1, .. })), "{refused:?}");
@@ -196,11 +196,11 @@ async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
     assert_eq!((status.generation, status.start, status.members.len()), (2, Cursor::NOTHING, 1));
 
     group.delete(true).await.unwrap();
-    assert_eq!(kept(&world).await, (0, 0));
+    assert_eq!(kept(&fixture).await, (0, 0));
     until("nothing is left to do", async || consumer.shards().is_empty()).await;
     // It continues when the group exists again.
     group.create(&GroupOptions::default()).await.unwrap();
-    world.create(["new"]).await;
+    fixture.create(["new"]).await;
     log.until_names(&["new".to_owned()]).await;
     until_done(&group).await;
     drop(consumer);
@@ -210,7 +210,7 @@ async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
     // Another node may have noticed first: it has counted since the last heartbeat.
     let NodeOptions { heartbeat, expiry, .. } = NodeOptions::default();
     assert!(began.elapsed() + heartbeat >= expiry, "{:?}", began.elapsed());
-    assert_eq!(kept(&world).await, (0, 0));
+    assert_eq!(kept(&fixture).await, (0, 0));
     log.check(true);
 }
 
@@ -218,17 +218,17 @@ async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
 /// deletion of an instance that was gone before. And a row that had superseded an older one in its backlog lost the news of that.
 #[tokio::test(start_paused = true)]
 async fn news_of_a_group_are_derived_from_what_it_knew_when_it_began() {
-    let world = GroupFixture::new(1).await;
+    let fixture = GroupFixture::new(1).await;
     let change = async |instance, lanes, totals| {
-        record(&world.store, &world.other, &db("a", instance), lanes).await;
-        row_with(&world.other, &db("a", instance), totals).await;
+        record(&fixture.store, &fixture.other, &db("a", instance), lanes).await;
+        row_with(&fixture.other, &db("a", instance), totals).await;
     };
     let (created, deleted) = ([1, 0, 0, 0], [0, 1, 0, 0]);
     change(1, created, created).await;
     change(1, deleted, [1, 1, 0, 0]).await;
     change(2, created, created).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["b"]).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["b"]).await;
     let news = Arc::new(Mutex::new(Vec::new()));
     let log = Log::doing({
         let news = Arc::clone(&news);
@@ -238,7 +238,7 @@ async fn news_of_a_group_are_derived_from_what_it_knew_when_it_began() {
             async { Ok(()) }
         }
     });
-    let _consumer = log.consume(&world.bus, &group, hinted()).await;
+    let _consumer = log.consume(&fixture.bus, &group, hinted()).await;
     until("both come", async || news.lock().unwrap().len() == 2).await;
     let [one, two, three] = [1, 2, 3].map(|instance| DbInstance([instance; 16]));
     let taken = std::mem::take(&mut *news.lock().unwrap());
@@ -251,43 +251,43 @@ async fn news_of_a_group_are_derived_from_what_it_knew_when_it_began() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reset_sets_back_over_reshards_and_forward() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(names("db", 8)).await;
-    world.other.feed().reshard(5, None).await.unwrap();
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(names("db", 8)).await;
+    fixture.other.feed().reshard(5, None).await.unwrap();
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     until("it is in the second topology", async || group.status().await.unwrap().shards.len() == 5).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
-    assert_eq!(kept(&world).await.1, 5);
+    assert_eq!(kept(&fixture).await.1, 5);
     group.reset(Cursor::NOTHING, false).await.unwrap();
-    assert_eq!(kept(&world).await.1, 0, "the leases of the second topology go, although nobody consumes");
+    assert_eq!(kept(&fixture).await.1, 0, "the leases of the second topology go, although nobody consumes");
     assert_eq!(group.status().await.unwrap().shards.len(), 2, "the first topology again");
     assert_eq!(behind(&group).await, 8);
-    let rows = world.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
+    let rows = fixture.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
     group.reset(Start::from(rows[4].sequence), false).await.unwrap();
     assert_eq!(behind(&group).await, 3);
     group.reset(Start::Now, false).await.unwrap();
     assert_eq!((behind(&group).await, group.status().await.unwrap().shards.len()), (0, 5));
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
-    world.create(["new"]).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
+    fixture.create(["new"]).await;
     log.until_names(&["new".to_owned()]).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.names(), ["new"]);
-    assert_eq!(kept(&world).await.1, 5, "no leases of other shards are left");
+    assert_eq!(kept(&fixture).await.1, 5, "no leases of other shards are left");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_lag_is_exact_per_shard_up_to_a_limit() {
-    let world = GroupFixture::new(4).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(4).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let lag = group.lag().await.unwrap();
     assert_eq!(lag.len(), 4);
     assert!(lag.iter().all(|shard| shard.rows == 0 && shard.is_exact && shard.age_ms.is_none()));
-    world.create(names("db", 40)).await;
-    let feed = world.other.feed();
+    fixture.create(names("db", 40)).await;
+    let feed = fixture.other.feed();
     for shard in group.lag().await.unwrap() {
         let rows = feed.shard_page(shard.shard, Cursor::NOTHING, 1_000).await.unwrap().rows;
         assert_eq!(shard.rows as usize, rows.len(), "a dormant shard shows its true backlog");
@@ -296,7 +296,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     }
     // Successors after a reshard count, too.
     feed.reshard(2, None).await.unwrap();
-    world.create(names("later", 10)).await;
+    fixture.create(names("later", 10)).await;
     let lag = group.lag().await.unwrap();
     assert_eq!((lag.len(), lag.iter().map(|shard| shard.rows).sum::<u64>()), (6, 50));
     assert!(lag[..4].iter().all(|shard| shard.checkpoint == Some(Sequence::MIN)));
@@ -306,7 +306,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     feed.reshard(1, None).await.unwrap();
     group.reset(Start::Now, false).await.unwrap();
     let many = ShardLag::ROWS_MAX as usize + 1;
-    let producer = world.other.producer();
+    let producer = fixture.other.producer();
     for chunk in names("many", many).chunks(1_000) {
         let body = async |tx| {
             for name in chunk {
@@ -314,13 +314,13 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
             }
             Ok(())
         };
-        world.store.run(body).await.unwrap();
+        fixture.store.run(body).await.unwrap();
     }
-    until("all are folded", async || world.other.is_drained().await.unwrap()).await;
+    until("all are folded", async || fixture.other.is_drained().await.unwrap()).await;
     let [shard] = &group.lag().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((shard.rows, shard.is_exact), (ShardLag::ROWS_MAX, false));
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     until("all come", async || log.rows().len() == many).await;
     until_done(&group).await;
     let owner = group.lag().await.unwrap()[0].owner;
@@ -330,15 +330,15 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_goes_along_to_another_store() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(names("db", 4)).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(names("db", 4)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
-    world.create(["unread"]).await;
-    let (bus, store) = world.stopped().await;
+    fixture.create(["unread"]).await;
+    let (bus, store) = fixture.stopped().await;
     let mut export = Vec::new();
     bus.export(&mut export, notibus::relocation::ExportOptions::default()).await.unwrap();
     drop((bus, store));
@@ -358,21 +358,21 @@ async fn a_group_goes_along_to_another_store() {
 
 #[tokio::test(start_paused = true)]
 async fn the_groups_of_all_feeds_are_listed_with_their_members() {
-    let world = GroupFixture::new(2).await;
-    let (changes, docs) = (world.bus.changes(), db("docs", 9));
-    world.store.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
+    let fixture = GroupFixture::new(2).await;
+    let (changes, docs) = (fixture.bus.changes(), db("docs", 9));
+    fixture.store.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
     let all = names("g", 30);
     for name in &all {
-        world.bus.group(name).unwrap().create(&GroupOptions::default()).await.unwrap();
+        fixture.bus.group(name).unwrap().create(&GroupOptions::default()).await.unwrap();
     }
     let index = changes.feed(&docs).group("index").unwrap();
     index.create(&GroupOptions::default().expire_after(Duration::from_hours(1))).await.unwrap();
-    let (log, group) = (Log::new(), world.bus.group("g7").unwrap());
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
-    world.create(names("db", 5)).await;
+    let (log, group) = (Log::new(), fixture.bus.group("g7").unwrap());
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
+    fixture.create(names("db", 5)).await;
     until_done(&group).await;
     pass(Duration::from_secs(40)).await;
-    let groups = world.other.groups().await.unwrap();
+    let groups = fixture.other.groups().await.unwrap();
     let listed: BTreeSet<_> =
         groups.iter().filter(|g| g.instance.is_none()).map(|g| g.name.as_str()).collect();
     assert_eq!((groups.len(), listed), (31, all.iter().map(String::as_str).collect()));
@@ -383,10 +383,10 @@ async fn the_groups_of_all_feeds_are_listed_with_their_members() {
         assert_eq!(status.shards.iter().all(|shard| shard.progress_ms.is_some()), is_worked_for);
         assert_eq!(status.idle_expiry_ms, status.instance.map(|_| 3_600_000));
     }
-    let untyped = world.other.any_group(Some(docs.instance), "index").unwrap();
+    let untyped = fixture.other.any_group(Some(docs.instance), "index").unwrap();
     assert_eq!(untyped.status().await.unwrap().shards.len(), 1);
     let role = Role::new("group:g7").unwrap();
-    assert!(world.bus.nodes().await.unwrap().iter().any(|node| node.roles.contains(&role)));
+    assert!(fixture.bus.nodes().await.unwrap().iter().any(|node| node.roles.contains(&role)));
     consumer.shutdown().await.unwrap();
 }
 
@@ -402,17 +402,17 @@ fn deletes(attempt: &Attempt) -> bool {
 /// name: that was deleted, too.
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Start::Now).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Start::Now).await;
     let is_blocked = Arc::new(AtomicBool::new(false));
     let (blocks, mut is_first) = (Arc::clone(&is_blocked), true);
-    world.faults.plan_commits(move |attempt| {
+    fixture.faults.plan_commits(move |attempt| {
         let is_it = deletes(attempt) && std::mem::take(&mut is_first);
         blocks.fetch_or(is_it, Ordering::Relaxed);
         is_it.then(|| CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT))
     });
     let blocked = Arc::clone(&is_blocked);
-    world.faults.plan_reads(move |operation| match operation {
+    fixture.faults.plan_reads(move |operation| match operation {
         Operation::Get { key, .. } if key.starts_with(b"notibus\x15\x0c") => {
             blocked.load(Ordering::Relaxed).then_some(StoreError::TRANSACTION_TOO_OLD)
         }
@@ -423,7 +423,7 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
         async move { group.delete(true).await }
     });
     until("it was committed", async || is_blocked.load(Ordering::Relaxed)).await;
-    assert!(world.other.group("g").unwrap().create(&GroupOptions::default()).await.unwrap());
+    assert!(fixture.other.group("g").unwrap().create(&GroupOptions::default()).await.unwrap());
     is_blocked.store(false, Ordering::Relaxed);
     deletion.await.unwrap().unwrap();
     assert_eq!(group.status().await.unwrap().generation, 1, "the new one is there");
@@ -432,12 +432,12 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
 /// Regression: members were watched for 10 s, whatever expiry they had: one with a heartbeat each minute was taken for dead.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_slow_beats_is_no_dead_one() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Start::Now).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Start::Now).await;
     for (heartbeat, expiry) in [(20, 50), (60, 150)] {
         let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
         let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
-        let node = world.other.node(options).await.unwrap();
+        let node = fixture.other.node(options).await.unwrap();
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
         let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
         for refused in [group.reset(Cursor::NOTHING, false).await, group.delete(false).await] {
@@ -452,12 +452,12 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
 /// An operator who resets a group waits until its dead members are certain to be dead, but for a minute at most.
 #[tokio::test(start_paused = true)]
 async fn a_dead_member_is_waited_for_up_to_a_minute() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Start::Now).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Start::Now).await;
     for (expiry, is_awaited) in [(60, true), (61, false)] {
         let (heartbeat, expiry) = (Duration::from_secs(20), Duration::from_secs(expiry));
         let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
-        let node = world.other.node(options).await.unwrap();
+        let node = fixture.other.node(options).await.unwrap();
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
         let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
         drop((consumer, node));

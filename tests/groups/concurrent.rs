@@ -64,15 +64,15 @@ async fn a_crash_within_a_batch_repeats_little_of_it() {
         (CheckpointPolicy::Interval(Duration::from_millis(500)), 28),
         (CheckpointPolicy::Explicit, 48),
     ] {
-        let world = GroupFixture::new(1).await;
-        let group = world.group(Cursor::NOTHING).await;
-        world.create(names("db", 200)).await;
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
+        fixture.create(names("db", 200)).await;
         let works = Works::default();
-        let first = works.consume(&world.bus, checkpoint).await;
+        let first = works.consume(&fixture.bus, checkpoint).await;
         until("some are done", async || works.done.lock().unwrap().len() >= 150).await;
         drop(first);
         assert!(behind(&group).await <= 50 + most as u64, "{checkpoint:?}");
-        let second = works.consume(&world.another().await, checkpoint).await;
+        let second = works.consume(&fixture.another().await, checkpoint).await;
         until_done(&group).await;
         second.shutdown().await.unwrap();
         assert_eq!(works.done.lock().unwrap().len(), 200);
@@ -87,14 +87,14 @@ async fn a_crash_within_a_batch_repeats_little_of_it() {
 /// drained, and the group never went over to its successors.
 #[tokio::test(start_paused = true)]
 async fn where_only_observers_save_a_group_goes_over_all_the_same() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let works = Works::default();
-    let consumer = works.consume(&world.bus, CheckpointPolicy::Explicit).await;
-    world.create(names("db", 20)).await;
+    let consumer = works.consume(&fixture.bus, CheckpointPolicy::Explicit).await;
+    fixture.create(names("db", 20)).await;
     until_done(&group).await;
-    world.other.feed().reshard(3, None).await.unwrap();
-    world.create(["new"]).await;
+    fixture.other.feed().reshard(3, None).await.unwrap();
+    fixture.create(["new"]).await;
     until("it has gone over", async || group.status().await.unwrap().shards.len() == 3).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
@@ -105,11 +105,11 @@ async fn where_only_observers_save_a_group_goes_over_all_the_same() {
 /// What fails stops the others of its batch from being saved, but not from being done.
 #[tokio::test(start_paused = true)]
 async fn nothing_behind_a_failed_row_is_saved() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(names("db", 100)).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(names("db", 100)).await;
     let failed = Arc::new(AtomicUsize::new(0));
-    let (fails, of) = (Arc::clone(&failed), world.bus.group("g").unwrap());
+    let (fails, of) = (Arc::clone(&failed), fixture.bus.group("g").unwrap());
     let work = move |work: ConcurrentRow<Notification>| {
         let fails = Arc::clone(&fails);
         async move {
@@ -122,11 +122,11 @@ async fn nothing_behind_a_failed_row_is_saved() {
         }
     };
     let options = ConsumerOptions { checkpoint: CheckpointPolicy::Rows(1), ..hinted() };
-    let node = joined(&world.bus).await;
+    let node = joined(&fixture.bus).await;
     let consumer = node.consumer(&of, move |_| each_concurrent(4, work.clone()), options).await.unwrap();
     until("it has failed often", async || failed.load(Ordering::Relaxed) >= 3).await;
     pass(Duration::from_secs(20)).await;
-    let rows = world.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
+    let rows = fixture.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
     let before = rows.iter().position(|row| row.name.as_str() == "db30").unwrap() as u64;
     assert_eq!(behind(&group).await, 100 - before, "the row that fails, and those behind it");
     drop(consumer);

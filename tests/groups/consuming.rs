@@ -21,12 +21,12 @@ use crate::{
 /// In other libraries, a group that starts "now" begins where it first reads: then the first event is lost.
 #[tokio::test(start_paused = true)]
 async fn the_first_event_after_the_creation_is_delivered_however_late_it_is_read() {
-    let world = GroupFixture::new(4).await;
-    let group = world.group(Start::Now).await;
-    world.create(["first"]).await;
+    let fixture = GroupFixture::new(4).await;
+    let group = fixture.group(Start::Now).await;
+    fixture.create(["first"]).await;
     pass(Duration::from_hours(1)).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     log.until_names(&["first".to_owned()]).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
@@ -36,20 +36,20 @@ async fn the_first_event_after_the_creation_is_delivered_however_late_it_is_read
 
 #[tokio::test(start_paused = true)]
 async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
-    let world = GroupFixture::new(4).await;
-    world.create(["a", "b"]).await;
-    let after_a = world.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
+    let fixture = GroupFixture::new(4).await;
+    fixture.create(["a", "b"]).await;
+    let after_a = fixture.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
     let mut logs = Vec::new();
     for (name, start) in
         [("now", Start::Now), ("zero", Cursor::NOTHING.into()), ("after", Start::from(after_a))]
     {
-        let group = world.bus.group(name).unwrap();
+        let group = fixture.bus.group(name).unwrap();
         group.create(&GroupOptions::default().start_from(start)).await.unwrap();
         assert!(!group.create(&GroupOptions::default()).await.unwrap(), "it is there");
         let log = Log::new();
-        logs.push((log.consume(&world.bus, &group, hinted()).await, group, log));
+        logs.push((log.consume(&fixture.bus, &group, hinted()).await, group, log));
     }
-    world.create(["c"]).await;
+    fixture.create(["c"]).await;
     for (consumer, group, log) in logs {
         until_done(&group).await;
         consumer.shutdown().await.unwrap();
@@ -66,14 +66,14 @@ async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
 /// New rows reach consumers of another process by watches, and those of the same process directly, without polls.
 #[tokio::test(start_paused = true)]
 async fn rows_come_without_polling() {
-    let world = GroupFixture::new(4).await;
-    let group = world.group(Start::Now).await;
+    let fixture = GroupFixture::new(4).await;
+    let group = fixture.group(Start::Now).await;
     let log = Log::new();
-    let _consumer = log.consume(&world.bus, &group, hinted()).await;
+    let _consumer = log.consume(&fixture.bus, &group, hinted()).await;
     pass(Duration::from_mins(10)).await;
     for n in 0..20 {
         let began = tokio::time::Instant::now();
-        world.create([format!("db{n}")]).await;
+        fixture.create([format!("db{n}")]).await;
         log.until_names(&[format!("db{n}")]).await;
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
         pass(Duration::from_secs(n)).await;
@@ -82,10 +82,10 @@ async fn rows_come_without_polling() {
 
 #[tokio::test(start_paused = true)]
 async fn shards_are_divided_and_each_row_comes_once() {
-    let world = GroupFixture::new(16).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(16).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::new();
-    let buses = [world.another().await, world.another().await, world.another().await];
+    let buses = [fixture.another().await, fixture.another().await, fixture.another().await];
     let mut consumers = Vec::new();
     for bus in &buses {
         consumers.push(log.consume(bus, &group, hinted()).await);
@@ -95,7 +95,7 @@ async fn shards_are_divided_and_each_row_comes_once() {
     shares.sort_unstable();
     assert_eq!(shares, [5, 5, 6]);
     let all = names("db", 200);
-    world.create(&all).await;
+    fixture.create(&all).await;
     until_done(&group).await;
     let mut got = log.names();
     got.sort_unstable();
@@ -113,10 +113,10 @@ async fn shards_are_divided_and_each_row_comes_once() {
 /// Rows of a database come in order, whatever happens to shards, because successors begin only after all that they replace.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_each_database_holds_over_reshards() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let all = names("db", 12);
-    world.create(&all).await;
+    fixture.create(&all).await;
     let log = Log::doing(async |batch| {
         // One shard is slow, so that its siblings are drained long before.
         if batch.shard.0 % 3 == 1 {
@@ -124,25 +124,25 @@ async fn the_order_of_each_database_holds_over_reshards() {
         }
         Ok(())
     });
-    let (one, two) = (world.another().await, world.another().await);
+    let (one, two) = (fixture.another().await, fixture.another().await);
     let options = ConsumerOptions { rows_max: 2, ..hinted() };
     let a = log.consume(&one, &group, options.clone()).await;
     let b = log.consume(&two, &group, options).await;
     for (round, shards) in [(0, 5), (1, 1), (2, 3)] {
         for name in &all {
-            world.update(name, round).await;
+            fixture.update(name, round).await;
         }
         let before = group.status().await.unwrap().shards.len();
-        world.other.feed().reshard(shards, None).await.unwrap();
+        fixture.other.feed().reshard(shards, None).await.unwrap();
         assert_eq!(group.status().await.unwrap().shards.len(), before, "successors wait");
     }
-    let last = world.other.feed().topology().await.unwrap().pop().unwrap().shards;
+    let last = fixture.other.feed().topology().await.unwrap().pop().unwrap().shards;
     let on_last = async || {
         let status = group.status().await.unwrap();
         status.shards.iter().map(|shard| shard.shard).eq(last.iter().copied())
     };
     until("the group is at the last topology", on_last).await;
-    world.create(["new"]).await;
+    fixture.create(["new"]).await;
     until_done(&group).await;
     a.shutdown().await.unwrap();
     b.shutdown().await.unwrap();
@@ -158,19 +158,19 @@ async fn the_order_of_each_database_holds_over_reshards() {
 
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_the_group() {
-    let world = GroupFixture::new(3).await;
-    let group = world.group(Start::Now).await;
-    let feed = world.other.feed();
+    let fixture = GroupFixture::new(3).await;
+    let group = fixture.group(Start::Now).await;
+    let feed = fixture.other.feed();
     feed.reshard(5, None).await.unwrap();
     feed.reshard(2, None).await.unwrap();
     let options = notibus::JanitorOptions { interval: Duration::from_secs(1), ..Default::default() };
-    let janitor = joined(&world.other).await.janitor(options).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
     // The first entry, where the group is, is kept.
     until("the second entry is dropped", async || feed.topology().await.unwrap().len() == 2).await;
-    world.create(["a"]).await;
+    fixture.create(["a"]).await;
     assert_eq!(behind(&group).await, 1);
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     log.until_names(&["a".to_owned()]).await;
     until_done(&group).await;
     assert_eq!(group.status().await.unwrap().shards.len(), 2);
@@ -182,16 +182,16 @@ async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_th
 
 #[tokio::test(start_paused = true)]
 async fn batches_have_limits_of_rows_and_bytes() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let all = names("db", 25);
-    world.create(&all).await;
+    fixture.create(&all).await;
     for (options, sizes) in [
         (ConsumerOptions { rows_max: 10, ..hinted() }, vec![10, 10, 5]),
         (ConsumerOptions { bytes_max: 1, ..hinted() }, vec![1; 25]),
     ] {
         let log = Log::new();
-        let consumer = log.consume(&world.bus, &group, options).await;
+        let consumer = log.consume(&fixture.bus, &group, options).await;
         log.until_names(&all).await;
         until_done(&group).await;
         consumer.shutdown().await.unwrap();
@@ -213,13 +213,13 @@ async fn checkpoints_are_written_as_the_policy_says() {
         (CheckpointPolicy::Interval(Duration::from_hours(1)), 10, 0),
         (CheckpointPolicy::Explicit, 10, 10),
     ] {
-        let world = GroupFixture::new(1).await;
-        let group = world.group(Cursor::NOTHING).await;
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
         let all = names("db", 10);
-        world.create(&all).await;
+        fixture.create(&all).await;
         let options = ConsumerOptions { checkpoint: policy, rows_max: 1, ..hinted() };
         let log = Log::new();
-        let crashed = log.consume(&world.bus, &group, options.clone()).await;
+        let crashed = log.consume(&fixture.bus, &group, options.clone()).await;
         log.until_names(&all).await;
         pass(Duration::from_secs(1)).await;
         drop(crashed);
@@ -228,7 +228,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
         log.check(true);
 
         let log = Log::new();
-        let ended = log.consume(&world.bus, &group, options).await;
+        let ended = log.consume(&fixture.bus, &group, options).await;
         until("the rest comes again", async || log.rows().len() as u64 == lost).await;
         ended.shutdown().await.unwrap();
         assert_eq!(behind(&group).await, after_shutdown, "{policy:?}");
@@ -241,20 +241,20 @@ async fn checkpoints_are_written_as_the_policy_says() {
 #[tokio::test(start_paused = true)]
 async fn what_was_worked_on_is_saved_when_the_shard_rests() {
     for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
-        let world = GroupFixture::new(2).await;
-        let group = world.group(Cursor::NOTHING).await;
+        let fixture = GroupFixture::new(2).await;
+        let group = fixture.group(Cursor::NOTHING).await;
         let log = Log::new();
         let options = ConsumerOptions { checkpoint: policy, ..hinted() };
-        let _consumer = log.consume(&world.bus, &group, options).await;
+        let _consumer = log.consume(&fixture.bus, &group, options).await;
         pass(Duration::from_mins(5)).await;
-        let before = world.bus.stats().group_checkpoints;
-        world.create(names("db", 5)).await;
+        let before = fixture.bus.stats().group_checkpoints;
+        fixture.create(names("db", 5)).await;
         log.until_names(&names("db", 5)).await;
         assert_eq!(behind(&group).await, 5, "{policy:?}");
         pass(Duration::from_secs(35)).await;
         assert_eq!(behind(&group).await, 0, "{policy:?}");
         pass(Duration::from_hours(2)).await;
-        let written = world.bus.stats().group_checkpoints - before;
+        let written = fixture.bus.stats().group_checkpoints - before;
         assert!(written <= 4, "then nothing more is written: {written}");
     }
 }
@@ -262,9 +262,9 @@ async fn what_was_worked_on_is_saved_when_the_shard_rests() {
 /// An observer that gathers rows saves them later; the group does not leave a shard before that.
 #[tokio::test(start_paused = true)]
 async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(names("db", 6)).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(names("db", 6)).await;
     let kept: Arc<std::sync::Mutex<Option<notibus::group::Checkpointer>>> = Arc::default();
     let keeps = Arc::clone(&kept);
     let log = Log::doing(move |batch| {
@@ -273,10 +273,10 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     });
     let checkpoint = CheckpointPolicy::Explicit;
     let options = ConsumerOptions { checkpoint, rows_max: 2, ..hinted() };
-    let consumer = log.consume(&world.bus, &group, options).await;
+    let consumer = log.consume(&fixture.bus, &group, options).await;
     log.until_names(&names("db", 6)).await;
     assert_eq!(behind(&group).await, 6);
-    world.other.feed().reshard(3, None).await.unwrap();
+    fixture.other.feed().reshard(3, None).await.unwrap();
     until("it is closed without a checkpoint, and begins again", async || {
         log.closed().contains(&CloseReason::Resharded) && log.rows().len() >= 12
     })
@@ -285,7 +285,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     let checkpointer = kept.lock().unwrap().take().unwrap();
     checkpointer.checkpoint().await.unwrap();
     assert_eq!(behind(&group).await, 0);
-    world.create(["new"]).await;
+    fixture.create(["new"]).await;
     until("its successors are begun", async || log.names().contains(&"new".to_owned())).await;
     consumer.shutdown().await.unwrap();
     log.check(true);
@@ -294,13 +294,13 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
 /// Notifications of their database announce documents. Nothing polls.
 #[tokio::test(start_paused = true)]
 async fn a_group_follows_the_documents_of_a_database() {
-    let world = GroupFixture::new(2).await;
-    let (changes, docs) = (world.bus.changes(), db("docs", 9));
+    let fixture = GroupFixture::new(2).await;
+    let (changes, docs) = (fixture.bus.changes(), db("docs", 9));
     let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
-    world.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+    fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
     let group = changes.feed(&docs).group("index").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();
-    let node = world.bus.node(NodeOptions::default()).await.unwrap();
+    let node = fixture.bus.node(NodeOptions::default()).await.unwrap();
     let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
     let list = Arc::clone(&seen);
     let observe = move |batch: GroupBatch<Change>| {
@@ -308,7 +308,7 @@ async fn a_group_follows_the_documents_of_a_database() {
         std::future::ready(Ok(()))
     };
     let consumer = node.consumer(&group, move |_| observe.clone(), hinted()).await.unwrap();
-    let other = world.other.changes();
+    let other = fixture.other.changes();
     for n in 0..20_u8 {
         pass(Duration::from_secs(n.into())).await;
         let edit = async |tx| {
@@ -318,7 +318,7 @@ async fn a_group_follows_the_documents_of_a_database() {
             other.writer(&tx, &docs).await?.record(&doc, None)?;
             Ok(())
         };
-        world.store.run(edit).await.unwrap();
+        fixture.store.run(edit).await.unwrap();
         until("it is seen", async || seen.lock().unwrap().contains(&format!("doc{n}"))).await;
         if n == 10 {
             other.feed(&docs).reshard(2, None).await.unwrap();
@@ -327,18 +327,18 @@ async fn a_group_follows_the_documents_of_a_database() {
     assert_eq!(seen.lock().unwrap().len(), 20);
     let lag = group.lag().await.unwrap();
     assert!(lag.iter().all(|shard| shard.rows == 0 && shard.age_ms.is_none()));
-    let [status] = &world.bus.groups().await.unwrap()[..] else { panic!("there is one") };
+    let [status] = &fixture.bus.groups().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((status.instance, status.name.as_str()), (Some(docs.instance), "index"));
 
     // The database is deleted, and its groups with it. The event informs their consumers.
-    let producer = world.bus.producer();
+    let producer = fixture.bus.producer();
     let remove = async |tx| {
         changes.remove(&tx, &docs);
         producer.deleted(&tx, &docs);
         Ok(())
     };
-    world.store.run(remove).await.unwrap();
-    assert!(world.bus.groups().await.unwrap().is_empty());
+    fixture.store.run(remove).await.unwrap();
+    assert!(fixture.bus.groups().await.unwrap().is_empty());
     assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
     until("the consumer has nothing to do", async || consumer.shards().is_empty()).await;
     consumer.shutdown().await.unwrap();
@@ -348,18 +348,18 @@ async fn a_group_follows_the_documents_of_a_database() {
 /// and continued with the old one until their next poll: 39 s.
 #[tokio::test(start_paused = true)]
 async fn a_group_on_documents_of_a_replaced_database_ends_at_once() {
-    let world = GroupFixture::new(2).await;
-    let (changes, producer) = (world.bus.changes(), world.bus.producer());
+    let fixture = GroupFixture::new(2).await;
+    let (changes, producer) = (fixture.bus.changes(), fixture.bus.producer());
     let (old, new) = (db("docs", 9), db("docs", 10));
     let create = async |tx: notibus::store::Transaction| {
         changes.create(&tx, &old, &ChangesOptions::default()).await?;
         producer.created(&tx, &old);
         Ok(())
     };
-    world.store.run(create).await.unwrap();
+    fixture.store.run(create).await.unwrap();
     let group = changes.feed(&old).group("index").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();
-    let node = world.bus.node(NodeOptions::default()).await.unwrap();
+    let node = fixture.bus.node(NodeOptions::default()).await.unwrap();
     let observe = |_: GroupBatch<Change>| std::future::ready(Ok(()));
     let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
     until("the consumer works", async || !consumer.shards().is_empty()).await;
@@ -371,7 +371,7 @@ async fn a_group_on_documents_of_a_replaced_database_ends_at_once() {
         producer.created(&tx, &new);
         Ok(())
     };
-    world.store.run(replace).await.unwrap();
+    fixture.store.run(replace).await.unwrap();
     let replaced_at = tokio::time::Instant::now();
     until("the consumer has nothing to do", async || consumer.shards().is_empty()).await;
     assert!(replaced_at.elapsed() < Duration::from_secs(3), "{:?}", replaced_at.elapsed());

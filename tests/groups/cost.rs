@@ -131,19 +131,19 @@ async fn shards_are_not_polled_while_the_watcher_polls() {
 /// While a group does not get on, its checkpoints are read for the row of the lowest one every ten minutes, not every half a minute.
 #[tokio::test(start_paused = true)]
 async fn the_checkpoints_of_a_group_that_is_stuck_are_read_less_and_less() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let looks = Arc::new(AtomicUsize::new(0));
     let counts = Arc::clone(&looks);
-    world.faults.plan_reads(move |operation| {
+    fixture.faults.plan_reads(move |operation| {
         let lowest = b"notibus\x15\x0c\x01n\x00\x15\x05";
-        let is_look = matches!(operation, Operation::Get { key, .. } if key.starts_with(lowest));
-        counts.fetch_add(is_look.into(), Ordering::SeqCst);
+        let is_poll = matches!(operation, Operation::Get { key, .. } if key.starts_with(lowest));
+        counts.fetch_add(is_poll.into(), Ordering::SeqCst);
         None
     });
     let log = Log::doing(|_| std::future::ready(Err("as planned".into())));
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
-    world.create(["a"]).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
+    fixture.create(["a"]).await;
     pass(Duration::from_hours(2)).await;
     let looks = looks.load(Ordering::SeqCst);
     assert!((10..=25).contains(&looks), "{looks}");
@@ -153,18 +153,18 @@ async fn the_checkpoints_of_a_group_that_is_stuck_are_read_less_and_less() {
 /// If the watcher cannot poll, each shard is polled for itself, and rows still come.
 #[tokio::test(start_paused = true)]
 async fn shards_are_polled_when_the_watcher_cannot_poll() {
-    let world = GroupFixture::new(3).await;
-    let group = world.group(Start::Now).await;
+    let fixture = GroupFixture::new(3).await;
+    let group = fixture.group(Start::Now).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
     pass(Duration::from_mins(5)).await;
     // The pulse of the feed cannot be read.
-    world.faults.plan_reads(|operation| match operation {
+    fixture.faults.plan_reads(|operation| match operation {
         Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
         _ => None,
     });
     pass(Duration::from_mins(2)).await;
-    world.create(["a"]).await;
+    fixture.create(["a"]).await;
     log.until_names(&["a".to_owned()]).await;
     consumer.shutdown().await.unwrap();
     log.check(true);
@@ -173,19 +173,19 @@ async fn shards_are_polled_when_the_watcher_cannot_poll() {
 /// A settled worker learns of new work by its next poll: another node that joins, a group that begins again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
-    let world = GroupFixture::new(4).await;
-    let (one, two) = (world.group(Start::Now).await, world.bus.group("two").unwrap());
+    let fixture = GroupFixture::new(4).await;
+    let (one, two) = (fixture.group(Start::Now).await, fixture.bus.group("two").unwrap());
     two.create(&GroupOptions::default()).await.unwrap();
     let log = Log::new();
-    let node = world.bus.node(NodeOptions::default()).await.unwrap();
+    let node = fixture.bus.node(NodeOptions::default()).await.unwrap();
     let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
     let consumer = node.consumer(&two, move |_| observe, ConsumerOptions::default()).await.unwrap();
-    let consumers = [log.consume(&world.bus, &one, ConsumerOptions::default()).await];
+    let consumers = [log.consume(&fixture.bus, &one, ConsumerOptions::default()).await];
     pass(Duration::from_mins(20)).await;
     assert_eq!((consumer.shards().len(), consumers[0].shards().len()), (4, 4));
     let interval = BalanceOptions::default().interval;
 
-    let joined = log.consume(&world.bus, &one, ConsumerOptions::default()).await;
+    let joined = log.consume(&fixture.bus, &one, ConsumerOptions::default()).await;
     pass(interval * 2).await;
     assert_eq!((joined.shards().len(), consumers[0].shards().len()), (2, 2), "a node has joined");
     pass(Duration::from_mins(20)).await;

@@ -23,37 +23,37 @@ use crate::{
 
 /// A database with documents, and a group on them that begins at nothing.
 struct Documents {
-    world: GroupFixture,
+    fixture: GroupFixture,
     docs: Db,
     group: Group<Change>,
 }
 
 impl Documents {
     async fn new(shards: u32) -> Self {
-        let world = GroupFixture::new(1).await;
-        let (changes, docs) = (world.bus.changes(), db("docs", 9));
+        let fixture = GroupFixture::new(1).await;
+        let (changes, docs) = (fixture.bus.changes(), db("docs", 9));
         let options = ChangesOptions { shards, ..ChangesOptions::default() };
-        world.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+        fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
         let group = changes.feed(&docs).group("index").unwrap();
         group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
-        Self { world, docs, group }
+        Self { fixture, docs, group }
     }
 
     /// Edits the document `id` for the time `position`, whose last edit is at `previous`. Returns where it is now.
     async fn edit(&self, id: &str, position: u64, previous: Option<Sequence>) -> Sequence {
-        let changes = self.world.other.changes();
+        let changes = self.fixture.other.changes();
         let edit = async |tx: Transaction| {
             let revision = Revision { position, hash: [position as u8; 16] };
             let doc = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: false };
             changes.writer(&tx, &self.docs).await?.record(&doc, previous)
         };
-        let ran = self.world.store.run_once(edit).await.unwrap();
+        let ran = self.fixture.store.run_once(edit).await.unwrap();
         ran.value.of(ran.committed)
     }
 
     /// Informs the consumers as an edit does, without one.
     async fn hint(&self) {
-        record(&self.world.store, &self.world.other, &self.docs, [0, 0, 1, 0]).await;
+        record(&self.fixture.store, &self.fixture.other, &self.docs, [0, 0, 1, 0]).await;
     }
 
     async fn consume<F, W>(&self, bus: &Bus, options: ConsumerOptions, work: F) -> Consumer
@@ -66,14 +66,14 @@ impl Documents {
     }
 
     /// A consumer that notes the rows that it receives.
-    async fn consume_noting(&self, options: ConsumerOptions) -> (Seen, Consumer) {
-        let seen = Seen::default();
+    async fn consume_noting(&self, options: ConsumerOptions) -> (SeenRows, Consumer) {
+        let seen = SeenRows::default();
         let notes = Arc::clone(&seen);
         let observe = move |batch: GroupBatch<Change>| {
             note(&notes, &batch);
             std::future::ready(Ok(()))
         };
-        let consumer = self.consume(&self.world.bus, options, observe).await;
+        let consumer = self.consume(&self.fixture.bus, options, observe).await;
         (seen, consumer)
     }
 
@@ -88,10 +88,10 @@ impl Documents {
 }
 
 /// The ids and positions of the rows that observers have received, in order.
-type Seen = Arc<Mutex<Vec<(String, Sequence)>>>;
+type SeenRows = Arc<Mutex<Vec<(String, Sequence)>>>;
 
 /// Notes the rows of `batch`.
-fn note(seen: &Seen, batch: &GroupBatch<Change>) {
+fn note(seen: &SeenRows, batch: &GroupBatch<Change>) {
     let rows = batch.rows.iter().map(|row| (row.doc.id.to_string(), row.sequence));
     seen.lock().unwrap().extend(rows);
 }
@@ -120,11 +120,11 @@ async fn documents_are_replayed() {
     assert_eq!(last, newer, "the newest row comes again, not the one that it has replaced");
 
     // By ids, as the command does; and over a reshard.
-    documents.world.other.changes().feed(&documents.docs).reshard(2, None).await.unwrap();
+    documents.fixture.other.changes().feed(&documents.docs).reshard(2, None).await.unwrap();
     documents.edit("c1", 1, None).await;
     documents.until_done().await;
     let instance = Some(documents.docs.instance);
-    let untyped = documents.world.bus.any_group(instance, "index").unwrap();
+    let untyped = documents.fixture.bus.any_group(instance, "index").unwrap();
     assert_eq!(untyped.replay_ids(|id| id != "b2").await.unwrap(), 4);
     documents.until_none_is_parked().await;
     assert_eq!((times("a1"), times("b1"), times("b2"), times("c1")), (4, 2, 1, 2));
@@ -136,7 +136,7 @@ async fn documents_are_replayed() {
 #[tokio::test(start_paused = true)]
 async fn a_replayed_document_that_is_edited_does_not_come_after_its_edit() {
     let documents = Documents::new(1).await;
-    let (seen, gate) = (Seen::default(), Arc::new(Notify::new()));
+    let (seen, gate) = (SeenRows::default(), Arc::new(Notify::new()));
     let (notes, opens, is_closed) = (Arc::clone(&seen), Arc::clone(&gate), Arc::new(AtomicBool::new(false)));
     let closed = Arc::clone(&is_closed);
     let observe = move |batch: GroupBatch<Change>| {
@@ -151,7 +151,7 @@ async fn a_replayed_document_that_is_edited_does_not_come_after_its_edit() {
             Ok(())
         }
     };
-    let consumer = documents.consume(&documents.world.bus, hinted(), observe).await;
+    let consumer = documents.consume(&documents.fixture.bus, hinted(), observe).await;
     let mut last = documents.edit("doc", 1, None).await;
     documents.until_done().await;
     for position in 2..7 {
@@ -176,7 +176,7 @@ async fn a_replayed_document_that_is_edited_does_not_come_after_its_edit() {
 
 /// Regression: a replayed document that was edited before its consumer heard of that was to be forgotten once everything up to the edit
 /// was read. A feed of documents does not say where the edit is, so the end of the feed was asked for, and asked for again as soon as it
-/// was reached. Wherever others commit all the time, that end is always further: the document stayed parked for ever, was tried each
+/// was reached. Wherever others commit all the time, that end is always further: the document stayed parked forever, was tried each
 /// second, and took one of the places of a replay.
 #[tokio::test(start_paused = true)]
 async fn a_replayed_document_that_was_edited_is_forgotten_while_others_commit() {
@@ -184,7 +184,7 @@ async fn a_replayed_document_that_was_edited_is_forgotten_while_others_commit() 
     let (seen, consumer) = documents.consume_noting(hinted()).await;
     let first = documents.edit("doc", 1, None).await;
     documents.until_done().await;
-    let store = documents.world.store.clone();
+    let store = documents.fixture.store.clone();
     let others = tokio::spawn(async move {
         loop {
             let commit = async |tx: Transaction| {
@@ -211,7 +211,7 @@ async fn a_replayed_document_that_was_edited_is_forgotten_while_others_commit() 
 #[tokio::test(start_paused = true)]
 async fn successors_that_are_dropped_hold_up_no_group_of_documents() {
     let documents = Documents::new(30).await;
-    let feed = documents.world.other.changes().feed(&documents.docs);
+    let feed = documents.fixture.other.changes().feed(&documents.docs);
     let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
     let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
     let observe = move |_: GroupBatch<Change>| {
@@ -224,7 +224,7 @@ async fn successors_that_are_dropped_hold_up_no_group_of_documents() {
         }
     };
     let options = ConsumerOptions { poll_interval: Duration::from_secs(10), ..ConsumerOptions::default() };
-    let consumer = documents.consume(&documents.world.bus, options, observe).await;
+    let consumer = documents.consume(&documents.fixture.bus, options, observe).await;
     until("it has all shards", async || consumer.shards().len() == 30).await;
     documents.edit("doc", 1, None).await;
     documents.hint().await;
@@ -236,7 +236,7 @@ async fn successors_that_are_dropped_hold_up_no_group_of_documents() {
     pass(Duration::from_secs(5)).await;
     feed.reshard(1, None).await.unwrap();
     let options = JanitorOptions { interval: Duration::from_millis(100), ..JanitorOptions::default() };
-    let janitor = joined(&documents.world.other).await.janitor(options).await.unwrap();
+    let janitor = joined(&documents.fixture.other).await.janitor(options).await.unwrap();
     until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
     assert_eq!(begun().await, 30);
 

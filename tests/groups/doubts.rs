@@ -71,16 +71,16 @@ fn has_effect(attempt: &Attempt) -> bool {
 /// learned that an earlier attempt had committed, and its effect was lost.
 #[tokio::test(start_paused = true)]
 async fn a_save_that_may_have_failed_does_not_let_the_shard_save_for_it() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (log, _, given) = keeping();
-    let consumer = log.consume(&world.bus, &group, explicit()).await;
+    let consumer = log.consume(&fixture.bus, &group, explicit()).await;
     for name in ["a", "bad"] {
-        world.create([name]).await;
+        fixture.create([name]).await;
         pass(Duration::from_secs(1)).await;
     }
     let mut is_first = true;
-    world.faults.plan_commits(move |attempt| {
+    fixture.faults.plan_commits(move |attempt| {
         let fails = has_effect(attempt) && std::mem::take(&mut is_first);
         fails.then_some(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT))
     });
@@ -92,9 +92,9 @@ async fn a_save_that_may_have_failed_does_not_let_the_shard_save_for_it() {
         tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
         Ok(())
     };
-    world.faults.database().run(work).await.unwrap();
+    fixture.faults.database().run(work).await.unwrap();
     pass(Duration::from_secs(5)).await;
-    let effect = world.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap();
+    let effect = fixture.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap();
     assert_eq!(effect.as_deref(), Some(&1_u64.to_le_bytes()[..]), "it has its effect once");
     consumer.shutdown().await.unwrap();
 }
@@ -104,18 +104,18 @@ async fn a_save_that_may_have_failed_does_not_let_the_shard_save_for_it() {
 #[tokio::test(start_paused = true)]
 async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
     for is_committed in [false, true] {
-        let world = GroupFixture::new(1).await;
-        let group = world.group(Cursor::NOTHING).await;
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
         let (log, is_mended, given) = keeping();
-        let consumer = log.consume(&world.bus, &group, explicit()).await;
+        let consumer = log.consume(&fixture.bus, &group, explicit()).await;
         for name in ["a", "bad", "c"] {
-            world.create([name]).await;
+            fixture.create([name]).await;
             pass(Duration::from_secs(1)).await;
         }
         let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
         let fault = if is_committed { CommitFault::After(unknown) } else { CommitFault::Before(unknown) };
         let mut fault = Some(fault);
-        world.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
+        fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
         let saved = given.lock().unwrap()[1].1.clone();
         let once = RetryPolicy { attempts_max: Some(1), ..RetryPolicy::default() };
         let save = async |tx: Transaction| {
@@ -123,10 +123,10 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
             tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
             Ok(())
         };
-        assert!(world.faults.database().run_with(&once, save).await.unwrap_err().is_maybe_committed());
+        assert!(fixture.faults.database().run_with(&once, save).await.unwrap_err().is_maybe_committed());
         pass(Duration::from_secs(5)).await;
         is_mended.store(true, Ordering::SeqCst);
-        world.create(["d"]).await;
+        fixture.create(["d"]).await;
         pass(Duration::from_secs(1)).await;
         let last = given.lock().unwrap().iter().find(|(name, _)| name == "d").unwrap().1.clone();
         last.checkpoint().await.unwrap();
@@ -143,14 +143,14 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
 /// those that are parked, as one that it had worked on since. Nobody had worked on it.
 #[tokio::test(start_paused = true)]
 async fn what_a_late_save_has_parked_is_tried() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (given, has_panicked) = (Given::default(), Arc::new(AtomicBool::new(false)));
     let (begun, go_on) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let (keeps, panicked, begins, waits) =
         (Arc::clone(&given), Arc::clone(&has_panicked), Arc::clone(&begun), Arc::clone(&go_on));
     let is_held = Arc::new(AtomicBool::new(true));
-    let store = world.store.clone();
+    let store = fixture.store.clone();
     let log = Log::doing(move |batch: GroupBatch<Notification>| {
         let (keeps, panicked, is_held) = (Arc::clone(&keeps), Arc::clone(&panicked), Arc::clone(&is_held));
         let (begins, waits, store) = (Arc::clone(&begins), Arc::clone(&waits), store.clone());
@@ -178,19 +178,19 @@ async fn what_a_late_save_has_parked_is_tried() {
             Ok(())
         }
     });
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..explicit() }).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions { rows_max: 1, ..explicit() }).await;
     for name in ["a", "bad", "c"] {
-        world.create([name]).await;
+        fixture.create([name]).await;
         pass(Duration::from_secs(1)).await;
     }
-    world.create(["d"]).await;
+    fixture.create(["d"]).await;
     begun.notified().await;
     let late = given.lock().unwrap()[1].1.clone();
     late.checkpoint().await.unwrap();
     go_on.notify_one();
     pass(Duration::from_mins(1)).await;
     assert_eq!(behind(&group).await, 0);
-    let effect = world.store.begin().get(b"effect/bad", Isolation::Snapshot).await.unwrap();
+    let effect = fixture.store.begin().get(b"effect/bad", Isolation::Snapshot).await.unwrap();
     assert_eq!(effect.as_deref(), Some(&1_u64.to_le_bytes()[..]), "{:?}", group.parked("", 10).await);
     consumer.shutdown().await.unwrap();
 }

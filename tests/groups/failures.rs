@@ -50,29 +50,29 @@ fn attempts(log: &Log) -> Vec<(usize, u32)> {
 /// Other libraries skip the first batch of all if it fails.
 #[tokio::test(start_paused = true)]
 async fn a_first_batch_that_fails_comes_again() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Start::Now).await;
-    world.create(names("db", 3)).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Start::Now).await;
+    fixture.create(names("db", 3)).await;
     let failed = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&failed);
     let log = Log::doing(move |_| {
         let fails = count.fetch_add(1, Ordering::Relaxed) < 2;
         std::future::ready(if fails { Err("not yet".into()) } else { Ok(()) })
     });
-    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(attempts(&log), [(3, 1), (3, 2), (3, 3)]);
-    assert_eq!(world.bus.stats().group_errors, 2);
+    assert_eq!(fixture.bus.stats().group_errors, 2);
     log.check(true);
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_the_rows_that_fail_become_dead_letters() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let all: Vec<_> = names("good", 6).into_iter().chain(names("bad", 2)).chain(names("fine", 4)).collect();
-    world.create(&all).await;
+    fixture.create(&all).await;
     let mended = Arc::new(AtomicBool::new(false));
     let is_mended = Arc::clone(&mended);
     let log = Log::doing(move |batch| {
@@ -81,19 +81,19 @@ async fn only_the_rows_that_fail_become_dead_letters() {
         let why = std::io::Error::other("the disk of the index is full");
         std::future::ready(if fails { Err(why.into()) } else { Ok(()) })
     });
-    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
     until_done(&group).await;
     let letters = group.dead_letters(Sequence::MIN, 100).await.unwrap();
     assert_eq!(letters.len(), 2);
     assert!(letters.iter().all(|letter| letter.attempts == 3 && letter.error.contains("disk of the index")));
     assert!(group.dead_letters(letters[1].sequence, 100).await.unwrap().is_empty());
-    assert_eq!(world.bus.stats().group_dead_letters, 2);
+    assert_eq!(fixture.bus.stats().group_dead_letters, 2);
     assert!(group.status().await.unwrap().has_dead_letters);
     // The batch three times; then each row alone, bad ones three times; then the next rows as a whole again.
     let alone = attempts(&log)[3..].to_vec();
     assert_eq!(attempts(&log)[..3], [(12, 1), (12, 2), (12, 3)]);
     assert_eq!((alone.len(), alone.iter().filter(|(_, attempt)| *attempt > 1).count()), (10 + 2 * 3, 4));
-    world.create(names("new", 3)).await;
+    fixture.create(names("new", 3)).await;
     until_done(&group).await;
 
     // They are replayed: one fails again, and stays with its new error.
@@ -112,7 +112,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
 
     // After the repair there are no dead letters any more.
     mended.store(true, Ordering::Relaxed);
-    world.update("bad0", 0).await;
+    fixture.update("bad0", 0).await;
     until_done(&group).await;
     assert!(group.dead_letters(Sequence::MIN, 100).await.unwrap().is_empty());
     consumer.shutdown().await.unwrap();
@@ -121,16 +121,16 @@ async fn only_the_rows_that_fail_become_dead_letters() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["bad"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["bad"]).await;
     let log = Log::doing(async |_| Err("no".into()));
-    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
-    world.faults.script_commits([CommitFault::After(unknown)]);
-    let store = world.faults.database();
+    fixture.faults.script_commits([CommitFault::After(unknown)]);
+    let store = fixture.faults.database();
     let work = move |letter: Arc<notibus::group::DeadLetter<Notification>>| {
         let store = store.clone();
         async move {
@@ -145,17 +145,17 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
         }
     };
     assert_eq!(group.replay_dead_letters(work).await.unwrap().succeeded, 1);
-    let replayed = world.store.begin().get(b"replayed", Isolation::Snapshot).await.unwrap();
+    let replayed = fixture.store.begin().get(b"replayed", Isolation::Snapshot).await.unwrap();
     assert_eq!(replayed.unwrap()[..], 1_u64.to_le_bytes());
     assert!(group.dead_letters(Sequence::MIN, 1).await.unwrap().is_empty());
 }
 
-/// A shard that makes no progress is tried for ever by default. People can see why, and for how long.
+/// A shard that makes no progress is tried forever by default. People can see why, and for how long.
 #[tokio::test(start_paused = true)]
 async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a", "bad", "z"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a", "bad", "z"]).await;
     let is_mended = Arc::new(AtomicBool::new(false));
     let mended = Arc::clone(&is_mended);
     let log = Log::doing(move |batch| {
@@ -163,8 +163,8 @@ async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
         let fails = is_bad && !mended.load(Ordering::Relaxed);
         std::future::ready(if fails { Err("no such mailbox".into()) } else { Ok(()) })
     });
-    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
-    until("it is reported", async || world.bus.stats().group_stuck > 0).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
+    until("it is reported", async || fixture.bus.stats().group_stuck > 0).await;
     let rows = behind(&group).await;
     assert!((1..=2).contains(&rows), "the row before was worked on: {rows}");
     let status = group.status().await.unwrap();
@@ -182,12 +182,12 @@ async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
 
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a"]).await;
     let log = Log::doing(async |_| std::future::pending().await);
-    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
-    until("it is reported", async || world.bus.stats().group_stuck > 0).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
+    until("it is reported", async || fixture.bus.stats().group_stuck > 0).await;
     let trouble = group.status().await.unwrap().shards[0].trouble.clone().unwrap();
     assert!(trouble.is_stuck && trouble.error.contains("has not returned"), "{trouble:?}");
     consumer.shutdown().await.unwrap();
@@ -208,14 +208,14 @@ async fn an_observer_that_does_not_close_is_reported() {
             std::future::pending::<()>().await;
         }
     }
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a"]).await;
     let consumer =
-        joined(&world.bus).await.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
+        joined(&fixture.bus).await.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
     until_done(&group).await;
-    world.other.feed().reshard(2, None).await.unwrap();
-    until("it is reported", async || world.bus.stats().group_stuck > 0).await;
+    fixture.other.feed().reshard(2, None).await.unwrap();
+    until("it is reported", async || fixture.bus.stats().group_stuck > 0).await;
     let began = tokio::time::Instant::now();
     consumer.shutdown().await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
@@ -224,9 +224,9 @@ async fn an_observer_that_does_not_close_is_reported() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
     for (failure, letters) in [(FailurePolicy::KeepRetrying, 0), (FailurePolicy::DeadLetter, 1)] {
-        let world = GroupFixture::new(1).await;
-        let group = world.group(Cursor::NOTHING).await;
-        world.create(["bad"]).await;
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
+        fixture.create(["bad"]).await;
         let panics = if letters == 0 { 2 } else { u64::MAX };
         let left = Arc::new(AtomicU64::new(panics));
         let log = Log::doing(move |_| {
@@ -234,10 +234,10 @@ async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
             assert!(!panics, "the observer has lost its head");
             std::future::ready(Ok(()))
         });
-        let consumer = log.consume(&world.bus, &group, hasty(failure)).await;
+        let consumer = log.consume(&fixture.bus, &group, hasty(failure)).await;
         until_done(&group).await;
         consumer.shutdown().await.unwrap();
-        let stats = world.bus.stats();
+        let stats = fixture.bus.stats();
         assert_eq!(stats.group_panics, if letters == 0 { 2 } else { 3 });
         assert_eq!((stats.group_dead_letters, stats.work_panics), (letters, 0));
         let found = group.dead_letters(Sequence::MIN, 9).await.unwrap();
@@ -292,23 +292,23 @@ impl Observer<Notification> for Shy {
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_panics_when_it_is_opened_gets_no_batch() {
     for in_call in [false, true] {
-        let world = GroupFixture::new(1).await;
-        let group = world.group(Cursor::NOTHING).await;
-        world.create(names("db", 3)).await;
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
+        fixture.create(names("db", 3)).await;
         let (log, panics) = (Log::new(), Arc::new(AtomicU64::new(3)));
         let observers = log.clone();
         let make = move |_| {
             let (log, panics) = (observers.clone(), Arc::clone(&panics));
             Shy { log, panics, in_call, has_panicked: false }
         };
-        let node = joined(&world.bus).await;
-        let of = world.bus.group("g").unwrap();
+        let node = joined(&fixture.bus).await;
+        let of = fixture.bus.group("g").unwrap();
         let consumer = node.consumer(&of, make, hasty(FailurePolicy::KeepRetrying)).await.unwrap();
         until_done(&group).await;
         let trouble = group.status().await.unwrap().shards.remove(0).trouble.unwrap();
         assert!(trouble.error.contains("does not want to begin") && !trouble.is_current, "{trouble:?}");
         consumer.shutdown().await.unwrap();
-        let stats = world.bus.stats();
+        let stats = fixture.bus.stats();
         assert_eq!(
             (stats.group_panics, stats.group_errors, stats.work_panics),
             (3, 3, 0),
@@ -320,7 +320,7 @@ async fn an_observer_that_panics_when_it_is_opened_gets_no_batch() {
     }
 }
 
-/// A row that another version of the program has written cannot be decoded. Regression: the shard was tried for ever, or as often as
+/// A row that another version of the program has written cannot be decoded. Regression: the shard was tried forever, or as often as
 /// if that could have helped. The row is listed, it can be a dead letter, and the shard goes on at once.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_cannot_be_decoded_is_skipped() {
@@ -330,22 +330,22 @@ async fn a_row_that_cannot_be_decoded_is_skipped() {
 }
 
 async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a", "b", "c"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a", "b", "c"]).await;
     let rows = notibus::store::RangeRead::new(notibus::store::KeyRange::prefix(&b"notibus\x15\x04"[..]));
-    let rows = world.store.begin().get_range(&rows, Isolation::Snapshot).await.unwrap().rows;
+    let rows = fixture.store.begin().get_range(&rows, Isolation::Snapshot).await.unwrap().rows;
     let spoil = async |tx: notibus::store::Transaction| {
         tx.set(&rows[1].0, b"spoilt");
         Ok(())
     };
-    world.store.run(spoil).await.unwrap();
+    fixture.store.run(spoil).await.unwrap();
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hasty(failure)).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty(failure)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.rows().len(), 2);
-    assert_eq!((world.bus.skipped_rows().await.unwrap().len(), world.bus.stats().group_errors), (1, 0));
+    assert_eq!((fixture.bus.skipped_rows().await.unwrap().len(), fixture.bus.stats().group_errors), (1, 0));
     if failure == FailurePolicy::KeepRetrying {
         assert_eq!(group.dead_letters(Sequence::MIN, 9).await.unwrap().len(), 0);
         return;
@@ -359,29 +359,29 @@ async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
 /// Reads that fail for long are reported, and do not end the consumer.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_waited_for() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::new();
     let options = ConsumerOptions {
         checkpoint: CheckpointPolicy::EveryBatch,
         poll_interval: Duration::from_secs(5),
         ..ConsumerOptions::default()
     };
-    let consumer = log.consume(&world.bus, &group, options).await;
+    let consumer = log.consume(&fixture.bus, &group, options).await;
     pass(Duration::from_secs(5)).await;
     // Only reads of rows fail, so that the node stays alive.
-    world.faults.plan_reads(|operation| match operation {
+    fixture.faults.plan_reads(|operation| match operation {
         Operation::GetRange { range, .. } if range.begin.starts_with(b"notibus\x15\x04") => {
             Some(StoreError::IO_ERROR)
         }
         _ => None,
     });
-    world.create(["a"]).await;
-    until("the failures", async || world.bus.stats().group_errors > 3).await;
-    let status = world.other.group("g").unwrap().status().await.unwrap();
+    fixture.create(["a"]).await;
+    until("the failures", async || fixture.bus.stats().group_errors > 3).await;
+    let status = fixture.other.group("g").unwrap().status().await.unwrap();
     let troubles = status.shards.iter().filter_map(|shard| shard.trouble.as_ref());
     assert!(troubles.into_iter().any(|trouble| trouble.error.contains("io_error")), "{status:?}");
-    world.faults.heal();
+    fixture.faults.heal();
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.names(), ["a"]);
@@ -393,20 +393,20 @@ async fn a_store_that_fails_is_waited_for() {
 /// got the row again, and worked on a row that had been given up.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_given_up_does_not_come_again() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::doing(|_| async { panic!("not this one") });
     let retry = RetryPolicy { attempts_max: Some(1), ..hasty(FailurePolicy::DeadLetter).retry };
     let checkpoint = CheckpointPolicy::Explicit;
     let options = ConsumerOptions { retry, checkpoint, ..hasty(FailurePolicy::DeadLetter) };
-    let consumer = log.consume(&world.bus, &group, options).await;
+    let consumer = log.consume(&fixture.bus, &group, options).await;
     pass(Duration::from_secs(1)).await;
-    world.create(["a"]).await;
+    fixture.create(["a"]).await;
     until_done(&group).await;
     pass(Duration::from_mins(1)).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(attempts(&log), [(1, 1)]);
-    assert_eq!(world.bus.stats().group_dead_letters, 1);
+    assert_eq!(fixture.bus.stats().group_dead_letters, 1);
 }
 
 /// Consumers whose observers write their own checkpoints, and that give a row up at once.
@@ -422,11 +422,11 @@ fn hasty_and_explicit() -> ConsumerOptions {
 /// (seed 740002719 of its day).
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_given_up_by_a_commit_of_unknown_result_keeps_no_other_one_behind() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let letters = b"notibus\x15\x0c\x01n\x00\x15\x02";
     let is_first = AtomicBool::new(true);
-    world.faults.plan_commits(move |attempt: &Attempt| {
+    fixture.faults.plan_commits(move |attempt: &Attempt| {
         let gives_up = attempt
             .mutations()
             .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(letters)));
@@ -434,17 +434,17 @@ async fn a_row_that_was_given_up_by_a_commit_of_unknown_result_keeps_no_other_on
             .then_some(CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT))
     });
     let log = Log::doing(async |_| Err("no".into()));
-    let consumer = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty_and_explicit()).await;
     for bad in ["bad0", "bad1"] {
-        world.create([bad]).await;
+        fixture.create([bad]).await;
         until_done(&group).await;
     }
     consumer.shutdown().await.unwrap();
-    let next = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    let next = log.consume(&fixture.bus, &group, hasty_and_explicit()).await;
     pass(Duration::from_mins(1)).await;
     next.shutdown().await.unwrap();
     assert_eq!(log.names(), ["bad0", "bad1"]);
-    assert_eq!(world.bus.stats().group_dead_letters, 2);
+    assert_eq!(fixture.bus.stats().group_dead_letters, 2);
     assert_eq!(group.dead_letters(Sequence::MIN, 9).await.unwrap().len(), 2);
 }
 
@@ -459,8 +459,8 @@ async fn a_row_is_a_dead_letter_when_the_checkpoint_is_past_it() {
 }
 
 async fn gives_up_before_the_rows_before_are_saved(panics: bool) {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let last: Arc<Mutex<Option<Checkpointer>>> = Arc::default();
     let keeps = Arc::clone(&last);
     let log = Log::doing(move |batch| {
@@ -473,16 +473,16 @@ async fn gives_up_before_the_rows_before_are_saved(panics: bool) {
     });
     let letters = async || group.dead_letters(Sequence::MIN, 9).await.unwrap().len();
     for name in ["good", "bad"] {
-        world.create([name]).await;
+        fixture.create([name]).await;
     }
-    let consumer = log.consume(&world.bus, &group, hasty_and_explicit()).await;
-    until("it is given up", async || world.bus.stats().group_dead_letters == 1).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty_and_explicit()).await;
+    until("it is given up", async || fixture.bus.stats().group_dead_letters == 1).await;
     assert_eq!((behind(&group).await, letters().await), (2, 0));
     consumer.shutdown().await.unwrap();
 
-    let next = log.consume(&world.bus, &group, hasty_and_explicit()).await;
-    until("it is given up again", async || world.bus.stats().group_dead_letters == 2).await;
-    world.create(["fine"]).await;
+    let next = log.consume(&fixture.bus, &group, hasty_and_explicit()).await;
+    until("it is given up again", async || fixture.bus.stats().group_dead_letters == 2).await;
+    fixture.create(["fine"]).await;
     log.until_names(&["fine".to_owned()]).await;
     assert_eq!(letters().await, 0);
     assert_eq!(log.names().iter().filter(|name| *name == "bad").count(), 2, "once for each owner");
@@ -496,8 +496,8 @@ async fn gives_up_before_the_rows_before_are_saved(panics: bool) {
 /// them; the shard waits at it, and goes on when its observer has saved what stands before them.
 #[tokio::test(start_paused = true)]
 async fn a_shard_waits_while_too_many_rows_are_to_become_dead_letters() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let first: Arc<Mutex<Option<Checkpointer>>> = Arc::default();
     let keeps = Arc::clone(&first);
     let log = Log::doing(move |batch| {
@@ -507,11 +507,11 @@ async fn a_shard_waits_while_too_many_rows_are_to_become_dead_letters() {
         }
         std::future::ready(if is_good { Ok(()) } else { Err("no".into()) })
     });
-    world.create(["good"]).await;
-    world.create(names("bad", 120)).await;
-    let consumer = log.consume(&world.bus, &group, hasty_and_explicit()).await;
-    let given_up = || world.bus.stats().group_dead_letters;
-    until("it waits", async || given_up() == 100 && world.bus.stats().group_errors > 103).await;
+    fixture.create(["good"]).await;
+    fixture.create(names("bad", 120)).await;
+    let consumer = log.consume(&fixture.bus, &group, hasty_and_explicit()).await;
+    let given_up = || fixture.bus.stats().group_dead_letters;
+    until("it waits", async || given_up() == 100 && fixture.bus.stats().group_errors > 103).await;
     let letters = async || group.dead_letters(Sequence::MIN, 1_000).await.unwrap().len();
     assert_eq!((given_up(), letters().await), (100, 0));
     let save = first.lock().unwrap().take().unwrap();

@@ -58,11 +58,11 @@ fn counting(store: &Database) -> Log {
 /// Node A has a pending transaction with its checkpoint when B takes over. A cannot commit it, however late it wakes.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a"]).await;
     let (wake, outcome) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
-    let (woken, outcomes, store) = (Arc::clone(&wake), Arc::clone(&outcome), world.store.clone());
+    let (woken, outcomes, store) = (Arc::clone(&wake), Arc::clone(&outcome), fixture.store.clone());
     let zombie = Log::doing(move |batch| {
         let (woken, outcomes, tx) = (Arc::clone(&woken), Arc::clone(&outcomes), store.begin());
         let work = tokio::spawn(async move {
@@ -78,13 +78,13 @@ async fn a_zombie_cannot_commit() {
             Ok(())
         }
     });
-    let a = zombie.consume(&world.bus, &group, hinted()).await;
+    let a = zombie.consume(&fixture.bus, &group, hinted()).await;
     zombie.until_names(&["a".to_owned()]).await;
     let fault =
         |attempt: &Attempt| beats(attempt).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT));
-    world.faults.plan_commits(fault);
+    fixture.faults.plan_commits(fault);
     let log = Log::new();
-    let b = log.consume(&world.other, &group, hinted()).await;
+    let b = log.consume(&fixture.other, &group, hinted()).await;
     until_done(&group).await;
     until("its work is ended", async || zombie.closed() == [CloseReason::LeaseLost]).await;
     wake.notify_one();
@@ -93,8 +93,8 @@ async fn a_zombie_cannot_commit() {
     // Embedded transactions are too old after 5 s; a younger one would conflict.
     assert!(matches!(committed.unwrap_err().code(), Some(1007 | 1020)));
     assert!(matches!(late, Err(Error::LeaseLost { .. })), "{late:?}");
-    assert_eq!(world.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap(), None);
-    world.faults.heal();
+    assert_eq!(fixture.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap(), None);
+    fixture.faults.heal();
     a.shutdown().await.unwrap();
     b.shutdown().await.unwrap();
     zombie.check(true);
@@ -104,11 +104,11 @@ async fn a_zombie_cannot_commit() {
 /// A reset takes the lease while a transaction with a checkpoint is pending: it conflicts.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_from_before_a_reset_cannot_commit() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a"]).await;
     let outcome = Arc::new(Mutex::new(None));
-    let (outcomes, store, resets) = (Arc::clone(&outcome), world.store.clone(), group.clone());
+    let (outcomes, store, resets) = (Arc::clone(&outcome), fixture.store.clone(), group.clone());
     let is_first = AtomicBool::new(true);
     let log = Log::doing(move |batch| {
         let is_first = is_first.swap(false, Ordering::Relaxed);
@@ -125,7 +125,7 @@ async fn a_transaction_from_before_a_reset_cannot_commit() {
             Ok(())
         }
     });
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     until("it comes again", async || log.names() == ["a", "a"]).await;
     until_done(&group).await;
     assert_eq!(outcome.lock().unwrap().take().unwrap().unwrap_err().code(), Some(1020));
@@ -137,11 +137,11 @@ async fn a_transaction_from_before_a_reset_cannot_commit() {
 /// The effect happens once, whether a commit of unknown result has happened or not; and no second checkpoint is written.
 #[tokio::test(start_paused = true)]
 async fn unknown_results_do_not_double_effects() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    let observers = Faults::new(&world.store);
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    let observers = Faults::new(&fixture.store);
     let log = counting(&observers.database());
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     for (n, fault) in [
         CommitFault::After(unknown.clone()),
@@ -155,13 +155,13 @@ async fn unknown_results_do_not_double_effects() {
     .enumerate()
     {
         observers.script_commits([fault]);
-        world.create([format!("db{n}")]).await;
+        fixture.create([format!("db{n}")]).await;
         until_done(&group).await;
-        assert_eq!(counter(&world.store, b"rows").await, n as u64 + 1);
+        assert_eq!(counter(&fixture.store, b"rows").await, n as u64 + 1);
     }
     assert_eq!(log.rows().len(), 6, "only what had not been committed came again");
     pass(Duration::from_secs(1)).await;
-    assert_eq!(world.bus.stats().group_checkpoints, 0, "the observer's own ones are enough");
+    assert_eq!(fixture.bus.stats().group_checkpoints, 0, "the observer's own ones are enough");
     consumer.shutdown().await.unwrap();
     log.check(true);
 }
@@ -169,10 +169,10 @@ async fn unknown_results_do_not_double_effects() {
 /// A commit that was given up happens later, when the same rows are in work again together with others.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_comes_late_does_not_double_effects() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    let observers = Faults::new(&world.store);
-    world.create(["a"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    let observers = Faults::new(&fixture.store);
+    fixture.create(["a"]).await;
     let (late, store) = (observers.clone(), observers.database());
     let partly = Arc::new(AtomicBool::new(false));
     let was_partly = Arc::clone(&partly);
@@ -198,11 +198,11 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
     observers.script_commits([CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)]);
     let mut options = hinted();
     options.retry.backoff_min = Duration::from_secs(2);
-    let consumer = log.consume(&world.bus, &group, options).await;
+    let consumer = log.consume(&fixture.bus, &group, options).await;
     log.until_names(&["a".to_owned()]).await;
-    world.create(["b"]).await;
+    fixture.create(["b"]).await;
     until_done(&group).await;
-    assert_eq!(counter(&world.store, b"rows").await, 2, "each once");
+    assert_eq!(counter(&fixture.store, b"rows").await, 2, "each once");
     assert!(was_partly.load(Ordering::Relaxed), "the retry has met the late commit");
     consumer.shutdown().await.unwrap();
     log.check(true);
@@ -211,9 +211,9 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
 /// A node dies in the middle of a batch: the batch comes again, to another observer, after the first was closed.
 #[tokio::test(start_paused = true)]
 async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    let store = world.store.clone();
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    let store = fixture.store.clone();
     let hangs = Log::doing(move |batch| {
         let store = store.clone();
         async move {
@@ -229,18 +229,18 @@ async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
         }
     });
     for (n, name) in ["committed", "open"].into_iter().enumerate() {
-        let dies = hangs.consume(&world.bus, &group, hinted()).await;
-        world.create([name]).await;
+        let dies = hangs.consume(&fixture.bus, &group, hinted()).await;
+        fixture.create([name]).await;
         hangs.until_names(&[name.to_owned()]).await;
         pass(Duration::from_secs(1)).await;
         drop(dies);
         until("it is closed", async || hangs.closed().len() == n + 1).await;
-        let log = counting(&world.store);
-        let heir = log.consume(&world.other, &group, hinted()).await;
+        let log = counting(&fixture.store);
+        let heir = log.consume(&fixture.other, &group, hinted()).await;
         until_done(&group).await;
         pass(Duration::from_secs(30)).await;
         assert_eq!(log.names().len(), n, "{name}");
-        assert_eq!(counter(&world.store, b"rows").await, n as u64 + 1);
+        assert_eq!(counter(&fixture.store, b"rows").await, n as u64 + 1);
         within("it ends", heir.shutdown()).await.unwrap();
         log.check(true);
     }
@@ -250,18 +250,18 @@ async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
 /// The lease is handed over between batches: nothing comes twice.
 #[tokio::test(start_paused = true)]
 async fn a_handover_between_living_nodes_repeats_nothing() {
-    let world = GroupFixture::new(8).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(8).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::doing(async |_| {
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(())
     });
     let options = ConsumerOptions { rows_max: 2, ..hinted() };
     let all = names("db", 150);
-    world.create(&all).await;
-    let a = log.consume(&world.bus, &group, options.clone()).await;
+    fixture.create(&all).await;
+    let a = log.consume(&fixture.bus, &group, options.clone()).await;
     pass(Duration::from_secs(1)).await;
-    let b = log.consume(&world.other, &group, options).await;
+    let b = log.consume(&fixture.other, &group, options).await;
     until_done(&group).await;
     assert!(b.shards().len() == 4 && a.shards().len() == 4, "{:?} {:?}", a.shards(), b.shards());
     assert_eq!(log.rows().len(), 150, "each once");
@@ -282,20 +282,20 @@ fn writes_checkpoint(attempt: &Attempt) -> bool {
 /// committed all the same. It had only the lease in its read-conflict set, and moved the group back.
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_comes_late_sets_nobody_back() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let mut is_first = true;
-    world.faults.plan_commits(move |attempt| {
+    fixture.faults.plan_commits(move |attempt| {
         let is_late = writes_checkpoint(attempt) && std::mem::take(&mut is_first);
         is_late.then_some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
     });
-    let consumer = Log::new().consume(&world.bus, &group, hinted()).await;
-    world.create(["a"]).await;
+    let consumer = Log::new().consume(&fixture.bus, &group, hinted()).await;
+    fixture.create(["a"]).await;
     until_done(&group).await;
-    world.update("a", 0).await;
+    fixture.update("a", 0).await;
     until_done(&group).await;
 
-    let late = world.faults.commit_late().await;
+    let late = fixture.faults.commit_late().await;
     assert_eq!(late.len(), 1);
     assert_eq!(late[0].as_ref().unwrap_err().code(), Some(1020));
     assert_eq!(behind(&group).await, 0);
@@ -372,16 +372,16 @@ fn twice() -> ConsumerOptions {
 /// replay would have repeated the work.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_read() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a"]).await;
-    let (late, store) = (Late::default(), world.store.clone());
-    let log = late.observers(&world.store, |late| async move {
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a"]).await;
+    let (late, store) = (Late::default(), fixture.store.clone());
+    let log = late.observers(&fixture.store, |late| async move {
         late.lands.notify_one();
         late.landed.notified().await;
         Ok(())
     });
-    let consumer = log.consume(&world.bus, &group, twice()).await;
+    let consumer = log.consume(&fixture.bus, &group, twice()).await;
     until("the first attempt has failed", async || late.is_begun.load(Ordering::Relaxed)).await;
     // The store advances, so that the next attempt reads further.
     store
@@ -394,31 +394,31 @@ async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_
     until_done(&group).await;
     pass(Duration::from_secs(10)).await;
     assert_eq!(group.dead_letters(Sequence::MIN, 10).await.unwrap(), []);
-    assert_eq!(counter(&world.store, b"rows").await, 1);
+    assert_eq!(counter(&fixture.store, b"rows").await, 1);
     consumer.shutdown().await.unwrap();
 }
 
 /// The commit came after the consumer had found no checkpoint, and before the row was written to the dead letters.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_committed_while_it_is_given_up_is_no_dead_letter() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["a"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["a"]).await;
     let late = Late::default();
-    let log = late.observers(&world.store, |_| async { Err("it fails".into()) });
+    let log = late.observers(&fixture.store, |_| async { Err("it fails".into()) });
     let gate = Gate::default();
     let held = gate.clone();
-    world.faults.plan_commits(move |attempt| buries(attempt).then(|| CommitFault::Hold(held.clone())));
-    let consumer = log.consume(&world.bus, &group, twice()).await;
+    fixture.faults.plan_commits(move |attempt| buries(attempt).then(|| CommitFault::Hold(held.clone())));
+    let consumer = log.consume(&fixture.bus, &group, twice()).await;
     within("the row to be given up", gate.reached()).await;
     late.lands.notify_one();
     within("the commit to land", late.landed.notified()).await;
-    world.faults.heal();
+    fixture.faults.heal();
     gate.open();
     until_done(&group).await;
     pass(Duration::from_secs(10)).await;
     assert_eq!(group.dead_letters(Sequence::MIN, 10).await.unwrap(), []);
-    assert_eq!(counter(&world.store, b"rows").await, 1);
+    assert_eq!(counter(&fixture.store, b"rows").await, 1);
     consumer.shutdown().await.unwrap();
 }
 
@@ -454,8 +454,8 @@ impl Mirror {
 /// other database, although the group had worked on all rows.
 #[tokio::test(start_paused = true)]
 async fn the_recipe_lets_newer_consumers_resets_and_replays_write() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (mirror, takes_replays) = (Arc::new(Mirror::default()), Arc::new(AtomicBool::new(false)));
     let batches: Arc<Mutex<Vec<(FencingToken, Sequence, u64)>>> = Arc::default();
     let (writes, replays, kept) = (Arc::clone(&mirror), Arc::clone(&takes_replays), Arc::clone(&batches));
@@ -467,15 +467,15 @@ async fn the_recipe_lets_newer_consumers_resets_and_replays_write() {
         }
         std::future::ready(Ok(()))
     });
-    let first = log.consume(&world.bus, &group, hinted()).await;
-    world.create(["a"]).await;
-    let old = world.update("a", 0).await;
+    let first = log.consume(&fixture.bus, &group, hinted()).await;
+    fixture.create(["a"]).await;
+    let old = fixture.update("a", 0).await;
     until_done(&group).await;
     assert_eq!(mirror.of("a"), (1, old));
     first.shutdown().await.unwrap();
 
-    let _second = log.consume(&world.other, &group, hinted()).await;
-    let new = world.update("a", 1).await;
+    let _second = log.consume(&fixture.other, &group, hinted()).await;
+    let new = fixture.update("a", 1).await;
     until_done(&group).await;
     assert_eq!(mirror.of("a"), (2, new));
     // The first consumer sends what it had begun, too late.

@@ -20,66 +20,66 @@ use crate::{
 };
 
 /// A janitor that deletes tombstones at once.
-async fn eager(world: &GroupFixture) -> Janitor {
+async fn eager(fixture: &GroupFixture) -> Janitor {
     let options = JanitorOptions {
         interval: Duration::from_secs(1),
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    joined(&world.other).await.janitor(options).await.unwrap()
+    joined(&fixture.other).await.janitor(options).await.unwrap()
 }
 
-async fn delete(world: &GroupFixture, name: &str) {
-    record(&world.store, &world.other, &db(name, 1), [0, 1, 0, 0]).await;
+async fn delete(fixture: &GroupFixture, name: &str) {
+    record(&fixture.store, &fixture.other, &db(name, 1), [0, 1, 0, 0]).await;
     let is_deleted =
-        async || row(&world.other, &db(name, 1)).await.is_some_and(|row| row.totals.deleted == 1);
+        async || row(&fixture.other, &db(name, 1)).await.is_some_and(|row| row.totals.deleted == 1);
     until("it is deleted", is_deleted).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_until_every_group_has_passed_it() {
-    let world = GroupFixture::new(4).await;
-    let group = world.group(Start::Now).await;
-    let second = world.bus.group("second").unwrap();
+    let fixture = GroupFixture::new(4).await;
+    let group = fixture.group(Start::Now).await;
+    let second = fixture.bus.group("second").unwrap();
     second.create(&GroupOptions::default()).await.unwrap();
-    world.create(["a", "b"]).await;
-    delete(&world, "a").await;
-    let _janitor = eager(&world).await;
-    let is_there = async || row(&world.other, &db("a", 1)).await.is_some();
+    fixture.create(["a", "b"]).await;
+    delete(&fixture, "a").await;
+    let _janitor = eager(&fixture).await;
+    let is_there = async || row(&fixture.other, &db("a", 1)).await.is_some();
     pass(Duration::from_mins(10)).await;
     assert!(is_there().await, "nobody has read it");
     let (log, other) = (Log::new(), Log::new());
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     until_done(&group).await;
     pass(Duration::from_mins(10)).await;
     assert!(is_there().await, "the second group has not read it");
     assert!(log.names().contains(&"a".to_owned()));
-    let twin = other.consume(&world.another().await, &second, hinted()).await;
+    let twin = other.consume(&fixture.another().await, &second, hinted()).await;
     // A shard without rows has to save its position once.
     until("it is dropped", async || !is_there().await).await;
     consumer.shutdown().await.unwrap();
     twin.shutdown().await.unwrap();
 
     // A group that is gone keeps no tombstone, and a group that is reset to zero keeps none that was deleted before.
-    world.create(["c"]).await;
-    delete(&world, "c").await;
+    fixture.create(["c"]).await;
+    delete(&fixture, "c").await;
     pass(Duration::from_mins(1)).await;
-    assert!(row(&world.other, &db("c", 1)).await.is_some());
+    assert!(row(&fixture.other, &db("c", 1)).await.is_some());
     second.delete(false).await.unwrap();
     group.delete(false).await.unwrap();
-    until("it is dropped", async || row(&world.other, &db("c", 1)).await.is_none()).await;
+    until("it is dropped", async || row(&fixture.other, &db("c", 1)).await.is_none()).await;
     log.check(true);
 }
 
 /// The janitor reads the rows of groups serializably: if a group begins while it deletes, it has to read again.
 #[tokio::test(start_paused = true)]
 async fn no_group_begins_under_the_janitors_hand() {
-    let world = GroupFixture::new(1).await;
-    world.create(["a", "b"]).await;
-    delete(&world, "a").await;
+    let fixture = GroupFixture::new(1).await;
+    fixture.create(["a", "b"]).await;
+    delete(&fixture, "a").await;
     let gate = Gate::default();
-    let (held, janitors) = (gate.clone(), world.another().await);
-    world.faults.plan_commits(move |attempt| {
+    let (held, janitors) = (gate.clone(), fixture.another().await);
+    fixture.faults.plan_commits(move |attempt| {
         let drops = attempt.mutations().any(|mutation| {
             matches!(mutation, Operation::Clear { key }
                 if key.starts_with(b"notibus\x15\x05"))
@@ -90,14 +90,14 @@ async fn no_group_begins_under_the_janitors_hand() {
     let options = JanitorOptions { tombstone_retention: Duration::ZERO, ..JanitorOptions::default() };
     let _janitor = joined(&janitors).await.janitor(options).await.unwrap();
     within("the janitor is about to drop", gate.reached()).await;
-    let group = world.other.group("g").unwrap();
+    let group = fixture.other.group("g").unwrap();
     group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
-    world.faults.heal();
+    fixture.faults.heal();
     gate.open();
     pass(Duration::from_secs(20)).await;
-    assert!(row(&world.other, &db("a", 1)).await.is_some(), "the group has to read it");
+    assert!(row(&fixture.other, &db("a", 1)).await.is_some(), "the group has to read it");
     let log = Log::new();
-    let consumer = log.consume(&world.other, &group, hinted()).await;
+    let consumer = log.consume(&fixture.other, &group, hinted()).await;
     until_done(&group).await;
     assert_eq!(log.names().len(), 2);
     consumer.shutdown().await.unwrap();
@@ -105,15 +105,15 @@ async fn no_group_begins_under_the_janitors_hand() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
-    let world = GroupFixture::new(2).await;
-    let expiring = world.bus.group("expiring").unwrap();
+    let fixture = GroupFixture::new(2).await;
+    let expiring = fixture.bus.group("expiring").unwrap();
     let options = GroupOptions::default().expire_after(Duration::from_hours(1));
     expiring.create(&options).await.unwrap();
-    let durable = world.group(Start::Now).await;
+    let durable = fixture.group(Start::Now).await;
     let slow = || JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
-    let janitor = joined(&world.other).await.janitor(slow()).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(slow()).await.unwrap();
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &expiring, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &expiring, hinted()).await;
     pass(Duration::from_hours(3)).await;
     assert_eq!(expiring.status().await.unwrap().idle_ms, 0, "somebody works for it");
     drop(consumer);
@@ -123,18 +123,18 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     // Time in which no janitor works does not count; another janitor continues the count.
     janitor.shutdown().await.unwrap();
     pass(Duration::from_hours(5)).await;
-    let janitor = joined(&world.other).await.janitor(slow()).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(slow()).await.unwrap();
     pass(Duration::from_mins(10)).await;
     assert!(expiring.status().await.is_ok());
     // A consumer joins, and the count starts over.
-    let consumer = log.consume(&world.bus, &expiring, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &expiring, hinted()).await;
     pass(Duration::from_mins(5)).await;
     consumer.shutdown().await.unwrap();
     pass(Duration::from_mins(50)).await;
     assert!(expiring.status().await.is_ok());
     pass(Duration::from_mins(20)).await;
     assert!(matches!(expiring.status().await, Err(Error::NoGroup { .. })));
-    assert_eq!(world.other.stats().groups_expired, 1);
+    assert_eq!(fixture.other.stats().groups_expired, 1);
     assert!(durable.status().await.is_ok(), "it is kept until it is deleted");
     janitor.shutdown().await.unwrap();
 }
@@ -143,15 +143,15 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
 /// group that was to be kept for ten minutes was deleted 20 s after its last consumer had left.
 #[tokio::test(start_paused = true)]
 async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
-    let world = GroupFixture::new(2).await;
-    let group = world.bus.group("expiring").unwrap();
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_mins(10))).await.unwrap();
     let slow = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
-    let janitor = joined(&world.other).await.janitor(slow).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(slow).await.unwrap();
     let log = Log::new();
     // The group has no consumer during the first pass.
     pass(Duration::from_mins(1)).await;
-    let consumer = log.consume(&world.bus, &group, hinted()).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted()).await;
     pass(Duration::from_secs(8 * 60 + 50)).await;
     consumer.shutdown().await.unwrap();
     pass(Duration::from_mins(9)).await;
@@ -164,16 +164,16 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
 /// Regression: a pass that could not finish counted the same time again and again.
 #[tokio::test(start_paused = true)]
 async fn a_pass_that_fails_counts_no_time_twice() {
-    let world = GroupFixture::new(2).await;
-    let group = world.bus.group("expiring").unwrap();
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
-    let other = world.bus.group("other").unwrap();
+    let other = fixture.bus.group("other").unwrap();
     other.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
     let often = JanitorOptions { interval: Duration::from_mins(5), ..JanitorOptions::default() };
-    let janitor = joined(&world.bus).await.janitor(often).await.unwrap();
+    let janitor = joined(&fixture.bus).await.janitor(often).await.unwrap();
     pass(Duration::from_mins(11)).await;
     // The second of the two groups cannot be saved.
-    world.faults.plan_commits(|attempt: &Attempt| {
+    fixture.faults.plan_commits(|attempt: &Attempt| {
         let idle = b"notibus\x15\x0c\x01n\x00\x15\x03\x02other\x00\x14";
         let is_it = attempt
             .mutations()
@@ -182,7 +182,7 @@ async fn a_pass_that_fails_counts_no_time_twice() {
     });
     pass(Duration::from_mins(100)).await;
     assert!(group.status().await.is_ok(), "two hours have not passed");
-    world.faults.heal();
+    fixture.faults.heal();
     pass(Duration::from_mins(30)).await;
     assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
     janitor.shutdown().await.unwrap();
@@ -192,20 +192,20 @@ async fn a_pass_that_fails_counts_no_time_twice() {
 /// never went.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_written_keeps_nothing_behind_it() {
-    let world = GroupFixture::new(1).await;
+    let fixture = GroupFixture::new(1).await;
     let options = GroupOptions::default().expire_after(Duration::from_mins(10));
     for name in ["a", "b"] {
-        world.bus.group(name).unwrap().create(&options).await.unwrap();
+        fixture.bus.group(name).unwrap().create(&options).await.unwrap();
     }
-    let changes = world.bus.changes();
+    let changes = fixture.bus.changes();
     let dbs = [db("first", 1), db("second", 2)];
     for db in &dbs {
         let create = async |tx| changes.create(&tx, db, &ChangesOptions::default()).await;
-        world.store.run(create).await.unwrap();
+        fixture.store.run(create).await.unwrap();
         changes.feed(db).reshard(2, None).await.unwrap();
     }
     let first = dbs[0].instance.0;
-    world.faults.plan_commits(move |attempt: &Attempt| {
+    fixture.faults.plan_commits(move |attempt: &Attempt| {
         let idle = b"notibus\x15\x0c\x01n\x00\x15\x03\x02a\x00\x14";
         let is_it = attempt.mutations().any(|mutation| match mutation {
             Operation::Set { key, .. } => key[..] == idle[..],
@@ -215,17 +215,17 @@ async fn what_cannot_be_written_keeps_nothing_behind_it() {
         is_it.then_some(CommitFault::Before(StoreError::IO_ERROR))
     });
     let often = JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
-    let janitor = joined(&world.bus).await.janitor(often).await.unwrap();
+    let janitor = joined(&fixture.bus).await.janitor(often).await.unwrap();
     pass(Duration::from_mins(30)).await;
-    assert!(matches!(world.bus.group("b").unwrap().status().await, Err(Error::NoGroup { .. })));
-    assert!(world.bus.group("a").unwrap().status().await.is_ok(), "it cannot be written");
+    assert!(matches!(fixture.bus.group("b").unwrap().status().await, Err(Error::NoGroup { .. })));
+    assert!(fixture.bus.group("a").unwrap().status().await.is_ok(), "it cannot be written");
     let entries = async |db| changes.feed(db).topology().await.unwrap().len();
     assert_eq!((entries(&dbs[0]).await, entries(&dbs[1]).await), (2, 1));
-    world.faults.heal();
+    fixture.faults.heal();
     pass(Duration::from_mins(30)).await;
-    assert!(matches!(world.bus.group("a").unwrap().status().await, Err(Error::NoGroup { .. })));
+    assert!(matches!(fixture.bus.group("a").unwrap().status().await, Err(Error::NoGroup { .. })));
     assert_eq!(entries(&dbs[0]).await, 1);
-    assert_eq!((world.bus.stats().groups_expired, world.bus.stats().topologies_dropped), (2, 2));
+    assert_eq!((fixture.bus.stats().groups_expired, fixture.bus.stats().topologies_dropped), (2, 2));
     janitor.shutdown().await.unwrap();
 }
 
@@ -233,15 +233,15 @@ async fn what_cannot_be_written_keeps_nothing_behind_it() {
 /// between, the janitor wrote the note again. A consumer that got no lease left it there, and the group expired as if it had never come.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_without_a_lease_has_been_there_too() {
-    let world = GroupFixture::new(1).await;
-    let group = world.bus.group("expiring").unwrap();
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_mins(19))).await.unwrap();
     let often = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
-    let _janitor = joined(&world.other).await.janitor(often).await.unwrap();
+    let _janitor = joined(&fixture.other).await.janitor(often).await.unwrap();
     pass(Duration::from_secs(9 * 60 + 59)).await;
     let (gate, role) = (Gate::default(), b"group:expiring");
     let held = gate.clone();
-    world.faults.plan_commits(move |attempt| {
+    fixture.faults.plan_commits(move |attempt| {
         let is_it = attempt.mutations().any(|mutation| {
             matches!(mutation, Operation::Set { key, .. } if key.windows(role.len()).any(|part| part == role))
         });
@@ -249,11 +249,11 @@ async fn a_consumer_without_a_lease_has_been_there_too() {
     });
     let balance = BalanceOptions { leases_max: Some(0), ..BalanceOptions::default() };
     let options = ConsumerOptions { balance, ..hinted() };
-    let (log, bus, joins) = (Log::new(), world.bus.clone(), group.clone());
+    let (log, bus, joins) = (Log::new(), fixture.bus.clone(), group.clone());
     let joining = tokio::spawn(async move { log.consume(&bus, &joins, options).await });
     within("it is about to be a member", gate.reached()).await;
     pass(Duration::from_secs(2)).await;
-    world.faults.heal();
+    fixture.faults.heal();
     gate.open();
     let consumer = joining.await.unwrap();
     pass(Duration::from_secs(9 * 60 + 45)).await;

@@ -84,24 +84,24 @@ impl Picky {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["good0", "bad", "good1"]).await;
+async fn a_database_that_fails_forever_waits_and_its_shard_goes_on() {
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["good0", "bad", "good1"]).await;
     let picky = Picky::new();
-    let consumer = picky.log.consume(&world.bus, &group, parking()).await;
+    let consumer = picky.log.consume(&fixture.bus, &group, parking()).await;
     until_done(&group).await;
     let [waits] = &parked(&group).await[..] else { panic!("one is parked") };
     assert_eq!((&waits.id[..], &waits.error[..]), ("bad", "it is bad"));
     assert!(waits.attempts >= 3 && group.status().await.unwrap().has_parked);
-    assert_eq!(world.bus.stats().group_parked, 1);
+    assert_eq!(fixture.bus.stats().group_parked, 1);
     assert_eq!((picky.done("good0").len(), picky.done("good1").len()), (1, 1));
 
     // Its later rows wait behind it, the newest replacing the ones before; rows of other databases do not wait.
     let mut last = waits.sequence;
     for n in 0..3 {
-        last = world.update("bad", n).await;
-        world.update("good0", n).await;
+        last = fixture.update("bad", n).await;
+        fixture.update("good0", n).await;
         until_done(&group).await;
     }
     until("the newest one waits", async || parked(&group).await[0].sequence == last).await;
@@ -114,7 +114,7 @@ async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
     picky.is_mended.store(true, Ordering::SeqCst);
     until_parked(&group, 0).await;
     assert_eq!(picky.done("bad"), [last]);
-    let next = world.update("bad", 3).await;
+    let next = fixture.update("bad", 3).await;
     until_done(&group).await;
     assert_eq!(picky.done("bad"), [last, next], "it is as any other again");
     assert!(!group.status().await.unwrap().has_parked);
@@ -126,15 +126,15 @@ async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
 /// row; and nobody tried it until another row of the shard came. A world has found it (seed 920000245 of its day).
 #[tokio::test(start_paused = true)]
 async fn what_an_idle_shard_parks_is_tried_again() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["bad"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["bad"]).await;
     let picky = Picky::new();
     let options = ConsumerOptions { checkpoint: CheckpointPolicy::Interval(NEVER), ..parking() };
-    let consumer = picky.log.consume(&world.bus, &group, options).await;
+    let consumer = picky.log.consume(&fixture.bus, &group, options).await;
     until_parked(&group, 1).await;
     let first = parked(&group).await[0].sequence;
-    let last = world.update("bad", 0).await;
+    let last = fixture.update("bad", 0).await;
     pass(Duration::from_millis(200)).await;
     picky.is_mended.store(true, Ordering::SeqCst);
     pass(Duration::from_mins(2)).await;
@@ -149,8 +149,8 @@ async fn what_an_idle_shard_parks_is_tried_again() {
 #[tokio::test(start_paused = true)]
 async fn what_waits_for_a_save_of_the_observer_goes_on_with_it() {
     for is_followed in [false, true] {
-        let world = GroupFixture::new(1).await;
-        let group = world.group(Cursor::NOTHING).await;
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
         let (is_mended, given) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let (mended, keeps) = (Arc::clone(&is_mended), Arc::clone(&given));
         let log = Log::doing(move |batch: GroupBatch<Notification>| {
@@ -162,9 +162,9 @@ async fn what_waits_for_a_save_of_the_observer_goes_on_with_it() {
             std::future::ready(if fails { Err("it is bad".into()) } else { Ok(()) })
         });
         let options = ConsumerOptions { checkpoint: CheckpointPolicy::Explicit, ..parking() };
-        let consumer = log.consume(&world.bus, &group, options).await;
+        let consumer = log.consume(&fixture.bus, &group, options).await;
         for name in ["a", "bad", "c"].into_iter().take(if is_followed { 3 } else { 2 }) {
-            world.create([name]).await;
+            fixture.create([name]).await;
             pass(Duration::from_secs(1)).await;
         }
         assert!(parked(&group).await.is_empty(), "the observer has saved nothing");
@@ -181,23 +181,23 @@ async fn what_waits_for_a_save_of_the_observer_goes_on_with_it() {
 /// Successors of a consumer, and shards after a reshard, know the parked ids.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let bad = names("bad", 6);
-    world.create(&bad).await;
+    fixture.create(&bad).await;
     let picky = Picky::new();
-    let first = picky.log.consume(&world.bus, &group, parking()).await;
+    let first = picky.log.consume(&fixture.bus, &group, parking()).await;
     until_parked(&group, 6).await;
     drop(first);
-    let second = picky.log.consume(&world.other, &group, parking()).await;
+    let second = picky.log.consume(&fixture.other, &group, parking()).await;
     for name in &bad {
-        world.update(name, 0).await;
+        fixture.update(name, 0).await;
     }
     until_done(&group).await;
-    world.other.feed().reshard(5, None).await.unwrap();
+    fixture.other.feed().reshard(5, None).await.unwrap();
     let mut last = Vec::new();
     for name in &bad {
-        last.push(world.update(name, 1).await);
+        last.push(fixture.update(name, 1).await);
     }
     until("the successors are read", async || group.status().await.unwrap().shards.len() == 5).await;
     until_done(&group).await;
@@ -213,14 +213,14 @@ async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_at_once_dropped_or_forgotten_when_asked() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["bad0", "bad1", "bad2"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["bad0", "bad1", "bad2"]).await;
     let picky = Picky::new();
     let hour = Duration::from_hours(1);
     let slow = RetryPolicy { backoff_min: hour, backoff_max: hour, ..parking().parked_retry };
     let options = ConsumerOptions { parked_retry: slow, ..parking() };
-    let consumer = picky.log.consume(&world.bus, &group, options.clone()).await;
+    let consumer = picky.log.consume(&fixture.bus, &group, options.clone()).await;
     until_parked(&group, 3).await;
     assert!(group.delete_parked("bad1").await.unwrap());
     assert!(!group.delete_parked("bad1").await.unwrap(), "it is gone");
@@ -233,11 +233,11 @@ async fn what_is_parked_is_tried_at_once_dropped_or_forgotten_when_asked() {
     assert!(parked(&group).await.is_empty());
     assert_eq!([0, 1, 2].map(|n| picky.done(&format!("bad{n}")).len()), [1, 0, 1]);
     // An id that was dropped without its consumer's knowledge does not block its later rows.
-    world.update("bad1", 0).await;
+    fixture.update("bad1", 0).await;
     until("it comes", async || picky.done("bad1").len() == 1).await;
 
     picky.is_mended.store(false, Ordering::SeqCst);
-    world.update("bad2", 0).await;
+    fixture.update("bad2", 0).await;
     until_parked(&group, 1).await;
     consumer.shutdown().await.unwrap();
     group.reset(notibus::cursor::Start::Now, false).await.unwrap();
@@ -271,10 +271,10 @@ async fn take_effect(store: &Database, batch: &GroupBatch<Notification>) -> noti
 /// on. The observer panicked on that rest, the parked row succeeded, and then the chunk came again: the effect was written twice.
 #[tokio::test(start_paused = true)]
 async fn a_parked_row_has_its_effect_once_though_its_chunk_comes_again() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (is_bad, panics) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
-    let (bad, shaky, store) = (Arc::clone(&is_bad), Arc::clone(&panics), world.store.clone());
+    let (bad, shaky, store) = (Arc::clone(&is_bad), Arc::clone(&panics), fixture.store.clone());
     let log = Log::doing(move |batch| {
         let (bad, shaky, store) = (Arc::clone(&bad), Arc::clone(&shaky), store.clone());
         async move {
@@ -290,19 +290,19 @@ async fn a_parked_row_has_its_effect_once_though_its_chunk_comes_again() {
             Ok(())
         }
     });
-    world.create(["a", "b"]).await;
+    fixture.create(["a", "b"]).await;
     let options = ConsumerOptions { checkpoint: CheckpointPolicy::Explicit, ..parking() };
-    let consumer = log.consume(&world.bus, &group, options.clone()).await;
+    let consumer = log.consume(&fixture.bus, &group, options.clone()).await;
     until_parked(&group, 1).await;
     consumer.shutdown().await.unwrap();
-    let newest = world.update("b", 0).await;
-    world.create(["x"]).await;
-    let consumer = log.consume(&world.bus, &group, options).await;
+    let newest = fixture.update("b", 0).await;
+    fixture.create(["x"]).await;
+    let consumer = log.consume(&fixture.bus, &group, options).await;
     until_done(&group).await;
     until_parked(&group, 0).await;
     pass(Duration::from_secs(30)).await;
     assert!(panics.load(Ordering::SeqCst) > 1, "it came again");
-    let effects = effects(&world.store).await;
+    let effects = effects(&fixture.store).await;
     assert!(effects.iter().all(|(_, count)| *count == 1), "{effects:?}");
     for name in ["a", "x"] {
         assert_eq!(
@@ -327,23 +327,23 @@ fn parks(attempt: &Attempt) -> bool {
 /// the first transaction was committed after all: the older row was parked again, and came after the newer one.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_parked_late_does_not_come_after_a_newer_one() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let mut is_first = true;
-    world.faults.plan_commits(move |attempt| {
+    fixture.faults.plan_commits(move |attempt| {
         let is_late = parks(attempt) && std::mem::take(&mut is_first);
         is_late.then_some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
     });
     let picky = Picky::new();
-    let consumer = picky.log.consume(&world.bus, &group, parking()).await;
-    world.create(["bad"]).await;
+    let consumer = picky.log.consume(&fixture.bus, &group, parking()).await;
+    fixture.create(["bad"]).await;
     until_parked(&group, 1).await;
     let first = parked(&group).await[0].sequence;
     picky.is_mended.store(true, Ordering::SeqCst);
     until_parked(&group, 0).await;
-    let second = world.update("bad", 0).await;
+    let second = fixture.update("bad", 0).await;
     until_done(&group).await;
-    let late = world.faults.commit_late().await;
+    let late = fixture.faults.commit_late().await;
     assert_eq!(late.len(), 1);
     assert_eq!(late[0].as_ref().unwrap_err().code(), Some(1020));
     pass(Duration::from_secs(30)).await;
@@ -356,8 +356,8 @@ async fn a_row_that_is_parked_late_does_not_come_after_a_newer_one() {
 /// delivered the newer row, which was there by then.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let is_mended = Arc::new(AtomicBool::new(false));
     let (mended, done) = (Arc::clone(&is_mended), Arc::new(Mutex::new(Vec::new())));
     let adds = Arc::clone(&done);
@@ -369,21 +369,21 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
     });
     let fails = Arc::new(AtomicBool::new(true));
     let (failing, mut is_first) = (Arc::clone(&fails), true);
-    world.faults.plan_commits(move |attempt| match parks(attempt) && failing.load(Ordering::SeqCst) {
+    fixture.faults.plan_commits(move |attempt| match parks(attempt) && failing.load(Ordering::SeqCst) {
         true if std::mem::take(&mut is_first) => Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)),
         true => Some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT)),
         false => None,
     });
     // It hears of a replay late.
     let balance = BalanceOptions { interval: Duration::from_secs(20), ..BalanceOptions::default() };
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions { balance, ..parking() }).await;
-    world.create(["bad"]).await;
-    until("it was parked, for all that is known", async || world.bus.stats().group_parked > 0).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions { balance, ..parking() }).await;
+    fixture.create(["bad"]).await;
+    until("it was parked, for all that is known", async || fixture.bus.stats().group_parked > 0).await;
     pass(Duration::from_secs(1)).await;
-    let newer = world.update("bad", 0).await;
+    let newer = fixture.update("bad", 0).await;
     is_mended.store(true, Ordering::SeqCst);
     fails.store(false, Ordering::SeqCst);
-    world.faults.commit_late().await;
+    fixture.faults.commit_late().await;
     until_done(&group).await;
     until_parked(&group, 0).await;
     pass(Duration::from_secs(30)).await;
@@ -392,7 +392,7 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
 
     // The checkpoint with the newer row has settled it. So the next one leaves the row parked that a replay parks now.
     assert_eq!(group.replay(|_| true).await.unwrap(), 1);
-    world.create(["other"]).await;
+    fixture.create(["other"]).await;
     until_done(&group).await;
     until_parked(&group, 0).await;
     let replayed = done.lock().unwrap().iter().filter(|sequence| **sequence == newer).count();
@@ -402,9 +402,9 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
 
 #[tokio::test(start_paused = true)]
 async fn rows_are_worked_on_concurrently_and_what_is_done_is_saved_up_to_the_first_failure() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(names("db", 9)).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(names("db", 9)).await;
     let (running, most, is_mended) =
         (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let done = Arc::new(Mutex::new(Vec::new()));
@@ -428,10 +428,10 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_saved_up_to_the_fir
             }
         }
     };
-    let group_of = world.bus.group("g").unwrap();
+    let group_of = fixture.bus.group("g").unwrap();
     let retry = RetryPolicy { attempts_max: Some(1_000), ..parking().retry };
     let options = ConsumerOptions { retry, failure: FailurePolicy::KeepRetrying, ..parking() };
-    let consumer = joined(&world.bus)
+    let consumer = joined(&fixture.bus)
         .await
         .consumer(&group_of, move |_| each_concurrent(4, work.clone()), options)
         .await
@@ -452,23 +452,23 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_saved_up_to_the_fir
 /// The newest token of each delivery of a database, in order.
 #[tokio::test(start_paused = true)]
 async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let tokens: Arc<Mutex<Vec<FencingToken>>> = Arc::default();
     let adds = Arc::clone(&tokens);
     let log = Log::doing(move |batch| {
         adds.lock().unwrap().push(batch.fencing_token);
         std::future::ready(Ok(()))
     });
-    world.create(["a"]).await;
-    let first = log.consume(&world.bus, &group, parking()).await;
+    fixture.create(["a"]).await;
+    let first = log.consume(&fixture.bus, &group, parking()).await;
     until_done(&group).await;
     first.shutdown().await.unwrap();
-    let second = log.consume(&world.other, &group, parking()).await;
-    world.update("a", 0).await;
+    let second = log.consume(&fixture.other, &group, parking()).await;
+    fixture.update("a", 0).await;
     until_done(&group).await;
-    world.other.feed().reshard(3, None).await.unwrap();
-    world.update("a", 1).await;
+    fixture.other.feed().reshard(3, None).await.unwrap();
+    fixture.update("a", 1).await;
     until("the successors are read", async || group.status().await.unwrap().shards.len() == 3).await;
     until_done(&group).await;
     group.reset(Cursor::NOTHING, true).await.unwrap();

@@ -39,11 +39,11 @@ fn counts(log: &Log) -> BTreeMap<String, usize> {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_asked_for_comes_again_and_nothing_else() {
-    let world = GroupFixture::new(3).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(3).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
-    world.create(names("a", 5).iter().chain(&names("b", 5))).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
+    fixture.create(names("a", 5).iter().chain(&names("b", 5))).await;
     until_done(&group).await;
     let before = group.status().await.unwrap();
 
@@ -57,7 +57,7 @@ async fn what_is_asked_for_comes_again_and_nothing_else() {
     }
 
     // By ids, as the command does, and again.
-    let untyped = world.bus.any_group(None, "g").unwrap();
+    let untyped = fixture.bus.any_group(None, "g").unwrap();
     assert_eq!(untyped.replay_ids(|id| id == "a1" || id == "b1").await.unwrap(), 2);
     until_none_is_parked(&group).await;
     let times = counts(&log);
@@ -70,44 +70,44 @@ async fn what_is_asked_for_comes_again_and_nothing_else() {
 /// What the group has still to read comes anyway; what it began after is not its.
 #[tokio::test(start_paused = true)]
 async fn only_what_was_worked_on_is_replayed() {
-    let world = GroupFixture::new(2).await;
-    world.create(["before"]).await;
-    let group = world.group(Start::Now).await;
-    world.create(["a", "b"]).await;
+    let fixture = GroupFixture::new(2).await;
+    fixture.create(["before"]).await;
+    let group = fixture.group(Start::Now).await;
+    fixture.create(["a", "b"]).await;
     assert_eq!(group.replay(|_| true).await.unwrap(), 0, "nobody has worked on them");
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
-    world.update("b", 0).await;
+    fixture.update("b", 0).await;
     assert_eq!(group.replay(|_| true).await.unwrap(), 1, "b has news that was not worked on");
     assert_eq!(group.replay(|_| true).await.unwrap(), 0, "a waits already");
     // News of a wait behind what is replayed, and take its place.
-    world.update("a", 0).await;
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    fixture.update("a", 0).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
     until_done(&group).await;
     until_none_is_parked(&group).await;
     let times = counts(&log);
     assert_eq!((times.get("before"), times["b"]), (None, 2));
     assert!((2..=3).contains(&times["a"]), "{times:?}");
     consumer.shutdown().await.unwrap();
-    let missing = world.bus.group("none").unwrap().replay(|_| true).await;
+    let missing = fixture.bus.group("none").unwrap().replay(|_| true).await;
     assert!(matches!(missing, Err(Error::NoGroup { .. })));
 }
 
 /// A consumer hears of a replay at its next poll. What comes in between it delivers at once; then the row before must not follow.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_overtaken_does_not_come_after_the_next() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
-    world.create(["a"]).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
+    fixture.create(["a"]).await;
     until_done(&group).await;
     for before in 0..5 {
         assert_eq!(group.replay(|_| true).await.unwrap(), 1);
         pass(Duration::from_millis(before * 100)).await;
-        world.update("a", before).await;
+        fixture.update("a", before).await;
         until_done(&group).await;
         until_none_is_parked(&group).await;
     }
@@ -118,8 +118,8 @@ async fn a_row_that_was_overtaken_does_not_come_after_the_next() {
 /// Regression: the row before was delivered all the same if another one of the database was in the feed by then, and unread.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_overtaken_does_not_come_although_another_is_unread() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (gate, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
     let (opens, closed) = (Arc::clone(&gate), Arc::clone(&is_closed));
     let log = Log::doing(move |batch| {
@@ -133,15 +133,15 @@ async fn a_row_that_was_overtaken_does_not_come_although_another_is_unread() {
             Ok(())
         }
     });
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
-    world.create(["a"]).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
+    fixture.create(["a"]).await;
     until_done(&group).await;
     assert_eq!(group.replay(|_| true).await.unwrap(), 1);
     // The next row is being delivered when the consumer hears of the replay; behind it there is another one.
     is_closed.store(true, Ordering::Relaxed);
-    let next = world.update("a", 0).await;
+    let next = fixture.update("a", 0).await;
     until("it is delivered", async || log.rows().last().unwrap().1 == next).await;
-    let last = world.update("a", 1).await;
+    let last = fixture.update("a", 1).await;
     pass(Duration::from_secs(3)).await;
     is_closed.store(false, Ordering::Relaxed);
     gate.notify_waiters();
@@ -156,11 +156,11 @@ async fn a_row_that_was_overtaken_does_not_come_although_another_is_unread() {
 /// Beyond what can wait, a replay goes on as consumers work.
 #[tokio::test(start_paused = true)]
 async fn a_replay_of_many_rows_keeps_step_with_the_consumers() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
-    world.create(names("db", 1_200)).await;
+    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions::default()).await;
+    fixture.create(names("db", 1_200)).await;
     until_done(&group).await;
     let replay = group.replay(|_| true);
     let most = async {

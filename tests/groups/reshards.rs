@@ -42,11 +42,11 @@ async fn checkpoint(group: &Group<Notification>) -> Sequence {
 
 /// Regression: one shard was drained, and saved that, up to the begin of its successors. Before the other shard was drained, the
 /// janitor dropped these successors, which were empty. So the end of the other shard was further on, the first one did not
-/// seem to have reached it, and both waited for each other for ever.
+/// seem to have reached it, and both waited for each other forever.
 #[tokio::test(start_paused = true)]
 async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
     let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
     let log = Log::doing(move |batch| {
@@ -59,21 +59,21 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
             Ok(())
         }
     });
-    let consumer = log.consume(&world.bus, &group, polled()).await;
-    world.create(names("db", 8)).await;
+    let consumer = log.consume(&fixture.bus, &group, polled()).await;
+    fixture.create(names("db", 8)).await;
     log.until_names(&names("db", 8)).await;
-    let (feed, before) = (world.other.feed(), checkpoint(&group).await);
+    let (feed, before) = (fixture.other.feed(), checkpoint(&group).await);
     feed.reshard(3, None).await.unwrap();
     let is_drained = async || checkpoint(&group).await > before;
     until("one shard is drained", is_drained).await;
     feed.reshard(1, None).await.unwrap();
-    let janitor = joined(&world.other).await.janitor(eager()).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(eager()).await.unwrap();
     until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
 
     is_closed.store(false, Ordering::Relaxed);
     goes_on.notify_waiters();
     until("the group has gone over", async || begun(&group).await == [6]).await;
-    world.create(["new"]).await;
+    fixture.create(["new"]).await;
     until_done(&group).await;
     janitor.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
@@ -84,8 +84,8 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
 /// A checkpoint that was written then left the group in shards of two entries, where it got stuck.
 #[tokio::test(start_paused = true)]
 async fn an_entry_is_kept_until_all_groups_have_left_it() {
-    let world = GroupFixture::new(2).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(2).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
     let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
     let log = Log::doing(move |batch| {
@@ -98,17 +98,17 @@ async fn an_entry_is_kept_until_all_groups_have_left_it() {
             Ok(())
         }
     });
-    let consumer = log.consume(&world.bus, &group, polled()).await;
+    let consumer = log.consume(&fixture.bus, &group, polled()).await;
     let all = names("db", 8);
-    world.create(&all).await;
+    fixture.create(&all).await;
     log.until_names(&all).await;
-    let feed = world.other.feed();
+    let feed = fixture.other.feed();
     feed.reshard(1, None).await.unwrap();
     for name in &all {
-        world.update(name, 0).await;
+        fixture.update(name, 0).await;
     }
     // Newer rows have replaced all rows of the first entry.
-    let janitor = joined(&world.other).await.janitor(eager()).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(eager()).await.unwrap();
     pass(Duration::from_secs(30)).await;
     assert_eq!((begun(&group).await, feed.topology().await.unwrap().len()), (vec![1, 2], 2));
     assert_eq!(log.closed(), [CloseReason::Resharded], "of the other shard; the batch goes on");

@@ -13,29 +13,30 @@ use crate::{
 };
 
 #[tokio::test]
-async fn only_admins_are_told() {
+async fn only_admins_get_the_feed() {
     let token = "0123456789abcdef0123456789abcdef";
     let lines = [Credentials::password("anna", "secret").unwrap(), Credentials::token(None, token).unwrap()];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.triggers())
     })
     .await;
 
-    let none = get(world.at(), "/_db_updates").await;
+    let none = get(fixture.at(), "/_db_updates").await;
     assert_eq!(none.head.status, 401);
     assert_eq!(none.body, "{\"error\":\"unauthorized\",\"reason\":\"You are not a server admin.\"}\n");
     // With `Basic`, a browser would show its user a dialog; CouchDB sends it on request only.
     assert!(none.head.headers["www-authenticate"].starts_with("Bearer "));
-    let asks = ask(world.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
+    let asks = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Basic\r\n", "").await;
     assert!(asks.head.headers["www-authenticate"].starts_with("Basic "));
     // Regression: clients of CouchDB that ask to be spared the dialog got it.
-    let spared = ask(world.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Cookie\r\n", "").await;
+    let spared = ask(fixture.at(), "GET", "/_db_updates", "X-CouchDB-WWW-Authenticate: Cookie\r\n", "").await;
     assert!(spared.head.headers["www-authenticate"].starts_with("Bearer "));
     // anna:wrong
-    let wrong = ask(world.at(), "GET", "/_db_updates", "Authorization: Basic YW5uYTp3cm9uZw==\r\n", "").await;
+    let wrong =
+        ask(fixture.at(), "GET", "/_db_updates", "Authorization: Basic YW5uYTp3cm9uZw==\r\n", "").await;
     assert_eq!(wrong.head.status, 401);
     assert_eq!(wrong.body, "{\"error\":\"unauthorized\",\"reason\":\"Name or password is incorrect.\"}\n");
     for (method, target) in [
@@ -53,28 +54,28 @@ async fn only_admins_are_told() {
         ("GET", "/a/_changes/1"),
         ("PUT", "/_changes_shards/a"),
     ] {
-        assert_eq!(ask(world.at(), method, target, "", "[]").await.head.status, 401, "{target}");
+        assert_eq!(ask(fixture.at(), method, target, "", "[]").await.head.status, 401, "{target}");
     }
     // anna:secret
     for header in ["Authorization: Basic YW5uYTpzZWNyZXQ=\r\n", &format!("Authorization: Bearer {token}\r\n")]
     {
         for _ in 0..2 {
-            assert_eq!(ask(world.at(), "GET", "/_db_updates", header, "").await.head.status, 200);
+            assert_eq!(ask(fixture.at(), "GET", "/_db_updates", header, "").await.head.status, 200);
         }
-        assert_eq!(ask(world.at(), "GET", "/_notibus/status", header, "").await.head.status, 200);
+        assert_eq!(ask(fixture.at(), "GET", "/_notibus/status", header, "").await.head.status, 200);
         // Regression: the second one was ignored, although a proxy in front may have checked that one.
         let two = format!("{header}{header}");
-        assert_eq!(ask(world.at(), "GET", "/_db_updates", &two, "").await.head.status, 400);
+        assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &two, "").await.head.status, 400);
     }
-    assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
-    assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 200);
+    assert_eq!(get(fixture.at(), "/_notibus/health/live").await.head.status, 200);
+    assert_eq!(get(fixture.at(), "/_notibus/health/ready").await.head.status, 200);
 }
 
 /// Regression: any web page could use a server on a loopback address through the browser of a user who looked at the page.
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
     let limits = ServerOptions { hosts: Hosts::Local(Vec::new()), ..ServerOptions::default() };
-    let world = HttpFixture::with(ApiOptions::default(), limits, |api, _, _| {
+    let fixture = HttpFixture::with(ApiOptions::default(), limits, |api, _, _| {
         api.db_updates().merge(api.events()).merge(api.status()).merge(api.welcome())
     })
     .await;
@@ -87,7 +88,7 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
         ("/_db_updates", "localhost:5985", "http://page.example", 403, "forbidden"),
         ("/_db_updates", "localhost:5985", "null", 403, "forbidden"),
     ] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         let origin = if origin.is_empty() { String::new() } else { format!("Origin: {origin}\r\n") };
         let length = body.len();
         let head =
@@ -97,18 +98,18 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
         assert_eq!(answer.head.status, status, "{target} {host} {origin}");
         assert_eq!(answer.json()["error"], error);
     }
-    assert!(world.bus.is_drained().await.unwrap());
-    assert_eq!(world.bus.stats().folded.total(), 0, "nothing was recorded");
-    assert_eq!(ask(world.at(), "POST", "/_notibus/events", "", body).await.head.status, 201);
+    assert!(fixture.bus.is_drained().await.unwrap());
+    assert_eq!(fixture.bus.stats().folded.total(), 0, "nothing was recorded");
+    assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", "", body).await.head.status, 201);
     let same = "Origin: http://localhost\r\n";
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", same, "").await.head.status, 200);
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", same, "").await.head.status, 200);
 }
 
 /// Regression: a server with the options of the documentation answered to every name. Any page that let its own name stand for
 /// 127.0.0.1 could read all of it and reshard every database.
 #[tokio::test]
 async fn a_server_with_the_default_options_answers_no_rebound_page() {
-    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(api.status()).merge(changes)
     })
@@ -118,7 +119,7 @@ async fn a_server_with_the_default_options_answers_no_rebound_page() {
         [("GET", "/_db_updates"), ("GET", "/_notibus/status"), ("PUT", "/_changes_shards/a")]
     {
         for host in ["rebound.example", "rebound.example:5985"] {
-            let mut connection = Connection::open(world.at()).await;
+            let mut connection = Connection::open(fixture.at()).await;
             let length = "Content-Length: 12\r\n";
             connection
                 .send(&format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n{{\"shards\":4}}"))
@@ -129,11 +130,11 @@ async fn a_server_with_the_default_options_answers_no_rebound_page() {
             refused += 1;
         }
     }
-    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
-    let foreign = ask(world.at(), "GET", "/_db_updates", "Origin: http://page.example\r\n", "").await;
+    assert_eq!(get(fixture.at(), "/_db_updates").await.head.status, 200);
+    let foreign = ask(fixture.at(), "GET", "/_db_updates", "Origin: http://page.example\r\n", "").await;
     assert_eq!(foreign.head.status, 403);
     // Regression: no count showed that clients were refused, as happens if a name is missing in the configuration.
-    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    let metrics = get(fixture.at(), "/_notibus/metrics").await.body;
     for (what, count) in [("host", refused), ("origin", 1)] {
         let line = format!("notibus_http_refused_total{{what=\"{what}\"}} {count}");
         assert!(metrics.lines().any(|it| it == line), "{line}\n{metrics}");
@@ -187,25 +188,25 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
 /// Regression: behind a proxy that sends its own upstream name as `Host`, an open server took everyone for local.
 #[tokio::test]
 async fn an_open_server_answers_no_client_behind_a_proxy() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     for header in [
         "X-Forwarded-For: 203.0.113.7",
         "Forwarded: for=203.0.113.7",
         "X-Real-IP: 203.0.113.7",
         "Via: 1.1 proxy",
     ] {
-        let answer = ask(world.at(), "GET", "/_db_updates", &format!("{header}\r\n"), "").await;
+        let answer = ask(fixture.at(), "GET", "/_db_updates", &format!("{header}\r\n"), "").await;
         assert_eq!((answer.head.status, &answer.json()["error"]), (403, &"forbidden".into()), "{header}");
     }
     let public = ServerOptions { is_public: true, ..ServerOptions::default() };
-    let world = HttpFixture::with(ApiOptions::default(), public, |api, _, _| api.db_updates()).await;
+    let fixture = HttpFixture::with(ApiOptions::default(), public, |api, _, _| api.db_updates()).await;
     let forwarded = "X-Forwarded-For: 203.0.113.7\r\n";
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
 }
 
 #[tokio::test]
 async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     for (head, status) in [
         ("GET /_db_updates HTTP/1.1\r\n\r\n", 400),
         ("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
@@ -213,7 +214,7 @@ async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
         ("GET /_db_updates HTTP/1.0\r\n\r\n", 200),
         ("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n", 403),
     ] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         connection.send(head).await;
         assert_eq!(connection.head().await.status, status, "{head}");
     }
@@ -222,26 +223,26 @@ async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
 /// Regression: the parser's own refusals had an empty body.
 #[tokio::test]
 async fn every_refusal_says_what_is_wrong() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let long = format!("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
     for (request, status, error) in [
         ("nonsense\r\n\r\n", 400, "bad_request"),
         ("GET / HTTP/1.1\r\nbad header\r\n\r\n", 400, "bad_request"),
         (&*long, 431, "too_large"),
     ] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         connection.send(request).await;
         let answer = connection.answer().await;
         assert_eq!((answer.head.status, &answer.json()["error"]), (status, &error.into()), "{answer:?}");
         assert!(answer.json()["reason"].is_string());
     }
-    let answer = get(world.at(), "/_db_updates").await;
+    let answer = get(fixture.at(), "/_db_updates").await;
     assert_eq!(answer.head.headers["server"], concat!("Notibus/", env!("CARGO_PKG_VERSION")));
     assert_eq!(answer.head.headers["x-couch-request-id"].len(), 10);
     // As in CouchDB, a client may give its request an id.
     for (id, is_kept) in [("My-request_1", true), ("a b", false), ("", false), (&*"x".repeat(37), false)] {
         let header = format!("X-Couch-Request-ID: {id}\r\n");
-        let answer = ask(world.at(), "GET", "/_db_updates", &header, "").await;
+        let answer = ask(fixture.at(), "GET", "/_db_updates", &header, "").await;
         assert_eq!(answer.head.headers["x-couch-request-id"] == id, is_kept, "{id}");
     }
 }
@@ -250,10 +251,10 @@ async fn every_refusal_says_what_is_wrong() {
 /// that body for the beginning of the next answer.
 #[tokio::test]
 async fn refusals_of_a_layer_stay_as_they_are() {
-    let world =
+    let fixture =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |_, _, _| Router::new()).await;
     for method in ["GET", "HEAD"] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         for _ in 0..2 {
             connection.send(&format!("{method} /none HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
             let answer = connection.answer().await;
@@ -266,14 +267,14 @@ async fn refusals_of_a_layer_stay_as_they_are() {
 /// Regression: a client that had closed its own side was cut off before its answer.
 #[tokio::test]
 async fn a_client_that_has_ended_its_side_gets_its_answer() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     for n in 0..300 {
-        world.event(&db(&format!("{}{n}", "x".repeat(500)), 1), EventKind::Created).await;
+        fixture.event(&db(&format!("{}{n}", "x".repeat(500)), 1), EventKind::Created).await;
     }
     for target in
         ["/_db_updates", "/_db_updates?feed=longpoll", "/_db_updates?feed=continuous&timeout=0", "/_nothing"]
     {
-        let mut connection = Connection::get(world.at(), target).await;
+        let mut connection = Connection::get(fixture.at(), target).await;
         tokio::io::AsyncWriteExt::shutdown(&mut connection.socket).await.unwrap();
         let answer = connection.answer().await;
         assert!(target == "/_nothing" || answer.body.matches("db_name").count() == 300, "{target}");
@@ -284,11 +285,11 @@ async fn a_client_that_has_ended_its_side_gets_its_answer() {
 async fn pages_of_origins_that_are_named_may_ask() {
     let cors = Cors { origins: vec!["https://app.example".to_owned()], credentials: true, ..Cors::default() };
     let limits = ServerOptions { cors: Some(cors), ..ServerOptions::default() };
-    let world =
+    let fixture =
         HttpFixture::with(ApiOptions::default(), limits, |api, _, _| api.db_updates().merge(api.events()))
             .await;
     let page = "Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n";
-    let answer = ask(world.at(), "GET", "/_db_updates", page, "").await;
+    let answer = ask(fixture.at(), "GET", "/_db_updates", page, "").await;
     assert_eq!(answer.head.status, 200);
     for (header, value) in [
         ("access-control-allow-origin", "https://app.example"),
@@ -301,19 +302,19 @@ async fn pages_of_origins_that_are_named_may_ask() {
     let asks = format!(
         "{page}Access-Control-Request-Method: GET\r\nAccess-Control-Request-Headers: authorization\r\n"
     );
-    let preflight = ask(world.at(), "OPTIONS", "/_db_updates", &asks, "").await;
+    let preflight = ask(fixture.at(), "OPTIONS", "/_db_updates", &asks, "").await;
     assert_eq!((preflight.head.status, &*preflight.head.headers["access-control-max-age"]), (204, "600"));
     assert!(preflight.head.headers["access-control-allow-methods"].contains("GET"));
     assert!(preflight.head.headers["access-control-allow-headers"].contains("authorization"));
-    let other = ask(world.at(), "GET", "/_db_updates", "Origin: https://evil.example\r\n", "").await;
+    let other = ask(fixture.at(), "GET", "/_db_updates", "Origin: https://evil.example\r\n", "").await;
     assert_eq!(other.head.status, 403);
     assert!(!other.head.headers.contains_key("access-control-allow-origin"));
     assert_eq!(other.head.headers["vary"], "Origin");
     // Regression: a shared cache gave pages the answer to a request that came from no page, without the headers that allow them
     // to read it.
-    let none = get(world.at(), "/_db_updates").await;
+    let none = get(fixture.at(), "/_db_updates").await;
     assert_eq!((none.head.status, &*none.head.headers["vary"]), (200, "Origin"));
-    assert_eq!(ask(world.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
+    assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
 }
 
 /// Regression: every caller with credentials could do everything, and all tokens together counted as one client.
@@ -331,7 +332,7 @@ async fn callers_may_do_what_their_roles_say() {
     ];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, feeds_per_client_max: 1, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let databases = api.recorded_databases();
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         let known = api.db_updates().merge(changes).merge(api.events()).merge(api.status());
@@ -339,7 +340,7 @@ async fn callers_may_do_what_their_roles_say() {
     })
     .await;
     for name in ["shop/a", "logs"] {
-        world.event(&db(name, 1), EventKind::Created).await;
+        fixture.event(&db(name, 1), EventKind::Created).await;
     }
     // The statuses are those of reader, writer, scraper and admin.
     for (method, target, statuses) in [
@@ -360,12 +361,12 @@ async fn callers_may_do_what_their_roles_say() {
         for (name, status) in ["reader", "writer", "scraper", "admin"].into_iter().zip(statuses) {
             let header = format!("Authorization: Bearer {}\r\n", token(name));
             let body = if method == "GET" { "" } else { "[]" };
-            let answer = ask(world.at(), method, target, &header, body).await;
+            let answer = ask(fixture.at(), method, target, &header, body).await;
             assert_eq!(answer.head.status, status, "{name} {method} {target}: {}", answer.body);
         }
     }
     let header = |name| format!("Authorization: Bearer {}\r\n", token(name));
-    let who = ask(world.at(), "GET", "/_session", &header("reader"), "").await.json();
+    let who = ask(fixture.at(), "GET", "/_session", &header("reader"), "").await.json();
     assert_eq!(who["userCtx"], serde_json::json!({ "name": "reader", "roles": ["_db_updates"] }));
     // Each token counts as a client of its own.
     let ask_live = |name| {
@@ -374,7 +375,7 @@ async fn callers_may_do_what_their_roles_say() {
     };
     let mut connections = Vec::new();
     for (name, status) in [("reader", 200), ("admin", 200), ("reader", 429)] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         connection.send(&ask_live(name)).await;
         assert_eq!(connection.head().await.status, status, "{name}");
         connections.push(connection);
@@ -386,9 +387,9 @@ async fn callers_may_do_what_their_roles_say() {
 #[tokio::test]
 async fn a_proxy_that_is_known_is_believed() {
     let line = Credentials::password("anna", "secret").unwrap();
-    let status = async |world: &HttpFixture, forwarded: &str, secret: &str| {
+    let status = async |fixture: &HttpFixture, forwarded: &str, secret: &str| {
         let header = format!("Authorization: Basic {secret}\r\nX-Forwarded-For: {forwarded}\r\n");
-        ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status
+        ask(fixture.at(), "GET", "/_db_updates", &header, "").await.head.status
     };
     // These are anna:secret, and anna:wrong0 to anna:wrong4.
     let right = "YW5uYTpzZWNyZXQ=";
@@ -399,19 +400,19 @@ async fn a_proxy_that_is_known_is_believed() {
         let options = ApiOptions { access, ..ApiOptions::default() };
         let proxies = if is_known { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
         let limits = ServerOptions { is_public: true, proxies, ..ServerOptions::default() };
-        let world = HttpFixture::with(options, limits, |api, _, _| api.db_updates()).await;
+        let fixture = HttpFixture::with(options, limits, |api, _, _| api.db_updates()).await;
         for secret in wrong {
-            assert_eq!(status(&world, "198.51.100.9, 203.0.113.1", secret).await, 401);
+            assert_eq!(status(&fixture, "198.51.100.9, 203.0.113.1", secret).await, 401);
         }
-        let locked = status(&world, "203.0.113.1", "YW5uYTp3cm9uZzU=").await;
+        let locked = status(&fixture, "203.0.113.1", "YW5uYTp3cm9uZzU=").await;
         assert_eq!(locked, 403, "what stands further to the left anybody may write");
         // This comes before any right log-in: after one, the server would recognize the credentials from any address.
         let elsewhere = if is_known { 401 } else { 403 };
         assert_eq!(
-            status(&world, "203.0.113.1, 203.0.113.2, 127.0.0.1", "YW5uYTp3cm9uZzY=").await,
+            status(&fixture, "203.0.113.1, 203.0.113.2, 127.0.0.1", "YW5uYTp3cm9uZzY=").await,
             elsewhere
         );
-        assert_eq!(status(&world, "203.0.113.2", right).await, if is_known { 200 } else { 403 });
+        assert_eq!(status(&fixture, "203.0.113.2", right).await, if is_known { 200 } else { 403 });
     }
 }
 
@@ -421,14 +422,14 @@ async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
     let token = "0123456789abcdef";
     let access = Access::Credentials(Credentials::token(Some("a"), token).unwrap().parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     for guess in 0..8 {
         let header = format!("Authorization: Bearer guess{guess}\r\n");
-        let answer = ask(world.at(), "GET", "/_db_updates", &header, "").await;
+        let answer = ask(fixture.at(), "GET", "/_db_updates", &header, "").await;
         assert_eq!(answer.head.status, if guess < 5 { 401 } else { 403 }, "{guess}");
     }
     let header = format!("Authorization: Bearer {token}\r\n");
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status, 200);
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &header, "").await.head.status, 200);
 }
 
 /// A proxy may cache the answer to a longpoll at a position, and nothing else.
@@ -436,9 +437,9 @@ async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
 async fn only_a_longpoll_at_a_position_is_for_all() {
     let options =
         ApiOptions { longpoll_max_age: Some(std::time::Duration::from_secs(2)), ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
-    let first = world.event(&db("a", 1), EventKind::Created).await;
-    world.event(&db("b", 1), EventKind::Created).await;
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let first = fixture.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("b", 1), EventKind::Created).await;
     let seq = first.sequence;
     let at = format!("feed=longpoll&since={seq}");
     for (query, expected) in [
@@ -447,7 +448,7 @@ async fn only_a_longpoll_at_a_position_is_for_all() {
         ("feed=longpoll&since=now&timeout=0", "must-revalidate"),
         (&*format!("since={seq}"), "must-revalidate"),
     ] {
-        let answer = get(world.at(), &format!("/_db_updates?{query}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?{query}")).await;
         assert_eq!(answer.head.headers["cache-control"], expected, "{query}");
     }
     let credentials =
@@ -457,5 +458,5 @@ async fn only_a_longpoll_at_a_position_is_for_all() {
         longpoll_max_age: Some(std::time::Duration::from_secs(2)),
         ..ApiOptions::default()
     };
-    assert!(matches!(Api::start(&world.bus, &world.dispatcher, options), Err(Error::Invalid { .. })));
+    assert!(matches!(Api::start(&fixture.bus, &fixture.dispatcher, options), Err(Error::Invalid { .. })));
 }

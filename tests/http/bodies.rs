@@ -26,8 +26,8 @@ fn packed(text: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-async fn post(world: &HttpFixture, target: &str, encoding: &str, body: &[u8]) -> Answer {
-    let mut connection = Connection::open(world.at()).await;
+async fn post(fixture: &HttpFixture, target: &str, encoding: &str, body: &[u8]) -> Answer {
+    let mut connection = Connection::open(fixture.at()).await;
     let length = body.len();
     connection
         .send(&format!(
@@ -44,7 +44,7 @@ async fn post(world: &HttpFixture, target: &str, encoding: &str, body: &[u8]) ->
 async fn compressed_bodies_are_inflated_within_their_bound() {
     let mut layer = None;
     let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let made = Layer::new(store, bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
@@ -57,15 +57,15 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
         layer.write(&d, id, 1, 1, false).await;
     }
 
-    assert_eq!(post(&world, "/_db_updates", "gzip", &packed(b"{}")).await.head.status, 200);
+    assert_eq!(post(&fixture, "/_db_updates", "gzip", &packed(b"{}")).await.head.status, 200);
     let ids = packed(br#"{"doc_ids":["b"]}"#);
-    let chosen = post(&world, "/d/_changes?filter=_doc_ids", "GZIP", &ids).await;
+    let chosen = post(&fixture, "/d/_changes?filter=_doc_ids", "GZIP", &ids).await;
     assert_eq!(chosen.json()["results"].as_array().unwrap().len(), 1);
     let events = br#"[{"db":"a","type":"created"}]"#;
     for (encoding, body) in
         [("gzip", packed(events)), ("x-gzip", packed(events)), ("identity", events.into())]
     {
-        assert_eq!(post(&world, "/_notibus/events", encoding, &body).await.head.status, 201, "{encoding}");
+        assert_eq!(post(&fixture, "/_notibus/events", encoding, &body).await.head.status, 201, "{encoding}");
     }
 
     let long = [b" ".repeat(LEN_MAX), b"[]".into()].concat();
@@ -80,7 +80,7 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
         ("deflate", events.into(), 415),
         ("gzip, gzip", packed(&packed(events)), 415),
     ] {
-        let answer = post(&world, "/_notibus/events", encoding, &body).await;
+        let answer = post(&fixture, "/_notibus/events", encoding, &body).await;
         assert_eq!(answer.head.status, status, "{encoding} {}", answer.body);
         assert!(status < 400 || answer.json()["reason"].is_string());
     }
@@ -90,14 +90,14 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
 /// as a large one.
 #[tokio::test]
 async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
-    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
+    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
         api.events().merge(api.status())
     })
     .await;
     let empty = packed(b"").repeat(40_000);
     let few = [packed(b"[").as_slice(), &packed(b"").repeat(900), &packed(b"]")].concat();
-    assert_eq!(post(&world, "/_notibus/events", "gzip", &few).await.head.status, 201);
-    let uploads = (0..16).map(|_| post(&world, "/_notibus/events", "gzip", &empty));
+    assert_eq!(post(&fixture, "/_notibus/events", "gzip", &few).await.head.status, 201);
+    let uploads = (0..16).map(|_| post(&fixture, "/_notibus/events", "gzip", &empty));
     let live = async {
         let mut longest = Duration::ZERO;
         for _ in 0..50 {
@@ -119,9 +119,9 @@ async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
 #[tokio::test]
 async fn all_bodies_together_are_bounded() {
     let options = ApiOptions { body_len_max: 100_000, bodies_len_max: 250_000, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
     let begin = async || {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         connection
             .send("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
             .await;
@@ -135,7 +135,7 @@ async fn all_bodies_together_are_bounded() {
     assert_eq!(full.json()["error"], "service_unavailable");
     drop((first, second));
     until("room", async || {
-        post(&world, "/_notibus/events", "identity", &b" ".repeat(90_000)).await.head.status == 400
+        post(&fixture, "/_notibus/events", "identity", &b" ".repeat(90_000)).await.head.status == 400
     })
     .await;
 }
@@ -146,7 +146,7 @@ async fn all_bodies_together_are_bounded() {
 async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     let mut layer = None;
     let options = ApiOptions { body_len_max: LEN_MAX, bodies_len_max: 20_000, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let made = Layer::new(store, bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
@@ -157,7 +157,7 @@ async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     let ids: Vec<_> = (0..500).map(|n| format!("\"id{n:06}\"")).collect();
     let body = format!("{{\"doc_ids\":[{}]}}", ids.join(","));
     let follow = async || {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         let target = "/d/_changes?feed=continuous&since=now&filter=_doc_ids";
         let head =
             format!("POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
@@ -168,7 +168,7 @@ async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     let feeds = [follow().await, follow().await];
     assert!(feeds.iter().all(|(_, status)| *status == 200));
     assert_eq!(follow().await.1, 503);
-    let other = post(&world, "/_notibus/events", "identity", &b" ".repeat(9_000)).await;
+    let other = post(&fixture, "/_notibus/events", "identity", &b" ".repeat(9_000)).await;
     assert_eq!(other.head.status, 400, "there is room for its body");
     drop(feeds);
     until("room", async || follow().await.1 == 200).await;
@@ -178,9 +178,9 @@ async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
 #[tokio::test]
 async fn a_body_that_will_be_refused_need_not_be_sent() {
     let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
     for (length, status) in [(LEN_MAX, 100), (LEN_MAX + 1, 413)] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         let head = "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n";
         connection.send(&format!("{head}Content-Length: {length}\r\n\r\n")).await;
         assert_eq!(connection.head().await.status, status, "{length}");
@@ -190,7 +190,7 @@ async fn a_body_that_will_be_refused_need_not_be_sent() {
 /// Regression: the server took `gzip, chunked` for `chunked`, and the packed bytes for the body.
 #[tokio::test]
 async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
-    let world =
+    let fixture =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.events()).await;
     let event = r#"[{"db":"a","type":"created"}]"#;
     for (codings, status) in [
@@ -203,7 +203,7 @@ async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
         ("Transfer-Encoding: gzip\r\n", 400),
         ("Transfer-Encoding: chunked, gzip\r\n", 400),
     ] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         let body = format!("{:x}\r\n{event}\r\n0\r\n\r\n", event.len());
         let head = format!("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\n{codings}\r\n");
         connection.send(&(head + &body)).await;
@@ -215,11 +215,11 @@ async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
 
 /// A unit test of the socket tells that the answer comes at once.
 #[tokio::test]
-async fn a_client_that_ends_in_the_middle_of_a_body_is_told_so() {
-    let world =
+async fn a_client_that_ends_in_the_middle_of_a_body_gets_an_answer() {
+    let fixture =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.events()).await;
     for start in ["Content-Length: 100\r\n\r\n[", "Transfer-Encoding: chunked\r\n\r\n5\r\n["] {
-        let mut connection = Connection::open(world.at()).await;
+        let mut connection = Connection::open(fixture.at()).await;
         connection.send(&format!("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\n{start}")).await;
         connection.socket.shutdown().await.unwrap();
         let answer = connection.answer().await;

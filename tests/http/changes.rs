@@ -26,16 +26,16 @@ fn row(seq: Sequence, id: &str, position: u64) -> String {
 }
 
 /// Starts a node with a layer that has one database with this many shards.
-async fn world(name: &str, shards: u32) -> (HttpFixture, Arc<Layer>, Db) {
-    let (world, layer) = layered(Database::memory(), ApiOptions::default()).await;
+async fn fixture(name: &str, shards: u32) -> (HttpFixture, Arc<Layer>, Db) {
+    let (fixture, layer) = layered(Database::memory(), ApiOptions::default()).await;
     let db = db(name, 1);
     layer.create(&db, shards).await;
-    (world, layer, db)
+    (fixture, layer, db)
 }
 
 #[tokio::test]
 async fn each_feed_has_the_bytes_that_clients_parse() {
-    let (world, layer, db) = world("a/b", 4).await;
+    let (fixture, layer, db) = fixture("a/b", 4).await;
     let a = layer.write(&db, "a\"", 1, 1, false).await;
     let b = layer.write(&db, "b", 3, 2, false).await;
     let c = layer.write(&db, "c", 2, 1, true).await;
@@ -48,17 +48,17 @@ async fn each_feed_has_the_bytes_that_clients_parse() {
         ),
     ];
     let target = "/a%2Fb/_changes";
-    let all = get(world.at(), target).await;
+    let all = get(fixture.at(), target).await;
     let expected =
         format!("{{\"results\":[\n{}\n],\n\"last_seq\":\"{c}\",\"pending\":0}}\n", rows.join(",\r\n"));
     assert_eq!(all.body, expected);
-    assert_eq!(ask(world.at(), "POST", &format!("{target}?feed=longpoll"), "", "{}").await.body, expected);
+    assert_eq!(ask(fixture.at(), "POST", &format!("{target}?feed=longpoll"), "", "{}").await.body, expected);
 
-    let lines = get(world.at(), &format!("{target}?feed=continuous&timeout=0&since={a}&limit=1")).await;
+    let lines = get(fixture.at(), &format!("{target}?feed=continuous&timeout=0&since={a}&limit=1")).await;
     assert_eq!(lines.body, format!("{}\n{{\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[1]));
-    let events = get(world.at(), &format!("{target}?feed=eventsource&timeout=0&since=%22{b}%22")).await;
+    let events = get(fixture.at(), &format!("{target}?feed=eventsource&timeout=0&since=%22{b}%22")).await;
     assert_eq!(events.body, format!("data: {}\nid: \"{c}\"\n\n", rows[2]));
-    let plain = ask(world.at(), "GET", target, "Accept: text/plain\r\n", "").await;
+    let plain = ask(fixture.at(), "GET", target, "Accept: text/plain\r\n", "").await;
     for (answer, kind) in [
         (&all, "application/json"),
         (&plain, "application/json"),
@@ -68,31 +68,31 @@ async fn each_feed_has_the_bytes_that_clients_parse() {
         assert_eq!(answer.head.headers["content-type"], kind);
         assert_eq!(answer.head.headers["transfer-encoding"], "chunked");
     }
-    let newest = get(world.at(), &format!("{target}?descending=true&limit=2")).await;
+    let newest = get(fixture.at(), &format!("{target}?descending=true&limit=2")).await;
     let expected =
         format!("{{\"results\":[\n{},\r\n{}\n],\n\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[2], rows[1]);
     assert_eq!(newest.body, expected);
 
     let leaves =
-        get(world.at(), &format!("{target}?style=all_docs&include_docs=true&since={a}&limit=1")).await;
+        get(fixture.at(), &format!("{target}?style=all_docs&include_docs=true&since={a}&limit=1")).await;
     let changes = format!("[{{\"rev\":\"{}\"}},{{\"rev\":\"{}\"}}]", rev(3, 7), rev(3, 6));
     let doc = format!("{{\"_id\":\"b\",   \"_rev\":\"{}\"}}", rev(3, 7));
     let expected = format!("{{\"seq\":\"{b}\",\"id\":\"b\",\"changes\":{changes},\"doc\":{doc}}}");
     assert!(leaves.body.contains(&expected), "{}", leaves.body);
 
     let tag = format!("If-None-Match: {}\r\n", all.head.headers["etag"]);
-    assert_eq!(ask(world.at(), "GET", target, &tag, "").await.head.status, 304);
+    assert_eq!(ask(fixture.at(), "GET", target, &tag, "").await.head.status, 304);
 }
 
 #[tokio::test]
 async fn pending_is_exact_and_reaches_zero() {
-    let (world, layer, db) = world("d", 4).await;
+    let (fixture, layer, db) = fixture("d", 4).await;
     for n in 0..25 {
         layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
     }
     let (mut since, mut seen) = ("0".to_owned(), 0);
     for pending in [15, 5, 0, 0] {
-        let page = get(world.at(), &format!("/d/_changes?limit=10&since={since}")).await;
+        let page = get(fixture.at(), &format!("/d/_changes?limit=10&since={since}")).await;
         seen += page.json()["results"].as_array().unwrap().len();
         assert_eq!(page.json()["pending"], pending);
         since = page.last_seq();
@@ -102,7 +102,7 @@ async fn pending_is_exact_and_reaches_zero() {
 
 #[tokio::test]
 async fn documents_are_chosen_by_their_ids() {
-    let (world, layer, db) = world("d", 1).await;
+    let (fixture, layer, db) = fixture("d", 1).await;
     let mut last = Sequence::MIN;
     for id in ["a", "b", "_design/x", "c"] {
         last = layer.write(&db, id, 1, 1, false).await;
@@ -116,12 +116,12 @@ async fn documents_are_chosen_by_their_ids() {
             .collect()
     };
     let body = r#"{"doc_ids":["a","c","none"]}"#;
-    let chosen = ask(world.at(), "POST", "/d/_changes?filter=_doc_ids", "", body).await;
+    let chosen = ask(fixture.at(), "POST", "/d/_changes?filter=_doc_ids", "", body).await;
     assert_eq!(ids(&chosen), ["a", "c"]);
-    assert_eq!(ids(&get(world.at(), "/d/_changes?filter=_doc_ids&doc_ids=%5B%22b%22%5D").await), ["b"]);
-    let design = get(world.at(), "/d/_changes?filter=_design").await;
+    assert_eq!(ids(&get(fixture.at(), "/d/_changes?filter=_doc_ids&doc_ids=%5B%22b%22%5D").await), ["b"]);
+    let design = get(fixture.at(), "/d/_changes?filter=_design").await;
     assert_eq!((ids(&design), design.last_seq()), (vec!["_design/x".to_owned()], last.to_string()));
-    assert_eq!(ids(&ask(world.at(), "POST", "/d/_changes", "", body).await).len(), 4, "as in CouchDB");
+    assert_eq!(ids(&ask(fixture.at(), "POST", "/d/_changes", "", body).await).len(), 4, "as in CouchDB");
     for (query, body) in [
         ("?filter=_doc_ids", "{}"),
         ("?filter=_view", "{}"),
@@ -129,12 +129,12 @@ async fn documents_are_chosen_by_their_ids() {
         ("", "[]"),
         ("?filter=_doc_ids", r#"{"doc_ids":[1]}"#),
     ] {
-        let answer = ask(world.at(), "POST", &format!("/d/_changes{query}"), "", body).await;
+        let answer = ask(fixture.at(), "POST", &format!("/d/_changes{query}"), "", body).await;
         assert_eq!(answer.head.status, 400, "{query} {body}");
     }
     // Unwanted rows do not wake a waiting feed.
     let mut waiting =
-        Connection::get(world.at(), "/d/_changes?feed=continuous&since=now&filter=_design").await;
+        Connection::get(fixture.at(), "/d/_changes?feed=continuous&since=now&filter=_design").await;
     waiting.head().await;
     layer.write(&db, "a", 2, 1, false).await;
     let x = layer.write(&db, "_design/x", 2, 1, false).await;
@@ -143,9 +143,9 @@ async fn documents_are_chosen_by_their_ids() {
 
 #[tokio::test]
 async fn live_feeds_bring_what_comes_until_the_database_is_deleted() {
-    let (world, layer, db) = world("d", 2).await;
-    let mut lines = Connection::get(world.at(), "/d/_changes?feed=continuous&since=now").await;
-    let mut poll = Connection::get(world.at(), "/d/_changes?feed=longpoll&since=now").await;
+    let (fixture, layer, db) = fixture("d", 2).await;
+    let mut lines = Connection::get(fixture.at(), "/d/_changes?feed=continuous&since=now").await;
+    let mut poll = Connection::get(fixture.at(), "/d/_changes?feed=longpoll&since=now").await;
     lines.head().await;
     poll.head().await;
     let mut last = Sequence::MIN;
@@ -160,31 +160,31 @@ async fn live_feeds_bring_what_comes_until_the_database_is_deleted() {
             assert_eq!(poll.rest().await, expected);
         }
     }
-    layer.delete(&world.bus, &db).await;
+    layer.delete(&fixture.bus, &db).await;
     assert_eq!(lines.rest().await, format!("{{\"last_seq\":\"{last}\",\"pending\":0}}\n"));
-    let gone = get(world.at(), "/d/_changes").await;
+    let gone = get(fixture.at(), "/d/_changes").await;
     assert_eq!(gone.head.status, 404);
     assert_eq!(gone.body, "{\"error\":\"not_found\",\"reason\":\"Database does not exist.\"}\n");
 }
 
 #[tokio::test]
 async fn shards_are_read_one_by_one_and_say_where_they_end() {
-    let (world, layer, db) = world("d", 2).await;
+    let (fixture, layer, db) = fixture("d", 2).await;
     for n in 0..20 {
         layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
     }
     // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
-    let meta = get(world.at(), "/d/_changes/_meta?_=17").await.json();
+    let meta = get(fixture.at(), "/d/_changes/_meta?_=17").await.json();
     let shards: Vec<u64> = meta["shards"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     assert_eq!((shards.len(), &meta["closed"], &meta["db_name"]), (2, &false.into(), &"d".into()));
     let mut live =
-        Connection::get(world.at(), &format!("/d/_changes/{}?feed=continuous&since=now", shards[0])).await;
+        Connection::get(fixture.at(), &format!("/d/_changes/{}?feed=continuous&since=now", shards[0])).await;
     live.head().await;
     let mut seen = 0;
     for shard in &shards {
-        let part = get(world.at(), &format!("/d/_changes/{shard}?limit=3")).await.json();
+        let part = get(fixture.at(), &format!("/d/_changes/{shard}?limit=3")).await.json();
         let rest =
-            get(world.at(), &format!("/d/_changes/{shard}?since={}", part["last_seq"].as_str().unwrap()))
+            get(fixture.at(), &format!("/d/_changes/{shard}?since={}", part["last_seq"].as_str().unwrap()))
                 .await;
         let count = |answer: &serde_json::Value| answer["results"].as_array().unwrap().len();
         assert_eq!(part["pending"], count(&rest.json()));
@@ -193,37 +193,37 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     }
     assert_eq!(seen, 20);
 
-    let put = ask(world.at(), "PUT", "/_changes_shards/d", "", "{\"shards\":3}").await;
+    let put = ask(fixture.at(), "PUT", "/_changes_shards/d", "", "{\"shards\":3}").await;
     assert_eq!(put.head.status, 201);
     let at = put.json()["first_seq"].as_str().unwrap().to_owned();
     let asked = std::time::Instant::now();
     let last = live.rest().await;
     // Regression: this took until the next poll of the feed, 10 s later.
-    assert!(asked.elapsed() < std::time::Duration::from_secs(5), "it is told, and does not have to look");
+    assert!(asked.elapsed() < std::time::Duration::from_secs(5), "it is woken, and does not have to poll");
     assert!(last.starts_with(&format!("{{\"resharded_at\":\"{at}\",\"last_seq\":\"")), "{last}");
-    let whole = get(world.at(), &format!("/d/_changes/{}", shards[0])).await;
+    let whole = get(fixture.at(), &format!("/d/_changes/{}", shards[0])).await;
     assert!(
         whole.body.contains(&format!("\n],\n\"resharded_at\":\"{at}\",\"last_seq\":\"")),
         "{}",
         whole.body
     );
-    let then = get(world.at(), "/d/_changes/_meta?since=now").await.json();
+    let then = get(fixture.at(), "/d/_changes/_meta?since=now").await.json();
     assert_eq!(then["shards"], put.json()["shards"]);
     assert_eq!(then["shards"].as_array().unwrap().len(), 3);
-    assert_eq!(get(world.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
-    assert_eq!(get(world.at(), "/_changes_shards/d").await.json(), put.json());
+    assert_eq!(get(fixture.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
+    assert_eq!(get(fixture.at(), "/_changes_shards/d").await.json(), put.json());
 
     // The feed of all shards does not change.
-    assert_eq!(get(world.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
+    assert_eq!(get(fixture.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
     // Regression: a page could reshard, as it can change nothing else.
     let page = "Origin: http://localhost\r\n";
-    let refused = ask(world.at(), "PUT", "/_changes_shards/d", page, "{\"shards\":1}").await;
+    let refused = ask(fixture.at(), "PUT", "/_changes_shards/d", page, "{\"shards\":1}").await;
     assert_eq!(refused.head.status, 403);
 }
 
 #[tokio::test]
 async fn what_no_shard_can_answer_is_refused_with_a_reason() {
-    let (world, layer, db) = world("d", 2).await;
+    let (fixture, layer, db) = fixture("d", 2).await;
     layer.write(&db, "doc", 1, 1, false).await;
     for (method, target, body, status) in [
         ("GET", "/d/_changes/99", "", 404),
@@ -249,7 +249,7 @@ async fn what_no_shard_can_answer_is_refused_with_a_reason() {
         ("GET", "/d/_changes/1?limit=x", "", 400),
         ("GET", "/d/_changes/1?descending=true", "", 400),
     ] {
-        let answer = ask(world.at(), method, target, "", body).await;
+        let answer = ask(fixture.at(), method, target, "", body).await;
         assert_eq!(answer.head.status, status, "{method} {target} {body}");
         assert!(answer.json()["error"].is_string() && answer.json()["reason"].is_string());
     }
@@ -257,15 +257,15 @@ async fn what_no_shard_can_answer_is_refused_with_a_reason() {
 
 #[tokio::test]
 async fn feeds_of_documents_begin_at_once_and_beat() {
-    let (world, layer, db) = world("d", 2).await;
+    let (fixture, layer, db) = fixture("d", 2).await;
     for n in 0..6 {
         layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
     }
-    let shard = get(world.at(), "/d/_changes/_meta").await.json()["shards"][0].as_u64().unwrap();
+    let shard = get(fixture.at(), "/d/_changes/_meta").await.json()["shards"][0].as_u64().unwrap();
     for path in ["/d/_changes".to_owned(), format!("/d/_changes/{shard}/")] {
         for feed in ["longpoll", "continuous", "eventsource"] {
             let target = format!("{path}?feed={feed}&since=now&heartbeat=30&timeout=1");
-            let mut connection = Connection::get(world.at(), &target).await;
+            let mut connection = Connection::get(fixture.at(), &target).await;
             assert_eq!(connection.head().await.status, 200, "{target}");
             for _ in 0..3 {
                 let chunk = connection.chunk().await.unwrap();
@@ -275,51 +275,51 @@ async fn feeds_of_documents_begin_at_once_and_beat() {
                     "{chunk}"
                 );
             }
-            let none = get(world.at(), &format!("{path}?feed={feed}&since=now&timeout=0")).await;
+            let none = get(fixture.at(), &format!("{path}?feed={feed}&since=now&timeout=0")).await;
             assert!(!none.body.contains("\"id\""), "{none:?}");
             for limit in [0, 1, 1_000] {
-                let some = get(world.at(), &format!("{path}?feed={feed}&timeout=0&limit={limit}")).await;
-                let all = get(world.at(), &format!("{path}?limit=1000")).await.json();
+                let some = get(fixture.at(), &format!("{path}?feed={feed}&timeout=0&limit={limit}")).await;
+                let all = get(fixture.at(), &format!("{path}?limit=1000")).await.json();
                 let all = all["results"].as_array().unwrap().len();
                 assert_eq!(some.body.matches("\"changes\"").count(), all.min(limit), "{target} {limit}");
             }
-            assert_eq!(ask(world.at(), "HEAD", &target, "", "").await.head.status, 200);
+            assert_eq!(ask(fixture.at(), "HEAD", &target, "", "").await.head.status, 200);
         }
     }
 }
 
 #[tokio::test]
 async fn a_closed_connection_frees_its_feed_of_documents() {
-    let (world, layer, db) = world("d", 2).await;
+    let (fixture, layer, db) = fixture("d", 2).await;
     layer.write(&db, "a", 1, 1, false).await;
-    let before = world.dispatcher.subscribers();
+    let before = fixture.dispatcher.subscribers();
     let mut open = Vec::new();
     for n in 0..60 {
         let feed = ["continuous", "longpoll", "eventsource"][n % 3];
         let target = format!("/d/_changes?feed={feed}&since=now&heartbeat=60000");
-        let mut connection = Connection::get(world.at(), &target).await;
+        let mut connection = Connection::get(fixture.at(), &target).await;
         connection.head().await;
         open.push(connection);
     }
-    assert_eq!(world.dispatcher.subscribers(), before + 60);
+    assert_eq!(fixture.dispatcher.subscribers(), before + 60);
     drop(open);
-    until("the feeds to be freed", async || world.dispatcher.subscribers() == before).await;
+    until("the feeds to be freed", async || fixture.dispatcher.subscribers() == before).await;
 }
 
 #[tokio::test]
 async fn databases_that_only_events_tell_of_have_no_documents() {
-    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
         api.changes(&bus.changes(), api.recorded_databases())
     })
     .await;
     let (a, b) = (db("a", 1), db("b", 1));
-    world.event(&a, EventKind::Created).await;
-    assert_eq!(get(world.at(), "/a/_changes").await.head.status, 404);
+    fixture.event(&a, EventKind::Created).await;
+    assert_eq!(get(fixture.at(), "/a/_changes").await.head.status, 404);
     // A database that a layer elsewhere writes to has changes.
-    let layer = Layer::new(&world.store, &world.bus);
+    let layer = Layer::new(&fixture.store, &fixture.bus);
     layer.create(&b, 1).await;
     let written = layer.write(&b, "x", 1, 1, false).await;
-    let changes = get(world.at(), "/b/_changes?include_docs=true").await;
+    let changes = get(fixture.at(), "/b/_changes?include_docs=true").await;
     assert_eq!(changes.last_seq(), written.to_string());
     assert!(changes.body.contains("\"doc\":null"), "{}", changes.body);
 }
@@ -328,7 +328,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
 /// `attachments`.
 #[tokio::test]
 async fn a_layer_has_filters_and_bodies_of_its_own() {
-    let (world, layer, db) = world("d", 2).await;
+    let (fixture, layer, db) = fixture("d", 2).await;
     for n in 0..60 {
         layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
     }
@@ -338,21 +338,22 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
         rows.iter().map(|row| row["id"].as_str().unwrap().to_owned()).collect()
     };
     let selector =
-        ask(world.at(), "POST", "/d/_changes?filter=_selector", "", r#"{"selector":{"_id":"doc59"}}"#).await;
+        ask(fixture.at(), "POST", "/d/_changes?filter=_selector", "", r#"{"selector":{"_id":"doc59"}}"#)
+            .await;
     assert_eq!(ids(&selector), ["doc5", "doc59"], "the text has both");
     assert!(!selector.body.contains("\"doc\":"), "only the filter has asked for bodies");
-    let custom = get(world.at(), "/d/_changes?filter=app/ids&end=7&limit=3&include_docs=true").await;
+    let custom = get(fixture.at(), "/d/_changes?filter=app/ids&end=7&limit=3&include_docs=true").await;
     assert_eq!(ids(&custom), ["doc7", "doc17", "doc27"]);
     assert!(custom.body.contains("\"doc\":{\"_id\":\"doc7\"}"), "{}", custom.body);
     let rest =
-        get(world.at(), &format!("/d/_changes?filter=app/ids&end=7&since={}", custom.last_seq())).await;
+        get(fixture.at(), &format!("/d/_changes?filter=app/ids&end=7&since={}", custom.last_seq())).await;
     assert_eq!(ids(&rest), ["doc37", "doc47", "doc57"]);
-    let descending = get(world.at(), "/d/_changes?filter=app/ids&end=7&descending=true&limit=2").await;
+    let descending = get(fixture.at(), "/d/_changes?filter=app/ids&end=7&descending=true&limit=2").await;
     assert_eq!(ids(&descending), ["doc57", "doc47"]);
-    let conflicts = get(world.at(), "/d/_changes?include_docs=true&conflicts=true&limit=1").await;
+    let conflicts = get(fixture.at(), "/d/_changes?include_docs=true&conflicts=true&limit=1").await;
     assert!(conflicts.body.contains("\"_conflicts\":[]"), "{}", conflicts.body);
     // Without documents these parameters mean nothing, as in CouchDB.
-    assert_eq!(ids(&get(world.at(), "/d/_changes?conflicts=true&attachments=true").await).len(), 60);
+    assert_eq!(ids(&get(fixture.at(), "/d/_changes?conflicts=true&attachments=true").await).len(), 60);
     for (query, status) in [
         ("filter=app/broken", 404),
         ("filter=app/unknown", 400),
@@ -368,18 +369,18 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
         ("limt=1", 400),
         ("descending=true&since=00000000000000000000000001", 400),
     ] {
-        let answer = get(world.at(), &format!("/d/_changes?{query}")).await;
+        let answer = get(fixture.at(), &format!("/d/_changes?{query}")).await;
         assert_eq!(answer.head.status, status, "{query}");
         assert_eq!(answer.json()["reason"].is_string(), status >= 400, "{query}");
     }
     // Names of parameters in any case, `live`, and the last event as a parameter.
-    assert_eq!(ids(&get(world.at(), "/d/_changes?LIMIT=1&Feed=normal").await), ["doc0"]);
-    let live = get(world.at(), "/d/_changes?feed=live&timeout=0&limit=2").await;
+    assert_eq!(ids(&get(fixture.at(), "/d/_changes?LIMIT=1&Feed=normal").await), ["doc0"]);
+    let live = get(fixture.at(), "/d/_changes?feed=live&timeout=0&limit=2").await;
     assert_eq!(live.body.lines().count(), 3);
     let from = format!("/d/_changes?last-event-id={}", custom.last_seq());
-    assert_eq!(ids(&get(world.at(), &from).await).len(), 60 - 28);
+    assert_eq!(ids(&get(fixture.at(), &from).await).len(), 60 - 28);
     layer.create(&crate::common::db("secret", 9), 1).await;
-    let secret = get(world.at(), "/secret/_changes").await;
+    let secret = get(fixture.at(), "/secret/_changes").await;
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
 }
 
@@ -391,14 +392,14 @@ async fn what_a_layer_shows_is_known_by_caller() {
     let lines = ["ann", "bob"].map(|name| Credentials::token(Some(name), &token(name)).unwrap());
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
-    let (world, layer) = layered(Database::memory(), options).await;
+    let (fixture, layer) = layered(Database::memory(), options).await;
     let db = db("d", 1);
     layer.create(&db, 1).await;
     layer.write(&db, "doc7", 1, 1, false).await;
     for (target, is_shared) in [("/d/_changes", true), ("/d/_changes?filter=app/ids&end=7", false)] {
         let ask = async |name: &str, headers: &str| {
             let headers = format!("Authorization: Bearer {}\r\n{headers}", token(name));
-            ask(world.at(), "GET", target, &headers, "").await.head
+            ask(fixture.at(), "GET", target, &headers, "").await.head
         };
         let known = format!("If-None-Match: {}\r\n", ask("ann", "").await.headers["etag"]);
         assert_eq!(ask("ann", &known).await.status, 304);
@@ -410,14 +411,14 @@ async fn what_a_layer_shows_is_known_by_caller() {
 /// two pages and move to the end.
 #[tokio::test]
 async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
-    let (world, layer, db) = world("a", 3).await;
+    let (fixture, layer, db) = fixture("a", 3).await;
     let mut sequences = Vec::new();
     for n in 0..40 {
         sequences.push(layer.write(&db, &format!("doc{n:02}"), 1, 1, false).await);
     }
     let reads = async |since: &str, limit: u32| {
         let target = format!("/a/_changes?limit={limit}&since={since}");
-        let page = get(world.at(), &target).await.json();
+        let page = get(fixture.at(), &target).await.json();
         (page["pending"].as_u64().unwrap(), page["last_seq"].as_str().unwrap().to_owned())
     };
     let mut since = "0".to_owned();
@@ -438,10 +439,10 @@ async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
     layer.write(&db, "new", 1, 1, false).await;
     let (pending, _) = reads(&sequences[9].to_string(), 5).await;
     assert_eq!(pending, 30 + 2 - 5);
-    let backwards = get(world.at(), "/a/_changes?descending=true&limit=4").await.json();
+    let backwards = get(fixture.at(), "/a/_changes?descending=true&limit=4").await.json();
     assert_eq!(backwards["pending"], 41 - 4);
     let shard = layer.changes.feed(&db).shards().await.unwrap()[0];
     let rows = layer.changes.feed(&db).shard_rows(shard).await.unwrap();
-    let page = get(world.at(), &format!("/a/_changes/{shard}?limit=1")).await.json();
+    let page = get(fixture.at(), &format!("/a/_changes/{shard}?limit=1")).await.json();
     assert_eq!(page["pending"], rows - 1);
 }

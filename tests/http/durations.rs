@@ -20,12 +20,12 @@ const NEVER: Duration = Duration::MAX;
 /// Starts a node with these options that serves all feeds.
 async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<Layer>) {
     let mut layer = None;
-    let world = HttpFixture::with(options, limits, |api, store, bus| {
+    let fixture = HttpFixture::with(options, limits, |api, store, bus| {
         let made = layer.insert(Layer::new(store, bus));
         api.db_updates().merge(api.changes(&made.changes, Arc::clone(made) as _))
     })
     .await;
-    (world, layer.unwrap())
+    (fixture, layer.unwrap())
 }
 
 /// Regression: with the longest `timeout_max` the first longpoll that waited panicked, with the longest `header_timeout` every
@@ -37,7 +37,7 @@ async fn servers_bear_the_longest_durations() {
         heartbeat_min: NEVER,
         heartbeat_max: NEVER,
         doc_reads_limit: NEVER,
-        look_interval: NEVER,
+        fallback_interval: NEVER,
         longpoll_max_age: Some(NEVER),
         ..ApiOptions::default()
     };
@@ -52,8 +52,8 @@ async fn servers_bear_the_longest_durations() {
         }),
         ..ServerOptions::default()
     };
-    let (world, layer) = start(options, limits).await;
-    let (a, d, at) = (db("a", 1), db("d", 1), world.at());
+    let (fixture, layer) = start(options, limits).await;
+    let (a, d, at) = (db("a", 1), db("d", 1), fixture.at());
     layer.create(&d, 2).await;
     let mut feeds = Vec::new();
     for path in ["/_db_updates", "/d/_changes"] {
@@ -65,27 +65,27 @@ async fn servers_bear_the_longest_durations() {
         }
     }
     layer.write(&d, "x", 1, 1, false).await;
-    world.event(&a, EventKind::Created).await;
+    fixture.event(&a, EventKind::Created).await;
     for (target, connection) in &mut feeds {
         while !within(target, connection.chunk()).await.expect("it goes on").contains("\"seq\":") {}
     }
     let headers = "Origin: https://app.example\r\nAccess-Control-Request-Method: GET\r\n";
     let allowed = ask(at, Method::OPTIONS.as_str(), "/_db_updates", headers, "").await;
     assert_eq!(allowed.head.headers["access-control-max-age"], NEVER.as_secs().to_string());
-    world.api.shutdown();
-    within("the end", world.server.shutdown()).await;
+    fixture.api.shutdown();
+    within("the end", fixture.server.shutdown()).await;
 }
 
 #[tokio::test]
 async fn zero_is_refused_where_it_makes_no_sense() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let (api, zero) = (ApiOptions::default, Duration::ZERO);
     for options in [
         ApiOptions { heartbeat_max: zero, ..api() },
         ApiOptions { doc_reads_limit: zero, ..api() },
-        ApiOptions { look_interval: zero, ..api() },
+        ApiOptions { fallback_interval: zero, ..api() },
     ] {
-        let refused = Api::start(&world.bus, &world.dispatcher, options);
+        let refused = Api::start(&fixture.bus, &fixture.dispatcher, options);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }
     let (server, at) = (ServerOptions::default, SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -108,11 +108,11 @@ async fn zero_means_at_once_elsewhere() {
     let cors = Cors { max_age: Duration::ZERO, ..Cors::default() };
     let limits =
         ServerOptions { drain_timeout: Duration::ZERO, cors: Some(cors), ..ServerOptions::default() };
-    let (world, _) = start(options, limits).await;
-    let ended = get(world.at(), "/_db_updates?feed=longpoll&since=now").await;
+    let (fixture, _) = start(options, limits).await;
+    let ended = get(fixture.at(), "/_db_updates?feed=longpoll&since=now").await;
     assert!(ended.rows().is_empty());
-    let mut beats = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now&heartbeat=1").await;
+    let mut beats = Connection::get(fixture.at(), "/_db_updates?feed=continuous&since=now&heartbeat=1").await;
     assert_eq!(beats.head().await.status, 200);
     assert_eq!(beats.chunk().await.unwrap(), "\n");
-    within("the end, though a feed goes on", world.server.shutdown()).await;
+    within("the end, though a feed goes on", fixture.server.shutdown()).await;
 }

@@ -17,69 +17,72 @@ use crate::{
     fixture::{HttpFixture, quick},
 };
 
-async fn world() -> HttpFixture {
+async fn fixture() -> HttpFixture {
     let options = ApiOptions { body_len_max: 10_000, ..ApiOptions::default() };
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events().merge(api.db_updates()))
         .await
 }
 
-async fn post(world: &HttpFixture, body: &str) -> Answer {
-    ask(world.at(), "POST", "/_notibus/events", "", body).await
+async fn post(fixture: &HttpFixture, body: &str) -> Answer {
+    ask(fixture.at(), "POST", "/_notibus/events", "", body).await
 }
 
 /// Returns the row of `name` after all folds.
-async fn row(world: &HttpFixture, name: &str) -> notibus::Notification {
-    until("the folds", async || world.bus.is_drained().await.unwrap()).await;
-    world.bus.feed().newest(&name.parse().unwrap()).await.unwrap().unwrap()
+async fn row(fixture: &HttpFixture, name: &str) -> notibus::Notification {
+    until("the folds", async || fixture.bus.is_drained().await.unwrap()).await;
+    fixture.bus.feed().newest(&name.parse().unwrap()).await.unwrap().unwrap()
 }
 
 #[tokio::test]
 async fn instances_follow_from_what_is_known_of_a_name() {
-    let world = world().await;
+    let fixture = fixture().await;
     let answer = post(
-        &world,
+        &fixture,
         r#"[{"db":"a","type":"created"},{"db":"a","type":"updated"},{"db":"a","type":"ddoc_updated","doc":"_design/x"},
             {"db":"b","type":"updated","doc":"y"}]"#,
     )
     .await;
     assert_eq!((answer.head.status, &*answer.body), (201, "{\"ok\":true,\"recorded\":4}\n"));
-    let first = row(&world, "a").await;
+    let first = row(&fixture, "a").await;
     assert_eq!(first.totals, common::counts([1, 0, 1, 1]));
-    let ddocs = world.bus.feed().ddocs(&first.db(), notibus::Sequence::MIN).await.unwrap();
+    let ddocs = fixture.bus.feed().ddocs(&first.db(), notibus::Sequence::MIN).await.unwrap();
     assert_eq!((ddocs.ids[0].0.as_str(), ddocs.nameless), ("_design/x", None));
-    let older = row(&world, "b").await;
+    let older = row(&fixture, "b").await;
     assert_eq!((older.created_at, older.totals), (None, common::counts([0, 0, 1, 0])));
 
     // Both events belong to the same creation, before and after the fold.
-    post(&world, r#"[{"db":"a","type":"updated"}]"#).await;
-    post(&world, r#"[{"db":"a","type":"updated"}]"#).await;
-    let same = row(&world, "a").await;
+    post(&fixture, r#"[{"db":"a","type":"updated"}]"#).await;
+    post(&fixture, r#"[{"db":"a","type":"updated"}]"#).await;
+    let same = row(&fixture, "a").await;
     assert_eq!((same.instance, same.totals), (first.instance, common::counts([1, 0, 3, 1])));
 
     // The database is deleted and created again at once. An event of the deleted one does not bring it back.
-    post(&world, r#"[{"db":"b","type":"deleted"},{"db":"b","type":"updated"}]"#).await;
-    let deleted = row(&world, "b").await;
+    post(&fixture, r#"[{"db":"b","type":"deleted"},{"db":"b","type":"updated"}]"#).await;
+    let deleted = row(&fixture, "b").await;
     assert!(deleted.is_deleted() && deleted.instance == older.instance);
-    post(&world, r#"[{"db":"b","type":"updated"}]"#).await;
-    assert!(row(&world, "b").await.is_deleted());
-    post(&world, r#"[{"db":"b","type":"created"},{"db":"b","type":"deleted"},{"db":"b","type":"created"}]"#)
-        .await;
-    let again = row(&world, "b").await;
+    post(&fixture, r#"[{"db":"b","type":"updated"}]"#).await;
+    assert!(row(&fixture, "b").await.is_deleted());
+    post(
+        &fixture,
+        r#"[{"db":"b","type":"created"},{"db":"b","type":"deleted"},{"db":"b","type":"created"}]"#,
+    )
+    .await;
+    let again = row(&fixture, "b").await;
     assert!(!again.is_deleted() && again.instance != older.instance);
 
     // The database is created although it lives, so the deletion was missed.
-    post(&world, r#"[{"db":"a","type":"created"}]"#).await;
-    let again = row(&world, "a").await;
+    post(&fixture, r#"[{"db":"a","type":"created"}]"#).await;
+    let again = row(&fixture, "a").await;
     assert_eq!(
         (again.totals, again.replaced.unwrap().instance),
         (common::counts([1, 0, 0, 0]), first.instance)
     );
-    assert_eq!(world.bus.stats().stale_events, 0);
+    assert_eq!(fixture.bus.stats().stale_events, 0);
 }
 
 #[tokio::test]
 async fn all_or_nothing() {
-    let world = world().await;
+    let fixture = fixture().await;
     for (body, status, named) in [
         (r#"[{"db":"a","type":"created"},{"db":"","type":"updated"}]"#.to_owned(), 400, "Event 2"),
         (r#"[{"db":"a","type":"created"},{"db":"b","type":"renamed"}]"#.to_owned(), 400, "Event 2"),
@@ -92,19 +95,19 @@ async fn all_or_nothing() {
         (format!("[{}]", " ".repeat(10_000)), 413, "10000 bytes"),
         (format!(r#"[{{"db":"a","type":"ddoc_updated","doc":"{}"}}]"#, "x".repeat(2_000)), 400, "Event 1"),
     ] {
-        let answer = post(&world, &body).await;
+        let answer = post(&fixture, &body).await;
         assert_eq!(answer.head.status, status, "{body}");
         assert!(answer.json()["reason"].as_str().unwrap().contains(named), "{body}: {answer:?}");
     }
     let from_a_page = "Origin: http://example.org\r\nContent-Type: text/plain\r\n";
     let body = r#"[{"db":"a","type":"created"}]"#;
-    let page = ask(world.at(), "POST", "/_notibus/events", from_a_page, body).await;
+    let page = ask(fixture.at(), "POST", "/_notibus/events", from_a_page, body).await;
     assert_eq!(page.head.status, 403, "a page of anyone in a browser on this machine");
-    let get = get(world.at(), "/_notibus/events").await;
+    let get = get(fixture.at(), "/_notibus/events").await;
     assert_eq!((get.head.status, get.head.headers["allow"].as_str()), (405, "POST"));
-    assert_eq!(post(&world, "[]").await.body, "{\"ok\":true,\"recorded\":0}\n");
-    assert!(world.bus.is_drained().await.unwrap());
-    assert_eq!(world.bus.stats().folded.total(), 0);
+    assert_eq!(post(&fixture, "[]").await.body, "{\"ok\":true,\"recorded\":0}\n");
+    assert!(fixture.bus.is_drained().await.unwrap());
+    assert_eq!(fixture.bus.stats().folded.total(), 0);
 }
 
 #[tokio::test]
@@ -130,7 +133,7 @@ async fn all_events_of_a_request_are_one_transaction() {
 /// Regression: two parallel requests for an unknown name made two databases of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_meet_agree_on_what_a_name_stands_for() {
-    let world = world().await;
+    let fixture = fixture().await;
     let bodies = [
         r#"[{"db":"X","type":"updated"},{"db":"Y","type":"created"}]"#,
         r#"[{"db":"X","type":"updated"},{"db":"Y","type":"updated"}]"#,
@@ -138,20 +141,24 @@ async fn requests_that_meet_agree_on_what_a_name_stands_for() {
     for round in 0..20 {
         let posts = (0..8).map(|n| {
             let body = bodies[n % 2].replace('X', &format!("x{round}")).replace('Y', &format!("y{round}"));
-            let world = &world;
-            async move { assert_eq!(post(world, &body).await.head.status, 201) }
+            let fixture = &fixture;
+            async move { assert_eq!(post(fixture, &body).await.head.status, 201) }
         });
         futures_util::future::join_all(posts).await;
-        let x = row(&world, &format!("x{round}")).await;
+        let x = row(&fixture, &format!("x{round}")).await;
         assert_eq!(x.totals, common::counts([0, 0, 8, 0]), "all of them on one instance");
     }
     // All recorded events were delivered, and none counted as stale.
-    let stats = world.bus.stats();
+    let stats = fixture.bus.stats();
     assert_eq!(stats.stale_events, 0);
     let deleted = stats.folded.deleted;
     assert_eq!(stats.folded.total() - deleted, 20 * 16);
-    let names: BTreeSet<DbName> =
-        get(world.at(), "/_db_updates").await.rows().iter().map(|(name, _)| name.parse().unwrap()).collect();
+    let names: BTreeSet<DbName> = get(fixture.at(), "/_db_updates")
+        .await
+        .rows()
+        .iter()
+        .map(|(name, _)| name.parse().unwrap())
+        .collect();
     assert_eq!(names.len(), 40);
 }
 
@@ -177,9 +184,9 @@ async fn an_unknown_result_counts_once() {
 /// Regression: a client repeated a post after a time-out, and so replaced the database that the post had created.
 #[tokio::test]
 async fn a_repeated_post_is_known_by_its_key() {
-    let world = world().await;
+    let fixture = fixture().await;
     let post = async |key: &str, body: &str| {
-        ask(world.at(), "POST", "/_notibus/events", &format!("Idempotency-Key: {key}\r\n"), body).await
+        ask(fixture.at(), "POST", "/_notibus/events", &format!("Idempotency-Key: {key}\r\n"), body).await
     };
     let body = r#"[{"db":"a","type":"created"},{"db":"a","type":"updated"}]"#;
     let posts = futures_util::future::join_all((0..8).map(|_| post("k1", body))).await;
@@ -191,7 +198,7 @@ async fn a_repeated_post_is_known_by_its_key() {
     let replayed =
         posts.iter().filter(|answer| answer.head.headers.contains_key("idempotency-replayed")).count();
     assert_eq!(replayed, 7);
-    let first = row(&world, "a").await;
+    let first = row(&fixture, "a").await;
     assert_eq!((first.totals, first.replaced), (common::counts([1, 0, 1, 0]), None));
     // Another body with the same key is a mistake; another key makes another request.
     let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
@@ -199,50 +206,50 @@ async fn a_repeated_post_is_known_by_its_key() {
     // Regression: the second of two keys was ignored.
     let two = "Idempotency-Key: x\r\nIdempotency-Key: y\r\n";
     let body = r#"[{"db":"a","type":"updated"}]"#;
-    assert_eq!(ask(world.at(), "POST", "/_notibus/events", two, body).await.head.status, 400);
+    assert_eq!(ask(fixture.at(), "POST", "/_notibus/events", two, body).await.head.status, 400);
     assert_eq!(post("k2", r#"[{"db":"a","type":"updated"}]"#).await.head.status, 201);
-    assert_eq!(row(&world, "a").await.totals, common::counts([1, 0, 2, 0]));
+    assert_eq!(row(&fixture, "a").await.totals, common::counts([1, 0, 2, 0]));
     assert_eq!(post(&"k".repeat(300), body).await.head.status, 400);
 }
 
 #[tokio::test]
 async fn a_layer_that_knows_its_creations_says_which_one_it_means() {
-    let world = world().await;
+    let fixture = fixture().await;
     let [one, two] = ["1", "2"].map(|digit| digit.repeat(32));
     let event =
         |kind: &str, instance: &str| format!(r#"{{"db":"a","type":"{kind}","instance":"{instance}"}}"#);
     let created = format!("[{}]", event("created", &one));
     for _ in 0..3 {
-        assert_eq!(post(&world, &created).await.head.status, 201);
+        assert_eq!(post(&fixture, &created).await.head.status, 201);
     }
-    let first = row(&world, "a").await;
+    let first = row(&fixture, "a").await;
     assert_eq!(
         (first.instance.to_string(), first.totals, first.replaced),
         (one.clone(), common::counts([1, 0, 0, 0]), None)
     );
-    post(&world, &format!("[{},{}]", event("updated", &one), event("created", &two))).await;
+    post(&fixture, &format!("[{},{}]", event("updated", &one), event("created", &two))).await;
     // A late event of the first instance changes nothing.
     post(
-        &world,
+        &fixture,
         &format!("[{},{},{}]", event("updated", &one), event("deleted", &one), event("updated", &two)),
     )
     .await;
-    let second = row(&world, "a").await;
+    let second = row(&fixture, "a").await;
     assert_eq!((second.instance.to_string(), second.is_deleted()), (two, false));
     assert_eq!(second.totals, common::counts([1, 0, 1, 0]));
-    let bad = post(&world, &format!("[{}]", event("updated", "xyz"))).await;
+    let bad = post(&fixture, &format!("[{}]", event("updated", "xyz"))).await;
     assert_eq!(bad.head.status, 400, "{bad:?}");
 }
 
 /// Regression: of 48 clients that posted creations of one name at once, one got its answer after 14.8 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn posts_of_one_name_are_answered_in_turn() {
-    let world = world().await;
+    let fixture = fixture().await;
     let client = async || {
         let mut longest = std::time::Duration::ZERO;
         for _ in 0..20 {
             let began = std::time::Instant::now();
-            assert_eq!(post(&world, r#"[{"db":"a","type":"created"}]"#).await.head.status, 201);
+            assert_eq!(post(&fixture, r#"[{"db":"a","type":"created"}]"#).await.head.status, 201);
             longest = longest.max(began.elapsed());
         }
         longest

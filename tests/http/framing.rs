@@ -15,8 +15,8 @@ use crate::{
 
 #[tokio::test]
 async fn normal_is_one_object_with_a_row_a_line() {
-    let world = HttpFixture::new().await;
-    let empty = get(world.at(), "/_db_updates").await;
+    let fixture = HttpFixture::new().await;
+    let empty = get(fixture.at(), "/_db_updates").await;
     assert_eq!(empty.body, "{\"results\":[\n\n],\n\"last_seq\":\"0\"}\n");
     for (header, value) in [
         ("content-type", "application/json"),
@@ -26,25 +26,25 @@ async fn normal_is_one_object_with_a_row_a_line() {
         assert_eq!(empty.head.headers[header], value);
     }
 
-    let a = world.event(&db("a/\"b", 1), Created).await;
-    let b = world.event(&db("ü", 1), Created).await;
+    let a = fixture.event(&db("a/\"b", 1), Created).await;
+    let b = fixture.event(&db("ü", 1), Created).await;
     let first = format!("{{\"db_name\":\"a/\\\"b\",\"type\":\"created\",\"seq\":\"{}\"}}", a.sequence);
     let second = row(&b, "created");
-    let both = get(world.at(), "/_db_updates?feed=normal&since=0").await;
+    let both = get(fixture.at(), "/_db_updates?feed=normal&since=0").await;
     assert_eq!(
         both.body,
         format!("{{\"results\":[\n{first},\r\n{second}\n],\n\"last_seq\":\"{}\"}}\n", b.sequence)
     );
-    let one = get(world.at(), &format!("/_db_updates?since=%22{}%22", a.sequence)).await;
+    let one = get(fixture.at(), &format!("/_db_updates?since=%22{}%22", a.sequence)).await;
     assert_eq!(one.body, format!("{{\"results\":[\n{second}\n],\n\"last_seq\":\"{}\"}}\n", b.sequence));
 }
 
 #[tokio::test]
 async fn limits_cut() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let mut rows = Vec::new();
     for name in ["a", "b", "c"] {
-        rows.push(world.event(&db(name, 1), Created).await);
+        rows.push(fixture.event(&db(name, 1), Created).await);
     }
     let at = |place: usize| rows[place].sequence;
     for (limit, seen, last) in [
@@ -53,41 +53,43 @@ async fn limits_cut() {
         (3, 3, at(2).to_string()),
         (9, 3, at(2).to_string()),
     ] {
-        let answer = get(world.at(), &format!("/_db_updates?limit={limit}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?limit={limit}")).await;
         assert_eq!(answer.rows().len(), seen);
         assert_eq!(answer.last_seq(), last, "{limit}");
         // Regression: the answer had `pending`, which cost 50 ms at 300,000 databases.
         assert!(answer.json().get("pending").is_none());
 
         let lines =
-            get(world.at(), &format!("/_db_updates?feed=continuous&timeout=0&limit={limit}")).await.body;
+            get(fixture.at(), &format!("/_db_updates?feed=continuous&timeout=0&limit={limit}")).await.body;
         let lines_of: Vec<_> = rows[..seen].iter().map(|it| row(it, "created") + "\n").collect();
         let end = format!("{{\"last_seq\":\"{last}\"}}\n");
         assert_eq!(lines, lines_of.concat() + &end, "{limit}");
 
-        let events = get(world.at(), &format!("/_db_updates?feed=eventsource&timeout=0&limit={limit}")).await;
+        let events =
+            get(fixture.at(), &format!("/_db_updates?feed=eventsource&timeout=0&limit={limit}")).await;
         let event =
             |it: &notibus::Notification| format!("data: {}\nid: \"{}\"\n\n", row(it, "created"), it.sequence);
         let expected: Vec<_> = rows[..seen].iter().map(event).collect();
         assert_eq!(events.body, expected.concat(), "{limit}");
         assert_eq!(events.head.headers["content-type"], "text/event-stream");
 
-        let longpoll = get(world.at(), &format!("/_db_updates?feed=longpoll&timeout=0&limit={limit}")).await;
+        let longpoll =
+            get(fixture.at(), &format!("/_db_updates?feed=longpoll&timeout=0&limit={limit}")).await;
         assert_eq!(longpoll.body, answer.body);
     }
 }
 
 #[tokio::test]
 async fn all_feeds_are_chunked_and_say_what_they_are() {
-    let world = HttpFixture::new().await;
-    let a = world.event(&db("a", 1), Created).await;
+    let fixture = HttpFixture::new().await;
+    let a = fixture.event(&db("a", 1), Created).await;
     for (feed, kind, cache, body) in [
         ("normal", "application/json", "must-revalidate", "{\"results\":[\n\n],\nEND"),
         ("longpoll", "application/json", "must-revalidate", "{\"results\":[\n\n],\nEND"),
         ("continuous", "application/json", "must-revalidate", "{END"),
         ("eventsource", "text/event-stream", "no-cache", ""),
     ] {
-        let answer = get(world.at(), &format!("/_db_updates?feed={feed}&since=now&timeout=0")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?feed={feed}&since=now&timeout=0")).await;
         let headers = &answer.head.headers;
         assert_eq!((&*headers["content-type"], &*headers["cache-control"]), (kind, cache), "{feed}");
         assert_eq!(headers["transfer-encoding"], "chunked", "{feed}");
@@ -98,18 +100,18 @@ async fn all_feeds_are_chunked_and_say_what_they_are() {
         let end = format!("\"last_seq\":\"{last}\"}}\n");
         assert_eq!(answer.body, body.replace("END", &end), "{feed}");
     }
-    let plain = ask(world.at(), "GET", "/_db_updates?limit=0", "Accept: text/plain\r\n", "").await;
+    let plain = ask(fixture.at(), "GET", "/_db_updates?limit=0", "Accept: text/plain\r\n", "").await;
     assert_eq!(plain.head.headers["content-type"], "application/json");
 }
 
 #[tokio::test]
 async fn a_slash_behind_a_path_changes_nothing() {
-    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.welcome())
     })
     .await;
-    world.event(&db("a", 1), Created).await;
+    fixture.event(&db("a", 1), Created).await;
     for (method, path, status) in [
         ("GET", "/_db_updates", 200),
         ("PUT", "/_db_updates", 405),
@@ -126,8 +128,8 @@ async fn a_slash_behind_a_path_changes_nothing() {
         ("GET", "/_notibus/nothing", 404),
         ("GET", "/_nothing", 404),
     ] {
-        let plain = ask(world.at(), method, path, "", "").await;
-        let behind = ask(world.at(), method, &format!("{path}/"), "", "").await;
+        let plain = ask(fixture.at(), method, path, "", "").await;
+        let behind = ask(fixture.at(), method, &format!("{path}/"), "", "").await;
         assert_eq!((plain.head.status, behind.head.status), (status, status), "{method} {path}");
         assert_eq!(plain.body, behind.body, "{method} {path}");
         if path.ends_with("nothing") {
@@ -135,24 +137,24 @@ async fn a_slash_behind_a_path_changes_nothing() {
         }
     }
     for path in ["/_notibus/status/", "/_notibus/metrics/"] {
-        assert_eq!(get(world.at(), path).await.head.status, 200);
+        assert_eq!(get(fixture.at(), path).await.head.status, 200);
     }
-    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    let metrics = get(fixture.at(), "/_notibus/metrics").await.body;
     let both = "notibus_http_answers_total{route=\"/_db_updates\",method=\"GET\",status=\"200\"} 2";
     assert!(metrics.lines().any(|line| line == both), "{metrics}");
 }
 
 #[tokio::test]
 async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
-    let world = HttpFixture::new().await;
-    world.event(&db("a", 1), Created).await;
+    let fixture = HttpFixture::new().await;
+    fixture.event(&db("a", 1), Created).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
         // This is a promise to waiting clients, not a measure of speed, so a busy machine has three tries.
         let mut fastest = Duration::MAX;
         for _ in 0..3 {
             let began = Instant::now();
             let mut connection =
-                Connection::get(world.at(), &format!("/_db_updates?feed={feed}&since=now")).await;
+                Connection::get(fixture.at(), &format!("/_db_updates?feed={feed}&since=now")).await;
             assert_eq!(connection.head().await.status, 200);
             fastest = fastest.min(began.elapsed());
         }
@@ -162,7 +164,7 @@ async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
 
 #[tokio::test]
 async fn heartbeats_keep_the_line_alive_in_every_mode() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     for (feed, beat, row_of) in [
         ("longpoll", "\n", "ROW"),
         ("continuous", "\n", "ROW\n"),
@@ -171,7 +173,7 @@ async fn heartbeats_keep_the_line_alive_in_every_mode() {
         ("eventsource", "event: heartbeat\ndata: \nid: \"AT\"\n\n", "data: ROW\nid: \"SEQ\"\n\n"),
     ] {
         let target = format!("/_db_updates?feed={feed}&since=now&heartbeat=50&timeout=1");
-        let mut connection = Connection::get(world.at(), &target).await;
+        let mut connection = Connection::get(fixture.at(), &target).await;
         connection.head().await;
         if feed == "longpoll" {
             assert_eq!(connection.chunk().await.unwrap(), "{\"results\":[\n");
@@ -187,7 +189,7 @@ async fn heartbeats_keep_the_line_alive_in_every_mode() {
             assert!(is_beat(&chunk), "{feed}: {chunk}");
         }
         assert!(began.elapsed() >= Duration::from_millis(140), "{feed}: they do not come too early");
-        let created = world.event(&db(&format!("db{}", feed.len()), 1), Created).await;
+        let created = fixture.event(&db(&format!("db{}", feed.len()), 1), Created).await;
         let expected =
             row_of.replace("ROW", &row(&created, "created")).replace("SEQ", &created.sequence.to_string());
         let mut chunk = connection.chunk().await.unwrap();
@@ -205,17 +207,17 @@ async fn no_client_waits_longer_than_is_configured() {
         heartbeat_max: Duration::from_millis(30),
         ..ApiOptions::default()
     };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
         for timeout in ["", "&timeout=3600000"] {
             let began = Instant::now();
-            let answer = get(world.at(), &format!("/_db_updates?feed={feed}&since=now{timeout}")).await;
+            let answer = get(fixture.at(), &format!("/_db_updates?feed={feed}&since=now{timeout}")).await;
             assert_eq!(answer.head.status, 200, "{feed}{timeout}: it ends by itself");
             assert!(began.elapsed() >= Duration::from_millis(55), "{feed}{timeout}: not at once");
         }
         for heartbeat in ["3600000", "true"] {
             let target = format!("/_db_updates?feed={feed}&since=now&heartbeat={heartbeat}");
-            let mut connection = Connection::get(world.at(), &target).await;
+            let mut connection = Connection::get(fixture.at(), &target).await;
             connection.head().await;
             for _ in 0..3 {
                 let chunk = connection.chunk().await.unwrap();
@@ -231,34 +233,35 @@ async fn no_client_waits_longer_than_is_configured() {
 
 #[tokio::test]
 async fn a_longpoll_ends_with_what_comes_first_or_with_its_time() {
-    let world = HttpFixture::new().await;
-    let before = world.event(&db("a", 1), Created).await;
+    let fixture = HttpFixture::new().await;
+    let before = fixture.event(&db("a", 1), Created).await;
     let since = before.sequence;
-    let mut waiting = Connection::get(world.at(), &format!("/_db_updates?feed=longpoll&since={since}")).await;
+    let mut waiting =
+        Connection::get(fixture.at(), &format!("/_db_updates?feed=longpoll&since={since}")).await;
     waiting.head().await;
-    let updated = world.event(&db("a", 1), Updated).await;
+    let updated = fixture.event(&db("a", 1), Updated).await;
     let line = row(&updated, "updated");
     let end = format!("\n],\n\"last_seq\":\"{}\"}}\n", updated.sequence);
     assert_eq!(waiting.rest().await, format!("{{\"results\":[\n{line}{end}"));
 
     let since = updated.sequence;
-    let none = get(world.at(), &format!("/_db_updates?feed=longpoll&since={since}&timeout=30")).await;
+    let none = get(fixture.at(), &format!("/_db_updates?feed=longpoll&since={since}&timeout=30")).await;
     assert_eq!(none.body, format!("{{\"results\":[\n\n],\n\"last_seq\":\"{since}\"}}\n"));
 }
 
 #[tokio::test]
 async fn live_feeds_send_a_row_for_every_event_and_live_on() {
-    let world = HttpFixture::new().await;
-    let mut lines = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now").await;
+    let fixture = HttpFixture::new().await;
+    let mut lines = Connection::get(fixture.at(), "/_db_updates?feed=continuous&since=now").await;
     let mut events =
-        Connection::get(world.at(), "/_db_updates?feed=eventsource&since=now&types=created,deleted").await;
+        Connection::get(fixture.at(), "/_db_updates?feed=eventsource&since=now&types=created,deleted").await;
     lines.head().await;
     events.head().await;
     let deaf = "/_db_updates?feed=longpoll&since=now&types=ddoc_updated&heartbeat=60000";
-    let mut poll = Connection::get(world.at(), deaf).await;
+    let mut poll = Connection::get(fixture.at(), deaf).await;
     poll.head().await;
     for (kind, name) in [(Created, "created"), (Updated, "updated"), (Deleted, "deleted")] {
-        let seen = world.event(&db("a", 1), kind).await;
+        let seen = fixture.event(&db("a", 1), kind).await;
         assert_eq!(lines.chunk().await.unwrap(), row(&seen, name) + "\n");
         if kind != Updated {
             let expected = format!("data: {}\nid: \"{}\"\n\n", row(&seen, name), seen.sequence);
@@ -266,7 +269,7 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
         }
     }
     // All feeds end in good order.
-    let HttpFixture { api, server, .. } = world;
+    let HttpFixture { api, server, .. } = fixture;
     api.shutdown();
     let last = lines.rest().await;
     assert!(last.starts_with("{\"last_seq\":\"") && last.ends_with("\"}\n"), "{last:?}");
@@ -278,29 +281,29 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
 
 #[tokio::test]
 async fn an_event_source_goes_on_behind_the_last_event() {
-    let world = HttpFixture::new().await;
-    let a = world.event(&db("a", 1), Created).await;
-    let b = world.event(&db("b", 1), Created).await;
+    let fixture = HttpFixture::new().await;
+    let a = fixture.event(&db("a", 1), Created).await;
+    let b = fixture.event(&db("b", 1), Created).await;
     for last in [a.sequence.to_string(), format!("\"{}\"", a.sequence)] {
         let header = format!("Last-Event-ID: {last}\r\n");
         let answer =
-            ask(world.at(), "GET", "/_db_updates?feed=eventsource&since=0&timeout=0", &header, "").await;
+            ask(fixture.at(), "GET", "/_db_updates?feed=eventsource&since=0&timeout=0", &header, "").await;
         assert_eq!(answer.body, format!("data: {}\nid: \"{}\"\n\n", row(&b, "created"), b.sequence));
     }
     // As a parameter it is a position for all feeds.
-    let rest = get(world.at(), &format!("/_db_updates?last-event-id={}", a.sequence)).await;
+    let rest = get(fixture.at(), &format!("/_db_updates?last-event-id={}", a.sequence)).await;
     assert_eq!(rest.rows(), [("b".to_owned(), "created".to_owned())]);
 }
 
 #[tokio::test]
 async fn types_are_derived_for_the_reader() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let a = db("a", 1);
-    let created = world.event(&a, Created).await;
-    let updated = world.event(&a, Updated).await;
-    world.event(&a, DdocUpdated).await;
+    let created = fixture.event(&a, Created).await;
+    let updated = fixture.event(&a, Updated).await;
+    fixture.event(&a, DdocUpdated).await;
     let of = async |query: String| {
-        let rows = get(world.at(), &format!("/_db_updates?{query}")).await.rows();
+        let rows = get(fixture.at(), &format!("/_db_updates?{query}")).await.rows();
         rows.into_iter().map(|(_, kind)| kind).collect::<Vec<_>>()
     };
     let (at_creation, at_update) = (created.sequence, updated.sequence);
@@ -315,12 +318,12 @@ async fn types_are_derived_for_the_reader() {
     );
     assert_eq!(of("descending=true".to_owned()).await, ["updated", "created"]);
     assert_eq!(of("types=deleted".to_owned()).await, [""; 0]);
-    world.event(&a, Deleted).await;
+    fixture.event(&a, Deleted).await;
     assert_eq!(of(String::new()).await, ["deleted"]);
     assert_eq!(of("types=created,updated".to_owned()).await, [""; 0]);
     // The database is deleted and created again between two reads. Regression: a reader got only the creation, and nothing with
     // `types=deleted`.
-    world.event(&db("a", 2), Created).await;
+    fixture.event(&db("a", 2), Created).await;
     assert_eq!(of(format!("since={at_update}")).await, ["deleted", "created"]);
     assert_eq!(of(format!("since={at_update}&types=deleted")).await, ["deleted"]);
     assert_eq!(of(String::new()).await, ["created"], "who knows nothing has nothing to forget");
@@ -329,14 +332,14 @@ async fn types_are_derived_for_the_reader() {
 /// Each row of a database has its own position, even if all come from one fold, in every feed.
 #[tokio::test]
 async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
-    let world = HttpFixture::new().await;
-    let start = world.event(&db("a", 1), Created).await;
-    world.event(&db("a", 1), Deleted).await;
-    world.event(&db("a", 2), Created).await;
-    world.event(&db("a", 2), Updated).await;
-    let last = world.event(&db("a", 2), DdocUpdated).await.sequence.to_string();
+    let fixture = HttpFixture::new().await;
+    let start = fixture.event(&db("a", 1), Created).await;
+    fixture.event(&db("a", 1), Deleted).await;
+    fixture.event(&db("a", 2), Created).await;
+    fixture.event(&db("a", 2), Updated).await;
+    let last = fixture.event(&db("a", 2), DdocUpdated).await.sequence.to_string();
     let types = "types=created,deleted,updated,ddoc_updated";
-    let whole = get(world.at(), &format!("/_db_updates?{types}&since={}", start.sequence)).await.json();
+    let whole = get(fixture.at(), &format!("/_db_updates?{types}&since={}", start.sequence)).await.json();
     let whole = whole["results"].as_array().unwrap().clone();
     let kinds: Vec<_> = whole.iter().map(|row| row["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["deleted", "created", "updated", "ddoc_updated"]);
@@ -345,25 +348,25 @@ async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
     for (place, seq) in seqs.iter().enumerate() {
         for feed in ["normal", "longpoll"] {
             let rest =
-                get(world.at(), &format!("/_db_updates?{types}&since={seq}&feed={feed}&timeout=0")).await;
+                get(fixture.at(), &format!("/_db_updates?{types}&since={seq}&feed={feed}&timeout=0")).await;
             assert_eq!(rest.json()["results"].as_array().unwrap()[..], whole[place + 1..], "{feed}");
         }
-        let one = get(world.at(), &format!("/_db_updates?{types}&since={seq}&limit=1")).await;
+        let one = get(fixture.at(), &format!("/_db_updates?{types}&since={seq}&limit=1")).await;
         let expected: Vec<_> = whole[place + 1..].iter().take(1).cloned().collect();
         assert_eq!(one.json()["results"].as_array().unwrap()[..], expected[..]);
         assert_eq!(one.last_seq(), seqs[(place + 1).min(3)]);
     }
     let events =
-        get(world.at(), &format!("/_db_updates?{types}&since={}&feed=eventsource&limit=2", start.sequence))
+        get(fixture.at(), &format!("/_db_updates?{types}&since={}&feed=eventsource&limit=2", start.sequence))
             .await;
     assert_eq!(events.body.lines().filter(|line| line.starts_with("id: ")).count(), 2);
     // The database is updated meanwhile. The reader gets nothing twice, and loses nothing.
-    let b = world.event(&db("b", 1), Created).await;
-    let moved = world.event(&db("a", 2), Updated).await;
+    let b = fixture.event(&db("b", 1), Created).await;
+    let moved = fixture.event(&db("a", 2), Updated).await;
     let mut since = seqs[1].to_owned();
     let mut told = Vec::new();
     for _ in 0..4 {
-        let answer = get(world.at(), &format!("/_db_updates?{types}&since={since}&limit=1")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?{types}&since={since}&limit=1")).await;
         told.extend(answer.rows());
         since = answer.last_seq();
     }
@@ -374,60 +377,60 @@ async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
 
 #[tokio::test]
 async fn newest_first_gives_all_rows() {
-    let world = HttpFixture::new().await;
-    let a = world.event(&db("a", 1), Created).await;
-    let b = world.event(&db("b", 1), Created).await;
-    let c = world.event(&db("c", 1), Created).await;
+    let fixture = HttpFixture::new().await;
+    let a = fixture.event(&db("a", 1), Created).await;
+    let b = fixture.event(&db("b", 1), Created).await;
+    let c = fixture.event(&db("c", 1), Created).await;
     for feed in ["normal", "longpoll"] {
-        let all = get(world.at(), &format!("/_db_updates?descending=true&feed={feed}")).await;
+        let all = get(fixture.at(), &format!("/_db_updates?descending=true&feed={feed}")).await;
         let rows = [&c, &b, &a].map(|it| row(it, "created")).join(",\r\n");
         let end = format!("\n],\n\"last_seq\":\"{}\"}}\n", a.sequence);
         assert_eq!(all.body, format!("{{\"results\":[\n{rows}{end}"));
     }
-    let some = get(world.at(), "/_db_updates?descending=true&since=now&limit=1").await;
+    let some = get(fixture.at(), "/_db_updates?descending=true&since=now&limit=1").await;
     assert_eq!((some.rows().len(), some.last_seq()), (1, c.sequence.to_string()));
 }
 
 #[tokio::test]
 async fn what_is_known_is_not_sent_again() {
-    let world = HttpFixture::new().await;
-    world.event(&db("a", 1), Created).await;
-    let first = get(world.at(), "/_db_updates").await;
+    let fixture = HttpFixture::new().await;
+    fixture.event(&db("a", 1), Created).await;
+    let first = get(fixture.at(), "/_db_updates").await;
     let tag = &first.head.headers["etag"];
     let strong = format!("If-None-Match: {}\r\n", tag.strip_prefix("W/").unwrap());
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", &strong, "").await.head.status, 304);
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &strong, "").await.head.status, 304);
     let header = format!("If-None-Match: \"x\", {tag}\r\n");
-    let again = ask(world.at(), "GET", "/_db_updates", &header, "").await;
+    let again = ask(fixture.at(), "GET", "/_db_updates", &header, "").await;
     assert_eq!((again.head.status, &*again.body), (304, ""));
     assert_eq!(&again.head.headers["etag"], tag);
-    assert_eq!(ask(world.at(), "GET", "/_db_updates?limit=1", &header, "").await.head.status, 200);
-    world.event(&db("a", 1), Updated).await;
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status, 200);
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates?limit=1", &header, "").await.head.status, 200);
+    fixture.event(&db("a", 1), Updated).await;
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &header, "").await.head.status, 200);
 }
 
 #[tokio::test]
 async fn methods_and_bodies_are_those_that_clients_use() {
-    let world = HttpFixture::new().await;
-    let a = world.event(&db("a", 1), Created).await;
+    let fixture = HttpFixture::new().await;
+    let a = fixture.event(&db("a", 1), Created).await;
     for body in ["", "{}", " { }\n"] {
-        let answer = ask(world.at(), "POST", "/_db_updates", "", body).await;
+        let answer = ask(fixture.at(), "POST", "/_db_updates", "", body).await;
         assert_eq!(answer.rows(), [("a".to_owned(), "created".to_owned())]);
         let answer =
-            ask(world.at(), "POST", "/_db_updates?feed=continuous&timeout=0&limit=1", "", body).await;
+            ask(fixture.at(), "POST", "/_db_updates?feed=continuous&timeout=0&limit=1", "", body).await;
         assert!(answer.body.starts_with(&row(&a, "created")));
     }
     for feed in ["normal", "longpoll", "continuous", "eventsource"] {
-        let answer = ask(world.at(), "HEAD", &format!("/_db_updates?feed={feed}&since=now"), "", "").await;
+        let answer = ask(fixture.at(), "HEAD", &format!("/_db_updates?feed={feed}&since=now"), "", "").await;
         assert_eq!(answer.head.status, 200);
         assert!(answer.head.headers.contains_key("content-type"));
         // Regression: the headers said that GET would return no bytes.
         assert!(!answer.head.headers.contains_key("content-length"), "{feed}");
     }
     for body in ["[]", "{\"a\":1}", "x"] {
-        assert_eq!(ask(world.at(), "POST", "/_db_updates", "", body).await.head.status, 400);
+        assert_eq!(ask(fixture.at(), "POST", "/_db_updates", "", body).await.head.status, 400);
     }
     for method in ["PUT", "DELETE", "OPTIONS", "PATCH"] {
-        let answer = ask(world.at(), method, "/_db_updates", "", "").await;
+        let answer = ask(fixture.at(), method, "/_db_updates", "", "").await;
         assert_eq!(answer.head.status, 405);
         assert_eq!(answer.head.headers["allow"], "GET,HEAD,POST");
         assert_eq!(
@@ -438,8 +441,8 @@ async fn methods_and_bodies_are_those_that_clients_use() {
 }
 
 #[tokio::test]
-async fn bad_questions_are_told_what_would_be_right() {
-    let world = HttpFixture::new().await;
+async fn bad_parameters_get_an_answer_that_says_what_is_allowed() {
+    let fixture = HttpFixture::new().await;
     let ahead = "f".repeat(26);
     for (query, error, reason) in [
         ("limt=1", "bad_request", "This feed has no parameter `limt`."),
@@ -460,18 +463,18 @@ async fn bad_questions_are_told_what_would_be_right() {
             "Invalid heartbeat value. Expecting a positive integer value (in milliseconds).",
         ),
     ] {
-        let answer = get(world.at(), &format!("/_db_updates?{query}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?{query}")).await;
         assert_eq!(answer.head.status, 400);
         assert_eq!(answer.body, format!("{{\"error\":\"{error}\",\"reason\":\"{reason}\"}}\n"));
     }
     let beside_descending = format!("descending=true&since={}1", "0".repeat(25));
     for bad in [&*format!("since={ahead}"), "since=2026-01-31T00:00:00Z", &beside_descending, "types=odd"] {
-        let answer = get(world.at(), &format!("/_db_updates?{bad}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?{bad}")).await;
         assert_eq!(answer.head.status, 400, "{answer:?}");
     }
     // Names are known in any case. Clients add parameters with `_` so that no cache answers.
     for good in ["LIMIT=0&Feed=normal", "_=17&limit=0"] {
-        let answer = get(world.at(), &format!("/_db_updates?{good}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?{good}")).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
     }
 }

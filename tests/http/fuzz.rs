@@ -110,12 +110,12 @@ fn request() -> impl Strategy<Value = (String, String, Vec<String>, String)> {
 #[test]
 fn no_question_makes_it_fail() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let world = runtime.block_on(async {
+    let fixture = runtime.block_on(async {
         let options = ApiOptions::default();
         let mut layer = None;
         let hosts = Hosts::Local(vec!["there".to_owned()]);
         let limits = ServerOptions { hosts, ..ServerOptions::default() };
-        let world = HttpFixture::with(options, limits, |api, store, bus| {
+        let fixture = HttpFixture::with(options, limits, |api, store, bus| {
             let made = Layer::new(store, bus);
             let router =
                 api.db_updates().merge(api.events()).merge(api.changes(&made.changes, made.clone() as _));
@@ -127,12 +127,12 @@ fn no_question_makes_it_fail() {
         let (layer, d) = (layer.unwrap(), db("d", 1));
         layer.create(&d, 2).await;
         layer.write(&d, "a", 1, 2, false).await;
-        world
+        fixture
     });
     let config = ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |((method, target, headers, body) in request())| {
         let status = runtime.block_on(async {
-            let mut connection = Connection::open(world.at()).await;
+            let mut connection = Connection::open(fixture.at()).await;
             let length = body.len();
             let head = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{}\r\n{body}", headers.concat());
             connection.send(&head).await;

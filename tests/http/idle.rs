@@ -115,7 +115,7 @@ async fn sent(router: Router, target: &str, wanted: &str, happens: impl Future<O
     text.expect("it looks now and then")
 }
 
-/// Regression: two things left a live feed asleep for ever. One is the removal of changes without an event. The other are edits of
+/// Regression: two things left a live feed asleep forever. One is the removal of changes without an event. The other are edits of
 /// a database that the bus takes for replaced, because a client posted `created` for its name.
 #[tokio::test(start_paused = true)]
 async fn live_feeds_learn_also_what_no_notification_tells_of() {

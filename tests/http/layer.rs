@@ -19,14 +19,14 @@ use crate::fixture::HttpFixture;
 pub async fn layered(store: Database, options: ApiOptions) -> (HttpFixture, Arc<Layer>) {
     let mut layer = None;
     let (dispatcher, limits) = (DispatcherOptions::default(), ServerOptions::default());
-    let world = HttpFixture::over(store, dispatcher, options, limits, |api, store, bus| {
+    let fixture = HttpFixture::over(store, dispatcher, options, limits, |api, store, bus| {
         let made = Layer::new(store, bus);
         let router = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
         router
     })
     .await;
-    (world, layer.unwrap())
+    (fixture, layer.unwrap())
 }
 
 /// A layer in memory.

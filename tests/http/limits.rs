@@ -19,26 +19,26 @@ fn updates_with(options: ApiOptions, limits: ServerOptions) -> impl Future<Outpu
 }
 
 /// Returns the number of open feeds, from the metrics.
-async fn feeds(world: &HttpFixture) -> usize {
-    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+async fn feeds(fixture: &HttpFixture) -> usize {
+    let metrics = get(fixture.at(), "/_notibus/metrics").await.body;
     let line = metrics.lines().find_map(|line| line.strip_prefix("notibus_http_feeds ")).unwrap();
     line.parse().unwrap()
 }
 
 #[tokio::test]
 async fn a_closed_connection_frees_its_feed_at_once() {
-    let world = updates_with(ApiOptions::default(), ServerOptions::default()).await;
+    let fixture = updates_with(ApiOptions::default(), ServerOptions::default()).await;
     for feed in ["continuous", "longpoll", "eventsource"] {
         let target = format!("/_db_updates?feed={feed}&since=now&heartbeat=60000");
         let mut open = Vec::new();
         for _ in 0..50 {
-            let mut connection = Connection::get(world.at(), &target).await;
+            let mut connection = Connection::get(fixture.at(), &target).await;
             connection.head().await;
             open.push(connection);
         }
-        assert_eq!(feeds(&world).await, 50);
+        assert_eq!(feeds(&fixture).await, 50);
         drop(open);
-        until("the feeds to be freed", async || feeds(&world).await == 0).await;
+        until("the feeds to be freed", async || feeds(&fixture).await == 0).await;
     }
 }
 
@@ -46,13 +46,13 @@ async fn a_closed_connection_frees_its_feed_at_once() {
 async fn feeds_and_connections_are_counted() {
     let options = ApiOptions { feeds_per_client_max: 2, ..ApiOptions::default() };
     let limits = ServerOptions { connections_max: 3, ..ServerOptions::default() };
-    let world = updates_with(options, limits).await;
+    let fixture = updates_with(options, limits).await;
     let target = "/_db_updates?feed=continuous&since=now";
-    let mut first = Connection::get(world.at(), target).await;
+    let mut first = Connection::get(fixture.at(), target).await;
     first.head().await;
-    let mut second = Connection::get(world.at(), target).await;
+    let mut second = Connection::get(fixture.at(), target).await;
     second.head().await;
-    let mut third = Connection::get(world.at(), target).await;
+    let mut third = Connection::get(fixture.at(), target).await;
     let refused = third.answer().await;
     assert_eq!(refused.head.status, 429);
     assert_eq!(refused.json()["error"], "too_many_requests");
@@ -60,12 +60,12 @@ async fn feeds_and_connections_are_counted() {
     third.send("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(third.answer().await.head.status, 200);
     // The third connection stays open, so there is no room for a fourth.
-    let mut fourth = Connection::open(world.at()).await;
+    let mut fourth = Connection::open(fixture.at()).await;
     let refused = fourth.answer().await;
     assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_connections".into()));
     drop(third);
     until("room", async || {
-        let mut connection = Connection::get(world.at(), "/_notibus/health/live").await;
+        let mut connection = Connection::get(fixture.at(), "/_notibus/health/live").await;
         connection.answer().await.head.status == 200
     })
     .await;
@@ -75,35 +75,35 @@ async fn feeds_and_connections_are_counted() {
 #[tokio::test]
 async fn one_address_cannot_take_all_connections() {
     let limits = ServerOptions { connections_per_address_max: 2, ..ServerOptions::default() };
-    let world = updates_with(ApiOptions::default(), limits).await;
-    let _held = [Connection::open(world.at()).await, Connection::open(world.at()).await];
-    let refused = Connection::open(world.at()).await.answer().await;
+    let fixture = updates_with(ApiOptions::default(), limits).await;
+    let _held = [Connection::open(fixture.at()).await, Connection::open(fixture.at()).await];
+    let refused = Connection::open(fixture.at()).await.answer().await;
     assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_connections".into()));
     // Regression: this answer said that the server had no room, so nobody found out which limit it was.
     assert_eq!(refused.json()["reason"], "Your address has too many connections open.");
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
-    let mut other = Connection::over(socket.connect(world.at()).await.unwrap());
+    let mut other = Connection::over(socket.connect(fixture.at()).await.unwrap());
     other.send("GET /_notibus/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     let metrics = other.answer().await.body;
     assert!(metrics.contains("notibus_http_refused_total{what=\"room\"} 1\n"), "{metrics}");
     // Regression: all clients behind a proxy together had the connections of one address.
     let proxies = vec![[127, 0, 0, 1].into()];
     let limits = ServerOptions { connections_per_address_max: 1, proxies, ..ServerOptions::default() };
-    let world = updates_with(ApiOptions::default(), limits).await;
-    let _held = [Connection::open(world.at()).await, Connection::open(world.at()).await];
-    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
+    let fixture = updates_with(ApiOptions::default(), limits).await;
+    let _held = [Connection::open(fixture.at()).await, Connection::open(fixture.at()).await];
+    assert_eq!(get(fixture.at(), "/_db_updates").await.head.status, 200);
 }
 
 #[tokio::test]
 async fn headers_that_are_too_long_or_too_slow_end_the_connection() {
     let limits = ServerOptions { header_timeout: Duration::from_millis(50), ..ServerOptions::default() };
-    let world = updates_with(ApiOptions::default(), limits).await;
+    let fixture = updates_with(ApiOptions::default(), limits).await;
     let long = format!("X-Long: {}\r\n", "x".repeat(64 << 10));
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", &long, "").await.head.status, 431);
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &long, "").await.head.status, 431);
     let many = "X-Many: x\r\n".repeat(200);
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", &many, "").await.head.status, 431);
-    let mut slow = Connection::open(world.at()).await;
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &many, "").await.head.status, 431);
+    let mut slow = Connection::open(fixture.at()).await;
     slow.send("GET / HTTP/1.1\r\n").await;
     assert!(slow.try_chunk().await.is_none(), "it is closed");
 }
@@ -115,20 +115,20 @@ async fn a_client_that_does_not_read_is_dropped() {
         send_buffer_len: 4 << 10,
         ..ServerOptions::default()
     };
-    let world = updates_with(ApiOptions::default(), limits).await;
+    let fixture = updates_with(ApiOptions::default(), limits).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
-    let mut socket = socket.connect(world.at()).await.unwrap();
+    let mut socket = socket.connect(fixture.at()).await.unwrap();
     let target =
         "GET /_db_updates?feed=continuous&since=now&heartbeat=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n";
     tokio::io::AsyncWriteExt::write_all(&mut socket, target.as_bytes()).await.unwrap();
-    until("the feed", async || feeds(&world).await == 1).await;
+    until("the feed", async || feeds(&fixture).await == 1).await;
     let name = "x".repeat(1_000);
     let mut n = 0_u32;
     let dropped = async {
-        while feeds(&world).await > 0 {
+        while feeds(&fixture).await > 0 {
             n += 1;
-            world.event(&db(&format!("{name}{}", n % 20), 1), EventKind::Updated).await;
+            fixture.event(&db(&format!("{name}{}", n % 20), 1), EventKind::Updated).await;
         }
     };
     tokio::time::timeout(LIMIT, dropped).await.expect("it is dropped");
@@ -140,15 +140,15 @@ async fn a_client_that_does_not_read_is_dropped() {
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
     let limits = ServerOptions { write_timeout: Duration::from_secs(1), ..ServerOptions::default() };
-    let world = updates_with(ApiOptions::default(), limits).await;
+    let fixture = updates_with(ApiOptions::default(), limits).await;
     let name = "x".repeat(1_000);
     for n in 0..20 {
-        world.event(&db(&format!("{name}{n}"), 1), EventKind::Updated).await;
+        fixture.event(&db(&format!("{name}{n}"), 1), EventKind::Updated).await;
     }
     let open = async || {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4 << 10).unwrap();
-        let mut connection = Connection::over(socket.connect(world.at()).await.unwrap());
+        let mut connection = Connection::over(socket.connect(fixture.at()).await.unwrap());
         connection
             .send("GET /_db_updates?feed=continuous&heartbeat=100 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .await;
@@ -161,10 +161,10 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
         while reader.try_chunk().await.is_some_and(|chunk| chunk.is_some()) {}
     });
     let _deaf = open().await;
-    until("both feeds", async || feeds(&world).await == 2).await;
-    until("the end of the deaf one", async || feeds(&world).await == 1).await;
+    until("both feeds", async || feeds(&fixture).await == 2).await;
+    until("the end of the deaf one", async || feeds(&fixture).await == 1).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(feeds(&world).await, 1);
+    assert_eq!(feeds(&fixture).await, 1);
     reads.abort();
 }
 
@@ -172,11 +172,11 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
 async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
     let ring = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
     let limits = ServerOptions { send_buffer_len: 4 << 10, ..ServerOptions::default() };
-    let world =
+    let fixture =
         HttpFixture::dispatched(ring, ApiOptions::default(), limits, |api, _, _| api.db_updates()).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
-    let socket = socket.connect(world.at()).await.unwrap();
+    let socket = socket.connect(fixture.at()).await.unwrap();
     let mut slow = Connection::over(socket);
     slow.send(
         "GET /_db_updates?feed=continuous&since=now&heartbeat=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -189,7 +189,7 @@ async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
         last.clear();
         for n in 0..30 {
             let kind = if round == 0 { EventKind::Created } else { EventKind::Updated };
-            last.push(world.event(&db(&format!("{name}{n}"), 1), kind).await);
+            last.push(fixture.event(&db(&format!("{name}{n}"), 1), kind).await);
         }
     }
     let (mut text, mut rows) = (String::new(), Vec::new());
@@ -212,9 +212,9 @@ async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
 #[tokio::test]
 async fn there_may_be_no_updates_at_all() {
     let options = ApiOptions { keeps_db_updates: false, ..ApiOptions::default() };
-    let world = updates_with(options, ServerOptions::default()).await;
-    assert_eq!(world.dispatcher.subscribers(), 0, "nothing is kept");
-    let answer = get(world.at(), "/_db_updates").await;
+    let fixture = updates_with(options, ServerOptions::default()).await;
+    assert_eq!(fixture.dispatcher.subscribers(), 0, "nothing is kept");
+    let answer = get(fixture.at(), "/_db_updates").await;
     assert_eq!(answer.head.status, 404);
     assert_eq!(answer.body, "{\"error\":\"not_found\",\"reason\":\"Database does not exist.\"}\n");
 }
@@ -222,11 +222,11 @@ async fn there_may_be_no_updates_at_all() {
 #[tokio::test]
 async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
     let limits = ServerOptions { drain_timeout: Duration::from_millis(100), ..ServerOptions::default() };
-    let world = updates_with(ApiOptions::default(), limits).await;
-    let mut feed = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now").await;
+    let fixture = updates_with(ApiOptions::default(), limits).await;
+    let mut feed = Connection::get(fixture.at(), "/_db_updates?feed=continuous&since=now").await;
     feed.head().await;
-    let address = world.at();
-    let HttpFixture { api, server, .. } = world;
+    let address = fixture.at();
+    let HttpFixture { api, server, .. } = fixture;
     server.shutdown().await;
     assert!(feed.try_chunk().await.is_none(), "it was not asked to end");
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
@@ -242,13 +242,13 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
         println!("SKIPPED, not passed: the system allows no longer line");
         return;
     }
-    let world = updates_with(ApiOptions::default(), ServerOptions::default()).await;
+    let fixture = updates_with(ApiOptions::default(), ServerOptions::default()).await;
     // The server shares this thread, which does not yield to it, so only the system accepts these connections.
     let connect =
-        |_| std::net::TcpStream::connect_timeout(&world.at(), LIMIT).expect("there is room in line");
+        |_| std::net::TcpStream::connect_timeout(&fixture.at(), LIMIT).expect("there is room in line");
     let waiting: Vec<_> = (0..500).map(connect).collect();
     drop(waiting);
-    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
+    assert_eq!(get(fixture.at(), "/_db_updates").await.head.status, 200);
 }
 
 /// Regression: `reads_max` beyond what a semaphore allows panicked.
@@ -259,7 +259,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
     let good = ApiOptions::default;
     for bad in [
         ApiOptions { heartbeat_max: Duration::ZERO, ..good() },
-        ApiOptions { look_interval: Duration::ZERO, ..good() },
+        ApiOptions { fallback_interval: Duration::ZERO, ..good() },
         ApiOptions { feeds_per_client_max: 0, ..good() },
         ApiOptions { doc_reads_limit: Duration::ZERO, ..good() },
         ApiOptions { reads_max: 0, ..good() },

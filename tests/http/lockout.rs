@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Starts a server with the accounts anna and bob.
-async fn world() -> HttpFixture {
+async fn fixture() -> HttpFixture {
     let lines = ["anna", "bob"].map(|name| Credentials::password(name, "secret").unwrap());
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
@@ -56,8 +56,8 @@ async fn from(address: &str, to: SocketAddr) -> Connection {
     Connection::over(socket.connect(to).await.unwrap())
 }
 
-async fn log_in(world: &HttpFixture, address: &str, name: &str, password: &str) -> Answer {
-    let mut connection = from(address, world.at()).await;
+async fn log_in(fixture: &HttpFixture, address: &str, name: &str, password: &str) -> Answer {
+    let mut connection = from(address, fixture.at()).await;
     connection.send(&request(name, password)).await;
     connection.answer().await
 }
@@ -72,12 +72,12 @@ fn peak() -> usize {
 
 #[tokio::test]
 async fn a_pair_of_name_and_address_is_locked_out_after_some_failures() {
-    let world = world().await;
+    let fixture = fixture().await;
     for guess in 0..5 {
-        assert_eq!(log_in(&world, "127.0.0.1", "anna", &guess.to_string()).await.head.status, 401);
+        assert_eq!(log_in(&fixture, "127.0.0.1", "anna", &guess.to_string()).await.head.status, 401);
     }
     for (name, password) in [("anna", "6"), ("anna", "secret")] {
-        let locked = log_in(&world, "127.0.0.1", name, password).await;
+        let locked = log_in(&fixture, "127.0.0.1", name, password).await;
         assert_eq!(locked.head.status, 403, "{locked:?}");
         assert_eq!(
             locked.body,
@@ -87,27 +87,27 @@ async fn a_pair_of_name_and_address_is_locked_out_after_some_failures() {
         assert!((1..=300).contains(&seconds), "{seconds}");
     }
     // Neither another name from here nor the same name from elsewhere is locked out.
-    assert_eq!(log_in(&world, "127.0.0.1", "bob", "secret").await.head.status, 200);
-    assert_eq!(log_in(&world, "127.0.0.2", "anna", "secret").await.head.status, 200);
+    assert_eq!(log_in(&fixture, "127.0.0.1", "bob", "secret").await.head.status, 200);
+    assert_eq!(log_in(&fixture, "127.0.0.2", "anna", "secret").await.head.status, 200);
     // The server recognizes credentials that it found right, from any address.
-    assert_eq!(log_in(&world, "127.0.0.1", "anna", "secret").await.head.status, 200);
+    assert_eq!(log_in(&fixture, "127.0.0.1", "anna", "secret").await.head.status, 200);
     // An unknown name gets the same answers.
     for guess in 0..6 {
         let expected = if guess < 5 { 401 } else { 403 };
-        assert_eq!(log_in(&world, "127.0.0.1", "carl", &guess.to_string()).await.head.status, expected);
+        assert_eq!(log_in(&fixture, "127.0.0.1", "carl", &guess.to_string()).await.head.status, expected);
     }
 }
 
 /// A client with the right password opens more connections than there are failures allowed, and must not lock itself out.
 #[tokio::test]
 async fn many_connections_of_a_right_client_share_a_check() {
-    let world = world().await;
-    let logins = (0..30).map(|_| log_in(&world, "127.0.0.1", "anna", "secret"));
+    let fixture = fixture().await;
+    let logins = (0..30).map(|_| log_in(&fixture, "127.0.0.1", "anna", "secret"));
     for answer in futures_util::future::join_all(logins).await {
         assert_eq!(answer.head.status, 200);
     }
     for _ in 0..4 {
-        assert_eq!(log_in(&world, "127.0.0.1", "anna", "wrong").await.head.status, 401);
+        assert_eq!(log_in(&fixture, "127.0.0.1", "anna", "wrong").await.head.status, 401);
     }
 }
 
@@ -116,11 +116,11 @@ async fn many_connections_of_a_right_client_share_a_check() {
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_hang_up_take_bounded_memory() {
-    let world = world().await;
+    let fixture = fixture().await;
     let before = peak();
     let mut most = 0;
     for round in 0..2_000_u32 {
-        let mut socket = TcpStream::connect(world.at()).await.unwrap();
+        let mut socket = TcpStream::connect(fixture.at()).await.unwrap();
         // Each guess of a known name from a new address takes a check.
         let name = if round % 2 == 0 { "anna" } else { &*format!("{round}") };
         socket.write_all(request(name, &format!("wrong{round}")).as_bytes()).await.unwrap();
@@ -129,7 +129,7 @@ async fn requests_that_hang_up_take_bounded_memory() {
         most = most.max(peak());
     }
     for n in 0..250 {
-        let mut connection = from(&format!("127.0.{}.{}", 1 + n / 200, 1 + n % 200), world.at()).await;
+        let mut connection = from(&format!("127.0.{}.{}", 1 + n / 200, 1 + n % 200), fixture.at()).await;
         connection.send(&request("anna", &format!("wrong{n}"))).await;
         tokio::time::sleep(Duration::from_millis(2)).await;
         drop(connection);
@@ -143,11 +143,11 @@ async fn requests_that_hang_up_take_bounded_memory() {
 /// Regression: with 200 guessers a right log-in took 5.9 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guessers_do_not_slow_who_logs_in() {
-    let world = world().await;
+    let fixture = fixture().await;
     let stop = Arc::new(AtomicBool::new(false));
     let guessers: Vec<_> = (0..200_u32)
         .map(|guesser| {
-            let (stop, at) = (Arc::clone(&stop), world.at());
+            let (stop, at) = (Arc::clone(&stop), fixture.at());
             tokio::spawn(async move {
                 let mut guesses = 0_u32;
                 while !stop.load(Ordering::Relaxed) {
@@ -168,17 +168,17 @@ async fn guessers_do_not_slow_who_logs_in() {
         })
         .collect();
     until("the guessers", async || {
-        let mut connection = from("127.0.0.1", world.at()).await;
+        let mut connection = from("127.0.0.1", fixture.at()).await;
         connection.send(&request("anna", "x")).await;
         connection.answer().await.head.status == 403
     })
     .await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let began = Instant::now();
-    let answer = log_in(&world, "127.0.0.1", "bob", "secret").await;
+    let answer = log_in(&fixture, "127.0.0.1", "bob", "secret").await;
     let took = began.elapsed();
     let live = Instant::now();
-    let mut connection = Connection::get(world.at(), "/_notibus/health/live").await;
+    let mut connection = Connection::get(fixture.at(), "/_notibus/health/live").await;
     assert_eq!(connection.answer().await.head.status, 200);
     println!("a log-in beside 200 guessers took {took:?}, live {:?}", live.elapsed());
     stop.store(true, Ordering::Relaxed);

@@ -13,27 +13,27 @@ use crate::{
 };
 
 /// A server with the administration.
-async fn world(access: Access) -> HttpFixture {
+async fn fixture(access: Access) -> HttpFixture {
     let options = ApiOptions { access, ..ApiOptions::default() };
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
 }
 
 /// The status and the object that is answered to a POST.
-async fn post(world: &HttpFixture, path: &str, body: &Value) -> (u16, Value) {
-    let answer = ask(world.at(), "POST", path, "", &body.to_string()).await;
+async fn post(fixture: &HttpFixture, path: &str, body: &Value) -> (u16, Value) {
+    let answer = ask(fixture.at(), "POST", path, "", &body.to_string()).await;
     (answer.head.status, answer.json())
 }
 
 /// Regression: a page had a thousand rows, however long they were, and the server held it for each client that did not read.
 #[tokio::test]
 async fn a_page_of_long_rows_is_short() {
-    let world = world(Access::Open).await;
+    let fixture = fixture(Access::Open).await;
     for n in 0..150 {
-        world.event(&db(&format!("{}{n}", "x".repeat(900)), 1), EventKind::Created).await;
+        fixture.event(&db(&format!("{}{n}", "x".repeat(900)), 1), EventKind::Created).await;
     }
     let (mut since, mut pages, mut rows) = ("0".to_owned(), 0, 0);
     loop {
-        let page = get(world.at(), &format!("/_notibus/feeds/notifications/rows?since={since}")).await;
+        let page = get(fixture.at(), &format!("/_notibus/feeds/notifications/rows?since={since}")).await;
         assert!(page.body.len() < 200_000, "{}", page.body.len());
         let page = page.json();
         since = page["next"].as_str().unwrap().to_owned();
@@ -47,43 +47,43 @@ async fn a_page_of_long_rows_is_short() {
 
 #[tokio::test]
 async fn rows_are_read_page_by_page_and_waited_for() {
-    let world = world(Access::Open).await;
+    let fixture = fixture(Access::Open).await;
     let rows = "/_notibus/feeds/notifications/rows";
-    let empty = get(world.at(), rows).await.json();
+    let empty = get(fixture.at(), rows).await.json();
     assert_eq!((&empty["rows"], &empty["more"]), (&json!([]), &false.into()));
     for name in ["a", "b", "c"] {
-        world.event(&db(name, 1), EventKind::Created).await;
+        fixture.event(&db(name, 1), EventKind::Created).await;
     }
-    let first = get(world.at(), &format!("{rows}?limit=2")).await.json();
+    let first = get(fixture.at(), &format!("{rows}?limit=2")).await.json();
     let names = |page: &Value| {
         page["rows"].as_array().unwrap().iter().map(|row| row["db"].clone()).collect::<Vec<_>>()
     };
     assert_eq!((names(&first), &first["more"]), (vec!["a".into(), "b".into()], &true.into()));
     assert!(first["rows"][0]["seq"].is_string());
     let next = first["next"].as_str().unwrap();
-    let second = get(world.at(), &format!("{rows}?since={next}")).await.json();
+    let second = get(fixture.at(), &format!("{rows}?since={next}")).await.json();
     assert_eq!((names(&second), &second["more"]), (vec!["c".into()], &false.into()));
 
     // It answers as soon as there is one, and when the time has passed.
     let next = second["next"].as_str().unwrap();
-    let none = get(world.at(), &format!("{rows}?since={next}&timeout=1")).await.json();
+    let none = get(fixture.at(), &format!("{rows}?since={next}&timeout=1")).await.json();
     assert_eq!(none["rows"], json!([]));
     let (target, d) = (format!("{rows}?since={next}&timeout=60000"), db("d", 1));
-    let (waited, _) = tokio::join!(get(world.at(), &target), world.event(&d, EventKind::Created));
+    let (waited, _) = tokio::join!(get(fixture.at(), &target), fixture.event(&d, EventKind::Created));
     assert_eq!(names(&waited.json()), ["d"]);
     for bad in ["limit=0", "limit=1001", "timeout=x", "since=then", "feed=continuous"] {
-        assert_eq!(get(world.at(), &format!("{rows}?{bad}")).await.head.status, 400, "{bad}");
+        assert_eq!(get(fixture.at(), &format!("{rows}?{bad}")).await.head.status, 400, "{bad}");
     }
 }
 
 #[tokio::test]
 async fn feeds_and_groups_are_managed() {
-    let world = world(Access::Open).await;
-    world.event(&db("a", 1), EventKind::Created).await;
+    let fixture = fixture(Access::Open).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     let feed = "/_notibus/feeds/notifications";
-    let (status, entry) = post(&world, &format!("{feed}/reshard"), &json!({ "shards": 2 })).await;
+    let (status, entry) = post(&fixture, &format!("{feed}/reshard"), &json!({ "shards": 2 })).await;
     assert_eq!((status, &entry["open"], entry["shards"].as_array().unwrap().len()), (200, &true.into(), 2));
-    let shown = get(world.at(), &format!("{feed}/topology?rows=true")).await.json();
+    let shown = get(fixture.at(), &format!("{feed}/topology?rows=true")).await.json();
     let open: Vec<_> = shown["entries"].as_array().unwrap().iter().map(|entry| &entry["open"]).collect();
     assert_eq!(open, [&Value::from(false), &Value::from(true)]);
     let rows = shown["entries"][0]["rows"].as_array().unwrap().iter().map(|rows| rows.as_u64().unwrap());
@@ -91,20 +91,20 @@ async fn feeds_and_groups_are_managed() {
 
     let groups = "/_notibus/groups";
     let create = json!({ "name": "a/b c", "start": "0" });
-    assert_eq!(post(&world, groups, &create).await.0, 201);
-    assert_eq!(post(&world, groups, &create).await.0, 200);
-    assert_eq!(get(world.at(), groups).await.json()["groups"][0]["name"], "a/b c");
+    assert_eq!(post(&fixture, groups, &create).await.0, 201);
+    assert_eq!(post(&fixture, groups, &create).await.0, 200);
+    assert_eq!(get(fixture.at(), groups).await.json()["groups"][0]["name"], "a/b c");
     let group = format!("{groups}/a%2Fb%20c");
     let behind = async || {
-        let lag = get(world.at(), &format!("{group}/lag")).await.json();
+        let lag = get(fixture.at(), &format!("{group}/lag")).await.json();
         lag["lag"].as_array().unwrap().iter().map(|shard| shard["rows"].as_u64().unwrap()).sum::<u64>()
     };
     assert_eq!(behind().await, 1);
-    assert_eq!(post(&world, &format!("{group}/reset"), &json!({ "to": "now" })).await.0, 200);
+    assert_eq!(post(&fixture, &format!("{group}/reset"), &json!({ "to": "now" })).await.0, 200);
     assert_eq!(behind().await, 0);
     for list in ["dead_letters", "parked"] {
         assert_eq!(
-            get(world.at(), &format!("{group}/{list}")).await.json(),
+            get(fixture.at(), &format!("{group}/{list}")).await.json(),
             json!({ list: [], "next": null })
         );
     }
@@ -127,24 +127,24 @@ async fn feeds_and_groups_are_managed() {
         ("delete", json!({}), 200),
         ("delete", json!({}), 404),
     ] {
-        assert_eq!(post(&world, &format!("{group}/{path}"), &body).await.0, status, "{path} {body}");
+        assert_eq!(post(&fixture, &format!("{group}/{path}"), &body).await.0, status, "{path} {body}");
     }
-    assert_eq!(get(world.at(), &format!("{group}/lag")).await.head.status, 404);
-    let unknown = get(world.at(), "/_notibus/feeds/0123456789abcdef0123456789abcdef/topology").await;
+    assert_eq!(get(fixture.at(), &format!("{group}/lag")).await.head.status, 404);
+    let unknown = get(fixture.at(), "/_notibus/feeds/0123456789abcdef0123456789abcdef/topology").await;
     assert!(unknown.head.status == 404 && unknown.body.contains("0123456789abcdef"), "{}", unknown.body);
     // Regression: the first of two equal parameters was ignored, although a proxy in front may have checked that one.
     for target in ["rows?limit=1&limit=1000", "topology?rows=false&rows=true"] {
-        let twice = get(world.at(), &format!("{feed}/{target}")).await;
+        let twice = get(fixture.at(), &format!("{feed}/{target}")).await;
         assert!(twice.head.status == 400 && twice.body.contains("twice"), "{target}: {}", twice.body);
     }
     // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
-    assert_eq!(get(world.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
+    assert_eq!(get(fixture.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
     // Regression: the body of these refusals was no JSON.
     for target in ["groups/%ff/lag", "groups/%ff/parked", "triggers/%ff", "feeds/%ff/topology"] {
-        let broken = get(world.at(), &format!("/_notibus/{target}")).await;
+        let broken = get(fixture.at(), &format!("/_notibus/{target}")).await;
         assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()), "{target}");
     }
-    let nodes = get(world.at(), "/_notibus/nodes").await.json();
+    let nodes = get(fixture.at(), "/_notibus/nodes").await.json();
     assert_eq!(nodes["nodes"][0]["roles"][0], "notifier");
 }
 
@@ -152,7 +152,7 @@ async fn feeds_and_groups_are_managed() {
 async fn who_may_look_may_change_nothing() {
     let token = "a-token-of-some-length";
     let line = Credentials::token(Some("prometheus"), token).unwrap() + " roles=_metrics";
-    let world = world(Access::Credentials(line.parse().unwrap())).await;
+    let fixture = fixture(Access::Credentials(line.parse().unwrap())).await;
     let bearer = format!("Authorization: Bearer {token}\r\n");
     for (method, path, status) in [
         ("GET", "/_notibus/nodes", 200),
@@ -164,18 +164,18 @@ async fn who_may_look_may_change_nothing() {
         ("POST", "/_notibus/groups", 401),
         ("POST", "/_notibus/groups/mailer/delete", 401),
     ] {
-        let answer = ask(world.at(), method, path, &bearer, "{}").await;
+        let answer = ask(fixture.at(), method, path, &bearer, "{}").await;
         assert_eq!(answer.head.status, status, "{method} {path}: {}", answer.body);
-        assert_eq!(ask(world.at(), method, path, "", "{}").await.head.status, 401, "{method} {path}");
+        assert_eq!(ask(fixture.at(), method, path, "", "{}").await.head.status, 401, "{method} {path}");
     }
 }
 
 /// A page of anyone can have a browser send what it wants to a server that only this machine reaches.
 #[tokio::test]
 async fn a_page_changes_nothing() {
-    let world = world(Access::Open).await;
-    let at = format!("Origin: http://{}\r\n", world.at());
+    let fixture = fixture(Access::Open).await;
+    let at = format!("Origin: http://{}\r\n", fixture.at());
     for path in ["/_notibus/groups", "/_notibus/groups/a/delete", "/_notibus/feeds/notifications/reshard"] {
-        assert_eq!(ask(world.at(), "POST", path, &at, "{}").await.head.status, 403, "{path}");
+        assert_eq!(ask(fixture.at(), "POST", path, &at, "{}").await.head.status, 403, "{path}");
     }
 }

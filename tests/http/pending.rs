@@ -25,7 +25,7 @@ const BATCH: usize = 1_000;
 /// Starts a node on a store that counts, with a layer that has one database with this many documents.
 async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
     let faults = Faults::new(&Database::memory());
-    let (world, layer) = layered(faults.database(), ApiOptions::default()).await;
+    let (fixture, layer) = layered(faults.database(), ApiOptions::default()).await;
     let db = db("d", 1);
     layer.create(&db, 8).await;
     for batch in 0..documents / BATCH {
@@ -38,9 +38,9 @@ async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
             }
             Ok(())
         };
-        world.store.run(write).await.unwrap();
+        fixture.store.run(write).await.unwrap();
     }
-    (world, faults, layer, db)
+    (fixture, faults, layer, db)
 }
 
 /// Regression: `pending` of one row read all rows: 0.3 ms at 1,000 documents, 55 ms at 300,000. Reading in pages was quadratic, or
@@ -49,10 +49,10 @@ async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
 async fn a_page_reads_its_own_rows_wherever_it_is() {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
     let documents = if is_full { 1_000_000 } else { 20_000 };
-    let (world, faults, layer, db) = filled(documents).await;
+    let (fixture, faults, layer, db) = filled(documents).await;
     let ask = async |target: &str| {
         let (before, begun) = (faults.counts(), Instant::now());
-        let page = get(world.at(), target).await;
+        let page = get(fixture.at(), target).await;
         let bytes = (faults.counts() - before).read_bytes;
         let json = page.json();
         let rows = json["results"].as_array().unwrap().len();

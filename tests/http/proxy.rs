@@ -95,14 +95,14 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
         hosts: notibus::http::Hosts::Any,
         ..ServerOptions::default()
     };
-    let world = HttpFixture::with(options, limits, |api, _, _| {
+    let fixture = HttpFixture::with(options, limits, |api, _, _| {
         api.db_updates()
             .merge(api.sessions())
             .merge(api.catalogue(api.recorded_databases()))
             .merge(api.welcome())
     })
     .await;
-    let Some(nginx) = Nginx::start(world.at(), "", &documented("location / {")) else { return };
+    let Some(nginx) = Nginx::start(fixture.at(), "", &documented("location / {")) else { return };
     // anna:secret
     let header = "Authorization: Basic YW5uYTpzZWNyZXQ=\r\n";
     let mut feed = Connection::open(nginx.at).await;
@@ -110,7 +110,7 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
     feed.send(&format!("GET {target} HTTP/1.1\r\nHost: db.example\r\n{header}\r\n")).await;
     assert_eq!(feed.head().await.status, 200);
     // A buffer would hold the row back until it is full, and one row does not fill it.
-    let created = world.event(&db("a/b", 1), EventKind::Created).await;
+    let created = fixture.event(&db("a/b", 1), EventKind::Created).await;
     assert_eq!(feed.chunk().await.unwrap(), row(&created, "created") + "\n");
     drop(feed);
     // nginx forwards the path unchanged.
@@ -139,7 +139,7 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
 #[tokio::test]
 async fn behind_nginx_equal_longpolls_are_one() {
     let options = ApiOptions { longpoll_max_age: Some(Duration::from_mins(1)), ..ApiOptions::default() };
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
         api.db_updates().merge(api.status()).merge(api.welcome())
     })
     .await;
@@ -147,8 +147,8 @@ async fn behind_nginx_equal_longpolls_are_one() {
     let everything = format!(
         "{inside}\nlocation / {{ proxy_pass http://127.0.0.1:5985; proxy_set_header Host localhost; }}"
     );
-    let Some(nginx) = Nginx::start(world.at(), &outside, &everything) else { return };
-    let first = world.event(&db("a", 1), EventKind::Created).await;
+    let Some(nginx) = Nginx::start(fixture.at(), &outside, &everything) else { return };
+    let first = fixture.event(&db("a", 1), EventKind::Created).await;
     let target = format!("/_db_updates?feed=longpoll&since={}", first.sequence);
     let waiting: Vec<_> = (0..20)
         .map(|_| {
@@ -158,10 +158,10 @@ async fn behind_nginx_equal_longpolls_are_one() {
         })
         .collect();
     until("the feed", async || {
-        get(world.at(), "/_notibus/metrics").await.body.contains("\nnotibus_http_feeds 1\n")
+        get(fixture.at(), "/_notibus/metrics").await.body.contains("\nnotibus_http_feeds 1\n")
     })
     .await;
-    let second = world.event(&db("b", 1), EventKind::Created).await;
+    let second = fixture.event(&db("b", 1), EventKind::Created).await;
     for answer in waiting {
         let answer = answer.await.unwrap();
         assert_eq!(answer.head.status, 200, "{answer:?}");
@@ -170,7 +170,7 @@ async fn behind_nginx_equal_longpolls_are_one() {
             (vec![("b".to_owned(), "created".to_owned())], second.sequence.to_string())
         );
     }
-    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    let metrics = get(fixture.at(), "/_notibus/metrics").await.body;
     let count = metrics.lines().find(|line| line.contains("route=\"/_db_updates\"")).unwrap();
     assert!(count.ends_with(" 1"), "one was passed on for all: {count}");
 }

@@ -56,7 +56,7 @@ impl Reader {
             "updated" => assert_eq!(
                 self.beliefs.get(&name),
                 Some(&Belief::Lives),
-                "its creation was not told: {line} since {}",
+                "its creation was not delivered: {line} since {}",
                 self.since
             ),
             other => panic!("{other} was not asked for"),
@@ -98,7 +98,7 @@ async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<Ato
 /// Returns the rows that a feed of any kind sends before the client cuts it off somewhere, and `last_seq` if the feed came to its
 /// end.
 async fn some_rows(
-    world: &HttpFixture,
+    fixture: &HttpFixture,
     dice: &mut fastrand::Rng,
     path: &str,
     since: &str,
@@ -107,13 +107,13 @@ async fn some_rows(
     let limit = dice.usize(1..40);
     let target = format!("{path}?feed={feed}&since={since}&limit={limit}&timeout=50");
     if feed == "normal" || feed == "longpoll" {
-        let answer = get(world.at(), &target).await;
+        let answer = get(fixture.at(), &target).await;
         assert_eq!(answer.head.status, 200, "{target}: {}", answer.body);
         let rows = answer.json()["results"].as_array().unwrap().iter().map(ToString::to_string).collect();
         return (rows, Some(answer.last_seq()));
     }
     // The client cuts the feed off after the rows that have come so far.
-    let mut connection = Connection::get(world.at(), &target).await;
+    let mut connection = Connection::get(fixture.at(), &target).await;
     assert_eq!(connection.head().await.status, 200, "{target}");
     let mut text = String::new();
     for _ in 0..dice.usize(1..4) {
@@ -152,7 +152,7 @@ async fn edit(layer: Arc<Layer>, mut dice: fastrand::Rng, stop: Arc<AtomicBool>)
 async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
     let mut dice = dice();
     let mut layer = None;
-    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
+    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
         let made = layer.insert(Layer::new(store, bus));
         api.changes(&made.changes, Arc::clone(made) as _)
     })
@@ -178,7 +178,7 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
     let (mut cuts, mut read) = (0, 0);
     // On a slow machine, two hundred cuts may be over before so many rows are written.
     while cuts < 200 || read <= 200 {
-        let (rows, last_seq) = some_rows(&world, &mut dice, "/d/_changes", &since).await;
+        let (rows, last_seq) = some_rows(&fixture, &mut dice, "/d/_changes", &since).await;
         for row in &rows {
             since = take(row);
         }
@@ -187,7 +187,7 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
     }
     stop.store(true, Ordering::Relaxed);
     let truth = writer.await.unwrap();
-    let rest = get(world.at(), &format!("/d/_changes?since={since}")).await.json();
+    let rest = get(fixture.at(), &format!("/d/_changes?since={since}")).await.json();
     for row in rest["results"].as_array().unwrap() {
         take(&row.to_string());
     }
@@ -198,12 +198,13 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cuts_lose_and_repeat_nothing() {
     let mut dice = dice();
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let stop = Arc::new(AtomicBool::new(false));
-    let writer = tokio::spawn(churn(world.store.clone(), world.bus.clone(), dice.fork(), Arc::clone(&stop)));
+    let writer =
+        tokio::spawn(churn(fixture.store.clone(), fixture.bus.clone(), dice.fork(), Arc::clone(&stop)));
     let mut reader = Reader { since: "0".into(), ..Reader::default() };
     for _ in 0..1_000 {
-        let (rows, last_seq) = some_rows(&world, &mut dice, "/_db_updates", &reader.since).await;
+        let (rows, last_seq) = some_rows(&fixture, &mut dice, "/_db_updates", &reader.since).await;
         for row in &rows {
             reader.take(row);
         }
@@ -211,12 +212,12 @@ async fn a_thousand_cuts_lose_and_repeat_nothing() {
     }
     stop.store(true, Ordering::Relaxed);
     writer.await.unwrap();
-    until("the folds", async || world.bus.is_drained().await.unwrap()).await;
-    let rest = get(world.at(), &format!("/_db_updates?since={}", reader.since)).await.json();
+    until("the folds", async || fixture.bus.is_drained().await.unwrap()).await;
+    let rest = get(fixture.at(), &format!("/_db_updates?since={}", reader.since)).await.json();
     for row in rest["results"].as_array().unwrap() {
         reader.take(&row.to_string());
     }
-    let page = world.bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap();
+    let page = fixture.bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap();
     let truth = |row: &Notification| if row.is_deleted() { Belief::Deleted } else { Belief::Lives };
     let truth: HashMap<_, _> = page.rows.iter().map(|row| (row.name.to_string(), truth(row))).collect();
     assert_eq!(reader.beliefs, truth);
@@ -225,14 +226,14 @@ async fn a_thousand_cuts_lose_and_repeat_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let stop = Arc::new(AtomicBool::new(false));
-    let writer = tokio::spawn(churn(world.store.clone(), world.bus.clone(), dice(), Arc::clone(&stop)));
+    let writer = tokio::spawn(churn(fixture.store.clone(), fixture.bus.clone(), dice(), Arc::clone(&stop)));
     for feed in ["longpoll", "continuous", "eventsource"] {
         let target = format!("/_db_updates?feed={feed}&types=ddoc_updated&heartbeat=100");
-        let mut connection = Connection::get(world.at(), &target).await;
+        let mut connection = Connection::get(fixture.at(), &target).await;
         connection.head().await;
-        let before = world.bus.stats().notifications;
+        let before = fixture.bus.stats().notifications;
         for _ in 0..10 {
             let chunk = connection.chunk().await.unwrap();
             assert!(
@@ -241,7 +242,7 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
                 "{chunk}"
             );
         }
-        assert!(world.bus.stats().notifications > before + 10, "there was a load");
+        assert!(fixture.bus.stats().notifications > before + 10, "there was a load");
     }
     stop.store(true, Ordering::Relaxed);
     writer.await.unwrap();
@@ -251,51 +252,53 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
 /// pages got an update of a database whose creation it had never seen.
 #[tokio::test]
 async fn a_cut_by_the_limit_does_not_lose_a_creation() {
-    let world = HttpFixture::new().await;
+    let fixture = HttpFixture::new().await;
     let a = db("a", 1);
-    world.event(&a, EventKind::Created).await;
-    let b = world.event(&db("b", 1), EventKind::Created).await;
-    world.event(&a, EventKind::Updated).await;
-    let first = get(world.at(), "/_db_updates?limit=1").await;
+    fixture.event(&a, EventKind::Created).await;
+    let b = fixture.event(&db("b", 1), EventKind::Created).await;
+    fixture.event(&a, EventKind::Updated).await;
+    let first = get(fixture.at(), "/_db_updates?limit=1").await;
     assert_eq!(first.rows(), [("b".to_owned(), "created".to_owned())]);
     assert!(first.last_seq().starts_with(&b.sequence.to_string()));
-    let second = get(world.at(), &format!("/_db_updates?limit=1&since={}", first.last_seq())).await;
+    let second = get(fixture.at(), &format!("/_db_updates?limit=1&since={}", first.last_seq())).await;
     assert_eq!(second.rows(), [("a".to_owned(), "created".to_owned())]);
-    let third = get(world.at(), &format!("/_db_updates?limit=1&since={}", second.last_seq())).await;
+    let third = get(fixture.at(), &format!("/_db_updates?limit=1&since={}", second.last_seq())).await;
     assert_eq!(third.rows(), [("a".to_owned(), "updated".to_owned())]);
     assert_eq!(third.last_seq().len(), 26, "nothing is left that it would have to tell");
-    let events = get(world.at(), "/_db_updates?limit=1&feed=eventsource&timeout=0").await.body;
+    let events = get(fixture.at(), "/_db_updates?limit=1&feed=eventsource&timeout=0").await.body;
     assert!(events.contains(&format!("\nid: \"{}\"\n", first.last_seq())), "{events}");
 }
 
 #[tokio::test]
-async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
-    let world = HttpFixture::new().await;
-    let old = world.event(&db("old", 1), EventKind::Created).await;
-    world.event(&db("older", 1), EventKind::Created).await;
+async fn a_reader_that_was_away_too_long_gets_410_and_one_that_pages_from_zero_does_not() {
+    let fixture = HttpFixture::new().await;
+    let old = fixture.event(&db("old", 1), EventKind::Created).await;
+    fixture.event(&db("older", 1), EventKind::Created).await;
     let gone = db("gone", 1);
-    world.event(&gone, EventKind::Created).await;
-    let first = get(world.at(), "/_db_updates?limit=1").await.last_seq();
-    let tombstone = world.event(&gone, EventKind::Deleted).await;
-    world.event(&db("new", 1), EventKind::Created).await;
+    fixture.event(&gone, EventKind::Created).await;
+    let first = get(fixture.at(), "/_db_updates?limit=1").await.last_seq();
+    let tombstone = fixture.event(&gone, EventKind::Deleted).await;
+    fixture.event(&db("new", 1), EventKind::Created).await;
 
     let options = JanitorOptions {
         tombstone_retention: Duration::from_millis(1),
         interval: Duration::from_millis(1),
         ..JanitorOptions::default()
     };
-    let janitor = joined(&world.bus).await.janitor(options).await.unwrap();
-    until("the tombstone to be dropped", async || world.bus.feed().horizon().await.unwrap() > Sequence::MIN)
-        .await;
+    let janitor = joined(&fixture.bus).await.janitor(options).await.unwrap();
+    until("the tombstone to be dropped", async || {
+        fixture.bus.feed().horizon().await.unwrap() > Sequence::MIN
+    })
+    .await;
     janitor.shutdown().await.unwrap();
 
     // Such a reader may have known the dropped rows.
     for since in [old.sequence.to_string(), first] {
         for feed in ["normal", "longpoll", "continuous", "eventsource"] {
-            let answer = get(world.at(), &format!("/_db_updates?since={since}&feed={feed}")).await;
+            let answer = get(fixture.at(), &format!("/_db_updates?since={since}&feed={feed}")).await;
             assert_eq!(answer.head.status, 410, "{answer:?}");
             assert_eq!(answer.json()["error"], "expired");
-            let horizon = world.bus.feed().horizon().await.unwrap().to_string();
+            let horizon = fixture.bus.feed().horizon().await.unwrap().to_string();
             assert_eq!(
                 (&answer.json()["horizon"], &answer.json()["restart_since"]),
                 (&horizon.into(), &"0".into())
@@ -304,44 +307,44 @@ async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
             assert!(answer.json()["reason"].as_str().unwrap().contains("since=0"));
         }
     }
-    let after = get(world.at(), &format!("/_db_updates?since={}", tombstone.sequence)).await;
+    let after = get(fixture.at(), &format!("/_db_updates?since={}", tombstone.sequence)).await;
     assert_eq!(after.rows(), [("new".to_owned(), "created".to_owned())]);
     // A reader that began with nothing also reads the rows below the horizon, one by one.
     let (mut since, mut names) = ("0".to_owned(), Vec::new());
     for _ in 0..3 {
-        let answer = get(world.at(), &format!("/_db_updates?limit=1&since={since}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?limit=1&since={since}")).await;
         names.extend(answer.rows().into_iter().map(|(name, _)| name));
         since = answer.last_seq();
     }
     assert_eq!(names, ["old", "older", "new"]);
-    let live = get(world.at(), "/_db_updates?feed=continuous&timeout=0").await.body;
+    let live = get(fixture.at(), "/_db_updates?feed=continuous&timeout=0").await.body;
     assert_eq!(live.lines().count(), 4);
 }
 
 /// Regression: a reader at the end got the sequence of the last row as its position. After the janitor had dropped the tombstone
 /// behind that row, the position stood below the horizon. So the reader got 410, read everything again, and got the same position,
-/// for ever.
+/// forever.
 #[tokio::test]
 async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
-    let world = HttpFixture::new().await;
-    world.event(&db("kept", 1), EventKind::Created).await;
-    world.event(&db("gone", 1), EventKind::Created).await;
-    world.event(&db("gone", 1), EventKind::Deleted).await;
+    let fixture = HttpFixture::new().await;
+    fixture.event(&db("kept", 1), EventKind::Created).await;
+    fixture.event(&db("gone", 1), EventKind::Created).await;
+    fixture.event(&db("gone", 1), EventKind::Deleted).await;
     let options = JanitorOptions {
         tombstone_retention: Duration::from_millis(1),
         interval: Duration::from_millis(1),
         ..JanitorOptions::default()
     };
-    let janitor = joined(&world.bus).await.janitor(options).await.unwrap();
-    until("the tombstone to be dropped", async || world.bus.stats().tombstones_dropped == 1).await;
+    let janitor = joined(&fixture.bus).await.janitor(options).await.unwrap();
+    until("the tombstone to be dropped", async || fixture.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
-    let all = get(world.at(), "/_db_updates").await;
+    let all = get(fixture.at(), "/_db_updates").await;
     assert_eq!(all.rows(), [("kept".to_owned(), "created".to_owned())]);
     let target = format!("/_db_updates?since={}", all.last_seq());
-    assert_eq!(get(world.at(), &target).await.rows(), []);
+    assert_eq!(get(fixture.at(), &target).await.rows(), []);
     // Later news is derived from everything that the reader has read.
-    let kept = world.event(&db("kept", 1), EventKind::Updated).await;
-    let next = get(world.at(), &target).await;
+    let kept = fixture.event(&db("kept", 1), EventKind::Updated).await;
+    let next = get(fixture.at(), &target).await;
     assert_eq!(next.rows(), [("kept".to_owned(), "updated".to_owned())]);
     assert_eq!(next.last_seq(), kept.sequence.to_string());
 }

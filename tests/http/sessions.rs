@@ -12,7 +12,7 @@ use crate::{
     fixture::HttpFixture,
 };
 
-async fn world(access: Access) -> HttpFixture {
+async fn fixture(access: Access) -> HttpFixture {
     let options = ApiOptions { access, ..ApiOptions::default() };
     let limits = ServerOptions { is_public: true, ..ServerOptions::default() };
     HttpFixture::with(options, limits, |api, _, _| {
@@ -26,14 +26,14 @@ async fn world(access: Access) -> HttpFixture {
 #[tokio::test]
 async fn a_session_begins_is_known_and_ends() {
     let access = Access::Credentials(Credentials::password("anna", "secret").unwrap().parse().unwrap());
-    let world = world(access).await;
+    let fixture = fixture(access).await;
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
     let json = "Content-Type: application/json\r\nX-Forwarded-Proto: https\r\n";
     let mut cookies = Vec::new();
     for (kind, body) in
         [(form, "name=anna&password=secret"), (json, r#"{"name":"anna","password":"secret"}"#)]
     {
-        let answer = ask(world.at(), "POST", "/_session", kind, body).await;
+        let answer = ask(fixture.at(), "POST", "/_session", kind, body).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
         assert_eq!(answer.json(), serde_json::json!({ "ok": true, "name": "anna", "roles": ["_admin"] }));
         let cookie = answer.head.headers["set-cookie"].clone();
@@ -42,26 +42,26 @@ async fn a_session_begins_is_known_and_ends() {
         cookies.push(format!("Cookie: {}\r\n", cookie.split(';').next().unwrap()));
     }
     for cookie in &cookies {
-        assert_eq!(ask(world.at(), "GET", "/_db_updates", cookie, "").await.head.status, 200);
-        let who = ask(world.at(), "GET", "/_session", cookie, "").await.json();
+        assert_eq!(ask(fixture.at(), "GET", "/_db_updates", cookie, "").await.head.status, 200);
+        let who = ask(fixture.at(), "GET", "/_session", cookie, "").await.json();
         assert_eq!(
             (&who["userCtx"]["name"], &who["info"]["authenticated"]),
             (&"anna".into(), &"cookie".into())
         );
     }
     // As in CouchDB, a program may ask whether it has to log in.
-    assert_eq!(get(world.at(), "/_session?basic=true").await.head.status, 401);
-    let known = ask(world.at(), "GET", "/_session?basic=true", &cookies[0], "").await;
+    assert_eq!(get(fixture.at(), "/_session?basic=true").await.head.status, 401);
+    let known = ask(fixture.at(), "GET", "/_session?basic=true", &cookies[0], "").await;
     assert_eq!(known.head.status, 200);
     let redirected =
-        ask(world.at(), "POST", "/_session?next=//evil.example", form, "name=anna&password=secret").await;
+        ask(fixture.at(), "POST", "/_session?next=//evil.example", form, "name=anna&password=secret").await;
     assert_eq!(redirected.head.status, 400);
     let forged = cookies[0].replace("AuthSession=", "AuthSession=A");
-    assert_eq!(ask(world.at(), "GET", "/_db_updates", &forged, "").await.head.status, 401);
-    let nobody = get(world.at(), "/_session").await.json();
+    assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &forged, "").await.head.status, 401);
+    let nobody = get(fixture.at(), "/_session").await.json();
     assert_eq!((&nobody["ok"], &nobody["userCtx"]["name"]), (&true.into(), &serde_json::Value::Null));
     assert_eq!(nobody["userCtx"]["roles"], serde_json::json!([]));
-    let ended = ask(world.at(), "DELETE", "/_session", &cookies[0], "").await;
+    let ended = ask(fixture.at(), "DELETE", "/_session", &cookies[0], "").await;
     assert!(
         ended.head.headers["set-cookie"]
             .starts_with("AuthSession=; Version=1; Expires=Thu, 01 Jan 1970 00:00:00 GMT; Max-Age=0;")
@@ -69,64 +69,64 @@ async fn a_session_begins_is_known_and_ends() {
     for (body, status) in
         [("name=anna&password=wrong", 401), ("name=nobody&password=secret", 401), ("name=anna", 400)]
     {
-        assert_eq!(ask(world.at(), "POST", "/_session", form, body).await.head.status, status, "{body}");
+        assert_eq!(ask(fixture.at(), "POST", "/_session", form, body).await.head.status, status, "{body}");
     }
     // Guessers of sessions are locked out as well.
     for guess in 0..4 {
-        ask(world.at(), "POST", "/_session", form, &format!("name=anna&password={guess}")).await;
+        ask(fixture.at(), "POST", "/_session", form, &format!("name=anna&password={guess}")).await;
     }
-    assert_eq!(ask(world.at(), "POST", "/_session", form, "name=anna&password=x").await.head.status, 403);
+    assert_eq!(ask(fixture.at(), "POST", "/_session", form, "name=anna&password=x").await.head.status, 403);
 }
 
 #[tokio::test]
 async fn an_open_server_says_that_everyone_is_its_admin() {
-    let world = world(Access::Open).await;
-    let who = get(world.at(), "/_session").await.json();
+    let fixture = fixture(Access::Open).await;
+    let who = get(fixture.at(), "/_session").await.json();
     assert_eq!(who["userCtx"], serde_json::json!({ "name": null, "roles": ["_admin"] }));
-    assert_eq!(ask(world.at(), "POST", "/_session", "", "name=a&password=b").await.head.status, 401);
-    assert_eq!(ask(world.at(), "PUT", "/_session", "", "").await.head.status, 405);
+    assert_eq!(ask(fixture.at(), "POST", "/_session", "", "name=a&password=b").await.head.status, 401);
+    assert_eq!(ask(fixture.at(), "PUT", "/_session", "", "").await.head.status, 405);
 }
 
 /// Regression: `/_up`, `/_all_dbs` and `/{db}` did not exist.
 #[tokio::test]
-async fn what_is_known_of_databases_is_told() {
-    let world = world(Access::Open).await;
+async fn up_and_lists_and_infos_of_databases_have_what_the_feed_knows() {
+    let fixture = fixture(Access::Open).await;
     for name in ["b", "a", "gone"] {
-        world.event(&db(name, 1), EventKind::Created).await;
+        fixture.event(&db(name, 1), EventKind::Created).await;
     }
-    world.event(&db("gone", 1), EventKind::Deleted).await;
-    let last = world.event(&db("a", 1), EventKind::Updated).await;
-    assert_eq!(get(world.at(), "/_up").await.json()["status"], "ok");
-    assert_eq!(get(world.at(), "/_all_dbs").await.json(), serde_json::json!(["a", "b"]));
-    let info = get(world.at(), "/a").await.json();
+    fixture.event(&db("gone", 1), EventKind::Deleted).await;
+    let last = fixture.event(&db("a", 1), EventKind::Updated).await;
+    assert_eq!(get(fixture.at(), "/_up").await.json()["status"], "ok");
+    assert_eq!(get(fixture.at(), "/_all_dbs").await.json(), serde_json::json!(["a", "b"]));
+    let info = get(fixture.at(), "/a").await.json();
     assert_eq!((&info["db_name"], &info["update_seq"]), (&"a".into(), &last.sequence.to_string().into()));
     for (target, reason) in [("/gone", "Database does not exist."), ("/none", "Database does not exist.")] {
-        let answer = get(world.at(), target).await;
+        let answer = get(fixture.at(), target).await;
         assert_eq!((answer.head.status, &answer.json()["reason"]), (404, &reason.into()));
     }
-    assert_eq!(ask(world.at(), "PUT", "/a", "", "").await.head.status, 405);
+    assert_eq!(ask(fixture.at(), "PUT", "/a", "", "").await.head.status, 405);
     // Regression: the body of this refusal was no JSON.
-    let broken = get(world.at(), "/%ff").await;
+    let broken = get(fixture.at(), "/%ff").await;
     assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()));
     // Regression: CouchDB's parameters were ignored, so a request for one name got all.
-    assert_eq!(get(world.at(), "/_all_dbs?limit=1").await.head.status, 400);
+    assert_eq!(get(fixture.at(), "/_all_dbs?limit=1").await.head.status, 400);
 }
 
 /// Regression: the list of all databases was one text in memory. At 300,000 databases it had 9 MB for each client that did not read
 /// it.
 #[tokio::test]
 async fn a_long_list_of_databases_comes_in_pieces() {
-    let world = world(Access::Open).await;
-    assert_eq!(get(world.at(), "/_all_dbs").await.body, "[]\n");
+    let fixture = fixture(Access::Open).await;
+    assert_eq!(get(fixture.at(), "/_all_dbs").await.body, "[]\n");
     let mut names: Vec<_> = (0..700).map(|n| format!("db{n}")).collect();
     for name in &names {
-        record(&world.store, &world.bus, &db(name, 1), EventKind::Created.once().lanes()).await;
+        record(&fixture.store, &fixture.bus, &db(name, 1), EventKind::Created.once().lanes()).await;
     }
-    until("all rows", async || world.bus.stats().folded.total() >= 700).await;
-    world.event(&db("db300", 1), EventKind::Deleted).await;
+    until("all rows", async || fixture.bus.stats().folded.total() >= 700).await;
+    fixture.event(&db("db300", 1), EventKind::Deleted).await;
     names.retain(|name| name != "db300");
     names.sort_unstable();
-    let mut connection = Connection::get(world.at(), "/_all_dbs").await;
+    let mut connection = Connection::get(fixture.at(), "/_all_dbs").await;
     assert_eq!(connection.head().await.headers["content-type"], "application/json");
     let (mut pieces, mut list) = (0, String::new());
     while let Some(piece) = connection.chunk().await {
@@ -141,17 +141,17 @@ async fn a_long_list_of_databases_comes_in_pieces() {
 /// Regression: the list had the database by which nodes watch themselves, and `/{db}` answered for it.
 #[tokio::test]
 async fn no_client_sees_the_canary() {
-    let world = world(Access::Open).await;
-    world.event(&db("_notibus/canary", 0), EventKind::Updated).await;
-    world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(get(world.at(), "/_all_dbs").await.json(), serde_json::json!(["a"]));
-    assert_eq!(get(world.at(), "/_notibus%2Fcanary").await.head.status, 404);
-    let rows = get(world.at(), "/_db_updates").await.rows();
+    let fixture = fixture(Access::Open).await;
+    fixture.event(&db("_notibus/canary", 0), EventKind::Updated).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(get(fixture.at(), "/_all_dbs").await.json(), serde_json::json!(["a"]));
+    assert_eq!(get(fixture.at(), "/_notibus%2Fcanary").await.head.status, 404);
+    let rows = get(fixture.at(), "/_db_updates").await.rows();
     assert_eq!(rows, [("a".to_owned(), "created".to_owned())]);
     for query in
         ["descending=true", "feed=longpoll", "feed=continuous&timeout=0", "feed=eventsource&timeout=0"]
     {
-        let answer = get(world.at(), &format!("/_db_updates?{query}")).await;
+        let answer = get(fixture.at(), &format!("/_db_updates?{query}")).await;
         assert!(answer.body.contains("\"a\"") && !answer.body.contains("canary"), "{query}: {}", answer.body);
     }
 }
@@ -159,17 +159,17 @@ async fn no_client_sees_the_canary() {
 /// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, for good.
 #[tokio::test]
 async fn a_broken_row_does_not_stop_the_list_of_databases() {
-    let world = world(Access::Open).await;
+    let fixture = fixture(Access::Open).await;
     for name in ["a", "b", "c"] {
-        world.event(&db(name, 1), EventKind::Created).await;
+        fixture.event(&db(name, 1), EventKind::Created).await;
     }
     let read = RangeRead::new(KeyRange::prefix(b"notibus\x15\x04".to_vec()));
-    let rows = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+    let rows = fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
     let broken = async |tx: Transaction| {
         tx.set(&rows[1].0, b"junk");
         Ok(())
     };
-    world.store.run(broken).await.unwrap();
-    let answer = get(world.at(), "/_all_dbs").await;
+    fixture.store.run(broken).await.unwrap();
+    let answer = get(fixture.at(), "/_all_dbs").await;
     assert_eq!(answer.json(), serde_json::json!(["a", "c"]));
 }

@@ -55,9 +55,9 @@ impl DocSource for Gated {
 }
 
 /// Starts a node with a gated layer that has one database with a document.
-async fn world(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
+async fn fixture(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     let mut gated = None;
-    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let layer = Layer::new(store, bus);
         let made = Arc::new(Gated { layer: Arc::clone(&layer), gate: Semaphore::new(0) });
         gated = Some(Arc::clone(&made));
@@ -67,25 +67,26 @@ async fn world(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     let (gated, db) = (gated.unwrap(), db("a", 1));
     gated.layer.create(&db, 1).await;
     gated.layer.write(&db, "x", 1, 1, false).await;
-    world.event(&db, EventKind::Created).await;
-    (world, gated)
+    fixture.event(&db, EventKind::Created).await;
+    (fixture, gated)
 }
 
 /// Regression: readers of slow documents held the permits of all feeds, so beside 32 of them `_db_updates` got its headers after
 /// 7.7 s. And the headers of `_changes` came only with its first page.
 #[tokio::test]
 async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
-    let (world, gated) = world(ApiOptions::default()).await;
+    let (fixture, gated) = fixture(ApiOptions::default()).await;
     let mut readers = Vec::new();
     for _ in 0..32 {
-        let mut reader = Connection::get(world.at(), "/a/_changes?include_docs=true").await;
+        let mut reader = Connection::get(fixture.at(), "/a/_changes?include_docs=true").await;
         let head = timeout(LIMIT, reader.head()).await.expect("headers come before documents");
         assert_eq!(head.status, 200);
         readers.push(reader);
     }
-    let updates = timeout(LIMIT, get(world.at(), "/_db_updates?limit=1")).await.expect("nobody holds it up");
+    let updates =
+        timeout(LIMIT, get(fixture.at(), "/_db_updates?limit=1")).await.expect("nobody holds it up");
     assert_eq!(updates.head.status, 200);
-    let plain = timeout(LIMIT, get(world.at(), "/a/_changes")).await.expect("nor those without documents");
+    let plain = timeout(LIMIT, get(fixture.at(), "/a/_changes")).await.expect("nor those without documents");
     assert_eq!(plain.json()["results"].as_array().unwrap().len(), 1);
     gated.gate.add_permits(1_000);
     for mut reader in readers {
@@ -98,15 +99,15 @@ async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
         ("/a/_changes/99?include_docs=true", 404),
         ("/a/_changes?include_docs=true&since=01ffffffffffffffffffff0000", 400),
     ] {
-        assert_eq!(get(world.at(), target).await.head.status, status, "{target}");
+        assert_eq!(get(fixture.at(), target).await.head.status, status, "{target}");
     }
 }
 
 #[tokio::test]
 async fn a_feed_whose_documents_never_come_is_cut_off() {
     let options = ApiOptions { doc_reads_limit: Duration::from_millis(200), ..ApiOptions::default() };
-    let (world, _gated) = world(options).await;
-    let mut reader = Connection::get(world.at(), "/a/_changes?include_docs=true").await;
+    let (fixture, _gated) = fixture(options).await;
+    let mut reader = Connection::get(fixture.at(), "/a/_changes?include_docs=true").await;
     assert_eq!(reader.head().await.status, 200);
     let mut chunks = String::new();
     // The feed is cut off without even the last chunk.

@@ -68,17 +68,17 @@ async fn folds_pages_batches_and_requests_are_spans() {
     // If there is only one subscriber and a thread without one reaches a span first, the span is off for good. With two
     // subscribers, tracing asks both of them each time.
     let _second = tracing::Dispatch::new(spans.clone());
-    let world =
+    let fixture =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates());
-    let world = world.await;
-    let group = world.bus.group("mailer").unwrap();
+    let fixture = fixture.await;
+    let group = fixture.bus.group("mailer").unwrap();
     group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     let send = |_: GroupBatch<Notification>| async { Ok(()) };
     let consumer =
-        joined(&world.bus).await.consumer(&group, move |_| send, ConsumerOptions::default()).await.unwrap();
-    until("the group", async || world.bus.stats().group_rows == 1).await;
-    assert_eq!(get(world.at(), "/_db_updates").await.rows().len(), 1);
+        joined(&fixture.bus).await.consumer(&group, move |_| send, ConsumerOptions::default()).await.unwrap();
+    until("the group", async || fixture.bus.stats().group_rows == 1).await;
+    assert_eq!(get(fixture.at(), "/_db_updates").await.rows().len(), 1);
     consumer.shutdown().await.unwrap();
 
     let seen = spans.0.lock().unwrap().clone();

@@ -13,7 +13,7 @@ use crate::{
     fixture::HttpFixture,
 };
 
-async fn world() -> HttpFixture {
+async fn fixture() -> HttpFixture {
     HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
         api.status().merge(api.db_updates())
     })
@@ -22,12 +22,12 @@ async fn world() -> HttpFixture {
 
 #[tokio::test]
 async fn health_status_and_metrics_tell_how_it_is() {
-    let world = world().await;
-    world.bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(get(world.at(), "/_db_updates").await.rows().len(), 1);
+    let fixture = fixture().await;
+    fixture.bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(get(fixture.at(), "/_db_updates").await.rows().len(), 1);
 
-    let status = get(world.at(), "/_notibus/status").await.json();
+    let status = get(fixture.at(), "/_notibus/status").await.json();
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(status["lag"]["is_drained"], true);
     assert_eq!(status["lag"]["undelivered_rows"], 0);
@@ -44,7 +44,7 @@ async fn health_status_and_metrics_tell_how_it_is() {
     assert_eq!(behind, 1);
     assert_eq!(status["feed"]["topology"].as_array().unwrap().len(), 1);
 
-    let metrics = get(world.at(), "/_notibus/metrics").await;
+    let metrics = get(fixture.at(), "/_notibus/metrics").await;
     assert!(metrics.head.headers["content-type"].starts_with("application/openmetrics-text"));
     for line in [
         "notibus_events_folded_total{kind=\"created\"} 1",
@@ -58,8 +58,8 @@ async fn health_status_and_metrics_tell_how_it_is() {
         assert!(metrics.body.lines().any(|it| it == line), "{line}\n{}", metrics.body);
     }
     for target in ["/_notibus/health", "/_notibus/health/live", "/_notibus/health/ready"] {
-        assert_eq!(get(world.at(), target).await.body, "{\"status\":\"ok\"}\n");
-        assert_eq!(ask(world.at(), "POST", target, "", "").await.head.status, 405);
+        assert_eq!(get(fixture.at(), target).await.body, "{\"status\":\"ok\"}\n");
+        assert_eq!(ask(fixture.at(), "POST", target, "", "").await.head.status, 405);
     }
 }
 
@@ -68,7 +68,7 @@ async fn health_status_and_metrics_tell_how_it_is() {
 #[tokio::test]
 async fn a_node_whose_disk_has_failed_is_not_alive_and_says_so() {
     let disk = SimulatedDisk::new(4_096);
-    let world = HttpFixture::over(
+    let fixture = HttpFixture::over(
         disk.open().unwrap(),
         DispatcherOptions::default(),
         ApiOptions::default(),
@@ -77,9 +77,9 @@ async fn a_node_whose_disk_has_failed_is_not_alive_and_says_so() {
     )
     .await;
     let post =
-        async || ask(world.at(), "POST", "/_notibus/events", "", r#"[{"db":"a","type":"created"}]"#).await;
+        async || ask(fixture.at(), "POST", "/_notibus/events", "", r#"[{"db":"a","type":"created"}]"#).await;
     assert_eq!(post().await.head.status, 201);
-    assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
+    assert_eq!(get(fixture.at(), "/_notibus/health/live").await.head.status, 200);
     let fails = |operation: &DiskOperation| matches!(operation, DiskOperation::Sync(_));
     disk.plan(move |operation| fails(operation).then_some(DiskFault::Fails(DiskFault::IO)));
     // A commit of the node itself may meet the failure first.
@@ -90,18 +90,18 @@ async fn a_node_whose_disk_has_failed_is_not_alive_and_says_so() {
         assert!(!answer.body.contains("Try again later"), "{}", answer.body);
     }
     assert!(post().await.body.contains("Nothing was changed"));
-    let live = get(world.at(), "/_notibus/health/live").await;
+    let live = get(fixture.at(), "/_notibus/health/live").await;
     assert!(live.head.status == 503 && live.body.contains("\"cause\":\"failed\""), "{}", live.body);
-    assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 503);
-    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200, "reads go on");
+    assert_eq!(get(fixture.at(), "/_notibus/health/ready").await.head.status, 503);
+    assert_eq!(get(fixture.at(), "/_db_updates").await.head.status, 200, "reads go on");
 }
 
 #[tokio::test]
 async fn a_node_that_is_being_shut_down_is_alive_but_not_ready() {
-    let world = world().await;
-    world.api.shutdown();
-    assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 503);
-    assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
-    let longpoll = get(world.at(), "/_db_updates?feed=longpoll&since=now").await;
+    let fixture = fixture().await;
+    fixture.api.shutdown();
+    assert_eq!(get(fixture.at(), "/_notibus/health/ready").await.head.status, 503);
+    assert_eq!(get(fixture.at(), "/_notibus/health/live").await.head.status, 200);
+    let longpoll = get(fixture.at(), "/_db_updates?feed=longpoll&since=now").await;
     assert_eq!(longpoll.json()["results"].as_array().unwrap().len(), 0, "it does not wait any more");
 }

@@ -102,14 +102,14 @@ impl Poster {
 
 /// What the feeds have received together.
 #[derive(Default)]
-struct Seen {
+struct LoadCounts {
     /// When each probe was recorded.
     probes: Vec<OnceLock<Instant>>,
     rows: AtomicU64,
 }
 
 /// Reads a feed until the row of the database `end`. Returns how long each probe took, and the last position of each database.
-async fn follow(mut socket: TcpStream, seen: Arc<Seen>) -> (Vec<Duration>, HashMap<String, String>) {
+async fn follow(mut socket: TcpStream, seen: Arc<LoadCounts>) -> (Vec<Duration>, HashMap<String, String>) {
     let (mut times, mut last) = (Vec::new(), HashMap::new());
     let (mut bytes, mut rows) = (Vec::with_capacity(16 << 10), 0);
     loop {
@@ -138,7 +138,7 @@ async fn follow(mut socket: TcpStream, seen: Arc<Seen>) -> (Vec<Duration>, HashM
 }
 
 /// Records `rate` events per second for `time`, and the probes of `seen`.
-async fn load(poster: &mut Poster, rate: usize, time: Duration, seen: &Seen) {
+async fn load(poster: &mut Poster, rate: usize, time: Duration, seen: &LoadCounts) {
     let began = Instant::now();
     let (mut recorded, mut probe) = (0, 0);
     while began.elapsed() < time {
@@ -168,7 +168,10 @@ fn all_rows_reach_all_feeds_under_load() {
     let served = Served::start(&["--store", "memory", "--rows-kept-max", &rows_kept.to_string()], None);
     let (at, process) = (served.at, served.id());
     let probes = (time.as_millis() / PROBE_INTERVAL.as_millis()) as usize;
-    let seen = Arc::new(Seen { probes: (0..probes).map(|_| OnceLock::new()).collect(), ..Seen::default() });
+    let seen = Arc::new(LoadCounts {
+        probes: (0..probes).map(|_| OnceLock::new()).collect(),
+        ..LoadCounts::default()
+    });
     let (mut times, mut ends, memories) = runtime().block_on(async {
         let mut readers = JoinSet::new();
         for _ in 0..feeds {
@@ -178,7 +181,7 @@ fn all_rows_reach_all_feeds_under_load() {
         let mut poster = Poster(TcpStream::connect(at).await.unwrap());
         println!("{} KiB with {feeds} feeds", memory(process));
         while served.metric("notibus_notifications_total") < rows_kept + rows_kept / 8 {
-            load(&mut poster, rate, time / 10, &Seen::default()).await;
+            load(&mut poster, rate, time / 10, &LoadCounts::default()).await;
         }
         println!("{} KiB after {} rows", memory(process), served.metric("notibus_notifications_total"));
         let watcher = tokio::spawn(async move {

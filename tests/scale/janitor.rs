@@ -12,32 +12,32 @@ use notibus::{
 };
 
 use crate::{
-    World,
+    ScaleFixture,
     common::{db, joined, record, row_with, unpolled},
 };
 
 /// What ten passes read beside a tombstone that `groups` groups have still to read, in `shards` shards.
 async fn passes(groups: usize, shards: u32) -> OperationCounts {
-    let world = World::new(1, shards).await;
+    let fixture = ScaleFixture::new(1, shards).await;
     for number in 0..groups {
         // Names of one length, so that keys are.
-        let group = world.others.group(&format!("group{number:04}")).unwrap();
+        let group = fixture.others.group(&format!("group{number:04}")).unwrap();
         group.create(&GroupOptions::default()).await.unwrap();
     }
-    let notifier = joined(&world.others).await.notifier(unpolled()).await.unwrap();
+    let notifier = joined(&fixture.others).await.notifier(unpolled()).await.unwrap();
     let gone = db("gone", 1);
-    record(&world.store, &world.others, &gone, [1, 1, 0, 0]).await;
-    row_with(&world.others, &gone, [1, 1, 0, 0]).await;
+    record(&fixture.store, &fixture.others, &gone, [1, 1, 0, 0]).await;
+    row_with(&fixture.others, &gone, [1, 1, 0, 0]).await;
     notifier.shutdown().await.unwrap();
     let options = JanitorOptions {
         interval: Duration::from_secs(10),
         tombstone_retention: Duration::ZERO,
         ..JanitorOptions::default()
     };
-    let janitor = joined(&world.counted).await.janitor(options).await.unwrap();
+    let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_secs(15)).await;
-    let spent = world.during(tokio::time::sleep(Duration::from_secs(100))).await;
-    assert_eq!(world.counted.stats().tombstones_dropped, 0, "the groups have to read it");
+    let spent = fixture.during(tokio::time::sleep(Duration::from_secs(100))).await;
+    assert_eq!(fixture.counted.stats().tombstones_dropped, 0, "the groups have to read it");
     janitor.shutdown().await.unwrap();
     spent
 }
@@ -67,8 +67,8 @@ enum Feeds {
 
 /// The operations of ten passes over `count` such feeds, and how long a pass works.
 async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
-    let world = World::new(1, 1).await;
-    let changes = world.others.changes();
+    let fixture = ScaleFixture::new(1, 1).await;
+    let changes = fixture.others.changes();
     let dbs: Vec<_> = (0..count)
         .map(|n| Db::new(format!("db{n:06}").parse().unwrap(), DbInstance(u128::from(n).to_be_bytes())))
         .collect();
@@ -79,7 +79,7 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
             }
             Ok(())
         };
-        world.store.run(create).await.unwrap();
+        fixture.store.run(create).await.unwrap();
     }
     for db in &dbs {
         match feeds {
@@ -92,7 +92,7 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
                     changes.writer(&tx, db).await?.record(&doc, None)?;
                     Ok(())
                 };
-                world.store.run(edit).await.unwrap();
+                fixture.store.run(edit).await.unwrap();
                 changes.feed(db).reshard(2, None).await.unwrap();
             }
             Feeds::Consumed => {
@@ -102,10 +102,10 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
         }
     }
     let options = JanitorOptions { interval: Duration::from_secs(10), ..JanitorOptions::default() };
-    let janitor = joined(&world.counted).await.janitor(options).await.unwrap();
+    let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_secs(15)).await;
     let began = Instant::now();
-    let spent = world.during(tokio::time::sleep(Duration::from_secs(100))).await;
+    let spent = fixture.during(tokio::time::sleep(Duration::from_secs(100))).await;
     let works = began.elapsed() / 10;
     janitor.shutdown().await.unwrap();
     println!("{count} feeds, {feeds:?}: ten passes {spent:?}, each works {works:?}");
@@ -140,21 +140,21 @@ async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
 }
 
 /// Regression: before the janitor drops a closed entry, it asks each group of the feed whether it still stands in it. It asked one after
-/// the other, in one transaction: at 2 ms an answer that lasts 5 s from 2,500 groups on, and the entry, and all behind it, stayed for ever.
+/// the other, in one transaction: at 2 ms an answer that lasts 5 s from 2,500 groups on, and the entry, and all behind it, stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_closed_entry_goes_although_many_groups_have_to_be_asked() {
-    let world = World::new(1, 1).await;
-    world.others.feed().reshard(2, None).await.unwrap();
+    let fixture = ScaleFixture::new(1, 1).await;
+    fixture.others.feed().reshard(2, None).await.unwrap();
     for number in 0..600 {
-        let group = world.others.group(&format!("group{number:04}")).unwrap();
+        let group = fixture.others.group(&format!("group{number:04}")).unwrap();
         group.create(&GroupOptions::default()).await.unwrap();
     }
     // As 3,000 groups at 2 ms an answer.
-    world.faults.delay_reads(Duration::from_millis(10));
+    fixture.faults.delay_reads(Duration::from_millis(10));
     let options = JanitorOptions { interval: Duration::from_secs(10), ..JanitorOptions::default() };
-    let janitor = joined(&world.counted).await.janitor(options).await.unwrap();
+    let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_mins(2)).await;
-    assert_eq!(world.counted.stats().topologies_dropped, 1);
-    assert_eq!(world.others.feed().topology().await.unwrap().len(), 1);
+    assert_eq!(fixture.counted.stats().topologies_dropped, 1);
+    assert_eq!(fixture.others.feed().topology().await.unwrap().len(), 1);
     janitor.shutdown().await.unwrap();
 }

@@ -23,14 +23,14 @@ use notibus::{
 };
 
 /// A bus whose store counts operations, and the same bus without counts, for all else.
-struct World {
+struct ScaleFixture {
     faults: Faults,
     counted: Bus,
     others: Bus,
     store: Database,
 }
 
-impl World {
+impl ScaleFixture {
     async fn new(partitions: u32, shards: u32) -> Self {
         let store = Database::memory();
         let faults = Faults::new(&store);
@@ -55,17 +55,17 @@ fn is_times(more: u64, less: u64, times: u64, percent: u64) -> bool {
 
 /// The operations of an idle node in ten minutes among `nodes` others.
 async fn idle_among(nodes: usize) -> OperationCounts {
-    let world = World::new(1, 1).await;
+    let fixture = ScaleFixture::new(1, 1).await;
     let mut others = Vec::new();
     for _ in 0..nodes {
-        let node = world.others.node(NodeOptions::default()).await.unwrap();
+        let node = fixture.others.node(NodeOptions::default()).await.unwrap();
         let role = node.announce(Role::HTTP).await.unwrap();
         others.push((node, role));
     }
-    let node = world.counted.node(NodeOptions::default()).await.unwrap();
+    let node = fixture.counted.node(NodeOptions::default()).await.unwrap();
     let _role = node.announce(Role::HTTP).await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
-    world.during(tokio::time::sleep(Duration::from_mins(10))).await
+    fixture.during(tokio::time::sleep(Duration::from_mins(10))).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -81,18 +81,18 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
 
 /// The operations of folding 50 updates of one database, one after the other, among `databases` databases.
 async fn folds_among(databases: usize) -> OperationCounts {
-    let world = World::new(1, 1).await;
-    let notifier = joined(&world.counted).await.notifier(unpolled()).await.unwrap();
+    let fixture = ScaleFixture::new(1, 1).await;
+    let notifier = joined(&fixture.counted).await.notifier(unpolled()).await.unwrap();
     for n in 0..databases {
-        record(&world.store, &world.others, &db(&format!("db{n:06}"), 1), [1, 0, 0, 0]).await;
+        record(&fixture.store, &fixture.others, &db(&format!("db{n:06}"), 1), [1, 0, 0, 0]).await;
     }
-    until("all are folded", async || world.others.is_drained().await.unwrap()).await;
+    until("all are folded", async || fixture.others.is_drained().await.unwrap()).await;
     let one = db("db000000", 1);
-    let spent = world
+    let spent = fixture
         .during(async {
             for n in 1..=50 {
-                record(&world.store, &world.others, &one, [0, 0, 1, 0]).await;
-                row_with(&world.others, &one, [1, 0, n, 0]).await;
+                record(&fixture.store, &fixture.others, &one, [0, 0, 1, 0]).await;
+                row_with(&fixture.others, &one, [1, 0, n, 0]).await;
             }
         })
         .await;
@@ -111,20 +111,20 @@ async fn a_fold_costs_the_same_among_many_databases_as_among_some() {
 
 /// The reads of a dispatcher for `events` events that its only subscriber does not want.
 async fn tail_of(events: u64) -> OperationCounts {
-    let world = World::new(1, 1).await;
-    let notifier = joined(&world.others).await.notifier(unpolled()).await.unwrap();
-    let dispatcher: Dispatcher = world.counted.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let fixture = ScaleFixture::new(1, 1).await;
+    let notifier = joined(&fixture.others).await.notifier(unpolled()).await.unwrap();
+    let dispatcher: Dispatcher = fixture.counted.dispatcher(DispatcherOptions::default()).await.unwrap();
     let _subscription = dispatcher.subscribe(Filter::name("none").unwrap()).stream();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let rows = world.counted.stats().rows_tailed;
-    let spent = world
+    let rows = fixture.counted.stats().rows_tailed;
+    let spent = fixture
         .during(async {
             for n in 0..events {
                 let db = db(&format!("db{n:06}"), 1);
-                record(&world.store, &world.others, &db, [1, 0, 0, 0]).await;
-                row_with(&world.others, &db, [1, 0, 0, 0]).await;
+                record(&fixture.store, &fixture.others, &db, [1, 0, 0, 0]).await;
+                row_with(&fixture.others, &db, [1, 0, 0, 0]).await;
             }
-            until("all are read", async || world.counted.stats().rows_tailed - rows == events).await;
+            until("all are read", async || fixture.counted.stats().rows_tailed - rows == events).await;
         })
         .await;
     notifier.shutdown().await.unwrap();
@@ -141,14 +141,14 @@ async fn a_dispatcher_reads_the_whole_feed() {
 
 /// The operations of the second notifier of a bus until both have their shares.
 async fn join_of(partitions: u32) -> OperationCounts {
-    let world = World::new(partitions, 1).await;
+    let fixture = ScaleFixture::new(partitions, 1).await;
     let options =
         || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
-    let first = joined(&world.others).await.notifier(options()).await.unwrap();
+    let first = joined(&fixture.others).await.notifier(options()).await.unwrap();
     let mut second = None;
-    let spent = world
+    let spent = fixture
         .during(async {
-            let notifier = joined(&world.counted).await.notifier(options()).await.unwrap();
+            let notifier = joined(&fixture.counted).await.notifier(options()).await.unwrap();
             let half = partitions as usize / 2;
             until("both have a half", async || notifier.partitions().len() == half).await;
             second = Some(notifier);
@@ -170,11 +170,11 @@ async fn joining_a_pool_costs_in_proportion_to_its_resources() {
 
 /// What a consumer asks from a reshard on until it works on all the successors of `shards` shards.
 async fn drain_of(shards: u32) -> OperationCounts {
-    let world = World::new(1, shards).await;
-    let group = world.counted.group("group").unwrap();
+    let fixture = ScaleFixture::new(1, shards).await;
+    let group = fixture.counted.group("group").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();
     let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-    let consumer = joined(&world.counted)
+    let consumer = joined(&fixture.counted)
         .await
         .consumer(&group, move |_| observe, ConsumerOptions::default())
         .await
@@ -182,9 +182,9 @@ async fn drain_of(shards: u32) -> OperationCounts {
     until("it has all", async || consumer.shards().len() == shards as usize).await;
     tokio::time::sleep(Duration::from_mins(5)).await;
     let last = consumer.shards().last().copied();
-    let spent = world
+    let spent = fixture
         .during(async {
-            world.others.feed().reshard(shards, None).await.unwrap();
+            fixture.others.feed().reshard(shards, None).await.unwrap();
             let is_over =
                 || consumer.shards().len() == shards as usize && consumer.shards().first() > last.as_ref();
             until("it works on the successors", async || is_over()).await;

@@ -11,7 +11,7 @@ use notibus::{
 };
 
 use crate::{
-    World,
+    ScaleFixture,
     common::{joined, until},
 };
 
@@ -33,24 +33,24 @@ async fn group(bus: &Bus, name: &str) -> Group<Notification> {
 
 /// The reads, and their bytes, that `nodes` nodes with `groups` groups each make more than at rest when the leases of another group change.
 async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
-    let world = World::new(1, 4).await;
+    let fixture = ScaleFixture::new(1, 4).await;
     let (mut members, mut consumers) = (Vec::new(), Vec::new());
     for number in 0..groups {
-        group(&world.others, &format!("group{number:04}")).await;
+        group(&fixture.others, &format!("group{number:04}")).await;
     }
     for _ in 0..nodes {
-        let node = joined(&world.counted).await;
+        let node = joined(&fixture.counted).await;
         for number in 0..groups {
-            let group = world.counted.group(&format!("group{number:04}")).unwrap();
+            let group = fixture.counted.group(&format!("group{number:04}")).unwrap();
             consumers.push(consumer(&node, &group).await);
         }
         members.push(node);
     }
-    let other = group(&world.others, "other").await;
-    let _other = consumer(&joined(&world.others).await, &other).await;
+    let other = group(&fixture.others, "other").await;
+    let _other = consumer(&joined(&fixture.others).await, &other).await;
     tokio::time::sleep(Duration::from_mins(5)).await;
-    let rest = world.during(tokio::time::sleep(Duration::from_mins(1))).await;
-    let changed = world
+    let rest = fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
+    let changed = fixture
         .during(async {
             other.reset(Start::Now, true).await.unwrap();
             tokio::time::sleep(Duration::from_mins(1)).await;
@@ -63,24 +63,24 @@ async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
 /// The reads, and their bytes, that `nodes` nodes with `groups` groups each make more than at rest when a consumer of another group joins and
 /// leaves.
 async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
-    let world = World::new(1, 4).await;
+    let fixture = ScaleFixture::new(1, 4).await;
     let (mut members, mut consumers) = (Vec::new(), Vec::new());
     for number in 0..groups {
-        group(&world.others, &format!("group{number:04}")).await;
+        group(&fixture.others, &format!("group{number:04}")).await;
     }
     for _ in 0..nodes {
-        let node = joined(&world.counted).await;
+        let node = joined(&fixture.counted).await;
         for number in 0..groups {
-            let group = world.counted.group(&format!("group{number:04}")).unwrap();
+            let group = fixture.counted.group(&format!("group{number:04}")).unwrap();
             consumers.push(consumer(&node, &group).await);
         }
         members.push(node);
     }
-    let other = group(&world.others, "other").await;
-    let node = joined(&world.others).await;
+    let other = group(&fixture.others, "other").await;
+    let node = joined(&fixture.others).await;
     tokio::time::sleep(Duration::from_mins(5)).await;
-    let rest = world.during(tokio::time::sleep(Duration::from_mins(1))).await;
-    let changed = world
+    let rest = fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
+    let changed = fixture
         .during(async {
             let joined = consumer(&node, &other).await;
             tokio::time::sleep(Duration::from_secs(30)).await;
@@ -122,13 +122,13 @@ async fn pools_beside_a_changed_one_read_their_versions_only() {
 
 /// How long the second notifier of `partitions` works until both have their halves: in paused time, all that passes is work.
 async fn work_of_a_join(partitions: u32) -> Duration {
-    let world = World::new(partitions, 1).await;
+    let fixture = ScaleFixture::new(partitions, 1).await;
     let options =
         || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
-    let first = joined(&world.others).await.notifier(options()).await.unwrap();
+    let first = joined(&fixture.others).await.notifier(options()).await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let began = Instant::now();
-    let node = world.counted.node(NodeOptions::default()).await.unwrap();
+    let node = fixture.counted.node(NodeOptions::default()).await.unwrap();
     let second = node.notifier(options()).await.unwrap();
     let started = began.elapsed();
     let half = partitions as usize / 2;
@@ -153,12 +153,12 @@ async fn pools_of_many_partitions_are_joined() {
 #[tokio::test(start_paused = true)]
 async fn pools_of_many_shards_are_divided_among_three() {
     let shards = if is_full() { 10_000 } else { 500 };
-    let world = World::new(1, shards).await;
-    let group = group(&world.counted, "group").await;
+    let fixture = ScaleFixture::new(1, shards).await;
+    let group = group(&fixture.counted, "group").await;
     let (began, wall) = (tokio::time::Instant::now(), Instant::now());
     let mut consumers = Vec::new();
     for _ in 0..3 {
-        consumers.push(consumer(&joined(&world.counted).await, &group).await);
+        consumers.push(consumer(&joined(&fixture.counted).await, &group).await);
     }
     let held = |consumer: &Consumer| consumer.shards().len();
     let is_divided = || {

@@ -501,7 +501,7 @@ async fn tails_of_changes_that_wait_hardly_ever_poll() {
     assert_eq!(ids_and_positions(&page.rows), [("y", 1)]);
 }
 
-/// Regression: a tail slept for ever if its database's changes were removed without an event of that.
+/// Regression: a tail slept forever if its database's changes were removed without an event of that.
 #[tokio::test(start_paused = true)]
 async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let store = Database::memory();
@@ -526,7 +526,7 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
 }
 
 /// Edits of a database that the bus takes for replaced are folded without a row. A single posted `created` for
-/// the name of a layer's database is enough for that. Regression: a tail of it slept for ever.
+/// the name of a layer's database is enough for that. Regression: a tail of it slept forever.
 #[tokio::test(start_paused = true)]
 async fn a_tail_finds_edits_without_a_notification() {
     let store = Database::memory();

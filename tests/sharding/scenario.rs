@@ -269,9 +269,9 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let db = Db::new("docs".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
     let changes = bus.changes();
     let (store, edits) = (faults.database(), Arc::default());
-    let world = ShardingFixture { store, changes, db, prefix: prefix.to_owned(), edits };
+    let fixture = ShardingFixture { store, changes, db, prefix: prefix.to_owned(), edits };
     let begin = ChangesOptions { shards: random.u32(1..5), scheme: SchemeId::PARTITION_KEY };
-    world.store.run(async |tx| world.changes.create(&tx, &world.db, &begin).await).await.unwrap();
+    fixture.store.run(async |tx| fixture.changes.create(&tx, &fixture.db, &begin).await).await.unwrap();
 
     let mut luck = random.fork();
     faults.plan_commits(move |attempt| {
@@ -286,23 +286,23 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let (stop, stopped) = watch::channel(false);
     let mut readers = Vec::new();
     for _ in 0..size.readers {
-        readers.push(tokio::spawn(read_merged(world.feed(), stopped.clone(), random.fork())));
-        readers.push(tokio::spawn(read_shards(world.feed(), stopped.clone(), random.fork())));
+        readers.push(tokio::spawn(read_merged(fixture.feed(), stopped.clone(), random.fork())));
+        readers.push(tokio::spawn(read_shards(fixture.feed(), stopped.clone(), random.fork())));
     }
-    let mut writers = vec![tokio::spawn(world.clone().reshard(size.reshards, random.fork()))];
-    writers.extend((0..3).map(|_| tokio::spawn(world.clone().write(size.writes, random.fork()))));
+    let mut writers = vec![tokio::spawn(fixture.clone().reshard(size.reshards, random.fork()))];
+    writers.extend((0..3).map(|_| tokio::spawn(fixture.clone().write(size.writes, random.fork()))));
     for writer in writers {
         writer.await.unwrap();
     }
     faults.heal();
     stop.send(true).unwrap();
 
-    let feed = world.feed();
+    let feed = fixture.feed();
     let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
     let newest: BTreeMap<_, _> = rows.iter().map(|row| (row.doc.id.as_str(), row)).collect();
     assert_eq!(newest.len(), rows.len(), "each document is in the feed once");
     let edits: u64 = newest.values().map(|row| row.doc.revision.position).sum();
-    assert_eq!(edits, world.edits.load(Ordering::Relaxed), "each edit happened once");
+    assert_eq!(edits, fixture.edits.load(Ordering::Relaxed), "each edit happened once");
     for reader in readers {
         reader.await.unwrap().check(&newest);
     }
@@ -314,7 +314,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
 
     let _running = bus.start(Roles::default()).await.unwrap();
     let folded = async || {
-        let row = bus.feed().newest(&world.db.name).await.unwrap();
+        let row = bus.feed().newest(&fixture.db.name).await.unwrap();
         row.is_some_and(|row| row.totals.updated == edits)
     };
     while !folded().await {

@@ -34,9 +34,9 @@ async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
 
 #[tokio::test(start_paused = true)]
 async fn a_batch_says_what_its_deliveries_do() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b", "c"], EventKind::Created).await;
-    let mut batches = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b", "c"], EventKind::Created).await;
+    let mut batches = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
     let batch = next(&mut batches).await;
     assert_eq!((batch.len(), names(&batch)), (3, ["a", "b", "c"].map(String::from).to_vec()));
     for (index, delivery) in batch.iter().enumerate() {
@@ -53,7 +53,7 @@ async fn a_batch_says_what_its_deliveries_do() {
     assert!(batch.cursor().knew_nothing(), "its first scan is not complete before it is said");
     let first = batch.cursor_after(1);
     assert!(first.knew_nothing() && first.position() == batch.delivery(0).sequence());
-    let mut rest = world.dispatcher.subscribe(Filter::all()).since(first).batches();
+    let mut rest = fixture.dispatcher.subscribe(Filter::all()).since(first).batches();
     assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
 }
 
@@ -61,11 +61,11 @@ async fn a_batch_says_what_its_deliveries_do() {
 /// batch: a callback that keeps its own cursor, and ends there, would have missed the others.
 #[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b", "c"], EventKind::Created).await;
     let given = Arc::new(Mutex::new(Vec::new()));
     let written = Arc::clone(&given);
-    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
     let _callback = subscribe.batch_callback(move |item| {
         let written = Arc::clone(&written);
         async move {
@@ -84,11 +84,11 @@ async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
-    let world = SubscriberFixture::new().await;
-    let mut batches = world.dispatcher.subscribe(Filter::prefix("a")).batches();
+    let fixture = SubscriberFixture::new().await;
+    let mut batches = fixture.dispatcher.subscribe(Filter::prefix("a")).batches();
     let mut kept = Vec::new();
     for name in ["a1", "b1", "a2", "b2"] {
-        world.event(&db(name, 1), EventKind::Created).await;
+        fixture.event(&db(name, 1), EventKind::Created).await;
         while let Some(Some(batch)) = batches.next().now_or_never() {
             kept.push(batch.unwrap());
         }
@@ -101,17 +101,17 @@ async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
 #[tokio::test(start_paused = true)]
 async fn a_durable_stream_of_batches_saves_by_itself() {
     for filter in [Filter::all(), Filter::name("quiet").unwrap(), Filter::prefix("quiet")] {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("c").unwrap();
-        let mut batches = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().batches();
-        let sequence = world.event(&db("loud", 1), EventKind::Created).await;
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("c").unwrap();
+        let mut batches = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().batches();
+        let sequence = fixture.event(&db("loud", 1), EventKind::Created).await;
         // It is polled, and so saved, while no row matches any more.
         while let Ok(item) = tokio::time::timeout(Duration::from_secs(3), batches.next()).await {
             item.unwrap().unwrap();
         }
         assert!(cursor.read().await.unwrap().unwrap() >= Cursor::from(sequence));
         let saved = cursor.read().await.unwrap();
-        let quiet = world.event(&db("quiet", 1), EventKind::Created).await;
+        let quiet = fixture.event(&db("quiet", 1), EventKind::Created).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         let batch = next(&mut batches).await;
         assert_eq!(batch.delivery(0).sequence(), quiet);
@@ -123,29 +123,29 @@ async fn a_durable_stream_of_batches_saves_by_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn rounds_and_replaced_filters_come_in_batches_too() {
-    let world = SubscriberFixture::new().await;
-    let subscribe = world.dispatcher.subscribe(Filter::prefix("a"));
+    let fixture = SubscriberFixture::new().await;
+    let subscribe = fixture.dispatcher.subscribe(Filter::prefix("a"));
     let mut batches = subscribe.every(Duration::from_mins(1)).unwrap().batches();
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(names(&next(&mut batches).await), ["a"]);
     for _ in 0..3 {
-        world.events(&["a", "aa", "b"], EventKind::Updated).await;
+        fixture.events(&["a", "aa", "b"], EventKind::Updated).await;
     }
     assert!(batches.next().now_or_never().is_none(), "the next round is not due");
     assert_eq!(names(&next(&mut batches).await), ["a", "aa"]);
     batches.replace(Filter::name("b").unwrap());
-    world.events(&["a", "b"], EventKind::Updated).await;
+    fixture.events(&["a", "b"], EventKind::Updated).await;
     assert_eq!(names(&next(&mut batches).await), ["b"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_callback_can_be_given_batches() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b", "c"], EventKind::Created).await;
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
     let handle =
-        world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batch_callback(move |batch| {
+        fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batch_callback(move |batch| {
             recorded.lock().unwrap().extend(batch.ok().map(|batch| names(&batch)));
             async {}
         });
@@ -175,15 +175,15 @@ impl Listener for Batching {
 /// A listener that panics on a batch gets it again, then row by row, and only the bad row is skipped; its cursor covers its work.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_be_given_batches() {
-    let world =
+    let fixture =
         SubscriberFixture::with(DispatcherOptions { catch_up_rows_max: 2, ..DispatcherOptions::default() })
             .await;
-    world.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
-    let cursor = world.bus.cursor("c").unwrap();
+    fixture.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
+    let cursor = fixture.bus.cursor("c").unwrap();
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
-    let mut events = world.dispatcher.supervision();
-    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let mut events = fixture.dispatcher.supervision();
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
     let listen = subscribe.durable(&cursor).await.unwrap().listener(move || Batching(Arc::clone(&recorded)));
     let handle = listen.in_batches().attempts(2).unwrap().start().unwrap();
     until("the last", async || delivered.lock().unwrap().len() == 4).await;
@@ -214,11 +214,11 @@ impl Listener for Single {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_knows_no_batches_is_given_them_one_by_one() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b"], EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b"], EventKind::Created).await;
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
-    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
     let _handle = subscribe.listener(move || Single(Arc::clone(&recorded))).in_batches().start().unwrap();
     until("both", async || *delivered.lock().unwrap() == ["a", "b"]).await;
 }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Nine databases, of which the last one is deleted.
-async fn world() -> (SubscriberFixture, notibus::store::testing::Faults) {
+async fn fixture() -> (SubscriberFixture, notibus::store::testing::Faults) {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
@@ -31,16 +31,16 @@ async fn world() -> (SubscriberFixture, notibus::store::testing::Faults) {
         DispatcherOptions { catch_up_rows_max: 2, ring_rows_max: 1, ..DispatcherOptions::default() };
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let world = SubscriberFixture { store, bus, notifier, dispatcher };
-    world.events(&["a", "b", "c", "d", "e", "f", "g", "h", "x"], EventKind::Created).await;
-    world.event(&db("x", 1), EventKind::Deleted).await;
-    (world, faults)
+    let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
+    fixture.events(&["a", "b", "c", "d", "e", "f", "g", "h", "x"], EventKind::Created).await;
+    fixture.event(&db("x", 1), EventKind::Deleted).await;
+    (fixture, faults)
 }
 
 /// Removes the tombstone, which moves the horizon past the first pages.
-async fn move_the_horizon(world: &SubscriberFixture) {
-    let janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+async fn move_the_horizon(fixture: &SubscriberFixture) {
+    let janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
 }
 
@@ -48,11 +48,11 @@ async fn move_the_horizon(world: &SubscriberFixture) {
 /// page gave `Expired`, although it had missed nothing.
 #[tokio::test(start_paused = true)]
 async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothing() {
-    let (world, faults) = world().await;
+    let (fixture, faults) = fixture().await;
     let since = Cursor::NOTHING;
-    let mut subscription = world.dispatcher.subscribe(Filter::all()).since(since).stream();
+    let mut subscription = fixture.dispatcher.subscribe(Filter::all()).since(since).stream();
     let mut delivered = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
-    move_the_horizon(&world).await;
+    move_the_horizon(&fixture).await;
     faults.plan_reads(|operation| {
         matches!(operation, Operation::GetRange { .. }).then_some(StoreError::IO_ERROR)
     });
@@ -77,15 +77,15 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothi
 /// The same for a predicate that panics on a row of a page.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_nothing() {
-    let (world, _faults) = world().await;
+    let (fixture, _faults) = fixture().await;
     let panics = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&panics);
     let filter =
         Filter::predicate(move |_| !armed.swap(false, Ordering::Relaxed) || panic!("as it was delivered"));
     let since = Cursor::NOTHING;
-    let mut subscription = world.dispatcher.subscribe(filter).since(since).stream();
+    let mut subscription = fixture.dispatcher.subscribe(filter).since(since).stream();
     let mut delivered = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
-    move_the_horizon(&world).await;
+    move_the_horizon(&fixture).await;
     panics.store(true, Ordering::Relaxed);
     // Rows of the page that were chosen before the panic are delivered first.
     while let Ok(item) = AssertUnwindSafe(subscription.next()).catch_unwind().await {

@@ -23,20 +23,20 @@ use crate::{
 async fn a_durable_subscriber_goes_on_where_it_was() {
     let names_of = |names: [&str; 2]| Filter::names(names.map(|name| name.parse().unwrap())).unwrap();
     for filter in [Filter::all(), names_of(["a", "b"])] {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("mirror").unwrap();
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("mirror").unwrap();
         assert_eq!(cursor.read().await.unwrap(), None);
-        let durable = async || world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
+        let durable = async || fixture.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
         let mut first = durable().await.stream();
         assert!(cursor.read().await.unwrap().is_some(), "where it starts is saved at once");
-        world.events(&["a"], EventKind::Created).await;
+        fixture.events(&["a"], EventKind::Created).await;
         assert_eq!(names(&drain(&mut first).await), ["a"].into());
         first.checkpoint().await.unwrap();
-        world.events(&["b"], EventKind::Created).await;
+        fixture.events(&["b"], EventKind::Created).await;
         next(&mut first).await;
         // It dies before it has saved that; more happens meanwhile.
         drop(first);
-        world.events(&["a"], EventKind::Updated).await;
+        fixture.events(&["a"], EventKind::Updated).await;
         let mut second = durable().await.stream();
         let delivered = drain(&mut second).await;
         let mut delivered: Vec<_> = delivered.iter().map(|d| (name(d).to_owned(), kinds(d))).collect();
@@ -53,22 +53,22 @@ async fn a_durable_subscriber_goes_on_where_it_was() {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_event_after_the_beginning_is_not_missed_although_nothing_was_saved() {
-    let world = SubscriberFixture::new().await;
-    let cursor = world.bus.cursor("mirror").unwrap();
-    drop(world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap());
-    world.events(&["a"], EventKind::Created).await;
-    let mut again = world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();
+    let fixture = SubscriberFixture::new().await;
+    let cursor = fixture.bus.cursor("mirror").unwrap();
+    drop(fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap());
+    fixture.events(&["a"], EventKind::Created).await;
+    let mut again = fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();
     assert_eq!(name(&next(&mut again).await), "a");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cursor_is_for_one_subscriber_at_a_time() {
-    let world = SubscriberFixture::new().await;
-    let cursor = world.bus.cursor("mirror").unwrap();
-    let durable = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let fixture = SubscriberFixture::new().await;
+    let cursor = fixture.bus.cursor("mirror").unwrap();
+    let durable = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let mut old = durable().await.stream();
     let mut new = durable().await.stream();
-    world.events(&["a"], EventKind::Created).await;
+    fixture.events(&["a"], EventKind::Created).await;
     next(&mut old).await;
     drain(&mut new).await;
     let lost = old.checkpoint().await;
@@ -78,7 +78,7 @@ async fn a_cursor_is_for_one_subscriber_at_a_time() {
     assert!(old.next().await.is_none(), "and ends");
     new.checkpoint().await.unwrap();
     cursor.delete().await.unwrap();
-    world.events(&["a"], EventKind::Updated).await;
+    fixture.events(&["a"], EventKind::Updated).await;
     next(&mut new).await;
     assert!(matches!(new.checkpoint().await, Err(Error::CursorLost { .. })));
     assert_eq!(cursor.read().await.unwrap(), None);
@@ -86,19 +86,19 @@ async fn a_cursor_is_for_one_subscriber_at_a_time() {
 
 #[tokio::test(start_paused = true)]
 async fn each_node_has_cursors_of_its_own() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let node = async |id: u8| {
         let options = NodeOptions { id: Some(NodeId([id; 16])), ..NodeOptions::default() };
-        world.bus.node(options).await.unwrap()
+        fixture.bus.node(options).await.unwrap()
     };
     let (one, two) = (node(1).await, node(2).await);
-    let cursors = [one.cursor("cache"), two.cursor("cache"), world.bus.cursor("cache")].map(Result::unwrap);
+    let cursors = [one.cursor("cache"), two.cursor("cache"), fixture.bus.cursor("cache")].map(Result::unwrap);
     let mut subscriptions = Vec::new();
     for cursor in &cursors {
-        let subscribe = world.dispatcher.subscribe(Filter::all());
+        let subscribe = fixture.dispatcher.subscribe(Filter::all());
         subscriptions.push(subscribe.durable(cursor).await.unwrap().stream());
     }
-    world.events(&["a"], EventKind::Created).await;
+    fixture.events(&["a"], EventKind::Created).await;
     next(&mut subscriptions[0]).await;
     assert!(ready(&mut subscriptions[0]).is_empty());
     subscriptions[0].checkpoint().await.unwrap();
@@ -112,27 +112,27 @@ async fn each_node_has_cursors_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_listener_saves_by_itself_what_it_has_worked_on() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("listener").unwrap();
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("listener").unwrap();
         let delivered = Arc::new(Mutex::new(Vec::new()));
         let start = async || {
             let delivered = Arc::clone(&delivered);
-            let durable = world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
+            let durable = fixture.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
             durable.listener(move || Recorder(Arc::clone(&delivered))).start().unwrap()
         };
         let first = start().await;
-        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        let sequence = fixture.event(&db("a", 1), EventKind::Created).await;
         let stored = async || cursor.read().await.unwrap().unwrap();
         until("the checkpoint", async || stored().await >= Cursor::from(sequence)).await;
-        let sequence = world.event(&db("a", 1), EventKind::Updated).await;
+        let sequence = fixture.event(&db("a", 1), EventKind::Updated).await;
         until("the delivery", async || delivered.lock().unwrap().len() == 2).await;
         assert_eq!(first.stop().await, StopReason::Shutdown);
         assert!(stored().await >= Cursor::from(sequence), "the last of it when it ends");
-        world.event(&db("a", 1), EventKind::DdocUpdated).await;
+        fixture.event(&db("a", 1), EventKind::DdocUpdated).await;
         let second = start().await;
         until("what came meanwhile", async || delivered.lock().unwrap().len() == 3).await;
         let third = start().await;
-        world.event(&db("a", 1), EventKind::Updated).await;
+        fixture.event(&db("a", 1), EventKind::Updated).await;
         assert_eq!(within("the end of the second", second.finished()).await, StopReason::CursorLost);
         assert!(!third.is_finished());
     }
@@ -142,11 +142,11 @@ async fn a_listener_saves_by_itself_what_it_has_worked_on() {
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
     for filter in [Filter::prefix("quiet"), Filter::name("quiet").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("listener").unwrap();
-        let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("listener").unwrap();
+        let durable = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let _handle = durable.listener(|| crate::listeners::Quiet).start().unwrap();
-        let sequence = world.event(&db("loud", 1), EventKind::Created).await;
+        let sequence = fixture.event(&db("loud", 1), EventKind::Created).await;
         until("the checkpoint", async || cursor.read().await.unwrap().unwrap() >= Cursor::from(sequence))
             .await;
     }
@@ -156,9 +156,9 @@ async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_is_not_saved() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("stuck").unwrap();
-        let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("stuck").unwrap();
+        let durable = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let handle = durable.callback(move |delivery| {
             sender.send(()).unwrap();
@@ -167,7 +167,7 @@ async fn what_is_in_hand_is_not_saved() {
                 std::future::pending::<()>().await;
             }
         });
-        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        let sequence = fixture.event(&db("a", 1), EventKind::Created).await;
         receiver.recv().await.unwrap();
         tokio::time::sleep(Duration::from_secs(10)).await;
         drop(handle);
@@ -187,22 +187,22 @@ async fn random_restarts_miss_nothing() {
             page_rows_max: *random.choice(&[1, 2, 1_000]).unwrap(),
             ..DispatcherOptions::default()
         };
-        let world = SubscriberFixture::with(options).await;
+        let fixture = SubscriberFixture::with(options).await;
         let all = ["a", "b", "c", "d"];
         let filters = [
             Filter::all(),
             Filter::glob("*").unwrap(),
             Filter::names(all.map(|name| name.parse().unwrap())).unwrap(),
         ];
-        let cursor = world.bus.cursor("random").unwrap();
+        let cursor = fixture.bus.cursor("random").unwrap();
         // The newest totals that were worked on, by name, as in a store of the subscriber.
         let mut known = std::collections::BTreeMap::new();
         for _ in 0..15 {
             let filter = random.choice(&filters).unwrap().clone();
-            let subscribe = world.dispatcher.subscribe(filter).since(Cursor::NOTHING);
+            let subscribe = fixture.dispatcher.subscribe(filter).since(Cursor::NOTHING);
             let mut subscription = subscribe.durable(&cursor).await.unwrap().stream();
             for _ in 0..random.u8(..6) {
-                world.event(&db(random.choice(all).unwrap(), 1), EventKind::Updated).await;
+                fixture.event(&db(random.choice(all).unwrap(), 1), EventKind::Updated).await;
                 for _ in 0..random.u8(..4) {
                     let Some(Some(item)) = common::next_news(&mut subscription).now_or_never() else { break };
                     let row = Arc::clone(item.unwrap().notification());
@@ -214,12 +214,12 @@ async fn random_restarts_miss_nothing() {
             }
         }
         let filter = random.choice(&filters).unwrap().clone();
-        let mut last = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().stream();
+        let mut last = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().stream();
         for delivery in drain(&mut last).await {
             known.insert(delivery.notification().name.clone(), delivery.notification().totals);
         }
         last.checkpoint().await.unwrap();
-        for row in common::rows(&world.bus).await {
+        for row in common::rows(&fixture.bus).await {
             assert_eq!(known.get(&row.name), Some(&row.totals), "{}", row.name);
         }
     }
@@ -229,14 +229,14 @@ async fn random_restarts_miss_nothing() {
 #[tokio::test(start_paused = true)]
 async fn what_a_listener_has_panicked_on_is_not_saved_when_it_ends() {
     for filter in [Filter::all(), Filter::name("panic").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("broken").unwrap();
-        let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("broken").unwrap();
+        let durable = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let hour = Duration::from_hours(1);
         let (factory, _calls) = crate::listeners::call_reporters();
         let handle = durable.listener(factory).backoff(hour, hour).unwrap().start().unwrap();
-        let sequence = world.event(&db("panic", 1), EventKind::Created).await;
-        until("the panic", async || world.bus.stats().listener_panics == 1).await;
+        let sequence = fixture.event(&db("panic", 1), EventKind::Created).await;
+        until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
         assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);
         assert!(cursor.read().await.unwrap().unwrap() < Cursor::from(sequence));
     }

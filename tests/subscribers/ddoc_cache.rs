@@ -170,7 +170,7 @@ async fn the_cache_recovers_from_having_expired() {
     created.await;
 }
 
-/// Regression: a cache whose listener had ended returned its cached documents for ever.
+/// Regression: a cache whose listener had ended returned its cached documents forever.
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_nobody_keeps_right_reads_the_store() {
     let layer = Layer::new().await;

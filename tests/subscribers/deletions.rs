@@ -37,10 +37,10 @@ async fn by_rows() -> SubscriberFixture {
 }
 
 /// Deletes the instance `old` of `a` and creates the next one, in one fold.
-async fn recreate(world: &SubscriberFixture, old: u8) {
+async fn recreate(fixture: &SubscriberFixture, old: u8) {
     let (old, new) = (db("a", old), db("a", old + 1));
-    let producer = world.bus.producer();
-    world
+    let producer = fixture.bus.producer();
+    fixture
         .store
         .run(async |tx| {
             producer.deleted(&tx, &old);
@@ -49,17 +49,17 @@ async fn recreate(world: &SubscriberFixture, old: u8) {
         })
         .await
         .unwrap();
-    let is_there = async || common::row(&world.bus, &new).await.is_some();
+    let is_there = async || common::row(&fixture.bus, &new).await.is_some();
     until("the fold", is_there).await;
-    let row = common::row(&world.bus, &new).await.unwrap();
-    until("the tail", async || world.dispatcher.position() >= row.sequence).await;
+    let row = common::row(&fixture.bus, &new).await.unwrap();
+    until("the tail", async || fixture.dispatcher.position() >= row.sequence).await;
 }
 
 /// Removes all tombstones.
-async fn forget(world: &SubscriberFixture) {
-    let dropped = world.bus.stats().tombstones_dropped;
-    let janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || world.bus.stats().tombstones_dropped > dropped).await;
+async fn forget(fixture: &SubscriberFixture) {
+    let dropped = fixture.bus.stats().tombstones_dropped;
+    let janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped > dropped).await;
     janitor.shutdown().await.unwrap();
 }
 
@@ -80,16 +80,16 @@ async fn sync(subscription: &mut Subscription) -> Vec<String> {
 }
 
 /// Regression: a subscriber of exact names that had begun at zero never got a deletion by recreation: a row of its first scan that
-/// it did not want left its slot at zero for ever, and zero stood for "knows nothing".
+/// it did not want left its slot at zero forever, and zero stood for "knows nothing".
 #[tokio::test(start_paused = true)]
 async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
     for filter in filters() {
-        let world = SubscriberFixture::new().await;
-        world.event(&db("a", 1), EventKind::Created).await;
+        let fixture = SubscriberFixture::new().await;
+        fixture.event(&db("a", 1), EventKind::Created).await;
         let only_deletions = filter.clone().kinds(EventKind::Deleted.into()).unwrap();
-        let mut subscription = world.dispatcher.subscribe(only_deletions).since(Cursor::NOTHING).stream();
+        let mut subscription = fixture.dispatcher.subscribe(only_deletions).since(Cursor::NOTHING).stream();
         assert_eq!(sync(&mut subscription).await.len(), 0, "{filter:?}");
-        recreate(&world, 1).await;
+        recreate(&fixture, 1).await;
         assert!(kinds(&next(&mut subscription).await).contains(&EventKind::Deleted), "{filter:?}");
     }
 }
@@ -99,18 +99,18 @@ async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
-        let world = by_rows().await;
-        let cursor = world.bus.cursor("c").unwrap();
-        world.events(&["a", "b", "c"], EventKind::Created).await;
+        let fixture = by_rows().await;
+        let cursor = fixture.bus.cursor("c").unwrap();
+        fixture.events(&["a", "b", "c"], EventKind::Created).await;
         let durable = async || {
-            let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+            let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
             subscribe.durable(&cursor).await.unwrap().stream()
         };
         let mut first = durable().await;
         assert_eq!(name(&next(&mut first).await), "a");
         first.checkpoint().await.unwrap();
         drop(first);
-        recreate(&world, 1).await;
+        recreate(&fixture, 1).await;
         let mut second = durable().await;
         let deliveries = drain(&mut second).await;
         let of_a = deliveries.iter().find(|delivery| name(delivery) == "a").unwrap();
@@ -122,19 +122,19 @@ async fn a_restart_within_the_first_scan_misses_no_deletion() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     for filter in filters() {
-        let world = by_rows().await;
-        let cursor = world.bus.cursor("c").unwrap();
-        world.events(&["a", "b", "c"], EventKind::Created).await;
+        let fixture = by_rows().await;
+        let cursor = fixture.bus.cursor("c").unwrap();
+        fixture.events(&["a", "b", "c"], EventKind::Created).await;
         let durable = async || {
-            let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+            let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
             subscribe.durable(&cursor).await.unwrap().stream()
         };
         let mut first = durable().await;
         assert_eq!(name(&next(&mut first).await), "a");
         first.checkpoint().await.unwrap();
         drop(first);
-        world.event(&db("a", 1), EventKind::Deleted).await;
-        forget(&world).await;
+        fixture.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&fixture).await;
         let mut second = durable().await;
         let first = within("it hears of it", next_news(&mut second)).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{filter:?}: {first:?}");
@@ -147,12 +147,12 @@ async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
 #[tokio::test(start_paused = true)]
 async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
-        let world = by_rows().await;
-        world.events(&["a", "b", "c"], EventKind::Created).await;
-        let mut subscription = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        let fixture = by_rows().await;
+        fixture.events(&["a", "b", "c"], EventKind::Created).await;
+        let mut subscription = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
         assert_eq!(name(&next(&mut subscription).await), "a");
         subscription.replace(filter.clone());
-        recreate(&world, 1).await;
+        recreate(&fixture, 1).await;
         let deliveries = drain(&mut subscription).await;
         let of_a = deliveries.iter().find(|delivery| name(delivery) == "a").unwrap();
         assert_eq!(kinds(of_a), [EventKind::Deleted, EventKind::Created], "{filter:?}");
@@ -162,9 +162,9 @@ async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
 /// A subscriber that wants more within its first scan gets all of it, and nothing twice.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
-    let world = by_rows().await;
-    world.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
-    let mut subscription = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let fixture = by_rows().await;
+    fixture.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
+    let mut subscription = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     assert_eq!(name(&next(&mut subscription).await), "a1");
     subscription.replace(Filter::all());
     let names: Vec<_> = drain(&mut subscription).await.iter().map(|d| name(d).to_owned()).collect();
@@ -176,17 +176,17 @@ async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     for filter in filters() {
-        let world = SubscriberFixture::new().await;
-        world.event(&db("a", 1), EventKind::Created).await;
+        let fixture = SubscriberFixture::new().await;
+        fixture.event(&db("a", 1), EventKind::Created).await;
         let hour = Duration::from_hours(1);
-        let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+        let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
         let mut paced = subscribe.every(hour).unwrap().stream();
         assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
-        world.event(&db("a", 1), EventKind::Deleted).await;
-        forget(&world).await;
-        world.event(&db("a", 2), EventKind::Created).await;
+        fixture.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&fixture).await;
+        fixture.event(&db("a", 2), EventKind::Created).await;
         assert!(
-            common::row(&world.bus, &db("a", 2)).await.unwrap().replaced.is_none(),
+            common::row(&fixture.bus, &db("a", 2)).await.unwrap().replaced.is_none(),
             "it says nothing of it"
         );
         assert!(ready(&mut paced).is_empty(), "it is not time yet");
@@ -201,12 +201,12 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     for filter in filters() {
-        let world = SubscriberFixture::new().await;
-        world.event(&db("a", 1), EventKind::Created).await;
-        let mut slow = world.dispatcher.subscribe(filter.clone()).since(Start::Now).stream();
-        world.event(&db("a", 1), EventKind::Deleted).await;
-        forget(&world).await;
-        world.event(&db("a", 2), EventKind::Created).await;
+        let fixture = SubscriberFixture::new().await;
+        fixture.event(&db("a", 1), EventKind::Created).await;
+        let mut slow = fixture.dispatcher.subscribe(filter.clone()).since(Start::Now).stream();
+        fixture.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&fixture).await;
+        fixture.event(&db("a", 2), EventKind::Created).await;
         let delivered: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
         assert_eq!(delivered, [EventKind::Deleted, EventKind::Created], "{filter:?}");
     }
@@ -218,15 +218,15 @@ async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
 async fn several_recreations_are_one_deletion_of_the_name() {
     for filter in filters() {
         // The ring holds one row, so newer rows replace those between.
-        let world =
+        let fixture =
             SubscriberFixture::with(DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() })
                 .await;
-        world.event(&db("a", 1), EventKind::Created).await;
-        let mut subscription = world.dispatcher.subscribe(filter.clone()).stream();
+        fixture.event(&db("a", 1), EventKind::Created).await;
+        let mut subscription = fixture.dispatcher.subscribe(filter.clone()).stream();
         assert!(ready(&mut subscription).is_empty());
-        recreate(&world, 1).await;
-        recreate(&world, 2).await;
-        world.event(&db("b", 1), EventKind::Created).await;
+        recreate(&fixture, 1).await;
+        recreate(&fixture, 2).await;
+        fixture.event(&db("b", 1), EventKind::Created).await;
         let deliveries = drain(&mut subscription).await;
         let of_a: Vec<_> = deliveries.iter().filter(|delivery| name(delivery) == "a").collect();
         assert_eq!(of_a.len(), 1, "{filter:?}: {of_a:?}");
@@ -241,15 +241,15 @@ async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
     let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
-    let world = SubscriberFixture {
+    let fixture = SubscriberFixture {
         notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
         dispatcher: bus.dispatcher(options).await.unwrap(),
         store,
         bus,
     };
-    world.events(&["a", "b"], EventKind::Created).await;
-    let cursor = world.bus.cursor("c").unwrap();
-    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    fixture.events(&["a", "b"], EventKind::Created).await;
+    let cursor = fixture.bus.cursor("c").unwrap();
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
     let mut subscription = subscribe.durable(&cursor).await.unwrap().stream();
     let delivery = next(&mut subscription).await;
     subscription.checkpoint().await.unwrap();

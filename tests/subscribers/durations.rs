@@ -28,11 +28,11 @@ const NEVER: Duration = Duration::MAX;
 /// Regression: the second delivery of a subscriber with the longest pace panicked.
 #[tokio::test(start_paused = true)]
 async fn the_longest_pace_is_one_round() {
-    let world = SubscriberFixture::new().await;
-    let mut paced = world.dispatcher.subscribe(Filter::all()).every(NEVER).unwrap().stream();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    let mut paced = fixture.dispatcher.subscribe(Filter::all()).every(NEVER).unwrap().stream();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
-    world.event(&db("a", 1), EventKind::Updated).await;
+    fixture.event(&db("a", 1), EventKind::Updated).await;
     assert!(ready(&mut paced).is_empty());
     tokio::time::sleep(Duration::from_hours(10)).await;
     assert!(ready(&mut paced).is_empty());
@@ -132,9 +132,9 @@ impl Listener for Patient {
 
 #[tokio::test(start_paused = true)]
 async fn subscribers_and_triggers_bear_the_longest_durations() {
-    let world = SubscriberFixture::new().await;
-    let cursor = world.bus.cursor("c").unwrap();
-    let durable = world.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
+    let fixture = SubscriberFixture::new().await;
+    let cursor = fixture.bus.cursor("c").unwrap();
+    let durable = fixture.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
     let durable = durable.durable(&cursor).await.unwrap();
     let listener = durable.listener(|| Patient).backoff(NEVER, NEVER).unwrap().start().unwrap();
     let options = TriggerOptions {
@@ -145,8 +145,8 @@ async fn subscribers_and_triggers_bear_the_longest_durations() {
         ..TriggerOptions::index("t")
     };
     let job = |_: notibus::jobs::IndexBuild| async { Ok(()) };
-    let trigger = notibus::jobs::index_trigger(&world.dispatcher, options, job).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let trigger = notibus::jobs::index_trigger(&fixture.dispatcher, options, job).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     until("it is seen", async || trigger.status().waiting == 1).await;
     tokio::time::sleep(Duration::from_hours(1)).await;
     assert_eq!(trigger.status().done, 0);

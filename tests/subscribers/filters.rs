@@ -16,8 +16,8 @@ fn ids(delivery: &notibus::Delivery) -> Vec<String> {
 
 #[tokio::test]
 async fn bad_input_is_refused_when_one_subscribes() {
-    let world = SubscriberFixture::new().await;
-    let dispatcher = &world.dispatcher;
+    let fixture = SubscriberFixture::new().await;
+    let dispatcher = &fixture.dispatcher;
     let invalid = |error: Option<Error>| matches!(error, Some(Error::Invalid { .. }));
     assert!(invalid(Filter::glob("a[").err()));
     assert!(invalid(Filter::any([]).err()));
@@ -36,18 +36,18 @@ async fn bad_input_is_refused_when_one_subscribes() {
     assert!(invalid(listen().named("").err()));
     assert!(invalid(dispatcher.subscribe(Filter::all()).save_every(Duration::ZERO).err()));
     assert!(invalid(listen().backoff(Duration::from_secs(2), Duration::from_secs(1)).err()));
-    assert!(invalid(world.bus.cursor("").err()));
+    assert!(invalid(fixture.bus.cursor("").err()));
     assert_eq!(dispatcher.subscribers(), 0, "nothing was changed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_what_any_of_its_filters_wants() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let deleted = Filter::all().kinds(EventKind::Deleted.into()).unwrap();
     let set = Filter::any([Filter::suffix("_replicator"), Filter::glob("shop/*").unwrap(), deleted]).unwrap();
-    let mut subscription = world.dispatcher.subscribe(set).stream();
-    world.events(&["_replicator", "shop/orders", "other"], EventKind::Created).await;
-    world.events(&["other"], EventKind::Deleted).await;
+    let mut subscription = fixture.dispatcher.subscribe(set).stream();
+    fixture.events(&["_replicator", "shop/orders", "other"], EventKind::Created).await;
+    fixture.events(&["other"], EventKind::Deleted).await;
     let delivered: Vec<_> = drain(&mut subscription)
         .await
         .iter()
@@ -65,49 +65,49 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
 /// subscriber of some design documents got others if the set as a whole allowed other news of the row.
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_no_kind_that_only_the_whole_does() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     for (number, filter) in [Filter::name("a").unwrap(), Filter::prefix("a")].into_iter().enumerate() {
         let a = db("a", number as u8 + 1);
         let set = |kind: EventKind| Filter::any([filter.clone().kinds(kind.into()).unwrap()]).unwrap();
         let updated = set(EventKind::Created).kinds(EventKind::Updated.into()).unwrap();
         let auth = set(EventKind::DdocUpdated).ddocs(["_design/auth".parse().unwrap()]).unwrap();
-        let since = Start::from(world.dispatcher.position());
-        world.event(&a, EventKind::Created).await;
-        world.event(&a, EventKind::Updated).await;
-        world.ddoc(&a, Some("_design/other")).await;
+        let since = Start::from(fixture.dispatcher.position());
+        fixture.event(&a, EventKind::Created).await;
+        fixture.event(&a, EventKind::Updated).await;
+        fixture.ddoc(&a, Some("_design/other")).await;
         for filter in [updated, auth] {
-            let mut subscription = world.dispatcher.subscribe(filter).since(since).stream();
+            let mut subscription = fixture.dispatcher.subscribe(filter).since(since).stream();
             assert!(drain(&mut subscription).await.is_empty(), "{subscription:?}");
         }
-        world.event(&a, EventKind::Deleted).await;
+        fixture.event(&a, EventKind::Deleted).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn changed_design_documents_are_listed_on_demand_deleted_ones_too() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
+        let fixture = SubscriberFixture::new().await;
         let a = db("a", 1);
-        world.event(&a, EventKind::Created).await;
-        world.ddoc(&a, Some("_design/before")).await;
-        let mut asks = world.dispatcher.subscribe(filter.clone()).with_ddocs().stream();
-        let mut does_not = world.dispatcher.subscribe(filter).stream();
+        fixture.event(&a, EventKind::Created).await;
+        fixture.ddoc(&a, Some("_design/before")).await;
+        let mut asks = fixture.dispatcher.subscribe(filter.clone()).with_ddocs().stream();
+        let mut does_not = fixture.dispatcher.subscribe(filter).stream();
         // A deletion of a design document is a change of it as well: a producer records both alike.
-        let first = world.ddoc(&a, Some("_design/x")).await;
+        let first = fixture.ddoc(&a, Some("_design/x")).await;
         let delivery = next(&mut asks).await;
         assert_eq!(delivery.ddocs().unwrap(), [("_design/x".parse().unwrap(), first)]);
         assert!(next(&mut does_not).await.ddocs().is_none());
         // Several changes at once, received late.
-        world.ddoc(&a, Some("_design/y")).await;
-        world.event(&a, EventKind::Updated).await;
-        world.ddoc(&a, Some("_design/x")).await;
+        fixture.ddoc(&a, Some("_design/y")).await;
+        fixture.event(&a, EventKind::Updated).await;
+        fixture.ddoc(&a, Some("_design/x")).await;
         let mut delivered: Vec<_> = drain(&mut asks).await.iter().flat_map(ids).collect();
         delivered.sort_unstable();
         delivered.dedup();
         assert_eq!(delivered, ["_design/x", "_design/y"]);
-        world.event(&a, EventKind::Updated).await;
+        fixture.event(&a, EventKind::Updated).await;
         assert_eq!(next(&mut asks).await.ddocs(), Some(&[][..]), "nothing of design documents is new");
-        world.ddoc(&a, None).await;
+        fixture.ddoc(&a, None).await;
         let delivery = next(&mut asks).await;
         assert_eq!((kinds(&delivery), delivery.ddocs()), (vec![EventKind::DdocUpdated], Some(&[][..])));
     }
@@ -116,31 +116,31 @@ async fn changed_design_documents_are_listed_on_demand_deleted_ones_too() {
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_of_one_design_document_does_not_get_others() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
+        let fixture = SubscriberFixture::new().await;
         let a = db("a", 1);
         let wanted = Kinds::from(EventKind::DdocUpdated) | EventKind::Deleted.into();
         let filter = filter.kinds(wanted).unwrap().ddocs(["_design/auth".parse().unwrap()]).unwrap();
-        let mut subscription = world.dispatcher.subscribe(filter).stream();
-        world.event(&a, EventKind::Created).await;
-        world.ddoc(&a, Some("_design/other")).await;
-        world.event(&a, EventKind::Updated).await;
+        let mut subscription = fixture.dispatcher.subscribe(filter).stream();
+        fixture.event(&a, EventKind::Created).await;
+        fixture.ddoc(&a, Some("_design/other")).await;
+        fixture.event(&a, EventKind::Updated).await;
         assert!(drain(&mut subscription).await.is_empty());
-        world.ddoc(&a, Some("_design/auth")).await;
+        fixture.ddoc(&a, Some("_design/auth")).await;
         assert_eq!(ids(&next(&mut subscription).await), ["_design/auth"]);
-        world.ddoc(&a, Some("_design/other")).await;
+        fixture.ddoc(&a, Some("_design/other")).await;
         assert!(drain(&mut subscription).await.is_empty());
-        world.ddoc(&a, None).await;
+        fixture.ddoc(&a, None).await;
         assert_eq!(kinds(&next(&mut subscription).await), [EventKind::DdocUpdated], "it may be any");
-        world.event(&a, EventKind::Deleted).await;
+        fixture.event(&a, EventKind::Deleted).await;
         assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Deleted]);
         assert!(ready(&mut subscription).is_empty());
     }
 }
 
 /// Commits changes of design documents in one transaction, and waits until the tail has read them.
-async fn fold_together(world: &SubscriberFixture, database: &notibus::Db, ids: &[Option<&str>]) {
-    let before = world.bus.stats().folded.total();
-    let producer = world.bus.producer();
+async fn fold_together(fixture: &SubscriberFixture, database: &notibus::Db, ids: &[Option<&str>]) {
+    let before = fixture.bus.stats().folded.total();
+    let producer = fixture.bus.producer();
     let ids: Vec<Option<DdocId>> = ids.iter().map(|id| id.map(|id| id.parse().unwrap())).collect();
     let write = async |tx| {
         for id in &ids {
@@ -148,10 +148,10 @@ async fn fold_together(world: &SubscriberFixture, database: &notibus::Db, ids: &
         }
         Ok(())
     };
-    world.store.run(write).await.unwrap();
-    until("a fold", async || world.bus.stats().folded.total() > before).await;
-    let row = crate::common::row(&world.bus, database).await.unwrap();
-    until("the tail", async || world.dispatcher.position() >= row.sequence).await;
+    fixture.store.run(write).await.unwrap();
+    until("a fold", async || fixture.bus.stats().folded.total() > before).await;
+    let row = crate::common::row(&fixture.bus, database).await.unwrap();
+    until("the tail", async || fixture.dispatcher.position() >= row.sequence).await;
 }
 
 /// A change without an id may be of any design document. Regression: it was lost among those with an id that were folded together
@@ -159,17 +159,17 @@ async fn fold_together(world: &SubscriberFixture, database: &notibus::Db, ids: &
 #[tokio::test(start_paused = true)]
 async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded_with() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
+        let fixture = SubscriberFixture::new().await;
         let a = db("a", 1);
-        world.event(&a, EventKind::Created).await;
+        fixture.event(&a, EventKind::Created).await;
         let filter = filter.kinds(EventKind::DdocUpdated.into()).unwrap();
         let filter = filter.ddocs(["_design/auth".parse().unwrap()]).unwrap();
-        let mut subscription = world.dispatcher.subscribe(filter.clone()).stream();
-        let start = world.dispatcher.position();
+        let mut subscription = fixture.dispatcher.subscribe(filter.clone()).stream();
+        let start = fixture.dispatcher.position();
         for others in [&["_design/other"][..], &["_design/x", "_design/y", "_design/x"]] {
             let mut ids: Vec<_> = others.iter().map(|id| Some(*id)).collect();
             ids.insert(1, None);
-            fold_together(&world, &a, &ids).await;
+            fold_together(&fixture, &a, &ids).await;
             let delivered = drain(&mut subscription).await;
             assert_eq!(
                 delivered.iter().map(kinds).collect::<Vec<_>>(),
@@ -177,14 +177,14 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
                 "{others:?}"
             );
             // It was delivered once, however often another one changes.
-            fold_together(&world, &a, &[Some("_design/other"), Some("_design/other")]).await;
-            world.event(&a, EventKind::Updated).await;
+            fold_together(&fixture, &a, &[Some("_design/other"), Some("_design/other")]).await;
+            fixture.event(&a, EventKind::Updated).await;
             assert!(drain(&mut subscription).await.is_empty(), "{others:?}");
         }
         // A late subscriber in another process reads one row for all of it, and each cursor gets what is new to it.
-        let last = world.dispatcher.position();
-        fold_together(&world, &a, &[Some("_design/z")]).await;
-        let other = world.bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
+        let last = fixture.dispatcher.position();
+        fold_together(&fixture, &a, &[Some("_design/z")]).await;
+        let other = fixture.bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
         let mut late = other.subscribe(filter.clone()).since(Start::from(start)).stream();
         assert_eq!(drain(&mut late).await.len(), 1);
         let mut later = other.subscribe(filter).since(Start::from(last)).stream();
@@ -229,19 +229,19 @@ async fn design_documents_cost_nothing_unless_they_are_asked_for() {
 #[tokio::test(start_paused = true)]
 async fn a_set_of_exact_names_is_looked_up() {
     let options = notibus::DispatcherOptions { ring_rows_max: 1, ..notibus::DispatcherOptions::default() };
-    let world = SubscriberFixture::with(options).await;
-    let count = |name: &str| world.dispatcher.subscribers_of(&name.parse().unwrap());
+    let fixture = SubscriberFixture::with(options).await;
+    let count = |name: &str| fixture.dispatcher.subscribers_of(&name.parse().unwrap());
     let only = |name: &str, kind: EventKind| Filter::name(name).unwrap().kinds(kind.into()).unwrap();
     let inner = Filter::any([Filter::name("b").unwrap(), Filter::name("c").unwrap()]).unwrap();
     let set =
         [only("a", EventKind::Created), only("a", EventKind::Deleted), inner, Filter::name("b").unwrap()];
     let set = Filter::any(set).unwrap();
-    let mut subscription = world.dispatcher.subscribe(set).skip_when_lagging().stream();
+    let mut subscription = fixture.dispatcher.subscribe(set).skip_when_lagging().stream();
     assert_eq!(["a", "b", "c", "d"].map(count), [1, 1, 1, 0], "once for each of its names");
     // Many more rows than the ring holds: a subscriber that follows the ring would have to skip.
-    world.events(&["d", "a", "e", "b", "f", "g"], EventKind::Created).await;
-    world.event(&db("a", 1), EventKind::Updated).await;
-    world.events(&["h", "i"], EventKind::Created).await;
+    fixture.events(&["d", "a", "e", "b", "f", "g"], EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Updated).await;
+    fixture.events(&["h", "i"], EventKind::Created).await;
     let delivered: Vec<_> = drain(&mut subscription)
         .await
         .iter()
@@ -252,15 +252,15 @@ async fn a_set_of_exact_names_is_looked_up() {
         ("a".to_owned(), vec![0], vec![EventKind::Created, EventKind::Updated]),
     ];
     assert_eq!(delivered, expected);
-    world.event(&db("a", 1), EventKind::Updated).await;
+    fixture.event(&db("a", 1), EventKind::Updated).await;
     assert!(drain(&mut subscription).await.is_empty(), "no filter wants that of it");
-    world.event(&db("a", 1), EventKind::Deleted).await;
+    fixture.event(&db("a", 1), EventKind::Deleted).await;
     assert_eq!(next(&mut subscription).await.wanted_by(), [1]);
     // Registered again, with a set and without one.
     let other = Filter::any([Filter::name("c").unwrap(), Filter::name("d").unwrap()]).unwrap();
     subscription.replace(other);
     assert_eq!(["a", "b", "c", "d"].map(count), [0, 0, 1, 1], "no stale interest is left");
-    world.events(&["a", "b", "c", "d"], EventKind::Updated).await;
+    fixture.events(&["a", "b", "c", "d"], EventKind::Updated).await;
     assert_eq!(crate::fixture::names(&drain(&mut subscription).await), ["c", "d"].into());
     subscription.replace(Filter::any([Filter::name("e").unwrap(), Filter::prefix("f")]).unwrap());
     assert_eq!(["c", "d", "e"].map(count), [0, 0, 1], "so is a set with a pattern in it");

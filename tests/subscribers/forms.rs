@@ -29,7 +29,7 @@ fn all_of(batch: &DeliveryBatch) -> impl Iterator<Item = Got> {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Form {
+enum ReceiverKind {
     Stream,
     Batches,
     Callback,
@@ -38,8 +38,14 @@ enum Form {
     BatchListener,
 }
 
-const FORMS: [Form; 6] =
-    [Form::Stream, Form::Batches, Form::Callback, Form::BatchCallback, Form::Listener, Form::BatchListener];
+const RECEIVER_KINDS: [ReceiverKind; 6] = [
+    ReceiverKind::Stream,
+    ReceiverKind::Batches,
+    ReceiverKind::Callback,
+    ReceiverKind::BatchCallback,
+    ReceiverKind::Listener,
+    ReceiverKind::BatchListener,
+];
 
 /// Takes deliveries, in batches by a method of its own.
 struct Taker(UnboundedSender<Got>);
@@ -65,7 +71,7 @@ enum Receiver {
     Listener(ListenerHandle<()>, UnboundedReceiver<Got>),
 }
 
-impl Form {
+impl ReceiverKind {
     fn start(self, subscribe: Subscribe) -> Receiver {
         let (sender, receiver) = unbounded_channel();
         match self {
@@ -151,15 +157,15 @@ fn expected(name: &str, kinds: impl Into<Vec<EventKind>>) -> Got {
 
 #[tokio::test(start_paused = true)]
 async fn each_form_is_durable() {
-    for form in FORMS {
-        let world = SubscriberFixture::new().await;
-        let cursor = world.bus.cursor("c").unwrap();
-        let subscribe = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    for form in RECEIVER_KINDS {
+        let fixture = SubscriberFixture::new().await;
+        let cursor = fixture.bus.cursor("c").unwrap();
+        let subscribe = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
         let mut receiver = form.start(subscribe().await);
-        world.event(&db("a", 1), EventKind::Created).await;
+        fixture.event(&db("a", 1), EventKind::Created).await;
         assert_eq!(within("a", receiver.next()).await, expected("a", [EventKind::Created]), "{form:?}");
         receiver.end().await;
-        world.event(&db("b", 1), EventKind::Created).await;
+        fixture.event(&db("b", 1), EventKind::Created).await;
         let mut receiver = form.start(subscribe().await);
         assert_eq!(within("b", receiver.next()).await, expected("b", [EventKind::Created]), "{form:?}");
         assert!(receiver.is_quiet(Duration::from_secs(5)).await, "{form:?}");
@@ -169,17 +175,17 @@ async fn each_form_is_durable() {
 #[tokio::test(start_paused = true)]
 async fn each_form_is_paced() {
     const PACE: Duration = Duration::from_hours(1);
-    for form in FORMS {
-        let world = SubscriberFixture::new().await;
-        let mut receiver = form.start(world.dispatcher.subscribe(Filter::all()).every(PACE).unwrap());
-        world.event(&db("a", 1), EventKind::Created).await;
+    for form in RECEIVER_KINDS {
+        let fixture = SubscriberFixture::new().await;
+        let mut receiver = form.start(fixture.dispatcher.subscribe(Filter::all()).every(PACE).unwrap());
+        fixture.event(&db("a", 1), EventKind::Created).await;
         assert_eq!(
             within("the first", receiver.next()).await,
             expected("a", [EventKind::Created]),
             "{form:?}"
         );
         for name in ["a", "b", "a", "a"] {
-            world.event(&db(name, 1), EventKind::Updated).await;
+            fixture.event(&db(name, 1), EventKind::Updated).await;
         }
         assert!(receiver.is_quiet(PACE / 2).await, "{form:?}");
         tokio::time::sleep(PACE / 2).await;
@@ -192,20 +198,21 @@ async fn each_form_is_paced() {
 /// Also: one that has ended is not there any more.
 #[tokio::test(start_paused = true)]
 async fn each_form_can_be_given_another_filter() {
-    for form in FORMS {
-        let world = SubscriberFixture::new().await;
-        let mut receiver = form.start(world.dispatcher.subscribe(Filter::name("a").unwrap()));
-        world.event(&db("a", 1), EventKind::Created).await;
+    for form in RECEIVER_KINDS {
+        let fixture = SubscriberFixture::new().await;
+        let mut receiver = form.start(fixture.dispatcher.subscribe(Filter::name("a").unwrap()));
+        fixture.event(&db("a", 1), EventKind::Created).await;
         assert_eq!(within("a", receiver.next()).await, expected("a", [EventKind::Created]), "{form:?}");
         receiver.replace(Filter::suffix("b"));
-        until("the replacement", async || world.dispatcher.subscribers_of(&"a".parse().unwrap()) == 0).await;
+        until("the replacement", async || fixture.dispatcher.subscribers_of(&"a".parse().unwrap()) == 0)
+            .await;
         for name in ["a", "b"] {
-            world.event(&db(name, 1), EventKind::Updated).await;
+            fixture.event(&db(name, 1), EventKind::Updated).await;
         }
         assert_eq!(within("b", receiver.next()).await, expected("b", [EventKind::Updated]), "{form:?}");
         assert!(receiver.is_quiet(Duration::from_secs(5)).await, "{form:?}");
         let id = receiver.id();
         receiver.end().await;
-        assert!(world.dispatcher.unsubscribe(id).is_err(), "{form:?}");
+        assert!(fixture.dispatcher.unsubscribe(id).is_err(), "{form:?}");
     }
 }

@@ -120,11 +120,11 @@ pub fn call_reporters() -> (impl FnMut() -> CallReporter + Send + 'static, Unbou
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_is_called_with_everything_in_turn() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (factory, mut calls) = call_reporters();
-    let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    let handle = fixture.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     assert_eq!(next_call(&mut calls).await, "init true");
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(next_call(&mut calls).await, "event a [Created]");
     handle.cast("hello").await.unwrap();
     assert_eq!(next_call(&mut calls).await, "cast hello");
@@ -135,7 +135,7 @@ async fn a_listener_is_called_with_everything_in_turn() {
     assert_eq!(handle.stop().await, StopReason::Shutdown);
     assert_eq!(next_call(&mut calls).await, "terminate shutdown");
     assert!(calls.recv().await.is_none(), "nothing is called after it");
-    assert_eq!(world.dispatcher.subscribers(), 0);
+    assert_eq!(fixture.dispatcher.subscribers(), 0);
     assert!(matches!(handle.cast("late").await, Err(CastError::Ended("late"))));
     assert!(matches!(handle.try_cast("late"), Err(CastError::Ended("late"))));
     assert!(!handle.info("late").await && handle.is_finished());
@@ -146,28 +146,28 @@ async fn a_listener_is_called_with_everything_in_turn() {
 async fn a_listener_stops_for_a_reason_of_its_own() {
     for (by, reason) in [("normal", StopReason::Normal), ("failed", StopReason::Failed("no disk".into()))] {
         for by_message in [false, true] {
-            let world = SubscriberFixture::new().await;
+            let fixture = SubscriberFixture::new().await;
             let (factory, mut calls) = call_reporters();
-            let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+            let handle = fixture.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
             next_call(&mut calls).await;
             if by_message {
                 handle.cast(by).await.unwrap();
             } else {
-                world.event(&db(by, 1), EventKind::Created).await;
+                fixture.event(&db(by, 1), EventKind::Created).await;
             }
             assert_eq!(within("its end", handle.finished()).await, reason);
             next_call(&mut calls).await;
             assert_eq!(next_call(&mut calls).await, format!("terminate {reason}"));
-            assert_eq!(world.dispatcher.subscribers(), 0);
+            assert_eq!(fixture.dispatcher.subscribers(), 0);
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_comes_if_nothing_else_does_and_once() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (factory, mut calls) = call_reporters();
-    let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    let handle = fixture.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     next_call(&mut calls).await;
     handle.cast("wait").await.unwrap();
     next_call(&mut calls).await;
@@ -180,7 +180,7 @@ async fn a_timeout_comes_if_nothing_else_does_and_once() {
     handle.cast("wait").await.unwrap();
     next_call(&mut calls).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(next_call(&mut calls).await, "event a [Created]");
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert!(calls.try_recv().is_err());
@@ -188,8 +188,8 @@ async fn a_timeout_comes_if_nothing_else_does_and_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
-    let world = SubscriberFixture::new().await;
-    let subscribe = || world.dispatcher.subscribe(Filter::all());
+    let fixture = SubscriberFixture::new().await;
+    let subscribe = || fixture.dispatcher.subscribe(Filter::all());
     let ended = async |handle: &ListenerHandle<()>| within("its end", handle.finished()).await;
     let parent = Parent::new();
     let child = subscribe().listener(|| Quiet).start_linked(&parent).unwrap();
@@ -216,13 +216,13 @@ async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_is_not_linked_outlives_its_handle() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (factory, mut calls) = call_reporters();
-    drop(world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap());
+    drop(fixture.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap());
     next_call(&mut calls).await;
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(next_call(&mut calls).await, "event a [Created]");
-    world.dispatcher.shutdown().await;
+    fixture.dispatcher.shutdown().await;
     assert_eq!(
         next_call(&mut calls).await,
         "terminate shutdown",
@@ -232,8 +232,8 @@ async fn a_listener_that_is_not_linked_outlives_its_handle() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_is_for_one_listener_at_a_time() {
-    let world = SubscriberFixture::new().await;
-    let dispatcher = &world.dispatcher;
+    let fixture = SubscriberFixture::new().await;
+    let dispatcher = &fixture.dispatcher;
     let (factory, mut calls) = call_reporters();
     let named = |factory| dispatcher.subscribe(Filter::all()).listener(factory).named("cache").unwrap();
     let first = named(factory).start().unwrap();
@@ -276,21 +276,21 @@ async fn what_happens_during_init_is_not_missed() {
             self.0.handle_event(delivery).await
         }
     }
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (mut factory, mut calls) = call_reporters();
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Slow(factory()));
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(move || Slow(factory()));
     let _handle = listen.start().unwrap();
     assert_eq!(next_call(&mut calls).await, "init");
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(next_call(&mut calls).await, "event a [Created]");
 }
 
 /// Its mailbox is bounded: a sender of too many messages has to wait, or gets an error.
 #[tokio::test(start_paused = true)]
 async fn senders_learn_of_a_full_mailbox() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (factory, mut calls) = call_reporters();
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(factory);
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(factory);
     let handle = listen.messages_max(2).unwrap().start().unwrap();
     // It has had no turn yet.
     handle.try_cast("1").unwrap();
@@ -309,20 +309,20 @@ async fn senders_learn_of_a_full_mailbox() {
 #[tokio::test(start_paused = true)]
 async fn a_listener_is_informed_of_skipped_rows() {
     let options = DispatcherOptions { ring_rows_max: 2, ..DispatcherOptions::default() };
-    let world = SubscriberFixture::with(options).await;
+    let fixture = SubscriberFixture::with(options).await;
     let (factory, mut calls) = call_reporters();
-    let subscribe = world.dispatcher.subscribe(Filter::all()).skip_when_lagging();
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).skip_when_lagging();
     let slow = subscribe.every(Duration::from_mins(1)).unwrap();
     let _handle = slow.listener(factory).start().unwrap();
     next_call(&mut calls).await;
     for _ in 0..10 {
-        world.event(&db("a", 1), EventKind::Updated).await;
+        fixture.event(&db("a", 1), EventKind::Updated).await;
     }
     assert_eq!(next_call(&mut calls).await, "event a [Updated]");
     assert_eq!(next_call(&mut calls).await, "lagged");
 }
 
-/// A listener whose call does not return does not keep a shutdown waiting for ever.
+/// A listener whose call does not return does not keep a shutdown waiting forever.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_aborts_listeners_that_do_not_end() {
     struct Stuck;
@@ -334,11 +334,11 @@ async fn a_shutdown_aborts_listeners_that_do_not_end() {
             std::future::pending().await
         }
     }
-    let world = SubscriberFixture::new().await;
-    let handle = world.dispatcher.subscribe(Filter::all()).listener(|| Stuck).start().unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    let handle = fixture.dispatcher.subscribe(Filter::all()).listener(|| Stuck).start().unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     let began = Instant::now();
-    within("the shutdown", world.dispatcher.shutdown()).await;
+    within("the shutdown", fixture.dispatcher.shutdown()).await;
     assert!(began.elapsed() < Duration::from_mins(1));
     assert_eq!(within("its end", handle.finished()).await, StopReason::Shutdown);
 }
@@ -347,10 +347,10 @@ async fn a_shutdown_aborts_listeners_that_do_not_end() {
 /// with it.
 #[tokio::test(start_paused = true)]
 async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
-    let world = SubscriberFixture::new().await;
-    let listen = || world.dispatcher.subscribe(Filter::all()).listener(|| Quiet);
+    let fixture = SubscriberFixture::new().await;
+    let listen = || fixture.dispatcher.subscribe(Filter::all()).listener(|| Quiet);
     drop(listen().named("parent").unwrap().start().unwrap());
-    let found = world.dispatcher.listener::<()>("parent").unwrap();
+    let found = fixture.dispatcher.listener::<()>("parent").unwrap();
     let child = listen().start_linked(found.parent()).unwrap();
     found.stop().await;
     assert_eq!(within("its end", child.finished()).await, StopReason::ParentEnded);
@@ -378,14 +378,14 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
 
     for is_replaced in [false, true] {
         let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
-        let world = SubscriberFixture::with(options).await;
+        let fixture = SubscriberFixture::with(options).await;
         let (heard, mut messages) = unbounded_channel();
         let has_panicked = Arc::new(Mutex::new(false));
         let (panicked, factory_panicked) = (Arc::clone(&has_panicked), has_panicked);
         let factory = move || Panics(heard.clone(), Arc::clone(&factory_panicked));
-        world.events(&["a", "b"], EventKind::Created).await;
-        let since = Start::from(world.bus.feed().horizon().await.unwrap());
-        let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
+        fixture.events(&["a", "b"], EventKind::Created).await;
+        let since = Start::from(fixture.bus.feed().horizon().await.unwrap());
+        let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
         let listener = subscribe.listener(factory).start().unwrap();
         if is_replaced {
             until("the panic", async || *panicked.lock().unwrap()).await;
@@ -417,30 +417,30 @@ impl Listener for OwnEnd {
     }
 }
 
-/// Regression: a listener that stopped itself by its own handle waited for itself for ever.
+/// Regression: a listener that stopped itself by its own handle waited for itself forever.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_stop_itself_by_its_handle() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (calls, mut own_calls) = unbounded_channel();
     let handle = Arc::new(Mutex::new(None));
     let known = Arc::clone(&handle);
     let factory = move || OwnEnd { handle: Arc::clone(&known), calls: calls.clone() };
-    let listener = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    let listener = fixture.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     *handle.lock().unwrap() = Some(listener.clone());
-    world.events(&["a", "b"], EventKind::Created).await;
+    fixture.events(&["a", "b"], EventKind::Created).await;
     assert_eq!(next_call(&mut own_calls).await, "a shutdown", "the call goes on");
     assert_eq!(next_call(&mut own_calls).await, "terminate shutdown", "and is the last one");
     assert_eq!(within("its end", listener.finished()).await, StopReason::Shutdown);
-    assert_eq!(world.dispatcher.subscribers(), 0);
+    assert_eq!(fixture.dispatcher.subscribers(), 0);
 }
 
 /// The same by its name, and for a callback.
 #[tokio::test(start_paused = true)]
 async fn a_callback_can_stop_itself_by_its_handle() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let handle: Arc<Mutex<Option<notibus::dispatcher::CallbackHandle>>> = Arc::default();
     let (known, (sender, mut receiver)) = (Arc::clone(&handle), unbounded_channel());
-    let callback = world.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
+    let callback = fixture.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
         let (own, sender) = (known.lock().unwrap().take().unwrap(), sender.clone());
         async move {
             own.stop().await;
@@ -450,9 +450,9 @@ async fn a_callback_can_stop_itself_by_its_handle() {
         }
     });
     *handle.lock().unwrap() = Some(callback);
-    world.events(&["a", "b"], EventKind::Created).await;
+    fixture.events(&["a", "b"], EventKind::Created).await;
     assert_eq!(next_call(&mut receiver).await, "a");
-    until("its end", async || world.dispatcher.subscribers() == 0).await;
+    until("its end", async || fixture.dispatcher.subscribers() == 0).await;
     assert!(receiver.recv().await.is_none(), "it is not called again");
 }
 
@@ -494,7 +494,7 @@ impl Listener for Scripted {
 /// Each call can return what is wanted next, even the first one and a timeout.
 #[tokio::test(start_paused = true)]
 async fn every_call_says_what_is_wanted_next() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let start = |begins: Next, timeouts: Vec<Next>, panics| {
         let (calls, heard) = unbounded_channel();
         let make = move || Scripted {
@@ -503,7 +503,7 @@ async fn every_call_says_what_is_wanted_next() {
             timeouts: timeouts.clone(),
             panics,
         };
-        (world.dispatcher.subscribe(Filter::all()).listener(make).start().unwrap(), heard)
+        (fixture.dispatcher.subscribe(Filter::all()).listener(make).start().unwrap(), heard)
     };
     let stop = Next::Stop(StopReason::Failed("enough".into()));
     let wait = |seconds| Next::ContinueFor(Duration::from_secs(seconds));
@@ -523,7 +523,7 @@ async fn every_call_says_what_is_wanted_next() {
     assert_eq!(times, [("init", 0), ("timeout", 3), ("timeout", 8), ("terminate", 8)]);
     let (_handle, mut heard) = start(Next::Continue, vec![Next::Continue], false);
     assert_eq!(heard.recv().await, Some("init"));
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(within("an event", heard.recv()).await, Some("event"));
     let began = Instant::now();
     assert_eq!(within("a timeout", heard.recv()).await, Some("timeout"));
@@ -538,12 +538,12 @@ fn a_listener_rests_while_a_caller_waits_for_it() {
     std::thread::spawn(move || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().start_paused(true).build().unwrap().block_on(async {
-            let world = SubscriberFixture::new().await;
+            let fixture = SubscriberFixture::new().await;
             let subscriber =
-                world.dispatcher.subscribe(Filter::all()).every(Duration::from_secs(30)).unwrap();
+                fixture.dispatcher.subscribe(Filter::all()).every(Duration::from_secs(30)).unwrap();
             let listener = subscriber.listener(|| Quiet).start().unwrap();
             for kind in [EventKind::Created, EventKind::Updated] {
-                let sequence = world.folded(&db("a", 1), kind).await;
+                let sequence = fixture.folded(&db("a", 1), kind).await;
                 assert!(listener.reached(sequence).await);
             }
         });

@@ -24,11 +24,11 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let bus = wide_bus(&faults.database()).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let world = SubscriberFixture { store, bus, notifier, dispatcher };
-    world.events(&["x", "y"], EventKind::Created).await;
+    let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
+    fixture.events(&["x", "y"], EventKind::Created).await;
     let names = absent(2_000).chain(["x", "y"].map(|name| name.parse().unwrap()));
     let before = faults.counts();
-    let subscribe = world.dispatcher.subscribe(Filter::names(names).unwrap());
+    let subscribe = fixture.dispatcher.subscribe(Filter::names(names).unwrap());
     let mut stream = subscribe.since(Cursor::NOTHING).stream();
     let found = [next(&mut stream).await, next(&mut stream).await];
     let cost = faults.counts() - before;

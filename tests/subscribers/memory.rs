@@ -14,10 +14,10 @@ use crate::{
 
 /// A row to copy.
 async fn template() -> (Bus, Notification) {
-    let world = SubscriberFixture::new().await;
-    world.event(&db("template", 1), EventKind::Created).await;
-    let row = world.bus.feed().newest(&"template".parse().unwrap()).await.unwrap().unwrap();
-    (narrow_bus(&world.store).await, row)
+    let fixture = SubscriberFixture::new().await;
+    fixture.event(&db("template", 1), EventKind::Created).await;
+    let row = fixture.bus.feed().newest(&"template".parse().unwrap()).await.unwrap().unwrap();
+    (narrow_bus(&fixture.store).await, row)
 }
 
 /// Publishes `count` rows of as many databases, and returns weak references to them.

@@ -16,24 +16,24 @@ fn names(mirror: &notibus::dispatcher::Mirror) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b", "x"], EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b", "x"], EventKind::Created).await;
     let mirror =
-        world.dispatcher.mirror(Filter::any([Filter::prefix("a"), Filter::prefix("b")]).unwrap()).unwrap();
+        fixture.dispatcher.mirror(Filter::any([Filter::prefix("a"), Filter::prefix("b")]).unwrap()).unwrap();
     within("its first scan", mirror.synced()).await.unwrap();
     assert_eq!(names(&mirror), ["a", "b"]);
     let before = mirror.view();
     for round in 1..=10 {
-        let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Updated).await;
+        let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Updated).await;
         within("the barrier", mirror.reached(version)).await.unwrap();
         assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().totals.updated, round);
     }
-    let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Deleted).await;
+    let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Deleted).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
     // None of this is mirrored, but the barrier completes.
-    let version = commit(&world.store, &world.bus, &db("x", 1), EventKind::Updated).await;
+    let version = commit(&fixture.store, &fixture.bus, &db("x", 1), EventKind::Updated).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
 }
 
@@ -64,7 +64,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
         within("the barrier", mirror.reached(version)).await.unwrap();
     };
     tokio::select! {
-        () = hot => unreachable!("it goes on for ever"),
+        () = hot => unreachable!("it goes on forever"),
         () = barrier => {}
     }
     assert!(names(&mirror).contains(&"b".to_owned()));
@@ -75,22 +75,22 @@ async fn a_barrier_waits_for_what_is_not_folded() {
 /// Events of a replaced instance are in no row; the barrier does not wait for one.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
-    let world = SubscriberFixture::new().await;
-    world.event(&db("a", 1), EventKind::Created).await;
-    commit(&world.store, &world.bus, &db("a", 1), EventKind::Deleted).await;
-    commit(&world.store, &world.bus, &db("a", 2), EventKind::Created).await;
-    let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Updated).await;
-    within("the barrier", world.dispatcher.reached(version)).await.unwrap();
+    let fixture = SubscriberFixture::new().await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
+    commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Deleted).await;
+    commit(&fixture.store, &fixture.bus, &db("a", 2), EventKind::Created).await;
+    let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Updated).await;
+    within("the barrier", fixture.dispatcher.reached(version)).await.unwrap();
 }
 
 /// A mirror that was away for too long keeps its old content until it is correct again.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_expires_is_filled_again() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b"], EventKind::Created).await;
-    let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b"], EventKind::Created).await;
+    let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
     let first = mirror.synced().await.unwrap();
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = world;
+    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = fixture;
     let suspended = dispatcher.suspend();
     let sequence = bus.feed().last_sequence().await.unwrap().unwrap();
     assert!(first >= sequence);
@@ -107,12 +107,12 @@ async fn a_mirror_that_expires_is_filled_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
-    assert!(matches!(world.dispatcher.mirror(some), Err(Error::Invalid { .. })));
-    let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
-    let version = commit(&world.store, &world.bus, &db("a", 1), EventKind::Created).await;
-    world.dispatcher.shutdown().await;
+    assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
+    let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
+    let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Created).await;
+    fixture.dispatcher.shutdown().await;
     let ended = within("its end", mirror.reached(version)).await;
     assert!(matches!(ended, Err(Error::NoSubscriber { .. })), "{ended:?}");
 }

@@ -16,16 +16,16 @@ const MINUTE: Duration = Duration::from_mins(1);
 #[tokio::test(start_paused = true)]
 async fn a_database_comes_once_per_round_with_all_that_is_new() {
     for filter in [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let mut paced = world.dispatcher.subscribe(filter.clone()).every(MINUTE).unwrap().stream();
-        let mut at_once = world.dispatcher.subscribe(filter).stream();
+        let fixture = SubscriberFixture::new().await;
+        let mut paced = fixture.dispatcher.subscribe(filter.clone()).every(MINUTE).unwrap().stream();
+        let mut at_once = fixture.dispatcher.subscribe(filter).stream();
         let a = db("a", 1);
-        world.event(&a, EventKind::Created).await;
+        fixture.event(&a, EventKind::Created).await;
         assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created], "the first round begins at once");
         let began = Instant::now();
         for _ in 0..5 {
-            world.event(&a, EventKind::Updated).await;
-            world.event(&a, EventKind::DdocUpdated).await;
+            fixture.event(&a, EventKind::Updated).await;
+            fixture.event(&a, EventKind::DdocUpdated).await;
             assert!(ready(&mut paced).is_empty());
         }
         assert!(began.elapsed() < MINUTE / 2);
@@ -38,7 +38,7 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
         // After a pause of more than a round, the next row is delivered at once.
         tokio::time::sleep(MINUTE * 2).await;
         let began = Instant::now();
-        world.event(&a, EventKind::Updated).await;
+        fixture.event(&a, EventKind::Updated).await;
         next(&mut paced).await;
         assert!(began.elapsed() < Duration::from_secs(5));
     }
@@ -48,16 +48,16 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
 /// was delivered only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
 async fn a_full_page_with_nothing_after_it_is_delivered() {
-    let world =
+    let fixture =
         SubscriberFixture::with(DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() }).await;
-    let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
+    let mut paced = fixture.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
     let a = db("a", 1);
     for kind in [EventKind::Created, EventKind::Updated, EventKind::Deleted] {
         let receive = async {
             let delivery = within("it is delivered", paced.next()).await.unwrap().unwrap();
             assert_eq!(kinds(&delivery), [kind]);
         };
-        let (_, ()) = tokio::join!(world.event(&a, kind), receive);
+        let (_, ()) = tokio::join!(fixture.event(&a, kind), receive);
         tokio::time::sleep(MINUTE * 2).await;
     }
 }
@@ -67,16 +67,16 @@ async fn a_full_page_with_nothing_after_it_is_delivered() {
 async fn a_round_of_many_databases_delivers_each_once() {
     for ring_rows_max in [100, 100_000] {
         let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
-        let world = SubscriberFixture::with(options).await;
-        let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
-        world.event(&db("first", 1), EventKind::Created).await;
+        let fixture = SubscriberFixture::with(options).await;
+        let mut paced = fixture.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
+        fixture.event(&db("first", 1), EventKind::Created).await;
         next(&mut paced).await;
         assert!(ready(&mut paced).is_empty(), "the first round is over");
         let all: Vec<_> = (0..600).map(|n| format!("db{n:03}")).collect();
         for kind in [EventKind::Created, EventKind::Updated] {
             for some in all.chunks(100) {
-                let producer = world.bus.producer();
-                world
+                let producer = fixture.bus.producer();
+                fixture
                     .store
                     .run(async |tx| {
                         for name in some {
@@ -88,9 +88,9 @@ async fn a_round_of_many_databases_delivers_each_once() {
                     .unwrap();
             }
         }
-        common::until("all folds", async || world.bus.stats().folded.total() == 1_201).await;
-        let now = world.bus.feed().now().await.unwrap();
-        common::until("the tail", async || world.dispatcher.position() >= now).await;
+        common::until("all folds", async || fixture.bus.stats().folded.total() == 1_201).await;
+        let now = fixture.bus.feed().now().await.unwrap();
+        common::until("the tail", async || fixture.dispatcher.position() >= now).await;
         assert!(ready(&mut paced).is_empty());
         let mut delivered = vec![next(&mut paced).await];
         delivered.extend(drain(&mut paced).await);
@@ -102,18 +102,18 @@ async fn a_round_of_many_databases_delivers_each_once() {
 
 #[tokio::test(start_paused = true)]
 async fn each_subscriber_has_its_own_pace() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let every = |seconds| {
-        let all = world.dispatcher.subscribe(Filter::all());
+        let all = fixture.dispatcher.subscribe(Filter::all());
         all.every(Duration::from_secs(seconds)).unwrap().stream()
     };
     let (mut indexer, mut replicator) = (every(60), every(10));
-    let mut feed = world.dispatcher.subscribe(Filter::all()).stream();
+    let mut feed = fixture.dispatcher.subscribe(Filter::all()).stream();
     let mut delivered = [0; 3];
     let began = Instant::now();
     let mut updates = 0;
     while began.elapsed() < Duration::from_mins(5) {
-        world.event(&db("a", 1), EventKind::Updated).await;
+        fixture.event(&db("a", 1), EventKind::Updated).await;
         updates += 1;
         tokio::time::sleep(Duration::from_secs(1)).await;
         for (count, subscription) in delivered.iter_mut().zip([&mut indexer, &mut replicator, &mut feed]) {
@@ -129,11 +129,11 @@ async fn each_subscriber_has_its_own_pace() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_wait_for_a_round() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let mut paced = world.dispatcher.subscribe(filter).every(MINUTE).unwrap().stream();
-        world.event(&db("a", 1), EventKind::Created).await;
+        let fixture = SubscriberFixture::new().await;
+        let mut paced = fixture.dispatcher.subscribe(filter).every(MINUTE).unwrap().stream();
+        fixture.event(&db("a", 1), EventKind::Created).await;
         next(&mut paced).await;
-        let last = world.event(&db("a", 1), EventKind::Updated).await;
+        let last = fixture.event(&db("a", 1), EventKind::Updated).await;
         assert!(ready(&mut paced).is_empty());
         let began = Instant::now();
         let rest = tokio::spawn(async move {
@@ -141,7 +141,7 @@ async fn a_shutdown_does_not_wait_for_a_round() {
             rest
         });
         tokio::task::yield_now().await;
-        world.dispatcher.shutdown().await;
+        fixture.dispatcher.shutdown().await;
         assert_eq!(within("the end", rest).await.unwrap(), [last]);
         assert!(began.elapsed() < MINUTE / 2);
     }
@@ -151,53 +151,53 @@ async fn a_shutdown_does_not_wait_for_a_round() {
 /// first page, although all of it waited.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_delivers_a_large_round_to_its_end() {
-    let world = SubscriberFixture::new().await;
-    let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    let mut paced = fixture.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     next(&mut paced).await;
     for n in 0..600 {
-        common::record(&world.store, &world.bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+        common::record(&fixture.store, &fixture.bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
-    world.event(&db("last", 1), EventKind::Created).await;
+    fixture.event(&db("last", 1), EventKind::Created).await;
     assert!(ready(&mut paced).is_empty());
     let rest =
         tokio::spawn(async move { paced.map(|item| item.unwrap().sequence()).collect::<Vec<_>>().await });
     tokio::task::yield_now().await;
-    world.dispatcher.shutdown().await;
+    fixture.dispatcher.shutdown().await;
     assert_eq!(within("the end", rest).await.unwrap().len(), 601);
 }
 
-/// When a round is requested again, a predicate that panics is not called for the same row for ever.
+/// When a round is requested again, a predicate that panics is not called for the same row forever.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let filter = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "bad", "the predicate panics");
         true
     });
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-    let _handle = world.dispatcher.subscribe(filter).every(MINUTE).unwrap().callback(move |delivery| {
+    let _handle = fixture.dispatcher.subscribe(filter).every(MINUTE).unwrap().callback(move |delivery| {
         sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
         async {}
     });
-    world.event(&db("first", 1), EventKind::Created).await;
+    fixture.event(&db("first", 1), EventKind::Created).await;
     assert_eq!(within("the first", receiver.recv()).await.unwrap(), "first");
-    world.events(&["good", "bad", "other"], EventKind::Created).await;
+    fixture.events(&["good", "bad", "other"], EventKind::Created).await;
     let delivered = [receiver.recv().await.unwrap(), receiver.recv().await.unwrap()];
     assert_eq!(delivered, ["good", "other"]);
-    assert_eq!(world.bus.stats().callback_panics, 1);
+    assert_eq!(fixture.bus.stats().callback_panics, 1);
 }
 
 /// A pace also holds for subscribers that start in the past: they get everything in the first round.
 #[tokio::test(start_paused = true)]
 async fn a_paced_subscriber_from_the_start_gets_everything_first() {
     for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
-        let world = SubscriberFixture::new().await;
-        world.events(&["a", "b"], EventKind::Created).await;
+        let fixture = SubscriberFixture::new().await;
+        fixture.events(&["a", "b"], EventKind::Created).await;
         let since = Cursor::NOTHING;
-        let mut paced = world.dispatcher.subscribe(filter).since(since).every(MINUTE).unwrap().stream();
+        let mut paced = fixture.dispatcher.subscribe(filter).since(since).every(MINUTE).unwrap().stream();
         assert_eq!(names(&drain(&mut paced).await), ["a", "b"].into());
-        world.event(&db("a", 1), EventKind::Updated).await;
+        fixture.event(&db("a", 1), EventKind::Updated).await;
         let waited = Instant::now();
         let delivery = Arc::clone(next(&mut paced).await.notification());
         assert!(waited.elapsed() > MINUTE / 2 && delivery.totals.updated == 1);

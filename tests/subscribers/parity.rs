@@ -13,68 +13,68 @@ use crate::{
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_is_registered_and_unregistered() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let a = "a".parse().unwrap();
-    let subscription = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
-    assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (1, 1));
+    let subscription = fixture.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    assert_eq!((fixture.dispatcher.subscribers(), fixture.dispatcher.subscribers_of(&a)), (1, 1));
     let id = subscription.id();
-    world.dispatcher.unsubscribe(id).unwrap();
+    fixture.dispatcher.unsubscribe(id).unwrap();
     drop(subscription);
-    assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (0, 0));
+    assert_eq!((fixture.dispatcher.subscribers(), fixture.dispatcher.subscribers_of(&a)), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn to_unregister_a_stranger_is_reported() {
-    let world = SubscriberFixture::new().await;
-    let subscription = world.dispatcher.subscribe(Filter::all()).stream();
+    let fixture = SubscriberFixture::new().await;
+    let subscription = fixture.dispatcher.subscribe(Filter::all()).stream();
     let id = subscription.id();
     drop(subscription);
-    let refused = world.dispatcher.unsubscribe(id);
+    let refused = fixture.dispatcher.unsubscribe(id);
     assert!(matches!(refused, Err(notibus::Error::NoSubscriber { .. })), "{refused:?}");
-    assert!(world.dispatcher.listener::<()>("nobody").is_err());
-    assert!(world.dispatcher.stop_listener("nobody").await.is_err());
+    assert!(fixture.dispatcher.listener::<()>("nobody").is_err());
+    assert!(fixture.dispatcher.stop_listener("nobody").await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_is_ended_by_its_id_gets_nothing_more() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let mut waits = world.dispatcher.subscribe(filter.clone()).stream();
-        let mut has_more = world.dispatcher.subscribe(filter).stream();
+        let mut waits = fixture.dispatcher.subscribe(filter.clone()).stream();
+        let mut has_more = fixture.dispatcher.subscribe(filter).stream();
         let ids = [waits.id(), has_more.id()];
         let waits = tokio::spawn(async move { waits.next().await.is_none() });
         tokio::task::yield_now().await;
         for id in ids {
-            world.dispatcher.unsubscribe(id).unwrap();
+            fixture.dispatcher.unsubscribe(id).unwrap();
         }
         assert!(within("the end of one that waits", waits).await.unwrap());
-        world.event(&db("a", 1), EventKind::Updated).await;
+        fixture.event(&db("a", 1), EventKind::Updated).await;
         assert!(within("the end of one that has more", has_more.next()).await.is_none());
         drop(has_more);
-        assert_eq!(world.dispatcher.subscribers(), 0);
+        assert_eq!(fixture.dispatcher.subscribers(), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_dies_is_unregistered() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let a = "a".parse().unwrap();
-    let mut subscription = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let mut subscription = fixture.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let task = tokio::spawn(async move {
         subscription.next().await;
         panic!("it dies");
     });
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert!(within("its death", task).await.unwrap_err().is_panic());
-    assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (0, 0));
+    assert_eq!((fixture.dispatcher.subscribers(), fixture.dispatcher.subscribers_of(&a)), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_interested_subscribers_get_deliveries() {
-    let world = SubscriberFixture::new().await;
-    let mut a = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
-    let mut all = world.dispatcher.subscribe(Filter::all()).stream();
-    world.events(&["b", "a"], EventKind::Updated).await;
+    let fixture = SubscriberFixture::new().await;
+    let mut a = fixture.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let mut all = fixture.dispatcher.subscribe(Filter::all()).stream();
+    fixture.events(&["b", "a"], EventKind::Updated).await;
     assert_eq!(names(&drain(&mut a).await), ["a"].into());
     assert_eq!(names(&drain(&mut all).await), ["a", "b"].into());
 }
@@ -83,11 +83,11 @@ async fn only_interested_subscribers_get_deliveries() {
 /// one subscription with a set of filters learns which of them want a delivery.
 #[tokio::test(start_paused = true)]
 async fn a_set_says_which_of_its_filters_want_a_delivery() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let both = Filter::any([Filter::name("a").unwrap(), Filter::all()]).unwrap();
-    let mut set = world.dispatcher.subscribe(both).stream();
-    let mut single = world.dispatcher.subscribe(Filter::all()).stream();
-    world.events(&["a", "b"], EventKind::Created).await;
+    let mut set = fixture.dispatcher.subscribe(both).stream();
+    let mut single = fixture.dispatcher.subscribe(Filter::all()).stream();
+    fixture.events(&["a", "b"], EventKind::Created).await;
     let wanted: Vec<_> = drain(&mut set).await.iter().map(|d| (name(d).to_owned(), d.wanted_by())).collect();
     assert_eq!(wanted, [("a".to_owned(), vec![0, 1]), ("b".to_owned(), vec![1])]);
     assert_eq!(next(&mut single).await.wanted_by(), [0]);
@@ -101,22 +101,22 @@ async fn to_register_again_replaces_what_was_wanted_before() {
     let (prefix_b, all) = (Filter::prefix("b"), Filter::all());
     let cases = [(a.clone(), b.clone()), (a.clone(), prefix_b.clone()), (all.clone(), b), (all, prefix_b)];
     for (before, after) in cases {
-        let world = SubscriberFixture::new().await;
+        let fixture = SubscriberFixture::new().await;
         let name_of = |name: &str| name.parse().unwrap();
-        let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
-        world.event(&db("a", 1), EventKind::Created).await;
+        let mut subscription = fixture.dispatcher.subscribe(before.clone()).stream();
+        fixture.event(&db("a", 1), EventKind::Created).await;
         assert_eq!(names(&drain(&mut subscription).await), ["a"].into());
         subscription.replace(after.clone());
-        assert_eq!(world.dispatcher.subscribers(), 1);
-        assert_eq!(world.dispatcher.subscribers_of(&name_of("a")), 0, "no stale interest is left");
-        world.events(&["a", "b"], EventKind::Updated).await;
+        assert_eq!(fixture.dispatcher.subscribers(), 1);
+        assert_eq!(fixture.dispatcher.subscribers_of(&name_of("a")), 0, "no stale interest is left");
+        fixture.events(&["a", "b"], EventKind::Updated).await;
         let delivered = drain(&mut subscription).await;
         assert_eq!(names(&delivered), ["b"].into(), "{before:?} → {after:?}");
         assert_eq!(delivered.len(), 1);
         subscription.replace(c.clone());
         drop(subscription);
         for name in ["a", "b", "c"] {
-            assert_eq!(world.dispatcher.subscribers_of(&name_of(name)), 0, "nor after its death");
+            assert_eq!(fixture.dispatcher.subscribers_of(&name_of(name)), 0, "nor after its death");
         }
     }
 }
@@ -129,15 +129,15 @@ async fn rows_that_both_filters_want_are_delivered_exactly_once() {
         [(Filter::prefix("a"), Filter::all()), (names(&["a1", "a2", "a3"]), names(&["a1", "a2", "a3", "b"]))];
     for (before, after) in cases {
         for taken in 0..4 {
-            let world = SubscriberFixture::new().await;
-            let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
-            world.events(&["b", "a1", "a2", "a3"], EventKind::Created).await;
+            let fixture = SubscriberFixture::new().await;
+            let mut subscription = fixture.dispatcher.subscribe(before.clone()).stream();
+            fixture.events(&["b", "a1", "a2", "a3"], EventKind::Created).await;
             let mut delivered = Vec::new();
             for _ in 0..taken {
                 delivered.push(next(&mut subscription).await);
             }
             subscription.replace(after.clone());
-            world.event(&db("a1", 1), EventKind::Updated).await;
+            fixture.event(&db("a1", 1), EventKind::Updated).await;
             delivered.extend(drain(&mut subscription).await);
             for name in ["a1", "a2", "a3"] {
                 let of: Vec<_> =
@@ -166,28 +166,28 @@ impl notibus::dispatcher::Listener for Numbers {
 /// Unexpected messages are logged, and the listener survives.
 #[tokio::test(start_paused = true)]
 async fn invalid_messages_are_survived() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Numbers(sender.clone()));
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(move || Numbers(sender.clone()));
     let handle = listen.named("numbers").unwrap().start().unwrap();
     assert!(handle.info("what is this?").await && handle.info(vec![1.5]).await);
     handle.cast(7).await.unwrap();
-    let wrong = world.dispatcher.listener::<String>("numbers");
+    let wrong = fixture.dispatcher.listener::<String>("numbers");
     assert!(matches!(wrong, Err(notibus::Error::Invalid { .. })), "{wrong:?}");
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(within("an event", receiver.recv()).await.unwrap(), "a");
     assert!(!handle.is_finished());
-    assert_eq!(world.bus.stats().listener_panics, 0);
+    assert_eq!(fixture.bus.stats().listener_panics, 0);
     assert!(format!("{:?}", Message::Cast(1)).contains("Cast"));
 }
 
 /// A dispatcher without subscribers goes on: an event without a subscriber is no failure.
 #[tokio::test(start_paused = true)]
 async fn events_without_subscribers_are_fine() {
-    let world = SubscriberFixture::new().await;
-    let position = world.event(&db("a", 1), EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    let position = fixture.event(&db("a", 1), EventKind::Created).await;
     let since = Cursor::NOTHING;
-    let mut late = world.dispatcher.subscribe(Filter::all()).since(since).stream();
+    let mut late = fixture.dispatcher.subscribe(Filter::all()).since(since).stream();
     assert_eq!(next(&mut late).await.sequence(), position);
     assert!(ready(&mut late).is_empty());
 }
@@ -195,12 +195,12 @@ async fn events_without_subscribers_are_fine() {
 /// Regression: a change that the old filter had rejected because of its design document counted as delivered.
 #[tokio::test(start_paused = true)]
 async fn a_row_rejected_for_its_design_document_is_delivered_by_the_new_filter() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b", "c"], EventKind::Created).await;
     let ddocs = Filter::prefix("").kinds(EventKind::DdocUpdated.into()).unwrap();
     let auth = ddocs.clone().ddocs(["_design/auth".parse().unwrap()]).unwrap();
-    let mut subscription = world.dispatcher.subscribe(auth).stream();
-    let producer = world.bus.producer();
+    let mut subscription = fixture.dispatcher.subscribe(auth).stream();
+    let producer = fixture.bus.producer();
     let [other, auth] = ["_design/other", "_design/auth"].map(|id| id.parse().unwrap());
     // In one batch, so that the subscriber stands in the middle of it.
     let write = async |tx| {
@@ -209,7 +209,7 @@ async fn a_row_rejected_for_its_design_document_is_delivered_by_the_new_filter()
         }
         Ok(())
     };
-    world.store.run(write).await.unwrap();
+    fixture.store.run(write).await.unwrap();
     let mut delivered = vec![next(&mut subscription).await];
     subscription.replace(ddocs);
     delivered.extend(drain(&mut subscription).await);

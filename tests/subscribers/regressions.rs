@@ -24,28 +24,28 @@ async fn forget(bus: &Bus) {
 }
 
 /// Creates databases in one transaction, so in one batch.
-async fn together(world: &SubscriberFixture, names: &[&str]) {
-    let before = world.bus.stats().folded.total();
-    let producer = world.bus.producer();
+async fn together(fixture: &SubscriberFixture, names: &[&str]) {
+    let before = fixture.bus.stats().folded.total();
+    let producer = fixture.bus.producer();
     let write = async |tx| {
         for name in names {
             producer.created(&tx, &db(name, 1));
         }
         Ok(())
     };
-    world.store.run(write).await.unwrap();
-    until("the fold", async || world.bus.stats().folded.total() >= before + names.len() as u64).await;
-    let last = world.bus.feed().last_sequence().await.unwrap().unwrap();
-    until("the tail", async || world.dispatcher.position() >= last).await;
+    fixture.store.run(write).await.unwrap();
+    until("the fold", async || fixture.bus.stats().folded.total() >= before + names.len() as u64).await;
+    let last = fixture.bus.feed().last_sequence().await.unwrap().unwrap();
+    until("the tail", async || fixture.dispatcher.position() >= last).await;
 }
 
 /// A listener that catches up without a matching row, and so is never called, reported no progress.
 #[tokio::test(start_paused = true)]
 async fn reached_is_reported_though_a_catch_up_finds_nothing() {
-    let world = SubscriberFixture::new().await;
-    let first = world.event(&db("x", 1), EventKind::Created).await;
-    let last = world.event(&db("y", 1), EventKind::Created).await;
-    let subscribe = world.dispatcher.subscribe(Filter::prefix("q")).since(first);
+    let fixture = SubscriberFixture::new().await;
+    let first = fixture.event(&db("x", 1), EventKind::Created).await;
+    let last = fixture.event(&db("y", 1), EventKind::Created).await;
+    let subscribe = fixture.dispatcher.subscribe(Filter::prefix("q")).since(first);
     let handle = subscribe.listener(|| Quiet).start().unwrap();
     assert!(within("it has worked on all that there is", handle.reached(last)).await);
 }
@@ -73,9 +73,9 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
 /// The barrier of a mirror waited for a deletion that is in no row any more.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a", "b"], EventKind::Created).await;
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = world;
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a", "b"], EventKind::Created).await;
+    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = fixture;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
@@ -91,9 +91,9 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
 /// A filter that was replaced before `Synced` was returned lost it.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_before_synced_scans_again() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["b1", "a1", "b2"], EventKind::Created).await;
-    let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["b1", "a1", "b2"], EventKind::Created).await;
+    let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     let first = within("the first", stream.next()).await.unwrap().unwrap();
     assert_eq!(name(&first), "a1");
     // `Synced` was not returned yet.
@@ -112,11 +112,11 @@ async fn a_filter_that_is_replaced_before_synced_scans_again() {
 /// A restart lost it in the same way.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_restarted_before_synced_gets_it() {
-    let world = SubscriberFixture::new().await;
-    world.events(&["a"], EventKind::Created).await;
-    let cursor = world.bus.cursor("c").unwrap();
+    let fixture = SubscriberFixture::new().await;
+    fixture.events(&["a"], EventKind::Created).await;
+    let cursor = fixture.bus.cursor("c").unwrap();
     let durable = async || {
-        let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+        let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
         subscribe.durable(&cursor).await.unwrap().stream()
     };
     let mut stream = durable().await;
@@ -136,10 +136,10 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
         (Filter::prefix("a"), Filter::prefix("a1")),
         (Filter::all(), Filter::prefix("a")),
     ] {
-        let world = SubscriberFixture::new().await;
-        let mut stream = world.dispatcher.subscribe(old.clone()).skip_when_lagging().stream();
+        let fixture = SubscriberFixture::new().await;
+        let mut stream = fixture.dispatcher.subscribe(old.clone()).skip_when_lagging().stream();
         assert!(ready(&mut stream).is_empty());
-        world.events(&["a1"], EventKind::Created).await;
+        fixture.events(&["a1"], EventKind::Created).await;
         stream.replace(new.clone());
         let item = within("something", stream.next()).await.unwrap();
         assert!(item.is_ok(), "{old:?} -> {new:?}: {item:?}, with one row in a ring of 65,536");
@@ -151,13 +151,13 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
 async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
     let filters = [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()];
     for (filter, adopted) in filters.into_iter().flat_map(|filter| [(filter.clone(), 1), (filter, 2)]) {
-        let world = SubscriberFixture::new().await;
-        world.event(&db("a", 1), EventKind::Created).await;
-        let mut slow = world.dispatcher.subscribe(filter.clone()).stream();
-        world.event(&db("a", 1), EventKind::Deleted).await;
-        forget(&world.bus).await;
+        let fixture = SubscriberFixture::new().await;
+        fixture.event(&db("a", 1), EventKind::Created).await;
+        let mut slow = fixture.dispatcher.subscribe(filter.clone()).stream();
+        fixture.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&fixture.bus).await;
         // The database is older than the bus, or restored from a backup, perhaps as the same instance: it is adopted.
-        world.event(&db("a", adopted), EventKind::Updated).await;
+        fixture.event(&db("a", adopted), EventKind::Updated).await;
         let delivered: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
         assert_eq!(delivered, [EventKind::Deleted, EventKind::Updated], "{filter:?}, instance {adopted}");
     }
@@ -167,9 +167,9 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_twice_delivers_once() {
     let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
-    let world = SubscriberFixture::with(options).await;
-    world.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
-    let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let fixture = SubscriberFixture::with(options).await;
+    fixture.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
+    let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     assert_eq!(name(&next(&mut stream).await), "a1");
     stream.replace(Filter::prefix("b"));
     stream.replace(Filter::all());
@@ -180,15 +180,15 @@ async fn a_filter_that_is_replaced_twice_delivers_once() {
 /// A predicate that panics after the design documents were read cost the whole batch.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let panics = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "a", "the predicate panics");
         true
     });
     let set = Filter::any([Filter::name("a").unwrap(), panics]).unwrap();
     let set = set.ddocs(["_design/x".parse().unwrap()]).unwrap();
-    let mut stream = world.dispatcher.subscribe(set).stream();
-    together(&world, &["a", "b", "c"]).await;
+    let mut stream = fixture.dispatcher.subscribe(set).stream();
+    together(&fixture, &["a", "b", "c"]).await;
     let mut delivered = Vec::new();
     for _ in 0..5 {
         let item = AssertUnwindSafe(tokio::time::timeout(Duration::from_secs(10), stream.next()));
@@ -200,7 +200,7 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     assert_eq!(delivered, ["b", "c"], "it costs only the row on which it panicked");
 }
 
-/// Barriers that were given up stayed for ever.
+/// Barriers that were given up stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
     let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = SubscriberFixture::new().await;
@@ -219,15 +219,15 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
 /// The progress of a callback must be saved once a second, as documented.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_is_saved_within_a_batch() {
-    let world = SubscriberFixture::new().await;
-    let cursor = world.bus.cursor("slow").unwrap();
-    let durable = world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let fixture = SubscriberFixture::new().await;
+    let cursor = fixture.bus.cursor("slow").unwrap();
+    let durable = fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let handle = durable.callback(move |delivery| {
         sender.send(delivery.unwrap().sequence()).unwrap();
         tokio::time::sleep(Duration::from_mins(10))
     });
-    together(&world, &["a", "b", "c", "d"]).await;
+    together(&fixture, &["a", "b", "c", "d"]).await;
     let mut began = Vec::new();
     while began.len() < 4 {
         began.push(receiver.recv().await.unwrap());
@@ -241,19 +241,19 @@ async fn a_cursor_is_saved_within_a_batch() {
 /// Names that are looked up in several parts were delivered with newer rows first, and older ones then.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_database_never_go_back() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let all: Vec<_> = (0..401).map(|n| format!("n{n:03}")).collect();
     for some in all.chunks(100) {
-        together(&world, &some.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        together(&fixture, &some.iter().map(String::as_str).collect::<Vec<_>>()).await;
     }
     let filter = Filter::names(all.iter().map(|name| name.parse().unwrap())).unwrap();
-    let mut batches = world.dispatcher.subscribe(filter).since(Cursor::NOTHING).batches();
+    let mut batches = fixture.dispatcher.subscribe(filter).since(Cursor::NOTHING).batches();
     let first = within("the first part", batches.next()).await.unwrap().unwrap();
     assert_eq!(first.len(), DispatcherOptions::default().catch_up_rows_max);
     let (last, other) = (db("n400", 1), db("n300", 1));
-    world.event(&other, EventKind::Updated).await;
-    world.event(&last, EventKind::Updated).await;
-    world.event(&last, EventKind::Deleted).await;
+    fixture.event(&other, EventKind::Updated).await;
+    fixture.event(&last, EventKind::Updated).await;
+    fixture.event(&last, EventKind::Deleted).await;
     let mut delivered: Vec<(Sequence, Vec<EventKind>)> = Vec::new();
     let mut of_other = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), batches.next()).await {
@@ -277,11 +277,11 @@ async fn rows_of_a_database_never_go_back() {
 /// A mirror with a predicate kept rows that its predicate no longer wanted, because no delivery shows such a row.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_takes_no_predicate() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let one = Filter::predicate(|row| !row.is_deleted());
     let set = Filter::any([Filter::prefix("a"), one.clone()]).unwrap();
     for filter in [one, set] {
-        let error = world.dispatcher.mirror(filter).unwrap_err();
+        let error = fixture.dispatcher.mirror(filter).unwrap_err();
         assert!(matches!(error, notibus::Error::Invalid { .. }), "{error}");
     }
 }
@@ -299,13 +299,13 @@ impl Listener for StopsAtB {
 
 /// The deliveries to a durable stream after a listener has stopped at `b` of `a` to `d`.
 async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
-    let world = SubscriberFixture::new().await;
-    let cursor = world.bus.cursor("c").unwrap();
-    let durable = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let fixture = SubscriberFixture::new().await;
+    let cursor = fixture.bus.cursor("c").unwrap();
+    let durable = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let listen = durable().await.listener(move || StopsAtB(reason.clone()));
     let listen = if in_batches { listen.in_batches() } else { listen };
     let handle = listen.start().unwrap();
-    together(&world, &["a", "b", "c", "d"]).await;
+    together(&fixture, &["a", "b", "c", "d"]).await;
     within("its end", handle.finished()).await;
     let mut rest = durable().await.stream();
     drain(&mut rest).await.iter().map(|delivery| name(delivery).to_owned()).collect()
@@ -330,21 +330,21 @@ async fn what_a_listener_has_failed_on_is_given_again() {
 /// Globs that compile one by one, but not as one set, stopped the tail for all subscribers.
 #[tokio::test(start_paused = true)]
 async fn many_globs_do_not_stop_the_tail() {
-    let world = SubscriberFixture::new().await;
-    let mut all = world.dispatcher.subscribe(Filter::all()).stream();
+    let fixture = SubscriberFixture::new().await;
+    let mut all = fixture.dispatcher.subscribe(Filter::all()).stream();
     let glob = |n: usize| {
         let text = format!(
             "customer-{n:05}/region-??/department-*/year-20[0-9][0-9]/month-[01][0-9]/shard-*-of-*/reports-*.v?"
         );
         Filter::glob(&text).unwrap()
     };
-    let _many: Vec<_> = (0..8_000).map(|n| world.dispatcher.subscribe(glob(n)).stream()).collect();
-    world.folded(&db("a", 1), EventKind::Created).await;
+    let _many: Vec<_> = (0..8_000).map(|n| fixture.dispatcher.subscribe(glob(n)).stream()).collect();
+    fixture.folded(&db("a", 1), EventKind::Created).await;
     let first = tokio::time::timeout(Duration::from_mins(1), all.next()).await;
     assert!(
         first.is_ok(),
         "nobody is delivered anything; panics of the tail: {}",
-        world.bus.stats().tail_panics
+        fixture.bus.stats().tail_panics
     );
 }
 
@@ -378,14 +378,15 @@ impl Listener for PanicsOnce {
 /// A delivery in hand was tried again, although the new filter does not want it.
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_does_not_outlive_the_filter() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let delivered = Arc::default();
     let written = Arc::clone(&delivered);
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
+    let listen =
+        fixture.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
     let minute = Duration::from_mins(1);
     let handle = listen.in_batches().backoff(minute, minute).unwrap().start().unwrap();
-    together(&world, &["a", "b"]).await;
-    until("the panic", async || world.bus.stats().listener_panics == 1).await;
+    together(&fixture, &["a", "b"]).await;
+    until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
     handle.replace(Filter::prefix("a"));
     tokio::time::sleep(minute * 3).await;
     let later: Vec<_> = delivered.lock().unwrap()[1..].concat();
@@ -395,14 +396,14 @@ async fn what_is_in_hand_does_not_outlive_the_filter() {
 /// A set reported a filter as wanting what the set as a whole does not allow.
 #[tokio::test(start_paused = true)]
 async fn wanted_by_knows_the_kinds_of_the_whole() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let only = |kind: EventKind| Filter::prefix("a").kinds(kind.into()).unwrap();
     let set = Filter::any([only(EventKind::Created), only(EventKind::Updated)]).unwrap();
     let set = set.kinds(EventKind::Updated.into()).unwrap();
-    let first = world.event(&db("a", 1), EventKind::Created).await;
-    world.event(&db("a", 1), EventKind::Updated).await;
+    let first = fixture.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Updated).await;
     let _ = first;
-    let mut stream = world.dispatcher.subscribe(set).since(Cursor::NOTHING).stream();
+    let mut stream = fixture.dispatcher.subscribe(set).since(Cursor::NOTHING).stream();
     assert_eq!(next(&mut stream).await.wanted_by(), [1]);
 }
 
@@ -411,15 +412,15 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
 #[tokio::test(start_paused = true)]
 async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
     let options = DispatcherOptions { ring_rows_max: 4, ..DispatcherOptions::default() };
-    let world = SubscriberFixture::with(options).await;
+    let fixture = SubscriberFixture::with(options).await;
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let mut stream = world.dispatcher.subscribe(filter.clone()).stream();
+        let mut stream = fixture.dispatcher.subscribe(filter.clone()).stream();
         assert!(ready(&mut stream).is_empty());
-        world.events(&["b"], EventKind::Created).await;
-        world.events(&["b"], EventKind::Deleted).await;
-        forget(&world.bus).await;
-        let wanted = world.ddoc(&db("a", 1), None).await;
-        world.events(&["c", "d", "e", "f", "g", "h"], EventKind::Updated).await;
+        fixture.events(&["b"], EventKind::Created).await;
+        fixture.events(&["b"], EventKind::Deleted).await;
+        forget(&fixture.bus).await;
+        let wanted = fixture.ddoc(&db("a", 1), None).await;
+        fixture.events(&["c", "d", "e", "f", "g", "h"], EventKind::Updated).await;
         let item = within("the row", stream.next()).await.unwrap();
         assert_eq!(item.map(|delivery| delivery.sequence()).ok(), Some(wanted), "{filter:?}");
     }
@@ -431,20 +432,20 @@ async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
 async fn a_reader_that_was_set_back_and_expires_gets_expired_again() {
     let options =
         DispatcherOptions { catch_up_rows_max: 1, ring_rows_max: 1, ..DispatcherOptions::default() };
-    let world = SubscriberFixture::with(options).await;
-    let known = world.event(&db("x", 1), EventKind::Created).await;
-    let cursor = world.bus.cursor("c").unwrap();
+    let fixture = SubscriberFixture::with(options).await;
+    let known = fixture.event(&db("x", 1), EventKind::Created).await;
+    let cursor = fixture.bus.cursor("c").unwrap();
     let durable = async || {
-        let subscribe = world.dispatcher.subscribe(Filter::all()).since(known);
+        let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(known);
         subscribe.save_every(Duration::MAX).unwrap().durable(&cursor).await.unwrap().stream()
     };
-    world.events(&["a", "b"], EventKind::Created).await;
-    world.events(&["b"], EventKind::Deleted).await;
-    world.events(&["c"], EventKind::Created).await;
+    fixture.events(&["a", "b"], EventKind::Created).await;
+    fixture.events(&["b"], EventKind::Deleted).await;
+    fixture.events(&["c"], EventKind::Created).await;
     let mut stream = durable().await;
     assert_eq!([name(&next(&mut stream).await), name(&next(&mut stream).await)], ["a", "b"]);
     stream.checkpoint().await.unwrap();
-    forget(&world.bus).await;
+    forget(&fixture.bus).await;
     stream.replace(Filter::all());
     let item = within("the end", stream.next()).await.unwrap();
     assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");

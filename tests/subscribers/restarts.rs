@@ -50,8 +50,8 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
         }
         until("the listener", async || !delivered.lock().unwrap().is_empty()).await;
         assert!(dispatcher.listener::<()>("recorder").is_ok(), "names are kept");
-        let world = SubscriberFixture { store, bus, notifier, dispatcher };
-        world.event(&db("a", 1), EventKind::Updated).await;
+        let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
+        fixture.event(&db("a", 1), EventKind::Updated).await;
         for stream in &mut streams {
             assert_eq!(kinds(&next(stream).await), [EventKind::Updated]);
         }
@@ -188,30 +188,30 @@ impl std::task::Wake for Bad {
 #[tokio::test(start_paused = true)]
 async fn a_waker_that_panics_costs_others_nothing() {
     for bad in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = SubscriberFixture::new().await;
-        let mut bad = world.dispatcher.subscribe(bad).stream();
+        let fixture = SubscriberFixture::new().await;
+        let mut bad = fixture.dispatcher.subscribe(bad).stream();
         let waker = Arc::new(Bad).into();
         let polled = std::pin::Pin::new(&mut bad).poll_next(&mut std::task::Context::from_waker(&waker));
         assert!(polled.is_pending());
         let filters = [Filter::name("a").unwrap(), Filter::name("b").unwrap(), Filter::all()];
         let others = filters.map(|filter| {
-            let mut stream = world.dispatcher.subscribe(filter).stream();
+            let mut stream = fixture.dispatcher.subscribe(filter).stream();
             tokio::spawn(async move { stream.next().await.unwrap().unwrap() })
         });
         tokio::task::yield_now().await;
         // One batch.
-        let producer = world.bus.producer();
+        let producer = fixture.bus.producer();
         let write = async |tx| {
             for name in ["a", "b", "c"] {
                 producer.created(&tx, &db(name, 1));
             }
             Ok(())
         };
-        world.store.run(write).await.unwrap();
+        fixture.store.run(write).await.unwrap();
         for other in others {
             within("what others are given", other).await.unwrap();
         }
-        assert_eq!(world.bus.stats().tail_panics, 0);
+        assert_eq!(fixture.bus.stats().tail_panics, 0);
         assert_eq!(name(&next(&mut bad).await), "a", "and the waiting subscriber loses nothing");
     }
 }

@@ -38,16 +38,16 @@ fn is_panic(what: &Supervised, at: Option<Sequence>) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_panics_is_made_again_and_goes_on_where_it_was() {
-    let world = SubscriberFixture::new().await;
-    let mut events = world.dispatcher.supervision();
+    let fixture = SubscriberFixture::new().await;
+    let mut events = fixture.dispatcher.supervision();
     let (factory, mut calls) = call_reporters();
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).named("teller").unwrap();
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(factory).named("teller").unwrap();
     let handle = listen.attempts(2).unwrap().start().unwrap();
-    let mut other = world.dispatcher.subscribe(Filter::all()).stream();
+    let mut other = fixture.dispatcher.subscribe(Filter::all()).stream();
     assert_eq!(next(&mut events).await, Supervised::Started);
     next_call(&mut calls).await;
-    let bad = world.event(&db("panic", 1), EventKind::Created).await;
-    world.event(&db("good", 1), EventKind::Created).await;
+    let bad = fixture.event(&db("panic", 1), EventKind::Created).await;
+    fixture.event(&db("good", 1), EventKind::Created).await;
     assert_eq!(next_call(&mut calls).await, "event panic [Created]");
     assert_eq!(next_call(&mut calls).await, "init true", "another one");
     assert_eq!(next_call(&mut calls).await, "event panic [Created]", "it is given it again");
@@ -60,7 +60,7 @@ async fn a_listener_that_panics_is_made_again_and_goes_on_where_it_was() {
     assert_eq!(next(&mut events).await, passed);
     assert!(matches!(next(&mut events).await, Supervised::Restarting { restarts: 2, .. }));
     assert_eq!(names(&drain(&mut other).await), ["good", "panic"].into(), "others hear nothing of it");
-    let stats = world.bus.stats();
+    let stats = fixture.bus.stats();
     assert_eq!((stats.listener_panics, stats.listener_restarts), (2, 2));
     handle.stop().await;
     let last: Supervision = within("an event", events.next()).await.unwrap().unwrap();
@@ -71,11 +71,11 @@ async fn a_listener_that_panics_is_made_again_and_goes_on_where_it_was() {
 #[tokio::test(start_paused = true)]
 async fn a_policy_limits_the_restarts() {
     for (policy, inits) in [(RestartPolicy::Never, 1), (RestartPolicy::Times(2), 3)] {
-        let world = SubscriberFixture::new().await;
+        let fixture = SubscriberFixture::new().await;
         let (factory, mut calls) = call_reporters();
-        let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).restart(policy);
+        let listen = fixture.dispatcher.subscribe(Filter::all()).listener(factory).restart(policy);
         let handle = listen.start().unwrap();
-        world.event(&db("panic", 1), EventKind::Created).await;
+        fixture.event(&db("panic", 1), EventKind::Created).await;
         let reason = within("its end", handle.finished()).await;
         assert!(matches!(reason, StopReason::Panicked(ref text) if text.contains("as planned")));
         let mut all = Vec::new();
@@ -84,7 +84,7 @@ async fn a_policy_limits_the_restarts() {
         }
         assert_eq!(all.iter().filter(|call| *call == "init true").count(), inits, "{policy:?}");
         assert!(!all.iter().any(|call| call.starts_with("terminate")), "not after a panic");
-        assert_eq!(world.dispatcher.subscribers(), 0, "it is removed");
+        assert_eq!(fixture.dispatcher.subscribers(), 0, "it is removed");
     }
 }
 
@@ -105,10 +105,10 @@ impl Listener for Fragile {
 
 #[tokio::test(start_paused = true)]
 async fn pauses_between_restarts_grow() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let times = Arc::new(std::sync::Mutex::new(Vec::new()));
     let made = Arc::clone(&times);
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || {
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(move || {
         made.lock().unwrap().push(Instant::now());
         assert!(!made.lock().unwrap().len().is_multiple_of(2), "the factory panics as well");
         Fragile
@@ -128,20 +128,20 @@ async fn pauses_between_restarts_grow() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_pauses_after_a_panic_can_be_stopped() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let hour = Duration::from_hours(1);
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(|| Fragile);
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(|| Fragile);
     let handle = listen.backoff(hour, hour).unwrap().start().unwrap();
-    until("the panic", async || world.bus.stats().listener_panics == 1).await;
+    until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
     assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);
 }
 
 /// A message on which it panics is lost, and the panic is reported; the next one comes.
 #[tokio::test(start_paused = true)]
 async fn a_panic_on_a_message_is_survived() {
-    let world = SubscriberFixture::new().await;
+    let fixture = SubscriberFixture::new().await;
     let (factory, mut calls) = call_reporters();
-    let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    let handle = fixture.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     next_call(&mut calls).await;
     handle.cast("panic").await.unwrap();
     handle.cast("next").await.unwrap();
@@ -151,16 +151,16 @@ async fn a_panic_on_a_message_is_survived() {
 
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_is_reported_and_its_listener_goes_on() {
-    let world = SubscriberFixture::new().await;
-    let mut events = world.dispatcher.supervision();
+    let fixture = SubscriberFixture::new().await;
+    let mut events = fixture.dispatcher.supervision();
     let filter = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "bad", "as planned");
         true
     });
     let (factory, mut calls) = call_reporters();
-    let _handle = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
+    let _handle = fixture.dispatcher.subscribe(filter).listener(factory).start().unwrap();
     next_call(&mut calls).await;
-    world.events(&["bad", "good"], EventKind::Created).await;
+    fixture.events(&["bad", "good"], EventKind::Created).await;
     assert_eq!(next_call(&mut calls).await, "event good [Created]", "the same one");
     next(&mut events).await;
     assert!(is_panic(&next(&mut events).await, None));
@@ -168,12 +168,12 @@ async fn a_predicate_that_panics_is_reported_and_its_listener_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn panics_of_callbacks_are_reported_as_well() {
-    let world = SubscriberFixture::new().await;
-    let mut events = world.dispatcher.supervision();
-    let _handle = world.dispatcher.subscribe(Filter::all()).callback(async |delivery| {
+    let fixture = SubscriberFixture::new().await;
+    let mut events = fixture.dispatcher.supervision();
+    let _handle = fixture.dispatcher.subscribe(Filter::all()).callback(async |delivery| {
         assert_ne!(name(&delivery.unwrap()), "bad", "as planned");
     });
-    let bad = world.event(&db("bad", 1), EventKind::Created).await;
+    let bad = fixture.event(&db("bad", 1), EventKind::Created).await;
     assert_eq!(next(&mut events).await, Supervised::Started);
     assert!(is_panic(&next(&mut events).await, Some(bad)));
     let passed = Supervised::PassedOver { name: "bad".parse().unwrap(), sequence: bad };
@@ -183,11 +183,11 @@ async fn panics_of_callbacks_are_reported_as_well() {
 /// Supervision events are bounded: a slow reader learns how many it has missed.
 #[tokio::test(start_paused = true)]
 async fn missed_supervision_events_are_counted() {
-    let world = SubscriberFixture::new().await;
-    let mut events = world.dispatcher.supervision();
+    let fixture = SubscriberFixture::new().await;
+    let mut events = fixture.dispatcher.supervision();
     let count = Arc::new(AtomicUsize::new(0));
     let made = Arc::clone(&count);
-    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || {
+    let listen = fixture.dispatcher.subscribe(Filter::all()).listener(move || {
         made.fetch_add(1, Ordering::Relaxed);
         Fragile
     });
@@ -202,15 +202,15 @@ async fn missed_supervision_events_are_counted() {
 /// A listener that sleeps in its handler delays no other.
 #[tokio::test(start_paused = true)]
 async fn a_slow_and_a_dead_subscriber_delay_no_other() {
-    let world = SubscriberFixture::new().await;
-    let _slow = world.dispatcher.subscribe(Filter::all()).callback(async |_| {
+    let fixture = SubscriberFixture::new().await;
+    let _slow = fixture.dispatcher.subscribe(Filter::all()).callback(async |_| {
         tokio::time::sleep(Duration::from_hours(1)).await;
     });
-    let _dead = world.dispatcher.subscribe(Filter::all()).stream();
-    let mut quick = world.dispatcher.subscribe(Filter::all()).stream();
+    let _dead = fixture.dispatcher.subscribe(Filter::all()).stream();
+    let mut quick = fixture.dispatcher.subscribe(Filter::all()).stream();
     let began = Instant::now();
     for _ in 0..100 {
-        world.event(&db("a", 1), EventKind::Updated).await;
+        fixture.event(&db("a", 1), EventKind::Updated).await;
         within("a delivery", quick.next()).await.unwrap().unwrap();
     }
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
@@ -257,13 +257,13 @@ async fn a_restarted_listener_starts_before_the_delivery_in_hand() {
     }
 
     for filter in [Filter::name("a").unwrap(), Filter::prefix("a")] {
-        let world = SubscriberFixture::new().await;
+        let fixture = SubscriberFixture::new().await;
         let (sender, mut positions) = unbounded_channel();
         let has_panicked = Arc::new(AtomicBool::new(false));
         let factory = move || Panics(sender.clone(), Arc::clone(&has_panicked));
-        let _listener = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
+        let _listener = fixture.dispatcher.subscribe(filter).listener(factory).start().unwrap();
         within("its beginning", positions.recv()).await.unwrap();
-        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        let sequence = fixture.event(&db("a", 1), EventKind::Created).await;
         let position = within("its restart", positions.recv()).await.unwrap();
         assert!(position < sequence.into(), "it has not worked on {sequence}, but starts at {position}");
     }

@@ -21,9 +21,9 @@ use crate::{
     marks::faulty,
 };
 
-async fn start(world: &TriggerFixture) -> (Trigger, JobReports<IndexBuild>) {
+async fn start(fixture: &TriggerFixture) -> (Trigger, JobReports<IndexBuild>) {
     let (reporting, reports) = job::<IndexBuild>();
-    (index_trigger(&world.dispatcher, quick(), reporting).await.unwrap(), reports)
+    (index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap(), reports)
 }
 
 /// Collects reports until nothing comes any more: the databases that were built, each with whether that
@@ -48,38 +48,38 @@ async fn collect_all(reports: &mut JobReports<IndexBuild>) -> (BTreeSet<(Db, boo
 }
 
 /// Regression: the index trigger kept no marks of its builds: databases that were deleted while it was away for longer than
-/// tombstones are kept were never reported as gone, and their indexes stayed for ever.
+/// tombstones are kept were never reported as gone, and their indexes stayed forever.
 #[tokio::test(start_paused = true)]
 async fn databases_that_went_unseen_are_reported_as_gone() {
-    let mut world = TriggerFixture::new().await;
+    let mut fixture = TriggerFixture::new().await;
     let (gone, again, stays) = (db("gone", 1), db("again", 2), db("stays", 3));
     for db in [&gone, &again, &stays] {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
     }
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     collect_all(&mut reports).await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     // A database that it never knew is created and deleted, too.
     let unknown = db("unknown", 4);
-    world.event(&unknown, EventKind::Created).await;
+    fixture.event(&unknown, EventKind::Created).await;
     for db in [&gone, &again, &unknown] {
-        world.event(db, EventKind::Deleted).await;
+        fixture.event(db, EventKind::Deleted).await;
     }
-    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 3).await;
+    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstones' end", async || fixture.bus.stats().tombstones_dropped == 3).await;
     let back = db("again", 5);
-    world.event(&back, EventKind::Created).await;
+    fixture.event(&back, EventKind::Created).await;
     // Another process: the ring of the old one may still hold the tombstones.
-    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, mut reports) = start(&world).await;
+    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, mut reports) = start(&fixture).await;
     let (built, ended) = collect_all(&mut reports).await;
     assert_eq!(built, [(back, true), (stays, true)].into());
     assert_eq!(ended, [again, gone], "each once, and no other");
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     // It has been reported, and is not reported again.
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     assert_eq!(collect_all(&mut reports).await, (BTreeSet::new(), Vec::new()));
     trigger.shutdown().await.unwrap();
 }
@@ -87,25 +87,25 @@ async fn databases_that_went_unseen_are_reported_as_gone() {
 /// The same, if the trigger crashes after it has learnt of a gone database and before its job is informed.
 #[tokio::test(start_paused = true)]
 async fn an_index_trigger_that_crashes_after_it_has_expired_still_reports_gone_databases() {
-    let mut world = TriggerFixture::new().await;
+    let mut fixture = TriggerFixture::new().await;
     let (gone, stays) = (db("gone", 1), db("stays", 2));
     for db in [&gone, &stays] {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
     }
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     collect_all(&mut reports).await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
-    world.event(&gone, EventKind::Deleted).await;
-    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
-    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, JobReports { mut works, gone: deaf }) = start(&world).await;
+    fixture.event(&gone, EventKind::Deleted).await;
+    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
+    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, JobReports { mut works, gone: deaf }) = start(&fixture).await;
     drop(deaf);
     within("a build", works.recv()).await.unwrap().1.send(Ok(())).unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
     drop(trigger);
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
@@ -114,23 +114,23 @@ async fn an_index_trigger_that_crashes_after_it_has_expired_still_reports_gone_d
 #[tokio::test(start_paused = true)]
 async fn every_built_instance_is_reported_as_gone_however_many_have_come_since() {
     for lives in [true, false] {
-        let mut world = TriggerFixture::new().await;
+        let mut fixture = TriggerFixture::new().await;
         let [first, second, third] = [1, 2, 3].map(|instance| db("a", instance));
-        world.event(&first, EventKind::Created).await;
-        let (trigger, mut reports) = start(&world).await;
+        fixture.event(&first, EventKind::Created).await;
+        let (trigger, mut reports) = start(&fixture).await;
         assert!(reports.done().await.is_fresh);
-        at_rest(&world, &trigger).await;
+        at_rest(&fixture, &trigger).await;
         trigger.shutdown().await.unwrap();
-        world.event(&first, EventKind::Deleted).await;
-        world.event(&second, EventKind::Created).await;
-        world.event(&second, EventKind::Deleted).await;
-        world.event(&third, EventKind::Created).await;
+        fixture.event(&first, EventKind::Deleted).await;
+        fixture.event(&second, EventKind::Created).await;
+        fixture.event(&second, EventKind::Deleted).await;
+        fixture.event(&third, EventKind::Created).await;
         if !lives {
-            world.event(&third, EventKind::Deleted).await;
+            fixture.event(&third, EventKind::Deleted).await;
         }
         // Another process: the ring of the old one holds every row.
-        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let (trigger, mut reports) = start(&world).await;
+        fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let (trigger, mut reports) = start(&fixture).await;
         let (built, gone) = collect_all(&mut reports).await;
         let expected = if lives { [(third.clone(), true)].into() } else { BTreeSet::new() };
         assert_eq!(built, expected);
@@ -148,20 +148,20 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     let bus = wide_bus(&faults.database()).await;
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
+    let mut fixture = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (gone, stays) = (db("gone", 1), db("stays", 2));
     for db in [&gone, &stays] {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
     }
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     collect_all(&mut reports).await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
-    world.event(&gone, EventKind::Deleted).await;
-    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
-    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, reports) = start(&world).await;
+    fixture.event(&gone, EventKind::Deleted).await;
+    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
+    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, reports) = start(&fixture).await;
     // From now on the marks, of family 16, cannot be read.
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
@@ -171,7 +171,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     tokio::time::sleep(Duration::from_secs(30)).await;
     drop((trigger, reports));
     faults.heal();
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
@@ -180,7 +180,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
 /// was gone. When it began again it took the cursor for one that still had no marks: it looked for nothing, and its job was never informed.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_panics_after_it_has_expired_still_finds_out_what_is_gone() {
-    let (mut world, faults) = faulty().await;
+    let (mut fixture, faults) = faulty().await;
     let has_panicked = AtomicBool::new(false);
     let tenants = Tenants::by(move |name| {
         assert!(name.as_str() != "odd" || has_panicked.swap(true, Ordering::SeqCst), "whose is this?");
@@ -188,24 +188,24 @@ async fn a_trigger_that_panics_after_it_has_expired_still_finds_out_what_is_gone
     });
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { tenants, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let gone = db("gone", 1);
-    world.event(&gone, EventKind::Created).await;
+    fixture.event(&gone, EventKind::Created).await;
     collect_all(&mut reports).await;
-    at_rest(&world, &trigger).await;
-    world.dispatcher = world.dispatcher.suspend();
-    record(&world.store, &world.bus, &gone, EventKind::Deleted.once().lanes()).await;
-    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+    at_rest(&fixture, &trigger).await;
+    fixture.dispatcher = fixture.dispatcher.suspend();
+    record(&fixture.store, &fixture.bus, &gone, EventKind::Deleted.once().lanes()).await;
+    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
     // From now on the marks, of family 16, cannot be read.
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x10"));
         is_marks.then_some(StoreError::IO_ERROR)
     });
-    world.dispatcher = world.dispatcher.resume();
+    fixture.dispatcher = fixture.dispatcher.resume();
     tokio::time::sleep(Duration::from_secs(30)).await;
-    world.event(&db("odd", 1), EventKind::Created).await;
+    fixture.event(&db("odd", 1), EventKind::Created).await;
     until("the panic", async || trigger.status().restarts == 1).await;
     // Before it begins again.
     faults.heal();
@@ -216,19 +216,19 @@ async fn a_trigger_that_panics_after_it_has_expired_still_finds_out_what_is_gone
 /// After a crash, the replacement of an instance is delivered again. By then its successor is marked, but that one lives.
 #[tokio::test(start_paused = true)]
 async fn a_living_database_is_not_reported_as_gone_when_its_predecessor_is_reported_again() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (old, new) = (db("a", 1), db("a", 2));
-    world.event(&old, EventKind::Created).await;
-    let (trigger, mut reports) = start(&world).await;
+    fixture.event(&old, EventKind::Created).await;
+    let (trigger, mut reports) = start(&fixture).await;
     collect_all(&mut reports).await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
-    world.event(&old, EventKind::Deleted).await;
-    world.event(&new, EventKind::Created).await;
+    fixture.event(&old, EventKind::Deleted).await;
+    fixture.event(&new, EventKind::Created).await;
     for crash in 0..2 {
         let (reporting, mut reports) = job::<IndexBuild>();
         let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-        let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+        let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
         let (built, gone) = collect_all(&mut reports).await;
         assert_eq!((built, gone), ([(new.clone(), true)].into(), vec![old.clone()]), "after {crash}");
         drop(trigger);

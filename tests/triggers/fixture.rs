@@ -158,13 +158,13 @@ pub fn quick() -> TriggerOptions {
 }
 
 /// Waits until no work is left, and that is saved.
-pub async fn at_rest(world: &TriggerFixture, trigger: &Trigger) {
+pub async fn at_rest(fixture: &TriggerFixture, trigger: &Trigger) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     until("rest", async || {
         let status = trigger.status();
         status.waiting == 0 && status.running == 0
     })
     .await;
-    let now = world.bus.feed().last_sequence().await.unwrap().map_or(Cursor::NOTHING, Cursor::from);
+    let now = fixture.bus.feed().last_sequence().await.unwrap().map_or(Cursor::NOTHING, Cursor::from);
     until("the checkpoint", async || trigger.status().position >= now).await;
 }

@@ -22,7 +22,7 @@ use crate::{
 
 #[tokio::test]
 async fn options_out_of_their_limits_are_typed_errors() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let created = Filter::all().kinds(EventKind::Created.into()).unwrap();
     for bad in [
         TriggerOptions { name: String::new(), ..quick() },
@@ -37,45 +37,45 @@ async fn options_out_of_their_limits_are_typed_errors() {
         TriggerOptions { filter: created.clone(), ..quick() },
         TriggerOptions { filter: Filter::any([created]).unwrap(), ..quick() },
     ] {
-        let refused = index_trigger(&world.dispatcher, bad.clone(), job::<IndexBuild>().0).await;
+        let refused = index_trigger(&fixture.dispatcher, bad.clone(), job::<IndexBuild>().0).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     let a = db("a", 1);
-    world.event(&a, EventKind::Created).await;
+    fixture.event(&a, EventKind::Created).await;
     for _ in 0..10 {
-        world.event(&a, EventKind::Updated).await;
+        fixture.event(&a, EventKind::Updated).await;
     }
     let build = reports.done().await;
     assert_eq!((&build.db, build.is_fresh, build.attempt), (&a, true, 1));
     assert_eq!(build.ddocs, IndexDdocs::All);
     assert!(reports.is_quiet().await, "ten updates, one build");
-    world.ddoc(&a, Some("_design/x")).await;
-    world.ddoc(&a, Some("_design/y")).await;
+    fixture.ddoc(&a, Some("_design/x")).await;
+    fixture.ddoc(&a, Some("_design/y")).await;
     let build = reports.done().await;
     let ids: BTreeSet<DdocId> = ["_design/x", "_design/y"].map(|id| id.parse().unwrap()).into();
     assert_eq!((build.ddocs, build.is_fresh), (IndexDdocs::Only(ids), false));
-    world.ddoc(&a, Some("_design/x")).await;
-    world.event(&a, EventKind::Updated).await;
+    fixture.ddoc(&a, Some("_design/x")).await;
+    fixture.event(&a, EventKind::Updated).await;
     assert_eq!(reports.done().await.ddocs, IndexDdocs::All, "documents have changed, too");
-    world.ddoc(&a, None).await;
+    fixture.ddoc(&a, None).await;
     assert_eq!(reports.done().await.ddocs, IndexDdocs::All, "it may be any");
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     assert_eq!((trigger.status().done, trigger.status().failed), (4, 0));
     trigger.shutdown().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     for n in 0..10 {
-        world.event(&db(&format!("db{n}"), 1), EventKind::Created).await;
+        fixture.event(&db(&format!("db{n}"), 1), EventKind::Created).await;
     }
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let names = Arc::new(Mutex::new(BTreeMap::new()));
@@ -94,12 +94,12 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
     };
     // Even with room for fewer waiting databases than there are.
     let options = TriggerOptions { jobs_max: 3, pending_max: 4, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, build).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, build).await.unwrap();
     tokio::time::sleep(Duration::from_secs(4)).await;
     for n in 0..10 {
-        world.event(&db(&format!("db{n}"), 1), EventKind::Updated).await;
+        fixture.event(&db(&format!("db{n}"), 1), EventKind::Updated).await;
     }
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     assert_eq!(most.load(Ordering::SeqCst), 3);
     assert_eq!(names.lock().unwrap().len(), 10);
     assert_eq!(trigger.status().failed, 0);
@@ -107,7 +107,7 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
 
 #[tokio::test(start_paused = true)]
 async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let times = Arc::new(Mutex::new(Vec::new()));
     let tried = Arc::clone(&times);
     let build = move |build: IndexBuild| {
@@ -120,8 +120,8 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
             }
         }
     };
-    let trigger = index_trigger(&world.dispatcher, quick(), build).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, quick(), build).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert!(within("the build", trigger.wait_for(|status| status.done == 1)).await);
     assert_eq!(trigger.status().failed, 2);
     let times = times.lock().unwrap().clone();
@@ -131,13 +131,13 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     let (old, new) = (db("a", 1), db("a", 2));
-    world.event(&old, EventKind::Created).await;
+    fixture.event(&old, EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
-    world.event(&old, EventKind::Deleted).await;
+    fixture.event(&old, EventKind::Deleted).await;
     within("the cancelling", async {
         while !decide.is_closed() {
             tokio::task::yield_now().await;
@@ -148,14 +148,14 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     assert!(reports.is_quiet().await, "nothing is built of what is gone");
     assert_eq!((trigger.status().cancelled, trigger.status().done), (1, 1));
     // Recreated while a build runs: the trigger reads only the newest row.
-    world.event(&new, EventKind::Created).await;
+    fixture.event(&new, EventKind::Created).await;
     let (build, decide) = reports.next_work().await;
     assert_eq!((&build.db, build.is_fresh), (&new, true));
     let third = db("a", 3);
-    let before = world.bus.stats().folded.total();
-    record(&world.store, &world.bus, &new, [0, 1, 0, 0]).await;
-    record(&world.store, &world.bus, &third, [1, 0, 1, 0]).await;
-    world.settled(before + 2).await;
+    let before = fixture.bus.stats().folded.total();
+    record(&fixture.store, &fixture.bus, &new, [0, 1, 0, 0]).await;
+    record(&fixture.store, &fixture.bus, &third, [1, 0, 1, 0]).await;
+    fixture.settled(before + 2).await;
     within("the cancelling", async {
         while !decide.is_closed() {
             tokio::task::yield_now().await;
@@ -166,8 +166,8 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     let build = reports.done().await;
     assert_eq!((build.db, build.is_fresh, build.ddocs), (third, true, IndexDdocs::All));
     // Deleted during its debounce.
-    world.event(&db("b", 1), EventKind::Created).await;
-    world.event(&db("b", 1), EventKind::Deleted).await;
+    fixture.event(&db("b", 1), EventKind::Created).await;
+    fixture.event(&db("b", 1), EventKind::Deleted).await;
     assert_eq!(within("the end", reports.gone.recv()).await.unwrap(), db("b", 1));
     assert!(reports.is_quiet().await);
 }
@@ -175,31 +175,31 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
 /// CouchDB 4 waits for a minute before it triggers a build, and loses it if the process ends within.
 #[tokio::test(start_paused = true)]
 async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let start = async || {
         let (reporting, reports) = job::<IndexBuild>();
-        (index_trigger(&world.dispatcher, quick(), reporting).await.unwrap(), reports)
+        (index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap(), reports)
     };
     let (a, b) = (db("a", 1), db("b", 1));
     let (trigger, mut reports) = start().await;
-    world.event(&a, EventKind::Created).await;
+    fixture.event(&a, EventKind::Created).await;
     reports.done().await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     // Within the debounce.
-    world.event(&a, EventKind::Updated).await;
+    fixture.event(&a, EventKind::Updated).await;
     drop((trigger, reports));
     let (trigger, mut reports) = start().await;
     assert_eq!(reports.done().await.db, a);
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     // While it runs, after others were done and that was saved.
-    world.event(&a, EventKind::Updated).await;
+    fixture.event(&a, EventKind::Updated).await;
     let (_build, _decide) = reports.next_work().await;
-    world.event(&b, EventKind::Created).await;
+    fixture.event(&b, EventKind::Created).await;
     assert_eq!(reports.done().await.db, b);
     tokio::time::sleep(Duration::from_secs(5)).await;
     drop((trigger, reports));
     // And events while there is no trigger.
-    world.event(&db("c", 1), EventKind::Created).await;
+    fixture.event(&db("c", 1), EventKind::Created).await;
     let (trigger, mut reports) = start().await;
     let mut built = BTreeSet::new();
     while built.len() < 2 || !built.contains("c") {
@@ -207,7 +207,7 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     }
     assert!(built.contains("a"), "{built:?}");
     while !reports.is_quiet().await {}
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     // After an orderly end nothing comes again.
     trigger.shutdown().await.unwrap();
     let (_trigger, mut reports) = start().await;
@@ -216,26 +216,26 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
 
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_the_cursor_on() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let options = TriggerOptions { filter: Filter::suffix("/quiet"), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, job::<IndexBuild>().0).await.unwrap();
-    world.event(&db("loud", 1), EventKind::Created).await;
-    at_rest(&world, &trigger).await;
+    let trigger = index_trigger(&fixture.dispatcher, options, job::<IndexBuild>().0).await.unwrap();
+    fixture.event(&db("loud", 1), EventKind::Created).await;
+    at_rest(&fixture, &trigger).await;
     assert_eq!(trigger.status().done, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_started_elsewhere_takes_over() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut first) = job::<IndexBuild>();
-    let old = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let old = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     let (_build, decide) = first.next_work().await;
-    let other = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let other = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (reporting, mut second) = job::<IndexBuild>();
     let _new = index_trigger(&other, quick(), reporting).await.unwrap();
     assert_eq!(second.done().await.db, db("a", 1), "what was not done");
-    world.event(&db("b", 1), EventKind::Created).await;
+    fixture.event(&db("b", 1), EventKind::Created).await;
     assert_eq!(second.done().await.db, db("b", 1));
     until("the end of the old one", async || old.status().is_finished).await;
     assert!(decide.is_closed(), "its jobs are stopped");
@@ -245,21 +245,21 @@ async fn a_trigger_that_is_started_elsewhere_takes_over() {
 /// Regression: if a quiet database changed, the cursor of a trigger of exact names went back to its last change.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_of_a_trigger_never_goes_back() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (quiet, busy) = (db("quiet", 1), db("busy", 1));
-    world.event(&quiet, EventKind::Created).await;
-    world.event(&busy, EventKind::Created).await;
+    fixture.event(&quiet, EventKind::Created).await;
+    fixture.event(&busy, EventKind::Created).await;
     let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { filter, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     reports.done().await;
     reports.done().await;
-    world.event(&busy, EventKind::Updated).await;
+    fixture.event(&busy, EventKind::Updated).await;
     reports.done().await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     let position = trigger.status().position;
-    world.event(&quiet, EventKind::Updated).await;
+    fixture.event(&quiet, EventKind::Updated).await;
     let (_, _undecided) = reports.next_work().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(trigger.status().position >= position, "{:?} < {position:?}", trigger.status().position);
@@ -269,15 +269,15 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
 /// Regression: a trigger at its limit of waiting work never read that the databases in question were gone, and stood still.
 #[tokio::test(start_paused = true)]
 async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (gone, other) = (db("gone", 1), db("other", 1));
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 1, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
-    world.event(&gone, EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    fixture.event(&gone, EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
-    world.event(&gone, EventKind::Deleted).await;
-    world.event(&other, EventKind::Created).await;
+    fixture.event(&gone, EventKind::Deleted).await;
+    fixture.event(&other, EventKind::Created).await;
     decide.send(Err("no such database".into())).unwrap();
     loop {
         let (build, decide) = reports.next_work().await;
@@ -293,42 +293,42 @@ async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() 
 /// its index was not built.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     let a = db("a", 1);
-    world.event(&a, EventKind::Created).await;
+    fixture.event(&a, EventKind::Created).await;
     reports.done().await;
-    let before = world.bus.stats().folded.total();
-    let (producer, x) = (world.bus.producer(), "_design/x".parse::<DdocId>().unwrap());
+    let before = fixture.bus.stats().folded.total();
+    let (producer, x) = (fixture.bus.producer(), "_design/x".parse::<DdocId>().unwrap());
     let write = async |tx| {
         producer.ddoc_updated(&tx, &a, Some(&x));
         producer.ddoc_updated(&tx, &a, None);
         Ok(())
     };
-    world.store.run(write).await.unwrap();
-    world.settled(before).await;
+    fixture.store.run(write).await.unwrap();
+    fixture.settled(before).await;
     assert_eq!(reports.done().await.ddocs, IndexDdocs::All);
-    world.ddoc(&a, Some("_design/x")).await;
+    fixture.ddoc(&a, Some("_design/x")).await;
     assert_eq!(reports.done().await.ddocs, IndexDdocs::Only([x].into()), "it was delivered once");
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
 }
 
 /// A trigger that has lost its cursor ends at its next build of a new database, and does not wait for the next checkpoint.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_was_taken_over_builds_no_new_database() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut first) = job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-    let old = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let old = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     first.done().await;
     let (reporting, mut second) = job::<IndexBuild>();
     let options = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
-    let _new = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let _new = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     assert_eq!(second.done().await.db, db("a", 1));
-    world.event(&db("b", 1), EventKind::Created).await;
+    fixture.event(&db("b", 1), EventKind::Created).await;
     until("the end of the old one", async || old.status().is_finished).await;
     assert!(first.works.recv().await.is_none(), "it was given nothing more");
 }
@@ -336,25 +336,25 @@ async fn a_trigger_that_was_taken_over_builds_no_new_database() {
 /// Regression: databases that the old filter had left out were never built, without any message.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_restarted_with_another_filter_builds_what_the_old_one_left_out() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (wanted, left_out) = (db("a", 1), db("b", 1));
-    world.event(&wanted, EventKind::Created).await;
-    world.event(&left_out, EventKind::Created).await;
+    fixture.event(&wanted, EventKind::Created).await;
+    fixture.event(&left_out, EventKind::Created).await;
     let (reporting, mut reports) = job::<IndexBuild>();
     let narrow = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, narrow, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, narrow, reporting).await.unwrap();
     assert_eq!(reports.done().await.db, wanted);
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     let built = BTreeSet::from([reports.done().await.db, reports.done().await.db]);
     assert!(built.contains(&left_out));
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     // With the same filter nothing comes again.
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     assert!(reports.is_quiet().await);
     trigger.shutdown().await.unwrap();
 }

@@ -44,9 +44,9 @@ pub async fn faulty() -> (TriggerFixture, Faults) {
 }
 
 /// Number of cursor and mark keys with `name`.
-async fn marks(world: &TriggerFixture, name: &str) -> usize {
+async fn marks(fixture: &TriggerFixture, name: &str) -> usize {
     let read = RangeRead::new(KeyRange::prefix(CURSORS));
-    let page = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
+    let page = fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
     page.rows.iter().filter(|(key, _)| key.windows(name.len()).any(|part| part == name.as_bytes())).count()
 }
 
@@ -54,27 +54,27 @@ async fn marks(world: &TriggerFixture, name: &str) -> usize {
 /// failed by that, and was given up without an attempt.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_being_built() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (old, new) = (db("again", 1), db("again", 2));
     let options = TriggerOptions { attempts_max: 2, ..quick() };
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, options.clone(), Stubborn(reporting)).await.unwrap();
-    world.event(&old, EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, options.clone(), Stubborn(reporting)).await.unwrap();
+    fixture.event(&old, EventKind::Created).await;
     reports.done().await;
-    at_rest(&world, &trigger).await;
-    world.event(&old, EventKind::Deleted).await;
-    world.event(&new, EventKind::Created).await;
+    at_rest(&fixture, &trigger).await;
+    fixture.event(&old, EventKind::Deleted).await;
+    fixture.event(&new, EventKind::Created).await;
     let build = reports.done().await;
     assert_eq!((&build.db, build.attempt), (&new, 1));
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     assert_eq!(trigger.status().parked, 1, "the clean-up");
     assert_eq!((reports.gone.try_recv().unwrap(), reports.gone.try_recv().unwrap()), (old.clone(), old));
-    assert_eq!(marks(&world, "again").await, 2, "the successor is marked, and the clean-up parked");
+    assert_eq!(marks(&fixture, "again").await, 2, "the successor is marked, and the clean-up parked");
     trigger.shutdown().await.unwrap();
     // Another trigger of the name reports it again, which does not affect the successor.
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, options, Stubborn(reporting)).await.unwrap();
-    world.event(&new, EventKind::Updated).await;
+    let trigger = index_trigger(&fixture.dispatcher, options, Stubborn(reporting)).await.unwrap();
+    fixture.event(&new, EventKind::Updated).await;
     assert_eq!(reports.done().await.db, new);
     assert_eq!(reports.gone.try_recv().unwrap(), db("again", 1));
     assert!(reports.gone.try_recv().is_err());
@@ -84,21 +84,21 @@ async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_b
 /// Regression: a build with one allowed attempt was given up because the store failed before it: it was never tried.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let options = TriggerOptions { attempts_max: 1, ..quick() };
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     faults.plan_reads(|operation| match operation {
         Operation::GetRange { range, .. } => range.begin.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
         Operation::Get { key, .. } => key.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
         _ => None,
     });
-    world.event(&db("a", 1), EventKind::Created).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     faults.heal();
     let build = reports.done().await;
     assert_eq!((build.db, build.attempt), (db("a", 1), 1));
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     assert_eq!(trigger.status().parked, 0);
     trigger.shutdown().await.unwrap();
 }
@@ -107,11 +107,11 @@ async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
 /// trigger that searched for gone databases reported it once more.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let late = db("late", 1);
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let mut is_first = true;
     faults.plan_commits(move |attempt| {
         let is_mark = attempt.operations.iter().any(|operation| {
@@ -120,44 +120,44 @@ async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
         });
         (is_mark && std::mem::take(&mut is_first)).then_some(CommitFault::Late(StoreError::IO_ERROR))
     });
-    world.event(&late, EventKind::Created).await;
+    fixture.event(&late, EventKind::Created).await;
     until("the mark", async || trigger.status().failed == 1).await;
-    world.event(&late, EventKind::Deleted).await;
+    fixture.event(&late, EventKind::Deleted).await;
     assert_eq!(reports.gone.recv().await.unwrap(), late);
     until("the end", async || trigger.status().running == 0).await;
     let results = faults.commit_late().await;
     assert_eq!(results.len(), 1);
     assert!(results[0].is_err(), "it conflicts");
-    assert_eq!(marks(&world, "late").await, 0);
+    assert_eq!(marks(&fixture, "late").await, 0);
     trigger.shutdown().await.unwrap();
 }
 
 /// Regression: all databases that were found to be gone after an expiry were planned at once, however many there were.
 #[tokio::test(start_paused = true)]
 async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
-    let mut world = TriggerFixture::new().await;
+    let mut fixture = TriggerFixture::new().await;
     let all: Vec<_> = (0..20).map(|n| db(&format!("db{n:02}"), 1)).collect();
     let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     for db in &all {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
     }
     for _ in &all {
         reports.done().await;
     }
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     for db in &all {
-        world.event(db, EventKind::Deleted).await;
+        fixture.event(db, EventKind::Deleted).await;
     }
     let stays = db("stays", 1);
-    world.event(&stays, EventKind::Created).await;
-    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 20).await;
-    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    fixture.event(&stays, EventKind::Created).await;
+    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstones' end", async || fixture.bus.stats().tombstones_dropped == 20).await;
+    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 4, jobs_max: 1, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, Slow(reporting)).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, Slow(reporting)).await.unwrap();
     let is_over = AtomicBool::new(false);
     let watch = async {
         let mut most = 0;
@@ -174,7 +174,7 @@ async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
         for _ in &all {
             gone.push(reports.gone.recv().await.unwrap());
         }
-        at_rest(&world, &trigger).await;
+        at_rest(&fixture, &trigger).await;
         is_over.store(true, Ordering::SeqCst);
         gone.sort();
         gone

@@ -66,54 +66,54 @@ impl TriggerJob<IndexBuild> for Fussy {
     }
 }
 
-async fn start(world: &TriggerFixture, options: TriggerOptions, job: &Fussy) -> Trigger {
-    index_trigger(&world.dispatcher, options, job.clone()).await.unwrap()
+async fn start(fixture: &TriggerFixture, options: TriggerOptions, job: &Fussy) -> Trigger {
+    index_trigger(&fixture.dispatcher, options, job.clone()).await.unwrap()
 }
 
-async fn parked(world: &TriggerFixture) -> Vec<ParkedDb> {
-    world.bus.trigger("views").unwrap().parked(None, 100).await.unwrap()
+async fn parked(fixture: &TriggerFixture) -> Vec<ParkedDb> {
+    fixture.bus.trigger("views").unwrap().parked(None, 100).await.unwrap()
 }
 
-/// Regression: databases that fail for ever filled the room for waiting work: with ten places and ten such databases, a healthy one
+/// Regression: databases that fail forever filled the room for waiting work: with ten places and ten such databases, a healthy one
 /// was not built within a day, and a deletion was not reported.
 #[tokio::test(start_paused = true)]
-async fn databases_that_fail_for_ever_do_not_keep_others_from_being_built() {
-    let world = TriggerFixture::new().await;
+async fn databases_that_fail_forever_do_not_keep_others_from_being_built() {
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let bad: Vec<_> = (0..10).map(|n| db(&format!("bad{n}"), 1)).collect();
     for db in &bad {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
     }
-    let trigger = start(&world, TriggerOptions { pending_max: 10, ..quick() }, &fussy).await;
+    let trigger = start(&fixture, TriggerOptions { pending_max: 10, ..quick() }, &fussy).await;
     until("the failures", async || trigger.status().parked >= 10).await;
-    let listed: BTreeSet<_> = parked(&world).await.iter().map(ParkedDb::db).collect();
+    let listed: BTreeSet<_> = parked(&fixture).await.iter().map(ParkedDb::db).collect();
     assert_eq!(listed, bad.iter().cloned().collect());
     let good = db("good", 1);
-    world.event(&good, EventKind::Created).await;
-    world.event(&bad[0], EventKind::Deleted).await;
+    fixture.event(&good, EventKind::Created).await;
+    fixture.event(&bad[0], EventKind::Deleted).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(fussy.has_built(&good));
     assert_eq!(*fussy.gone.lock().unwrap(), [bad[0].clone()].into());
-    assert_eq!(parked(&world).await.len(), 9, "nothing is left of what is gone");
+    assert_eq!(parked(&fixture).await.len(), 9, "nothing is left of what is gone");
     trigger.shutdown().await.unwrap();
 }
 
-/// Regression: a database that failed for ever held the cursor back: after an orderly shutdown everything that had come since was
+/// Regression: a database that failed forever held the cursor back: after an orderly shutdown everything that had come since was
 /// built again.
 #[tokio::test(start_paused = true)]
-async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
-    let world = TriggerFixture::new().await;
+async fn a_database_that_fails_forever_does_not_hold_the_cursor_back() {
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
-    let trigger = start(&world, quick(), &fussy).await;
-    world.event(&db("bad", 1), EventKind::Created).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
+    fixture.event(&db("bad", 1), EventKind::Created).await;
     until("the failures", async || trigger.status().parked == 1).await;
     for n in 0..20 {
-        world.event(&db(&format!("good{n}"), 1), EventKind::Created).await;
+        fixture.event(&db(&format!("good{n}"), 1), EventKind::Created).await;
     }
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     let before = fussy.tries.load(Ordering::SeqCst);
-    let trigger = start(&world, quick(), &fussy).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(fussy.tries.load(Ordering::SeqCst), before + 1, "only what was not done");
     trigger.shutdown().await.unwrap();
@@ -122,35 +122,35 @@ async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
 /// A failing database is tried again in rounds, less and less often; one that an earlier trigger has parked as well.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
-    let trigger = start(&world, quick(), &fussy).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
     let bad = db("bad", 1);
-    world.event(&bad, EventKind::Created).await;
+    fixture.event(&bad, EventKind::Created).await;
     until("the failures", async || trigger.status().parked == 1).await;
     assert_eq!(fussy.tries.load(Ordering::SeqCst), 5);
     trigger.shutdown().await.unwrap();
-    let trigger = start(&world, quick(), &fussy).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
     tokio::time::sleep(Duration::from_hours(10)).await;
     let retries = fussy.tries.load(Ordering::SeqCst) - 5;
     // 120 rounds of 5 min, of which it is tried in every 16th after the first ones.
     assert!((8..=13).contains(&retries), "{retries} retries in ten hours");
-    let row = parked(&world).await.remove(0);
+    let row = parked(&fixture).await.remove(0);
     assert_eq!((row.attempts as usize, row.error.as_str()), (5 + retries, "no disk"));
     fussy.is_mended.store(true, Ordering::SeqCst);
     tokio::time::sleep(Duration::from_hours(2)).await;
-    assert!(fussy.has_built(&bad) && parked(&world).await.is_empty());
+    assert!(fussy.has_built(&bad) && parked(&fixture).await.is_empty());
     trigger.shutdown().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let bad = db("bad", 1);
-    world.event(&bad, EventKind::Created).await;
+    fixture.event(&bad, EventKind::Created).await;
     let fail = async |reports: &mut crate::fixture::JobReports<IndexBuild>| {
         // It may take hours.
         let (build, decide) = reports.works.recv().await.unwrap();
@@ -162,49 +162,49 @@ async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
         assert_eq!(fail(&mut reports).await.attempt, attempt, "in the next rounds");
     }
     // It changes: the pauses are short again.
-    world.event(&bad, EventKind::Updated).await;
+    fixture.event(&bad, EventKind::Updated).await;
     let asked_at = tokio::time::Instant::now();
     let build = fail(&mut reports).await;
     assert!(asked_at.elapsed() <= Duration::from_secs(320), "{:?}", asked_at.elapsed());
     assert_eq!((build.attempt, build.is_fresh), (5, true), "nothing of it was done yet");
     // A retry is requested.
     until("it is parked", async || trigger.status().running == 0).await;
-    let stored = world.bus.trigger("views").unwrap();
+    let stored = fixture.bus.trigger("views").unwrap();
     assert_eq!(stored.retry(Some(&"other".parse().unwrap())).await.unwrap(), 0);
     assert_eq!(stored.retry(Some(&bad.name)).await.unwrap(), 1);
-    assert!(parked(&world).await[0].is_asked);
+    assert!(parked(&fixture).await[0].is_asked);
     let asked_at = tokio::time::Instant::now();
     assert_eq!(reports.done().await.attempt, 6);
     assert!(asked_at.elapsed() <= Duration::from_secs(11), "{:?}", asked_at.elapsed());
-    until("the end", async || parked(&world).await.is_empty()).await;
-    assert_eq!(world.bus.triggers().await.unwrap(), ["views"]);
+    until("the end", async || parked(&fixture).await.is_empty()).await;
+    assert_eq!(fixture.bus.triggers().await.unwrap(), ["views"]);
     trigger.shutdown().await.unwrap();
     stored.reset().await.unwrap();
-    assert_eq!((stored.position().await.unwrap(), world.bus.triggers().await.unwrap().len()), (None, 0));
+    assert_eq!((stored.position().await.unwrap(), fixture.bus.triggers().await.unwrap().len()), (None, 0));
 }
 
 /// Regression: four jobs that hung stopped a trigger, without any message.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_hang_are_cancelled_parked_and_reported() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
-    let trigger = start(&world, quick(), &fussy).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
     for n in 0..4 {
-        world.event(&db(&format!("hung{n}"), 1), EventKind::Created).await;
+        fixture.event(&db(&format!("hung{n}"), 1), EventKind::Created).await;
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
     let good = db("good", 1);
-    world.event(&good, EventKind::Created).await;
+    fixture.event(&good, EventKind::Created).await;
     tokio::time::sleep(Duration::from_mins(11)).await;
     assert!(fussy.has_built(&good));
     assert_eq!(trigger.status().stuck, 4);
-    assert_eq!(world.bus.stats().trigger_stuck, 4);
+    assert_eq!(fixture.bus.stats().trigger_stuck, 4);
     // However often they hang again, half of the jobs are left to others.
     for round in 0..10 {
         tokio::time::sleep(Duration::from_mins(5)).await;
         assert!(trigger.status().running <= 2);
         let good = db(&format!("good{round}"), 1);
-        world.event(&good, EventKind::Created).await;
+        fixture.event(&good, EventKind::Created).await;
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert!(fussy.has_built(&good), "round {round}");
     }
@@ -214,7 +214,7 @@ async fn jobs_that_hang_are_cancelled_parked_and_reported() {
 /// A long job that notes its progress is not cancelled.
 #[tokio::test(start_paused = true)]
 async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let build = |build: IndexBuild| async move {
         for _ in 0..20 {
             tokio::time::sleep(Duration::from_mins(9)).await;
@@ -222,8 +222,8 @@ async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
         }
         Ok(())
     };
-    let trigger = index_trigger(&world.dispatcher, quick(), build).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, quick(), build).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     assert!(trigger.wait_for(|status| status.done + status.stuck > 0).await);
     assert_eq!((trigger.status().done, trigger.status().stuck), (1, 0));
     trigger.shutdown().await.unwrap();
@@ -232,38 +232,38 @@ async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
 /// A clean-up that fails is parked, too, and repeated later.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_fails_is_made_good_later() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
-    let trigger = start(&world, quick(), &fussy).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
     let gone = db("stubborn", 1);
-    world.event(&gone, EventKind::Created).await;
+    fixture.event(&gone, EventKind::Created).await;
     until("the build", async || fussy.has_built(&gone)).await;
-    world.event(&gone, EventKind::Deleted).await;
+    fixture.event(&gone, EventKind::Deleted).await;
     until("the failures", async || trigger.status().parked == 1).await;
-    assert!(parked(&world).await[0].is_gone);
-    at_rest(&world, &trigger).await;
+    assert!(parked(&fixture).await[0].is_gone);
+    at_rest(&fixture, &trigger).await;
     fussy.is_mended.store(true, Ordering::SeqCst);
-    world.bus.trigger("views").unwrap().retry(None).await.unwrap();
+    fixture.bus.trigger("views").unwrap().retry(None).await.unwrap();
     until("the clean-up", async || fussy.gone.lock().unwrap().contains(&gone)).await;
-    until("nothing is left", async || parked(&world).await.is_empty()).await;
+    until("nothing is left", async || parked(&fixture).await.is_empty()).await;
     trigger.shutdown().await.unwrap();
 }
 
 /// Regression: a database that changed all the time was never tried again once it was parked, because work always waited for it.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let hour = Duration::from_hours(1);
-    let trigger = start(&world, TriggerOptions { debounce: hour, ..quick() }, &fussy).await;
+    let trigger = start(&fixture, TriggerOptions { debounce: hour, ..quick() }, &fussy).await;
     let bad = db("bad", 1);
-    world.event(&bad, EventKind::Created).await;
+    fixture.event(&bad, EventKind::Created).await;
     tokio::time::sleep(hour).await;
     until("the failures", async || trigger.status().parked == 1).await;
     fussy.is_mended.store(true, Ordering::SeqCst);
     // It waits for an hour.
-    world.event(&bad, EventKind::Updated).await;
-    world.bus.trigger("views").unwrap().retry(None).await.unwrap();
+    fixture.event(&bad, EventKind::Updated).await;
+    fixture.bus.trigger("views").unwrap().retry(None).await.unwrap();
     tokio::time::sleep(hour / 2).await;
     assert!(fussy.has_built(&bad), "six rounds have come, and somebody has asked");
     trigger.shutdown().await.unwrap();
@@ -272,20 +272,20 @@ async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
 /// Regression: a mark that could not be decoded kept its database from being parked, and the cursor from moving on.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_cannot_be_decoded_is_begun_again() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
-    let trigger = start(&world, quick(), &fussy).await;
+    let trigger = start(&fixture, quick(), &fussy).await;
     let broken = db("broken", 1);
-    world.event(&broken, EventKind::Created).await;
+    fixture.event(&broken, EventKind::Created).await;
     until("the build", async || fussy.has_built(&broken)).await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     let read = RangeRead::new(KeyRange::prefix("notibus")).limit(100_000);
-    let all = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+    let all = fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
     let has = |key: &[u8], part: &[u8]| key.windows(part.len()).any(|some| some == part);
     let marks: Vec<_> = all.iter().filter(|(key, _)| has(key, b"views") && has(key, b"broken")).collect();
     assert_eq!(marks.len(), 1);
     let key = &marks[0].0;
-    world
+    fixture
         .store
         .run(async |tx| {
             tx.set(key, b"junk");
@@ -294,10 +294,10 @@ async fn a_mark_that_cannot_be_decoded_is_begun_again() {
         .await
         .unwrap();
     fussy.built.lock().unwrap().clear();
-    world.event(&broken, EventKind::Updated).await;
+    fixture.event(&broken, EventKind::Updated).await;
     tokio::time::sleep(Duration::from_mins(15)).await;
     assert!(fussy.has_built(&broken), "it was parked, and begun again");
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
 }
 
@@ -309,12 +309,12 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
     let notifier = joined(&bus).await.notifier(crate::common::eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
+    let fixture = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, debounce: Duration::ZERO, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let bad = db("bad", 1);
-    world.event(&bad, EventKind::Created).await;
+    fixture.event(&bad, EventKind::Created).await;
     reports.next_work().await.1.send(Err("no disk".into())).unwrap();
     until("it is parked", async || trigger.status().parked == 1).await;
     // In the next round.
@@ -328,8 +328,8 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     });
     decide.send(Ok(())).unwrap();
     until("the end", async || trigger.status().running == 0).await;
-    world.event(&bad, EventKind::Updated).await;
-    at_rest(&world, &trigger).await;
+    fixture.event(&bad, EventKind::Updated).await;
+    at_rest(&fixture, &trigger).await;
     faults.commit_late().await;
     let again = tokio::time::timeout(Duration::from_mins(30), reports.works.recv()).await;
     again.expect("the update is worked on").unwrap().1.send(Ok(())).unwrap();

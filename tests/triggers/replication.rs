@@ -32,28 +32,28 @@ async fn ids(scan: &mut Scan) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_sequence() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let found = db("_replicator", 1);
-    world.create(&found).await;
-    world.document(&found, "x").await;
+    fixture.create(&found).await;
+    fixture.document(&found, "x").await;
     let (reporting, mut reports) = job::<Scan>();
     let trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+        replication_trigger(&fixture.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
     let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.db(), scan.since()), (&found, Cursor::NOTHING), "it is found");
     assert_eq!(ids(&mut scan).await, ["x"]);
     decide.send(Ok(())).unwrap();
     let created = db("shop/_replicator", 2);
     for (n, stranger) in ["shop/_replicator2", "replicator", "shop/_users"].into_iter().enumerate() {
-        world.create(&db(stranger, 10 + n as u8)).await;
+        fixture.create(&db(stranger, 10 + n as u8)).await;
     }
-    world.create(&created).await;
+    fixture.create(&created).await;
     let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.db().clone(), ids(&mut scan).await.len()), (created.clone(), 0), "and no other");
     decide.send(Ok(())).unwrap();
     for some in [["a", "b", "c"], ["d", "e", "f"]] {
         for id in some {
-            world.document(&created, id).await;
+            fixture.document(&created, id).await;
         }
         let mut seen = Vec::new();
         while seen.len() < 3 {
@@ -71,13 +71,13 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
             decide.send(Ok(())).unwrap();
         }
     }
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     // Another process continues, unlike CouchDB, which begins from zero.
-    world.document(&created, "g").await;
+    fixture.document(&created, "g").await;
     let (reporting, mut reports) = job::<Scan>();
     let trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+        replication_trigger(&fixture.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
     let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.db().clone(), ids(&mut scan).await), (created, vec!["g".to_owned()]));
     decide.send(Ok(())).unwrap();
@@ -87,16 +87,16 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
 
 #[tokio::test(start_paused = true)]
 async fn an_update_during_a_scan_causes_another_one_afterwards() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let a = db("_replicator", 1);
-    world.create(&a).await;
+    fixture.create(&a).await;
     let (reporting, mut reports) = job::<Scan>();
     let _trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+        replication_trigger(&fixture.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
     let (mut scan, decide) = reports.next_work().await;
     assert!(ids(&mut scan).await.is_empty());
     for id in ["x", "y"] {
-        world.document(&a, id).await;
+        fixture.document(&a, id).await;
     }
     assert!(reports.is_quiet().await, "one scan at a time");
     decide.send(Ok(())).unwrap();
@@ -108,15 +108,15 @@ async fn an_update_during_a_scan_causes_another_one_afterwards() {
 
 #[tokio::test(start_paused = true)]
 async fn a_scan_that_fails_goes_on_from_its_last_report() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let a = db("_replicator", 1);
-    world.create(&a).await;
+    fixture.create(&a).await;
     for id in ["x", "y", "z"] {
-        world.document(&a, id).await;
+        fixture.document(&a, id).await;
     }
     let (reporting, mut reports) = job::<Scan>();
     let _trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+        replication_trigger(&fixture.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
     let (mut scan, decide) = reports.next_work().await;
     let page = scan.page(1).await.unwrap();
     assert!(scan.reporter().report(page.to).await.unwrap());
@@ -130,14 +130,14 @@ async fn a_scan_that_fails_goes_on_from_its_last_report() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (old, new) = (db("_replicator", 1), db("_replicator", 2));
-    world.create(&old).await;
+    fixture.create(&old).await;
     let (reporting, mut reports) = job::<Scan>();
     let trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+        replication_trigger(&fixture.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
     let (mut scan, decide) = reports.next_work().await;
-    world.document(&old, "x").await;
+    fixture.document(&old, "x").await;
     let page = scan.page(10).await.unwrap();
     let first: ScanReporter = scan.reporter();
     assert!(first.report(page.to).await.unwrap());
@@ -145,7 +145,7 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
     let (scan, decide) = reports.next_work().await;
     assert!(!first.report(page.to).await.unwrap(), "another scan has begun");
     let second = scan.reporter();
-    world.delete(&old).await;
+    fixture.delete(&old).await;
     within("the cancelling", async {
         while !decide.is_closed() {
             tokio::task::yield_now().await;
@@ -156,7 +156,7 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
     until("rest", async || trigger.status().running == 0).await;
     assert!(!second.report(page.to).await.unwrap(), "its database is gone");
     assert_eq!(trigger.status().cancelled, 1);
-    world.create(&new).await;
+    fixture.create(&new).await;
     let (scan, decide) = reports.next_work().await;
     assert_eq!((scan.db(), scan.since()), (&new, Cursor::NOTHING));
     assert!(!second.report(page.to).await.unwrap(), "nor is it the new one");
@@ -167,31 +167,31 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
 /// A database was deleted while the trigger was away for longer than tombstones are kept: no row shows it any more.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
-    let mut world = TriggerFixture::new().await;
+    let mut fixture = TriggerFixture::new().await;
     let (gone, again, stays) = (db("a/_replicator", 1), db("b/_replicator", 2), db("c/_replicator", 3));
     for db in [&gone, &again, &stays] {
-        world.create(db).await;
+        fixture.create(db).await;
     }
-    let start = async |world: &TriggerFixture| {
+    let start = async |fixture: &TriggerFixture| {
         let (reporting, reports) = job::<Scan>();
         let options = TriggerOptions::replication("r");
-        (replication_trigger(&world.dispatcher, options, reporting).await.unwrap(), reports)
+        (replication_trigger(&fixture.dispatcher, options, reporting).await.unwrap(), reports)
     };
-    let (trigger, mut reports) = start(&world).await;
+    let (trigger, mut reports) = start(&fixture).await;
     for _ in 0..3 {
         reports.done().await;
     }
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
-    world.delete(&gone).await;
-    world.delete(&again).await;
-    let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 2).await;
+    fixture.delete(&gone).await;
+    fixture.delete(&again).await;
+    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstones' end", async || fixture.bus.stats().tombstones_dropped == 2).await;
     let back = db("b/_replicator", 4);
-    world.create(&back).await;
+    fixture.create(&back).await;
     // Another process: the ring of the old one may still hold the tombstones.
-    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, mut reports) = start(&world).await;
+    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, mut reports) = start(&fixture).await;
     let mut scanned = BTreeSet::new();
     let mut ended = BTreeSet::new();
     while scanned.len() < 2 || ended.len() < 2 {
@@ -215,29 +215,29 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gone() {
     for is_done in [false, true] {
-        let mut world = TriggerFixture::new().await;
+        let mut fixture = TriggerFixture::new().await;
         let (gone, stays) = (db("a/_replicator", 1), db("c/_replicator", 3));
-        world.create(&gone).await;
-        world.create(&stays).await;
-        let start = async |world: &TriggerFixture, reporting| {
+        fixture.create(&gone).await;
+        fixture.create(&stays).await;
+        let start = async |fixture: &TriggerFixture, reporting| {
             let options =
                 TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
-            replication_trigger(&world.dispatcher, options, reporting).await.unwrap()
+            replication_trigger(&fixture.dispatcher, options, reporting).await.unwrap()
         };
         let (reporting, mut reports) = job::<Scan>();
-        let trigger = start(&world, reporting).await;
+        let trigger = start(&fixture, reporting).await;
         reports.done().await;
         reports.done().await;
-        at_rest(&world, &trigger).await;
+        at_rest(&fixture, &trigger).await;
         trigger.shutdown().await.unwrap();
-        world.delete(&gone).await;
-        let _janitor = joined(&world.bus).await.janitor(forgetful()).await.unwrap();
-        until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
-        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        fixture.delete(&gone).await;
+        let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+        until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
+        fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         // It learns of the expiry, cannot act on it, and saves its cursor.
         let (reporting, JobReports { mut works, gone: deaf }) = job::<Scan>();
         drop(deaf);
-        let trigger = start(&world, reporting).await;
+        let trigger = start(&fixture, reporting).await;
         let (_, decide) = within("a scan", works.recv()).await.unwrap();
         let mut decide = Some(decide);
         if is_done {
@@ -246,7 +246,7 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
         tokio::time::sleep(Duration::from_secs(30)).await;
         drop(trigger);
         let (reporting, mut reports) = job::<Scan>();
-        let trigger = start(&world, reporting).await;
+        let trigger = start(&fixture, reporting).await;
         assert_eq!(within("that it is gone", reports.gone.recv()).await.unwrap(), gone);
         trigger.shutdown().await.unwrap();
     }
@@ -257,28 +257,30 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
 #[tokio::test(start_paused = true)]
 async fn an_instance_is_reported_as_gone_however_many_have_come_since() {
     for lives in [true, false] {
-        let mut world = TriggerFixture::new().await;
-        let start = async |world: &TriggerFixture, reporting| {
-            replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap()
+        let mut fixture = TriggerFixture::new().await;
+        let start = async |fixture: &TriggerFixture, reporting| {
+            replication_trigger(&fixture.dispatcher, TriggerOptions::replication("r"), reporting)
+                .await
+                .unwrap()
         };
         let [first, second, third] = [1, 2, 3].map(|instance| db("a/_replicator", instance));
-        world.create(&first).await;
+        fixture.create(&first).await;
         let (reporting, mut reports) = job::<Scan>();
-        let trigger = start(&world, reporting).await;
+        let trigger = start(&fixture, reporting).await;
         reports.done().await;
-        at_rest(&world, &trigger).await;
+        at_rest(&fixture, &trigger).await;
         trigger.shutdown().await.unwrap();
-        world.delete(&first).await;
-        world.create(&second).await;
-        world.delete(&second).await;
-        world.create(&third).await;
+        fixture.delete(&first).await;
+        fixture.create(&second).await;
+        fixture.delete(&second).await;
+        fixture.create(&third).await;
         if !lives {
-            world.delete(&third).await;
+            fixture.delete(&third).await;
         }
         // Another process: the ring of the old one holds every row.
-        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let (reporting, mut reports) = job::<Scan>();
-        let trigger = start(&world, reporting).await;
+        let trigger = start(&fixture, reporting).await;
         let mut gone = BTreeSet::new();
         while !gone.contains(&first) {
             gone.insert(within("that it is gone", reports.gone.recv()).await.unwrap());
@@ -287,7 +289,7 @@ async fn an_instance_is_reported_as_gone_however_many_have_come_since() {
             assert_eq!(reports.done().await.db(), &third);
             assert!(!gone.contains(&third));
         }
-        at_rest(&world, &trigger).await;
+        at_rest(&fixture, &trigger).await;
         trigger.shutdown().await.unwrap();
     }
 }
@@ -296,10 +298,10 @@ async fn an_instance_is_reported_as_gone_however_many_have_come_since() {
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {
     let mut random = common::dice();
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let dbs = [("_replicator", 1), ("a/_replicator", 2), ("b/_replicator", 3)].map(|(name, n)| db(name, n));
     for db in &dbs {
-        world.create(db).await;
+        fixture.create(db).await;
     }
     let (mut written, seen) = (BTreeSet::new(), Arc::new(Mutex::new(BTreeSet::new())));
     for round in 0..20 {
@@ -326,16 +328,16 @@ async fn no_change_is_missed_by_scans_that_crash_at_random() {
             }
         };
         let options = TriggerOptions::replication("r");
-        let trigger = replication_trigger(&world.dispatcher, options, scan).await.unwrap();
+        let trigger = replication_trigger(&fixture.dispatcher, options, scan).await.unwrap();
         for n in 0..random.usize(..6) {
             let db = random.choice(&dbs).unwrap();
             let id = format!("{round}-{n}");
-            world.document(db, &id).await;
+            fixture.document(db, &id).await;
             written.insert((db.name.to_string(), id));
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..3_000))).await;
         if round == 19 {
-            at_rest(&world, &trigger).await;
+            at_rest(&fixture, &trigger).await;
         }
         if random.bool() {
             trigger.shutdown().await.unwrap();

@@ -38,9 +38,9 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(world: &TriggerFixture) -> Self {
+    fn new(fixture: &TriggerFixture) -> Self {
         let (begun, is_over, late) = Default::default();
-        Self { changes: world.bus.changes(), begun, is_over, late }
+        Self { changes: fixture.bus.changes(), begun, is_over, late }
     }
 
     /// Works on a batch like a layer that uses the processor for a while.
@@ -86,8 +86,8 @@ impl TriggerJob<IndexBuild> for Watched {
 }
 
 /// A database with documents in several shards.
-async fn fill(world: &TriggerFixture, db: &Db, docs: usize) {
-    let (changes, producer) = (world.bus.changes(), world.bus.producer());
+async fn fill(fixture: &TriggerFixture, db: &Db, docs: usize) {
+    let (changes, producer) = (fixture.bus.changes(), fixture.bus.producer());
     let options = ChangesOptions { shards: 4, ..ChangesOptions::default() };
     let revision = Revision { position: 1, hash: [1; 16] };
     let write = async |tx| {
@@ -100,27 +100,27 @@ async fn fill(world: &TriggerFixture, db: &Db, docs: usize) {
         }
         Ok(())
     };
-    world.store.run(write).await.unwrap();
+    fixture.store.run(write).await.unwrap();
 }
 
 /// A trigger of these jobs that begins at once.
-async fn start(world: &TriggerFixture, job: &Watched) -> notibus::Trigger {
+async fn start(fixture: &TriggerFixture, job: &Watched) -> notibus::Trigger {
     let options = TriggerOptions { debounce: Duration::ZERO, ..TriggerOptions::index("views") };
-    index_trigger(&world.dispatcher, options, job.clone()).await.unwrap()
+    index_trigger(&fixture.dispatcher, options, job.clone()).await.unwrap()
 }
 
 /// Regression: the tasks of a parallel job were only asked to end when it was dropped: of 20 databases that were deleted while they
-/// were built, 14 had rows in their index for ever, which were written after `deleted` had cleared it.
+/// were built, 14 had rows in their index forever, which were written after `deleted` had cleared it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_of_a_cancelled_build_runs_once_its_database_is_reported_as_gone() {
     for round in 0..5 {
-        let world = TriggerFixture::new().await;
-        let job = Watched::new(&world);
-        let trigger = start(&world, &job).await;
+        let fixture = TriggerFixture::new().await;
+        let job = Watched::new(&fixture);
+        let trigger = start(&fixture, &job).await;
         let db = db(&format!("db{round}"), 1);
-        fill(&world, &db, 200).await;
+        fill(&fixture, &db, 200).await;
         until("the build", async || job.begun.load(Ordering::SeqCst) > 2).await;
-        world.delete(&db).await;
+        fixture.delete(&db).await;
         until("the end", async || job.is_over.load(Ordering::SeqCst)).await;
         tokio::time::sleep(Duration::from_millis(60)).await;
         assert_eq!(job.late.load(Ordering::SeqCst), 0, "batches of the build ended after `deleted`");
@@ -132,10 +132,10 @@ async fn nothing_of_a_cancelled_build_runs_once_its_database_is_reported_as_gone
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_trigger_that_has_shut_down_or_was_dropped_has_no_work_left() {
     for is_orderly in [true, false] {
-        let world = TriggerFixture::new().await;
-        let job = Watched::new(&world);
-        let trigger = start(&world, &job).await;
-        fill(&world, &db("a", 1), 200).await;
+        let fixture = TriggerFixture::new().await;
+        let job = Watched::new(&fixture);
+        let trigger = start(&fixture, &job).await;
+        fill(&fixture, &db("a", 1), 200).await;
         until("the build", async || job.begun.load(Ordering::SeqCst) > 2).await;
         if is_orderly {
             trigger.shutdown().await.unwrap();
@@ -152,9 +152,9 @@ async fn a_trigger_that_has_shut_down_or_was_dropped_has_no_work_left() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_parallel_job_that_has_failed_or_was_dropped_has_no_work_left() {
     for fails_after in [3, usize::MAX] {
-        let world = TriggerFixture::new().await;
-        let job = Watched::new(&world);
-        fill(&world, &db("a", 1), 200).await;
+        let fixture = TriggerFixture::new().await;
+        let job = Watched::new(&fixture);
+        fill(&fixture, &db("a", 1), 200).await;
         let run = job.job(&db("a", 1), fails_after);
         if fails_after < usize::MAX {
             run.await.unwrap_err();
@@ -194,12 +194,12 @@ impl TriggerJob<IndexBuild> for OneKey {
 }
 
 /// Regression: a commit continues without the task that has begun it. The commit of a build whose database is deleted meanwhile came
-/// after `deleted` had cleared the index, and stayed for ever.
+/// after `deleted` had cleared the index, and stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let job = OneKey(faults.database());
-    let trigger = index_trigger(&world.dispatcher, quick(), job).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), job).await.unwrap();
     let mut is_first = true;
     faults.plan_commits(move |attempt| {
         let is_index = |operation: &Operation| {
@@ -209,14 +209,14 @@ async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen
         is_late.then_some(CommitFault::Late(StoreError::IO_ERROR))
     });
     let a = db("a", 1);
-    world.event(&a, EventKind::Created).await;
+    fixture.event(&a, EventKind::Created).await;
     until("the build", async || trigger.status().failed == 1).await;
-    world.event(&a, EventKind::Deleted).await;
+    fixture.event(&a, EventKind::Deleted).await;
     until("the end", async || trigger.status().done == 1).await;
     let results = faults.commit_late().await;
     assert!(results.len() == 1 && results[0].is_err(), "it conflicts with the end of the build");
     let left = RangeRead::new(KeyRange::prefix("index/"));
-    let left = world.store.begin().get_range(&left, Isolation::Snapshot).await.unwrap();
+    let left = fixture.store.begin().get_range(&left, Isolation::Snapshot).await.unwrap();
     assert!(left.rows.is_empty(), "the index of a deleted database");
     trigger.shutdown().await.unwrap();
 }
@@ -224,22 +224,22 @@ async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen
 /// The fence of a build that is over refuses later transactions, too.
 #[tokio::test(start_paused = true)]
 async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refuses() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporting, mut reports) = crate::fixture::job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
     let a = db("a", 1);
     let checked = async |build: &IndexBuild| {
-        let checked = world.store.run(async |tx| build.check_in(&tx).await).await;
+        let checked = fixture.store.run(async |tx| build.check_in(&tx).await).await;
         assert!(matches!(checked, Ok(()) | Err(Error::Cancelled { .. })), "{checked:?}");
         checked.is_ok()
     };
-    world.event(&a, EventKind::Created).await;
+    fixture.event(&a, EventKind::Created).await;
     let (first, decide) = reports.next_work().await;
     assert!(checked(&first).await);
     decide.send(Err("once more".into())).unwrap();
     let (second, _undecided) = reports.next_work().await;
     assert!(!checked(&first).await && checked(&second).await);
-    world.event(&a, EventKind::Deleted).await;
+    fixture.event(&a, EventKind::Deleted).await;
     assert_eq!(reports.gone.recv().await.unwrap(), a);
     assert!(!checked(&second).await);
     trigger.shutdown().await.unwrap();
@@ -248,11 +248,11 @@ async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refu
 /// Regression: a trigger took the cursor over and then failed to read other state that it needs: the old one ended, and none was left.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_cannot_start_leaves_the_old_one_at_work() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let (reporting, mut reports) = crate::fixture::job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-    world.event(&db("a", 1), EventKind::Created).await;
-    let old = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
+    let old = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     reports.done().await;
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
@@ -260,9 +260,9 @@ async fn a_trigger_that_cannot_start_leaves_the_old_one_at_work() {
         is_marks.then_some(StoreError::IO_ERROR)
     });
     let (reporting, _) = crate::fixture::job::<IndexBuild>();
-    assert!(index_trigger(&world.dispatcher, quick(), reporting).await.is_err());
+    assert!(index_trigger(&fixture.dispatcher, quick(), reporting).await.is_err());
     faults.heal();
-    world.event(&db("b", 1), EventKind::Created).await;
+    fixture.event(&db("b", 1), EventKind::Created).await;
     assert_eq!(reports.done().await.db, db("b", 1));
     old.shutdown().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Two hours in which nearly everything happens to a trigger: databases that fail for ever, jobs that hang, deletions,
+//! Two hours in which nearly everything happens to a trigger: databases that fail forever, jobs that hang, deletions,
 //! recreations, an orderly restart, and a crash.
 //!
 //! 1,000 databases by default. `NOTIBUS_LOAD=full cargo test --release --test triggers two_hours -- --nocapture` takes 100,000.
@@ -133,7 +133,7 @@ impl TriggerJob<IndexBuild> for Builder {
 
 /// The databases and their events.
 struct Life {
-    world: TriggerFixture,
+    fixture: TriggerFixture,
     builder: Builder,
     dice: fastrand::Rng,
     names: Vec<DbName>,
@@ -152,7 +152,7 @@ impl Life {
         let names: Vec<DbName> = (0..databases).map(|n| name(n).parse().unwrap()).collect();
         let (builder, living) = (Builder::default(), HashMap::new());
         let mut life =
-            Self { world: TriggerFixture::new().await, builder, dice: dice(), names, living, instances: 0 };
+            Self { fixture: TriggerFixture::new().await, builder, dice: dice(), names, living, instances: 0 };
         for some in life.names.clone().chunks(500) {
             let made: Vec<_> = some.iter().map(|name| life.next(name)).collect();
             life.record(&made, EventKind::Created).await;
@@ -169,7 +169,7 @@ impl Life {
 
     /// Commits an event of `kind` for some databases, which then need a build.
     async fn record(&self, dbs: &[Db], kind: EventKind) {
-        let producer = self.world.bus.producer();
+        let producer = self.fixture.bus.producer();
         let lanes = notibus::event::Counters::from_lanes(kind.once().lanes());
         let record = async |tx| {
             for db in dbs {
@@ -177,7 +177,7 @@ impl Life {
             }
             Ok(())
         };
-        self.world.store.run(record).await.unwrap();
+        self.fixture.store.run(record).await.unwrap();
         let mut done = self.builder.done();
         for db in dbs {
             let known = done.known.entry(db.clone()).or_default();
@@ -227,7 +227,7 @@ impl Life {
             tenants: Tenants::default().jobs_max(16),
             ..TriggerOptions::index("views")
         };
-        index_trigger(&self.world.dispatcher, options, self.builder.clone()).await.unwrap()
+        index_trigger(&self.fixture.dispatcher, options, self.builder.clone()).await.unwrap()
     }
 
     /// Waits until no healthy database needs a build.

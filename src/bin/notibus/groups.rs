@@ -170,16 +170,16 @@ impl Of {
         self.target.open(Intent::Writes, deadline).await
     }
 
-    /// Posts the request `wish`, with the feed, to `place` below the group; `what` is the work.
+    /// Posts the request `body`, with the feed, to `place` below the group; `what` is the work.
     async fn post(
         &self,
         what: &str,
         place: &str,
-        mut wish: Value,
+        mut body: Value,
         deadline: Deadline,
     ) -> Result<Value, Failure> {
-        wish["feed"] = self.feed.to_string().into();
-        self.open(deadline).await?.post(what, &self.path(place), &wish).await
+        body["feed"] = self.feed.to_string().into();
+        self.open(deadline).await?.post(what, &self.path(place), &body).await
     }
 
     /// Prints that something was done: an object, or `said`.
@@ -223,12 +223,12 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
             list(&target, items(&groups))
         }
         Command::Create { of, start, expiry } => {
-            let mut wish = json!({ "name": of.group, "feed": of.feed.to_string(), "start": start });
+            let mut body = json!({ "name": of.group, "feed": of.feed.to_string(), "start": start });
             if let Some(expiry) = expiry {
-                wish["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
+                body["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
             }
             let what = "creating the group, which may have happened";
-            let answer = of.open(deadline).await?.post(what, "/_notibus/groups", &wish).await?;
+            let answer = of.open(deadline).await?.post(what, "/_notibus/groups", &body).await?;
             let is = if answer["created"] == true { "is created" } else { "exists already" };
             of.done(&answer, &format!("{} {is}", of.group))
         }
@@ -240,8 +240,8 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         }
         Command::Reset { of, to, force, .. } => {
             let what = "resetting the group, which may have happened";
-            let wish = json!({ "to": to, "force": force });
-            let answer = of.post(what, "reset", wish, watching(force)).await?;
+            let body = json!({ "to": to, "force": force });
+            let answer = of.post(what, "reset", body, watching(force)).await?;
             of.done(&answer, &format!("{} is set to {to}", of.group))
         }
         Command::Delete { of, force, .. } => {
@@ -263,9 +263,9 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
             table::print(of.target.json, &letters, &header, cells, "no dead letter")
         }
         Command::DeadLetters(DeadLetters::Delete { of, seq, all, .. }) => {
-            let wish = json!({ "seq": seq, "all": all });
+            let body = json!({ "seq": seq, "all": all });
             let what = "deleting dead letters, of which some may be gone";
-            let answer = of.post(what, "dead_letters/delete", wish, deadline).await?;
+            let answer = of.post(what, "dead_letters/delete", body, deadline).await?;
             of.done(&answer, if all { "all are deleted" } else { "it is deleted" })
         }
     }
@@ -277,8 +277,8 @@ async fn replay(of: &Of, filter: Option<&str>, deadline: Deadline) -> Result<(),
     let (mut rows, mut after, mut moved) = (0, Value::Null, Instant::now());
     loop {
         let what = format!("replaying, after {rows} rows; only a few hundred can wait for consumers");
-        let wish = json!({ "feed": of.feed.to_string(), "filter": filter, "after": after });
-        let mut answer = opened.post(&what, &of.path("replay"), &wish).await?;
+        let body = json!({ "feed": of.feed.to_string(), "filter": filter, "after": after });
+        let mut answer = opened.post(&what, &of.path("replay"), &body).await?;
         rows += answer["rows"].as_u64().unwrap_or(0);
         let next = answer["next"].take();
         if next.is_null() {

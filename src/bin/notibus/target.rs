@@ -79,11 +79,11 @@ impl FromStr for Url {
 
 /// An opened target. Each request has the whole deadline.
 pub struct Opened {
-    place: Place,
+    endpoint: Endpoint,
     deadline: Deadline,
 }
 
-enum Place {
+enum Endpoint {
     Node(Url),
     /// The routes of a bus in this process.
     Bus {
@@ -112,7 +112,7 @@ impl Target {
     /// Opens it.
     pub async fn open(&self, intent: Intent, deadline: Deadline) -> Result<Opened, Failure> {
         let store = match (&self.store, &self.url) {
-            (_, Some(url)) => return Ok(Opened { place: Place::Node(url.clone()), deadline }),
+            (_, Some(url)) => return Ok(Opened { endpoint: Endpoint::Node(url.clone()), deadline }),
             (Some(store), None) => store,
             (None, None) => unreachable!("one of them is required"),
         };
@@ -130,10 +130,10 @@ impl Target {
             let bus = Bus::open_existing(&db, self.prefix.as_bytes()).await?;
             let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
             let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
-            Ok::<_, Failure>(Place::Bus { router: api.administration(), _dispatcher: dispatcher })
+            Ok::<_, Failure>(Endpoint::Bus { router: api.administration(), _dispatcher: dispatcher })
         };
-        let place = deadline.of("opening the bus", open).await?;
-        Ok(Opened { place, deadline })
+        let endpoint = deadline.of("opening the bus", open).await?;
+        Ok(Opened { endpoint, deadline })
     }
 }
 
@@ -175,13 +175,13 @@ impl Opened {
     async fn ask(&self, ask: Ask<'_>) -> Result<Value, Failure> {
         let (deadline, what) = (self.deadline, ask.what);
         let answer = async {
-            match &self.place {
-                Place::Node(url) => {
+            match &self.endpoint {
+                Endpoint::Node(url) => {
                     let request = Request::of(&url.0, &ask);
                     let asked = tokio::task::spawn_blocking(move || request.over_tcp(deadline)).await;
                     asked.map_err(|ended| Failure::Failed(format!("the request: {ended}")))?
                 }
-                Place::Bus { router, .. } => within(router.clone(), ask).await,
+                Endpoint::Bus { router, .. } => within(router.clone(), ask).await,
             }
         };
         let (status, answer) = deadline.of(what, answer).await?;
@@ -331,8 +331,8 @@ mod tests {
         let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
-        let place = Place::Bus { router: api.administration(), _dispatcher: dispatcher };
-        let opened = Opened { place, deadline: Deadline(Duration::from_secs(10)) };
+        let endpoint = Endpoint::Bus { router: api.administration(), _dispatcher: dispatcher };
+        let opened = Opened { endpoint, deadline: Deadline(Duration::from_secs(10)) };
         faults.plan_commits(|_| Some(CommitFault::Hold(Gate::default())));
         let events = json!([{ "db": "a", "type": "updated" }]);
         match opened.post("recording, which may have happened", "/_notibus/events", &events).await {

@@ -100,10 +100,10 @@ pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         }
         Command::Reshard { feed, shards, scheme } => {
             let opened = feed.target.open(Intent::Writes, deadline).await?;
-            let wish = json!({ "shards": shards, "scheme": scheme.map(|SchemeId(number)| number) });
+            let body = json!({ "shards": shards, "scheme": scheme.map(|SchemeId(number)| number) });
             let (what, path) =
                 ("resharding, which may have happened", format!("/_notibus/feeds/{}/reshard", feed.feed));
-            let entry = opened.post(what, &path, &wish).await?;
+            let entry = opened.post(what, &path, &body).await?;
             (&feed.target, json!([entry]))
         }
     };

@@ -86,10 +86,10 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         }
         Command::Retry { trigger, db, target } => {
             let opened = target.open(Intent::Writes, deadline).await?;
-            let wish = db.map_or_else(|| json!({}), |db| json!({ "db": db }));
+            let body = db.map_or_else(|| json!({}), |db| json!({ "db": db }));
             let what = "asking for another try, which may have happened for some";
             let path = format!("/_notibus/triggers/{}/retry", encoded(&trigger));
-            let answer = opened.post(what, &path, &wish).await?;
+            let answer = opened.post(what, &path, &body).await?;
             let said = format!("{} are tried again", text(&answer["databases"]));
             out::line(&if target.json { answer.to_string() } else { said })
         }

@@ -232,7 +232,7 @@ impl Credentials {
             return Err(Failure::bad_request(reason));
         }
         match self.0.checks.check(name, password, digest, address(peer), env).await {
-            Outcome::Right => Ok(()),
+            Outcome::Verified => Ok(()),
             outcome => Err(outcome.into()),
         }
     }
@@ -355,7 +355,7 @@ impl From<Outcome> for Failure {
     /// Makes the answer to a caller that was not admitted.
     fn from(outcome: Outcome) -> Self {
         match outcome {
-            Outcome::Right | Outcome::Wrong => Self::unauthorized("Name or password is incorrect."),
+            Outcome::Verified | Outcome::Wrong => Self::unauthorized("Name or password is incorrect."),
             Outcome::Locked(rest) => {
                 let reason = "Account is temporarily locked due to multiple authentication failures";
                 Self::new(StatusCode::FORBIDDEN, "forbidden", reason).retry_after(rest)

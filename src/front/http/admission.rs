@@ -32,7 +32,7 @@ pub(super) struct Admission {
 }
 
 /// A feed's place among the feeds of its client. Dropping it gives the place back.
-pub(super) type Place = tally::Place<Client>;
+pub(super) type FeedPermit = tally::FeedPermit<Client>;
 
 impl Admission {
     pub fn new(feeds_max: usize) -> Arc<Self> {
@@ -41,7 +41,7 @@ impl Admission {
 
     /// Takes a place for a feed of the client that sent a request with these extensions. Fails with 429 if the client has none
     /// left.
-    pub fn enter(&self, extensions: &Extensions) -> Result<Place, Failure> {
+    pub fn enter(&self, extensions: &Extensions) -> Result<FeedPermit, Failure> {
         let named = extensions.get::<Caller>().map(|caller| Client::Named(caller.shared_name()));
         let client =
             named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| network(peer.0))));

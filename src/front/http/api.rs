@@ -55,7 +55,7 @@ impl Inner {
 
     /// Builds the context of a feed for the client that sent a request with these extensions. Fails with 429 if the client has too
     /// many lasting feeds.
-    pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
+    pub fn feed_context(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
         let place = match mode {
             Mode::Normal => None,
             _ => Some(self.admission.enter(extensions)?),

@@ -20,9 +20,9 @@ use crate::base::{
     event::DbName,
 };
 
-/// The right that a route requires.
+/// The permission that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Right {
+pub(super) enum Permission {
     /// The caller has credentials. The route itself decides what the caller may see.
     Known,
     /// The caller may read which databases there are, and what happens to them.
@@ -35,8 +35,8 @@ pub(super) enum Right {
     Admin,
 }
 
-impl Right {
-    /// Returns the role that grants this right. `None` if only admins, or all callers, have the right.
+impl Permission {
+    /// Returns the role that grants this permission. `None` if only admins, or all callers, have it.
     fn role(self) -> Option<&'static str> {
         match self {
             Self::Known | Self::Admin => None,
@@ -188,14 +188,15 @@ impl Caller {
         Arc::clone(&self.name)
     }
 
-    /// Fails, in CouchDB's words, unless the caller has this right.
-    pub(super) fn check(&self, right: Right) -> Result<(), Failure> {
-        let has = right == Right::Known || right.role().is_some_and(|role| self.grant.has(role));
+    /// Fails, in CouchDB's words, unless the caller has this permission.
+    pub(super) fn check(&self, permission: Permission) -> Result<(), Failure> {
+        let has =
+            permission == Permission::Known || permission.role().is_some_and(|role| self.grant.has(role));
         if has || self.is_admin() {
             return Ok(());
         }
-        Err(match right {
-            Right::Record => {
+        Err(match permission {
+            Permission::Record => {
                 Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to record events.")
             }
             _ => Failure::unauthorized("You are not a server admin."),
@@ -213,7 +214,13 @@ mod tests {
 
     #[test]
     fn rights_are_those_of_the_roles() {
-        let all = [Right::Known, Right::Updates, Right::Record, Right::Metrics, Right::Admin];
+        let all = [
+            Permission::Known,
+            Permission::Updates,
+            Permission::Record,
+            Permission::Metrics,
+            Permission::Admin,
+        ];
         for (grant, expected) in [
             ("roles=_admin", [true; 5]),
             ("roles=_db_updates,_metrics", [true, true, false, true, false]),
@@ -221,7 +228,7 @@ mod tests {
             ("roles=sales", [true, false, false, false, false]),
             ("reads=a", [true, false, false, false, false]),
         ] {
-            assert_eq!(all.map(|right| caller(grant).check(right).is_ok()), expected, "{grant}");
+            assert_eq!(all.map(|permission| caller(grant).check(permission).is_ok()), expected, "{grant}");
         }
     }
 

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{
     Api, Caller, Databases, Failure, Inner,
     answer::{Places, at, json as answer},
-    caller::Right,
+    caller::Permission,
     manage::parameters,
     stream::respond,
     wire_format::{WireFormat, write_string},
@@ -54,7 +54,9 @@ impl Api {
             let allowed = async || Failure::method_not_allowed("GET,HEAD");
             router.method_not_allowed_fallback(allowed).with_state(Arc::clone(&known))
         });
-        self.counted(open).merge(self.guarded(list, Right::Updates)).merge(self.guarded(info, Right::Known))
+        self.counted(open)
+            .merge(self.guarded(list, Permission::Updates))
+            .merge(self.guarded(info, Permission::Known))
     }
 }
 

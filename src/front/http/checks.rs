@@ -68,7 +68,7 @@ const SHOWN_MAX: usize = 64;
 /// The result of a log-in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    Right,
+    Verified,
     Wrong,
     /// The pair of name and address is locked out for this long.
     Locked(Duration),
@@ -323,7 +323,7 @@ impl Try {
         match self.name {
             Ok(place) if is_right => {
                 self.inner.known.clear((place as u64, self.address));
-                Outcome::Right
+                Outcome::Verified
             }
             _ => Outcome::Wrong,
         }
@@ -381,7 +381,7 @@ mod tests {
         let before = ended.load(Ordering::Relaxed);
         let outcome = checks.check("bob", "secret", [255; 32], Ipv4Addr::LOCALHOST.into(), &env).await;
         let others = ended.load(Ordering::Relaxed) - before;
-        assert_eq!(outcome, Outcome::Right);
+        assert_eq!(outcome, Outcome::Verified);
         assert!(others < 20, "it has waited for {others}");
         while let Some(outcome) = guesses.join_next().await {
             assert_eq!(outcome.unwrap(), Outcome::Wrong);
@@ -413,7 +413,7 @@ mod tests {
             drop(waiting);
             assert_eq!(check(WAITING_MAX).now_or_never(), None, "{name}");
             drop(turns);
-            assert_eq!(other.await, Outcome::Right);
+            assert_eq!(other.await, Outcome::Verified);
             assert!(checks.0.in_progress.lock().is_empty());
         }
     }

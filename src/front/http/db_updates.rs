@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Failure, Inner,
     answer::{at, in_time},
-    caller::Right,
+    caller::Permission,
     position::Position,
     query::{Mode, Query, Topic},
     stream::{Stream, UNBUFFERED},
@@ -34,7 +34,7 @@ impl Api {
     /// Serves `/_db_updates` for admins and for callers with the role `_db_updates`.
     pub fn db_updates(&self) -> Router {
         let router = at(Router::new(), "/_db_updates", any(answer));
-        self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Updates)
+        self.guarded(router.with_state(Arc::clone(&self.inner)), Permission::Updates)
     }
 }
 
@@ -63,14 +63,14 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     {
         return Ok(not_modified(tag));
     }
-    let around = inner.surroundings(query.mode, &parts.extensions)?;
+    let context = inner.feed_context(query.mode, &parts.extensions)?;
     let is_live = query.mode != Mode::Normal && !query.descending;
     let scope = Scope { kinds: query.types, limit: query.limit, is_live };
     let mut response = if query.descending {
         // This feed ends by itself.
         query.heartbeat = None;
         let source = Backwards::new(inner, scope);
-        Stream::new(source, &query, around).into_response()
+        Stream::new(source, &query, context).into_response()
     } else {
         let source = match query.start {
             Start::Now => Updates::from_now(inner, scope).await?,
@@ -79,7 +79,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
                 Updates::after(inner, scope, start).await?
             }
         };
-        Stream::new(source, &query, around).into_response()
+        Stream::new(source, &query, context).into_response()
     };
     if parts.method == Method::GET && is_shareable(&query) {
         share(&mut response, inner.options.longpoll_max_age);

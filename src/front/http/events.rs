@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Caller, Databases, Failure, Inner,
     answer::{at, in_time, json},
-    caller::Right,
+    caller::Permission,
 };
 use crate::{
     base::{
@@ -92,7 +92,7 @@ impl Api {
     /// in their own transactions and do not need this route.
     pub fn events(&self) -> Router {
         let router = at(Router::new(), "/_notibus/events", any(answer));
-        self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Record)
+        self.guarded(router.with_state(Arc::clone(&self.inner)), Permission::Record)
     }
 
     /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process.
@@ -301,15 +301,15 @@ fn record_one(
         }
         *known = Some(KnownInstance { instance: instance(), is_deleted: false });
     }
-    let standing = known.get_or_insert_with(|| KnownInstance { instance: instance(), is_deleted: false });
-    let meant = event.instance.unwrap_or(standing.instance);
+    let present = known.get_or_insert_with(|| KnownInstance { instance: instance(), is_deleted: false });
+    let meant = event.instance.unwrap_or(present.instance);
     let db = db(meant);
     match event.kind {
         EventKind::Created => producer.created(tx, &db),
         EventKind::Updated => producer.updated(tx, &db),
         EventKind::DdocUpdated => producer.ddoc_updated(tx, &db, event.ddoc.as_ref()),
         EventKind::Deleted => {
-            standing.is_deleted |= meant == standing.instance;
+            present.is_deleted |= meant == present.instance;
             producer.deleted(tx, &db);
         }
     }

@@ -15,7 +15,7 @@ use tokio_stream::StreamExt;
 use super::{
     Api, Failure, Inner,
     answer::{Answered, Places, Shared, at, json as answer},
-    caller::Right,
+    caller::Permission,
     manage::{instance_of, posted, reads},
     page::{PageSize, cut_at},
     updates::size_of_row,
@@ -52,9 +52,9 @@ impl Api {
         let seen = with_state(at(Router::new(), "/_notibus/feeds/{feed}/topology", any(topology)));
         let changed = with_state(at(Router::new(), "/_notibus/feeds/{feed}/reshard", any(reshard)));
         let rows = with_state(at(Router::new(), "/_notibus/feeds/notifications/rows", any(rows)));
-        self.guarded(seen, Right::Metrics)
-            .merge(self.guarded(changed, Right::Admin))
-            .merge(self.guarded(rows, Right::Updates))
+        self.guarded(seen, Permission::Metrics)
+            .merge(self.guarded(changed, Permission::Admin))
+            .merge(self.guarded(rows, Permission::Updates))
     }
 }
 

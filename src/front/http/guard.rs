@@ -12,7 +12,7 @@ use axum::{
 use tracing::Instrument;
 
 use super::{
-    Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Right, cookie::set_cookie,
+    Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Permission, cookie::set_cookie,
     failure::Secret, socket::during_check,
 };
 use crate::base::env::Env;
@@ -20,21 +20,22 @@ use crate::base::env::Env;
 impl Api {
     /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::access`](super::ApiOptions::access)).
     pub fn protected(&self, router: Router) -> Router {
-        self.guarded(router, Right::Admin)
+        self.guarded(router, Permission::Admin)
     }
 
     /// Protects a layer's `router`: all callers with credentials of this API may use it. A layer that decides what they may do
     /// finds the [`Caller`](super::Caller) among the extensions of requests; there is none where everyone may send requests.
     pub fn known(&self, router: Router) -> Router {
-        self.guarded(router, Right::Known)
+        self.guarded(router, Permission::Known)
     }
 
-    /// Protects `router`: only callers with this right may use it.
-    pub(super) fn guarded(&self, router: Router, right: Right) -> Router {
+    /// Protects `router`: only callers with this permission may use it.
+    pub(super) fn guarded(&self, router: Router, permission: Permission) -> Router {
         let router = match &self.inner.options.access {
             Access::Open => router,
             Access::Credentials(credentials) => {
-                let guard = Guard { credentials: credentials.clone(), env: self.inner.env().clone(), right };
+                let guard =
+                    Guard { credentials: credentials.clone(), env: self.inner.env().clone(), permission };
                 router.route_layer(middleware::from_fn_with_state(Arc::new(guard), admit))
             }
         };
@@ -53,13 +54,13 @@ impl Api {
 struct Guard {
     credentials: Credentials,
     env: Env,
-    /// The right that callers need.
-    right: Right,
+    /// The permission that callers need.
+    permission: Permission,
 }
 
-/// Lets a request pass if its credentials have the right.
+/// Lets a request pass if its credentials have the permission.
 async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
-    let Guard { credentials, env, right } = &*guard;
+    let Guard { credentials, env, permission } = &*guard;
     let peer = request.extensions().get::<Peer>().copied();
     // Clients of CouchDB also send `Cookie` here, to be spared the dialog.
     let asks_for_dialog = request.headers().get("x-couchdb-www-authenticate").is_some_and(|scheme| {
@@ -67,7 +68,7 @@ async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next
     });
     let caught = during_check(request.extensions(), credentials.check(request.headers(), peer, env)).await;
     let Caught { caller, session } =
-        match caught.and_then(|caught| caught.caller.check(*right).map(|()| caught)) {
+        match caught.and_then(|caught| caught.caller.check(*permission).map(|()| caught)) {
             Ok(caught) => caught,
             Err(failure) => {
                 let mut response = failure.into_response();

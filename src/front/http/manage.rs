@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{Caller, Failure, Inner, caller::Right};
+use super::{Caller, Failure, Inner, caller::Permission};
 use crate::base::event::DbInstance;
 
 /// Fails unless the request only reads.
@@ -26,13 +26,13 @@ pub(super) fn check_changes(parts: &Parts) -> Result<(), Failure> {
         return Err(Failure::method_not_allowed("POST"));
     }
     check_page(parts)?;
-    parts.extensions.get::<Caller>().map_or(Ok(()), |caller| caller.check(Right::Admin))
+    parts.extensions.get::<Caller>().map_or(Ok(()), |caller| caller.check(Permission::Admin))
 }
 
 /// Fails if a web page sends the request.
 pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
     if parts.headers.contains_key(header::ORIGIN) {
-        let reason = "Web pages may look, and change nothing.";
+        let reason = "Web pages may only read.";
         return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
     }
     Ok(())

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{
     Api,
     answer::{Answered, Shared, at, json as answer},
-    caller::Right,
+    caller::Permission,
     manage::reads,
 };
 
@@ -21,7 +21,7 @@ impl Api {
     /// `/_notibus/nodes`, for those who may see the status.
     pub fn nodes(&self) -> Router {
         let router = at(Router::new(), "/_notibus/nodes", any(list)).with_state(Arc::clone(&self.inner));
-        self.guarded(router, Right::Metrics)
+        self.guarded(router, Permission::Metrics)
     }
 }
 

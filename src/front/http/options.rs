@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Access;
 use crate::{
     base::error::{Error, Result},
-    roles::changes::LOOK_INTERVAL,
+    roles::changes::FALLBACK_INTERVAL,
 };
 
 const READS_MAX: usize = 10_000;
@@ -38,7 +38,7 @@ pub struct ApiOptions {
     /// How long a live feed of `_changes` waits at most until it reads the store without a notification. Some changes cause no
     /// notification: changes that were removed without an event, and edits of a database that the bus takes for replaced. The feeds
     /// of one database share what such a read finds. Default: 5 min.
-    pub look_interval: Duration,
+    pub fallback_interval: Duration,
     /// How long a proxy may cache the answer to a `longpoll` of `_db_updates` with a sequence as `since`. So the proxy sends one
     /// request for all clients that wait at the same position. A slightly old answer is still right, because the client continues
     /// from its `last_seq`. This needs [`Access::Open`], where all clients may read the same. Default: not at all.
@@ -62,7 +62,7 @@ impl Default for ApiOptions {
             doc_reads_max: 16,
             doc_reads_limit: Duration::from_mins(1),
             keeps_db_updates: true,
-            look_interval: LOOK_INTERVAL,
+            fallback_interval: FALLBACK_INTERVAL,
             longpoll_max_age: None,
             body_len_max: 1 << 20,
             bodies_len_max: 64 << 20,
@@ -76,7 +76,7 @@ impl ApiOptions {
         let zero = |what| Err(Error::invalid(what, "it is zero"));
         match self {
             Self { heartbeat_max: Duration::ZERO, .. } => zero("heartbeat"),
-            Self { look_interval: Duration::ZERO, .. } => zero("look interval"),
+            Self { fallback_interval: Duration::ZERO, .. } => zero("fallback interval"),
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
             Self { doc_reads_limit: Duration::ZERO, .. } => zero("limit of the reads of documents"),
             Self { reads_max, doc_reads_max, .. }

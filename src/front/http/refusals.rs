@@ -2,7 +2,7 @@
 //! refused for lack of room.
 //!
 //! If a name is missing in the configuration, the server seems broken to its clients. So the log shows which name was refused. It
-//! does so once in a while, because a page that retries for ever must not fill the log.
+//! does so once in a while, because a page that retries forever must not fill the log.
 
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_is_told_once_in_a_while_and_of_all() {
+    fn the_log_gets_a_line_once_in_a_while_that_counts_all() {
         let unlogged = Mutex::default();
         let at = |seconds| to_log(&unlogged, Duration::from_secs(seconds));
         assert_eq!(

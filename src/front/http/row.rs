@@ -64,13 +64,13 @@ impl RowEvent {
 }
 
 /// The events of one row that a reader gets.
-pub(super) type Items = SmallVec<[RowEvent; 4]>;
+pub(super) type RowEvents = SmallVec<[RowEvent; 4]>;
 
 /// Returns the events of `row` that are news to a reader, in the order in which they happened. The `cursor` says how its reading
 /// began, `wanted` which kinds of events it wants, and `part` which events of this row it has received.
 ///
 /// A deleted database has only its deletion. A reader that does not ask for `ddoc_updated` gets a new design document as an update.
-pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part: Option<&Part>) -> Items {
+pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part: Option<&Part>) -> RowEvents {
     use EventKind::{Created, DdocUpdated, Deleted, Updated};
     let news = |at: Option<Sequence>| at.filter(|&at| cursor.is_news(at));
     let ddoc = news(row.ddoc_updated_at);
@@ -200,8 +200,8 @@ impl Rows {
     }
 
     /// Returns the position of a client between two of the `items` of the next row.
-    fn between(&self, row: &Notification, items: &Items) -> Position {
-        let bits = |items: &Items| items.iter().fold(0, |bits, item| bits | item.bit());
+    fn between(&self, row: &Notification, items: &RowEvents) -> Position {
+        let bits = |items: &RowEvents| items.iter().fold(0, |bits, item| bits | item.bit());
         let before = self.part.as_ref().filter(|part| part.instance == row.instance).map_or(0, |part| {
             // If an event was sent and happened again, it is still to come. That also holds for a reader whose next request wants
             // other kinds.
@@ -333,7 +333,7 @@ mod tests {
     /// Regression: of several new kinds a reader got only one, so `types=deleted` returned nothing for a database that was deleted
     /// and created again.
     #[test]
-    fn each_kind_that_is_new_and_wanted_is_told_in_the_order_in_which_it_happened() {
+    fn each_kind_that_is_new_and_wanted_is_delivered_in_the_order_of_events() {
         use EventKind::{Created, DdocUpdated, Deleted, Updated};
         let of = |row: &Notification, since: u64, wanted| {
             let items = items_of(row, &at(since).into(), wanted, None);
@@ -434,7 +434,7 @@ mod tests {
 
     /// Regression: an event that happened again was lost if the client stopped a second time in the middle of the row.
     #[test]
-    fn what_has_happened_again_is_told_also_after_a_second_stop() {
+    fn what_has_happened_again_is_delivered_also_after_a_second_stop() {
         use EventKind::{Created, DdocUpdated, Updated};
         let sent = RowEvent::Event(Created).bit() | RowEvent::Event(Updated).bit();
         let row = database(12, [7, 12, 11, 0]);
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn who_began_with_nothing_is_told_so_below_the_horizon() {
+    fn rows_below_the_horizon_name_the_end_for_a_reader_that_began_with_nothing() {
         let rows = [database(4, [4, 0, 0, 0]), database(6, [6, 0, 0, 0])];
         let [below, above] = seqs(&rows, Cursor::NOTHING, at(20).into(), at(5))[..] else { panic!() };
         assert_eq!(above, at(6).into());

@@ -39,7 +39,7 @@ use super::{
     lockout::network,
     refusals::Refusals,
     socket::{Answering, REQUEST_ID, Socket},
-    tally::{Place, Tally},
+    tally::{FeedPermit, Tally},
 };
 use crate::base::{
     env::{Env, bounded_timer},
@@ -414,7 +414,7 @@ async fn serve(
     served: Served,
     http: http1::Builder,
     watcher: Watcher,
-    _room: (OwnedSemaphorePermit, Place<IpAddr>),
+    _room: (OwnedSemaphorePermit, FeedPermit<IpAddr>),
 ) {
     let service = service_fn(move |request| served.answer(request).map(Ok::<_, Infallible>));
     let connection = http.serve_connection(TokioIo::new(socket), service);

@@ -363,7 +363,7 @@ mod tests {
 
     /// Regression: the protocol learned of the end in the middle of a body only after the 10 s that a client may wait for its answer.
     #[tokio::test(start_paused = true)]
-    async fn an_end_in_the_middle_of_a_body_is_told_at_once() {
+    async fn an_end_in_the_middle_of_a_body_is_an_error_at_once() {
         let answers = |answering: Answering| {
             hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
                 let answer = answering.begin();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{
     Api, Failure, Inner,
     answer::{self, at},
-    caller::Right,
+    caller::Permission,
     metrics,
     refusals::Refusals,
 };
@@ -37,7 +37,7 @@ impl Api {
         let [open, admin] = [open, admin].map(|router| {
             router.method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(&self.inner))
         });
-        self.counted(open).merge(self.guarded(admin, Right::Metrics))
+        self.counted(open).merge(self.guarded(admin, Permission::Metrics))
     }
 }
 
@@ -69,7 +69,7 @@ fn unavailable(cause: &str, reason: &str) -> Response {
 /// Answers 200 unless only a restart of the process can help: the store takes no more writes, or the bus that the process has opened
 /// no longer exists.
 async fn health(State(inner): State<Arc<Inner>>) -> Response {
-    match inner.bus.beyond_help() {
+    match inner.bus.permanent_failure() {
         None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
         Some(unready) => unavailable(unready.cause(), &unready.to_string()),
     }
@@ -79,7 +79,7 @@ async fn health(State(inner): State<Arc<Inner>>) -> Response {
 /// each partition, and the node is not shutting down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     // First: a node whose bus is gone closes its dispatcher, and says why.
-    if let Some(unready) = inner.bus.beyond_help() {
+    if let Some(unready) = inner.bus.permanent_failure() {
         return unavailable(unready.cause(), &unready.to_string());
     }
     if inner.is_closing() {

@@ -14,7 +14,7 @@ use futures_util::{FutureExt, stream};
 use tokio::sync::watch;
 
 use super::{
-    admission::Place,
+    admission::FeedPermit,
     answer_counts::AnswerCounts,
     query::{Mode, Query},
     socket::Lasting,
@@ -109,7 +109,7 @@ pub(super) struct Stream<S> {
     stats: Arc<Stats>,
     /// Becomes true when all feeds have to end.
     closing: watch::Receiver<bool>,
-    _place: Option<Place>,
+    _place: Option<FeedPermit>,
 }
 
 /// The state of the server that a feed needs.
@@ -120,13 +120,13 @@ pub(super) struct FeedContext {
     /// Becomes true when all feeds have to end.
     pub closing: watch::Receiver<bool>,
     /// The feed's place among the feeds of its client. A feed that does not wait needs none.
-    pub place: Option<Place>,
+    pub place: Option<FeedPermit>,
 }
 
 impl<S: Source> Stream<S> {
     /// Makes the feed of `source` that `query` asks for.
-    pub fn new(source: S, query: &Query, around: FeedContext) -> Self {
-        let FeedContext { env, metrics, stats, closing, place } = around;
+    pub fn new(source: S, query: &Query, context: FeedContext) -> Self {
+        let FeedContext { env, metrics, stats, closing, place } = context;
         let now = env.now();
         Self {
             source,

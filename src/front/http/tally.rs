@@ -10,7 +10,7 @@ pub(super) struct Tally<K: Eq + Hash>(DashMap<K, usize>);
 
 /// One place of a key. Dropping it gives the place back.
 #[derive(Debug)]
-pub(super) struct Place<K: Eq + Hash> {
+pub(super) struct FeedPermit<K: Eq + Hash> {
     tally: Arc<Tally<K>>,
     whose: K,
 }
@@ -21,14 +21,14 @@ impl<K: Clone + Debug + Eq + Hash> Tally<K> {
     }
 
     /// Takes a place for `whose`, which may hold `most` places. Fails with the number that it holds.
-    pub fn enter(self: &Arc<Self>, whose: K, most: usize) -> Result<Place<K>, usize> {
+    pub fn enter(self: &Arc<Self>, whose: K, most: usize) -> Result<FeedPermit<K>, usize> {
         let mut count = self.0.entry(whose.clone()).or_default();
         if *count >= most {
             return Err(*count);
         }
         *count += 1;
         drop(count);
-        Ok(Place { tally: Arc::clone(self), whose })
+        Ok(FeedPermit { tally: Arc::clone(self), whose })
     }
 
     /// Returns how many places all keys hold.
@@ -37,7 +37,7 @@ impl<K: Clone + Debug + Eq + Hash> Tally<K> {
     }
 }
 
-impl<K: Eq + Hash> Drop for Place<K> {
+impl<K: Eq + Hash> Drop for FeedPermit<K> {
     fn drop(&mut self) {
         self.tally.0.remove_if_mut(&self.whose, |_, count| {
             *count -= 1;

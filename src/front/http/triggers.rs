@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{
     Api, Failure, Inner,
     answer::{Answered, Places, Shared, done, json as answer, routes},
-    caller::Right,
+    caller::Permission,
     manage::{check_changes, parameters, posted, reads},
 };
 use crate::{
@@ -48,7 +48,7 @@ impl Api {
             ("/{trigger}/reset", any(reset)),
         ];
         let router = routes("/_notibus/triggers", router);
-        self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Admin)
+        self.guarded(router.with_state(Arc::clone(&self.inner)), Permission::Admin)
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     Inner,
     page::{PageSize, cut_at},
     position::Position,
-    row::{Items, Rendering, Rows, items_of, render, write_row},
+    row::{Rendering, RowEvents, Rows, items_of, render, write_row},
     stream::{Progress, Source},
     wire_format::{WireFormat, Writer},
 };
@@ -46,7 +46,7 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 type Page = (NotificationPage, Sequence);
 
 /// The next item of a subscription; `None` after its end.
-type Item = Option<Result<DeliveryBatch, Interruption>>;
+type NextItem = Option<Result<DeliveryBatch, Interruption>>;
 
 /// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
 struct Load(Task<Result<Page>>);
@@ -88,7 +88,7 @@ pub(super) struct Scope {
 struct Live {
     batches: BatchSubscription,
     /// The item that came while the feed waited.
-    arrived: Option<Item>,
+    arrived: Option<NextItem>,
     /// When the feed continues after a failure.
     retry_at: Option<Duration>,
 }
@@ -307,7 +307,7 @@ pub(super) struct Backwards {
     /// The rows that were read and not sent, in reverse order of sending.
     rows: Vec<Arc<Notification>>,
     /// The events of the next row that were not sent, in reverse order of sending.
-    items: Option<Items>,
+    items: Option<RowEvents>,
     more: bool,
     /// The position of the last row that was sent.
     last: Position,

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_apart() {
+    fn keys_are_distinct() {
         let name = DbName::new("a/b").unwrap();
         let group = GroupName::new("g").unwrap();
         for (key, expected) in [

@@ -195,7 +195,7 @@ pub(super) struct GroupPlan {
     pub work: Work,
     /// The average number of batches between checkpoints of an observer that works first and saves later.
     pub saves_every: u64,
-    /// The names of the databases with which its observers fail for ever.
+    /// The names of the databases with which its observers fail forever.
     pub unworkable: Vec<DbName>,
     /// The longest time for which an observer works on a batch, in milliseconds.
     pub batch_max_ms: u64,

@@ -82,9 +82,17 @@ enum Trouble {
     #[default]
     None,
     /// The power fails after so many operations; if `happens`, the next one takes effect without an answer.
-    Power { after: usize, happens: bool },
+    Power {
+        after: usize,
+        happens: bool,
+    },
     /// After so many of these operations one has this fault, and the next one fails with the code, if any.
-    Fault { of: Failing, after: usize, fault: DiskFault, then: Option<i32> },
+    Fault {
+        of: Failing,
+        after: usize,
+        fault: DiskFault,
+        then: Option<i32>,
+    },
     Struck(Failing, DiskFault),
     /// There is no power.
     Dark,

@@ -27,7 +27,7 @@ use crate::base::env::{Env, Environment};
 const WALL_START_MS: u64 = 1_700_000_000_000;
 
 /// The key of an entry in the schedule: its time, and its order at that time.
-type Place = (u64, u64);
+type TimerKey = (u64, u64);
 
 /// An entry of the schedule.
 pub(super) enum Due {
@@ -57,7 +57,7 @@ struct Schedule {
     now: u64,
     /// The order of the next entry.
     next: u64,
-    due: BTreeMap<Place, Due>,
+    due: BTreeMap<TimerKey, Due>,
     /// Processes that can run.
     runnable: BTreeSet<ProcessId>,
 }
@@ -99,7 +99,7 @@ impl Time {
     }
 
     /// Adds `due` at `at`, after the entries of that moment.
-    fn put(&self, schedule: &mut Schedule, at: u64, due: Due) -> Place {
+    fn put(&self, schedule: &mut Schedule, at: u64, due: Due) -> TimerKey {
         let place = (at, schedule.next);
         schedule.next += 1;
         schedule.due.insert(place, due);
@@ -273,7 +273,7 @@ struct Sleep {
     /// The time, in nanoseconds.
     deadline: u64,
     /// Its entry in the schedule, if it waits.
-    place: Option<Place>,
+    place: Option<TimerKey>,
 }
 
 impl Sleep {

@@ -15,7 +15,7 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Default for the longest time between polls while the dispatcher runs.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_mins(5);
+pub(crate) const FALLBACK_INTERVAL: Duration = Duration::from_mins(5);
 
 /// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are one
 /// transaction, so a notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has
@@ -23,7 +23,7 @@ pub(crate) const LOOK_INTERVAL: Duration = Duration::from_mins(5);
 ///
 /// Some changes have no notification: changes that were removed without the event that their database was deleted, and
 /// edits of a database that the bus takes for replaced. So it also polls the store every few minutes, at a random time
-/// within [`ChangesTail::with_look_interval`].
+/// within [`ChangesTail::with_fallback_interval`].
 #[derive(Debug)]
 pub struct ChangesTail {
     feed: Feed<Change>,
@@ -35,9 +35,9 @@ pub struct ChangesTail {
     /// Whether everything was read.
     is_at_end: bool,
     /// The longest time between polls without a notification.
-    look_interval: Duration,
+    fallback_interval: Duration,
     /// When it polls next, while it waits.
-    look_at: Option<Duration>,
+    poll_at: Option<Duration>,
 }
 
 impl ChangesTail {
@@ -48,8 +48,8 @@ impl ChangesTail {
             limit: 1_000,
             updates: Some(updates),
             is_at_end: false,
-            look_interval: LOOK_INTERVAL,
-            look_at: None,
+            fallback_interval: FALLBACK_INTERVAL,
+            poll_at: None,
         }
     }
 
@@ -62,8 +62,8 @@ impl ChangesTail {
     /// Sets the longest time between polls without a notification; it polls after half of it at least. Default: 5 min; at least
     /// 1 s.
     #[must_use]
-    pub fn with_look_interval(self, look_interval: Duration) -> Self {
-        Self { look_interval: look_interval.max(Duration::from_secs(1)), ..self }
+    pub fn with_fallback_interval(self, fallback_interval: Duration) -> Self {
+        Self { fallback_interval: fallback_interval.max(Duration::from_secs(1)), ..self }
     }
 
     /// Waits for the next page. It has rows, unless the page before said that there was more.
@@ -94,14 +94,15 @@ impl ChangesTail {
         let Some(updates) = &mut self.updates else {
             return env.sleep(POLL_INTERVAL).await;
         };
-        let look_at =
-            *self.look_at.get_or_insert_with(|| env.now().saturating_add(some_time(env, self.look_interval)));
+        let poll_at = *self
+            .poll_at
+            .get_or_insert_with(|| env.now().saturating_add(some_time(env, self.fallback_interval)));
         // The notification only wakes; the feed has the rows.
         let is_woken = tokio::select! {
         update = updates.next() => update.is_some(),
-            () = env.sleep(look_at.saturating_sub(env.now())) => true,
+            () = env.sleep(poll_at.saturating_sub(env.now())) => true,
         };
-        self.look_at = None;
+        self.poll_at = None;
         if !is_woken {
             self.updates = None;
         }

@@ -332,4 +332,4 @@ pub enum Interruption {
 }
 
 /// The next item of a subscription; `None` at the end.
-pub(super) type Item<T = DeliveryBatch> = Option<Result<T, Interruption>>;
+pub(super) type NextItem<T = DeliveryBatch> = Option<Result<T, Interruption>>;

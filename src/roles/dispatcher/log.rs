@@ -93,9 +93,9 @@ impl SubscriberState {
         self.phase.load(Ordering::Acquire) == Self::ENDED
     }
 
-    /// Whether it is on the list, and its log has no entry from `place` on.
-    fn waits(&self, place: u64) -> bool {
-        self.listed.load(Ordering::Acquire) != 0 && self.waits_from.load(Ordering::Relaxed) <= place
+    /// Whether it is on the list, and its log has no entry from `batch_number` on.
+    fn waits(&self, batch_number: u64) -> bool {
+        self.listed.load(Ordering::Acquire) != 0 && self.waits_from.load(Ordering::Relaxed) <= batch_number
     }
 
     fn take_at(&self, begin: Mark) {
@@ -197,23 +197,27 @@ impl<P: Clone> Log<P> {
         self.state().entries.back().filter(|(newest, _)| *newest > number).cloned()
     }
 
-    /// Whether there is an entry from `place` on, or may have been one that has left the ring.
-    pub fn has_entries(&self, place: u64) -> bool {
+    /// Whether there is an entry from `batch_number` on, or may have been one that has left the ring.
+    pub fn has_entries(&self, batch_number: u64) -> bool {
         let state = self.state();
-        place < state.begin || state.entries.back().is_some_and(|(newest, _)| *newest >= place)
+        batch_number < state.begin || state.entries.back().is_some_and(|(newest, _)| *newest >= batch_number)
     }
 
-    /// The first entry from `place` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker is
+    /// The first entry from `batch_number` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker is
     /// registered.
-    pub fn read_or_wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> Result<Entry<P>, Empty> {
-        if subscriber.waits(place) {
+    pub fn read_or_wait(
+        &self,
+        batch_number: u64,
+        subscriber: &Arc<SubscriberState>,
+    ) -> Result<Entry<P>, Empty> {
+        if subscriber.waits(batch_number) {
             return Err(Empty::Nothing);
         }
         let mut state = self.state();
-        let found = state.read(place);
+        let found = state.read(batch_number);
         let from = match &found {
             Ok(Entry { number, more: false, .. }) => number + 1,
-            Err(Empty::Nothing) => place,
+            Err(Empty::Nothing) => batch_number,
             _ => return found,
         };
         subscriber.waits_from.store(from, Ordering::Relaxed);
@@ -245,14 +249,15 @@ impl<P: Clone> Log<P> {
 }
 
 impl<P: Clone> State<P> {
-    fn read(&self, place: u64) -> Result<Entry<P>, Empty> {
-        if place < self.begin {
+    fn read(&self, batch_number: u64) -> Result<Entry<P>, Empty> {
+        if batch_number < self.begin {
             return Err(Empty::Behind);
         }
         // The entry is mostly among the last ones.
-        let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < place;
+        let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < batch_number;
         let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
-        let index = near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place));
+        let index =
+            near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < batch_number));
         let (number, content) = self.entries.get(index).cloned().ok_or(Empty::Nothing)?;
         Ok(Entry { number, content, more: index + 1 < self.entries.len() })
     }

@@ -6,7 +6,7 @@
 //!
 //! # States
 //!
-//! A reader is *on the ring* while `place` has the number of its next batch, and on the feed otherwise. What is under way goes first,
+//! A reader is *on the ring* while `batch_number` has the number of its next batch, and on the feed otherwise. What is under way goes first,
 //! whichever it is:
 //!
 //! | [`Step`] | goes on when | to |
@@ -15,7 +15,7 @@
 //! | *choosing* | the filter has judged all rows of a batch | *documents*, or returned |
 //! | *reading* | a page has come | *choosing*; after the last page (`is_at_end`) `Synced`, if it began with nothing, then *on the ring* |
 //! | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
-//! | *idle*, on the ring | there is an entry | *choosing*, with `place` behind it |
+//! | *idle*, on the ring | there is an entry | *choosing*, with `batch_number` behind it |
 //! | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes on where the ring begins |
 //!
 //! # A cursor never overtakes its rows
@@ -27,7 +27,7 @@
 //!    the begin of the entry that took it off the list, where the log had none before.
 //! 2. It never goes back, except in [`Reader::replace`], whose caller passes the cursor of its work, and for `Expired`. Where the
 //!    ring knows more than the cursor, the two are joined ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
-//! 3. What is dropped before it is returned (a filter is replaced, a read is aborted) is read again: `place` is derived from
+//! 3. What is dropped before it is returned (a filter is replaced, a read is aborted) is read again: `batch_number` is derived from
 //!    the cursor again, not from where the ring was read.
 //! 4. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
 //!    of the feed, reads the feed to its end first.
@@ -46,7 +46,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use super::{
     batch::{Batch, Indices, Matched, of_mark},
     catch_up::{DdocRead, Load, load, read_ddocs},
-    delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, Item},
+    delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, NextItem},
     log::{Empty, Entry, SubscriberState},
     options::Order,
     patterns::Pattern,
@@ -118,7 +118,7 @@ pub(super) struct Reader {
     /// The pattern whose log it follows.
     pattern: Arc<Pattern>,
     cursor: Cursor,
-    place: Option<u64>,
+    batch_number: Option<u64>,
     step: Step,
     /// Whether the last page of the feed was read.
     is_at_end: bool,
@@ -142,23 +142,23 @@ impl Reader {
             before: Vec::new(),
             pattern,
             cursor,
-            place: None,
+            batch_number: None,
             step: Step::Idle,
             is_at_end: false,
             has_failed: false,
             look_up: None,
         };
-        reader.take_place(order.is_caught_up);
+        reader.take_batch_number(order.is_caught_up);
         reader
     }
 
     /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
-        if let (Some(place), Step::Idle) = (self.place, &self.step) {
+        if let (Some(batch_number), Step::Idle) = (self.batch_number, &self.step) {
             // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.read().end;
-            if !self.pattern.log.has_entries(place) {
-                self.place = Some(place.max(end.place));
+            if !self.pattern.log.has_entries(batch_number) {
+                self.batch_number = Some(batch_number.max(end.batch_number));
                 self.rest_at(end.cursor);
             }
         }
@@ -179,17 +179,17 @@ impl Reader {
             self.before.push((before, cursor.position()));
         }
         (self.step, self.look_up, self.is_at_end) = (Step::Idle, None, false);
-        self.take_place(false);
+        self.take_batch_number(false);
         is_set_back
     }
 
     /// Finds its place in the ring, if its cursor lets it follow the ring.
-    fn take_place(&mut self, may_be_ahead: bool) {
-        self.place = match (self.cursor.knowledge(), self.cursor.began()) {
+    fn take_batch_number(&mut self, may_be_ahead: bool) {
+        self.batch_number = match (self.cursor.knowledge(), self.cursor.began()) {
             // `before` tells which rows of the feed were delivered, but not which of the rows that newer ones have replaced since. The ring
             // has those as well, so the reader stays on the feed.
             (Knowledge::UpTo(known), None) if self.before.is_empty() => {
-                self.shared.ring.read().place_after(known, may_be_ahead)
+                self.shared.ring.read().batch_after(known, may_be_ahead)
             }
             _ => None,
         };
@@ -201,7 +201,7 @@ impl Reader {
     }
 
     /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Item> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
         if self.state.is_ended() {
             return Poll::Ready(None);
         }
@@ -221,7 +221,7 @@ impl Reader {
     }
 
     /// [`Reader::poll_next`] after the waker is registered and the end is checked.
-    fn poll(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<Item> {
+    fn poll(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<NextItem> {
         loop {
             let item = match &mut self.step {
                 Step::Documents(_) => ready!(self.poll_documents(context)),
@@ -255,27 +255,27 @@ impl Reader {
     /// Takes what follows from the ring, once the next round may begin.
     fn poll_ring(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<Took> {
         if std::mem::take(&mut self.is_at_end) {
-            self.take_place(true);
+            self.take_batch_number(true);
         }
-        let Some(place) = self.place else {
+        let Some(batch_number) = self.batch_number else {
             return Poll::Ready(Err(if is_closed { Empty::Nothing } else { Empty::Behind }));
         };
         if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
             && let Some(paused) = pause
             && !is_closed
-            && self.pattern.log.has_entries(place)
+            && self.pattern.log.has_entries(batch_number)
         {
             ready!(paused.as_mut().poll(context));
             *pause = None;
         }
         // Other tasks of the thread get their turn, however many rows wait.
         ready!(tokio::task::coop::poll_proceed(context)).made_progress();
-        Poll::Ready(self.take(place))
+        Poll::Ready(self.take(batch_number))
     }
 
     /// Takes the next batch of the ring, or all that waits as a round.
-    fn take(&mut self, place: u64) -> Took {
-        let entry = self.pattern.log.read_or_wait(place, &self.state)?;
+    fn take(&mut self, batch_number: u64) -> Took {
+        let entry = self.pattern.log.read_or_wait(batch_number, &self.state)?;
         let since = self.cursor.joined(entry.content.batch.since);
         if self.pace.is_some() {
             return Ok(self.take_round(entry, since));
@@ -289,7 +289,7 @@ impl Reader {
             // All waiting rows are of one database, and the newest has the news of the others.
             (number, matched) = (newest, latest);
         }
-        self.place = Some(number + 1);
+        self.batch_number = Some(number + 1);
         Ok(self.choose_among(matched, since, true))
     }
 
@@ -305,14 +305,14 @@ impl Reader {
             }
             let is_full = newest.len() > ROUND_ROWS_MAX;
             if is_full && !self.state.is_closed() {
-                self.place = None;
+                self.batch_number = None;
                 self.begin_load();
                 return None;
             }
-            let (place, batch) = (entry.number + 1, entry.content.batch);
-            self.place = Some(place);
+            let (batch_number, batch) = (entry.number + 1, entry.content.batch);
+            self.batch_number = Some(batch_number);
             // If more has left the ring meanwhile, the next call finds that out. At the end the next round follows at once.
-            match self.pattern.log.read_or_wait(place, &self.state) {
+            match self.pattern.log.read_or_wait(batch_number, &self.state) {
                 Ok(next) if !is_full => entry = next,
                 _ => break batch.cursor_after(batch.since),
             }
@@ -379,7 +379,7 @@ impl Reader {
     }
 
     /// Completes with the batch, or a failure, once its design documents are read; with `None` if none of its rows is wanted.
-    fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<Item> {
+    fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
         let reading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone(), self.has_failed));
@@ -416,13 +416,13 @@ impl Reader {
 
     /// The ring does not hold what follows: begins to read the feed, or skips.
     fn fall_behind(&mut self) -> Option<Interruption> {
-        if self.place.is_some() {
+        if self.batch_number.is_some() {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
         if let Some(lagged) = self.skip() {
             return Some(lagged);
         }
-        self.place = None;
+        self.batch_number = None;
         self.begin_load();
         None
     }
@@ -435,21 +435,21 @@ impl Reader {
             return None;
         }
         let (begin, mut to) = self.shared.ring.read().begin;
-        let mut place = begin;
-        if self.place.is_some_and(|own| own >= begin) {
+        let mut batch_number = begin;
+        if self.batch_number.is_some_and(|own| own >= begin) {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
         if self.pattern.log.begin() > begin {
             let end = self.shared.ring.read().end;
-            (place, to) = (end.place, end.cursor.position());
+            (batch_number, to) = (end.batch_number, end.cursor.position());
         }
         let from = self.cursor.position();
         // Its own reading may have brought it ahead of the tail.
         if to <= from {
             return None;
         }
-        self.place = Some(place);
+        self.batch_number = Some(batch_number);
         self.move_to(to.into());
         Some(Interruption::Lagged { from, to })
     }
@@ -475,7 +475,7 @@ impl Reader {
         let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
-                (self.place, self.look_up) = (None, None);
+                (self.batch_number, self.look_up) = (None, None);
                 self.before.clear();
                 self.cursor = Cursor::NOTHING;
                 return Err(Interruption::Expired { horizon });

@@ -19,7 +19,7 @@ use crate::base::{cursor::Cursor, encoding::Sequence};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
-    pub place: u64,
+    pub batch_number: u64,
     /// The cursor of a subscriber that knew everything before and was delivered all its rows of the ring.
     pub cursor: Cursor,
 }
@@ -42,7 +42,7 @@ pub(super) struct Ring {
 
 impl Ring {
     pub fn new(start: Sequence, rows_max: usize) -> Self {
-        let end = End { place: 0, cursor: start.into() };
+        let end = End { batch_number: 0, cursor: start.into() };
         Self { queue: VecDeque::new(), rows: 0, rows_max, begin: (0, start), end }
     }
 
@@ -51,7 +51,7 @@ impl Ring {
     pub fn push(&mut self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> Vec<Arc<Pattern>> {
         self.end.cursor = batch.cursor_after(batch.since);
         if !batch.rows.is_empty() {
-            self.end.place += 1;
+            self.end.batch_number += 1;
             self.rows += batch.rows.len();
             self.queue.push_back(Kept { to: batch.to, rows: batch.rows.len(), patterns });
         }
@@ -67,13 +67,13 @@ impl Ring {
 
     /// Continues at `to` with batch number `next`, which is after the next one. Drops everything before.
     pub fn skip_to(&mut self, next: u64, to: Sequence) {
-        (self.begin, self.end) = ((next, to), End { place: next, cursor: to.into() });
+        (self.begin, self.end) = ((next, to), End { batch_number: next, cursor: to.into() });
         (self.rows, self.queue) = (0, VecDeque::new());
     }
 
     /// The place of the first batch with rows after `position`; `None` if such rows have left the ring. If `may_be_ahead`, a position
     /// ahead of the ring has its place at the end.
-    pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
+    pub fn batch_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         if position < self.begin.1 || (position > self.end.cursor.position() && !may_be_ahead) {
             return None;
         }

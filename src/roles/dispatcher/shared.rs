@@ -117,7 +117,7 @@ impl Shared {
         let key = filter.key();
         // No batch is half matched now, so the log of a new pattern has all batches from here on.
         let mut patterns = self.patterns.lock();
-        patterns.join(key, self.ring.read().end.place)
+        patterns.join(key, self.ring.read().end.batch_number)
     }
 
     /// Appends rows to the ring and the logs, and wakes their subscribers. `is_complete` says that the feed ended after them.
@@ -141,7 +141,7 @@ impl Shared {
     /// Appends `batch` to the logs and the ring, and informs the barriers. Adds the subscribers that wait for its rows to `woken`.
     fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
         let batch = Arc::new(batch);
-        let (number, begin) = (self.ring.read().end.place, to_mark(batch.since.position()));
+        let (number, begin) = (self.ring.read().end.batch_number, to_mark(batch.since.position()));
         let mut patterns = self.patterns.lock();
         let mut append = |pattern: Arc<Pattern>, chosen| {
             pattern.log.append(number, begin, Matched { batch: Arc::clone(&batch), chosen }, woken);
@@ -177,7 +177,7 @@ impl Shared {
         let mut woken = Vec::new();
         let patterns = self.patterns.lock();
         // One number is left out, so that a subscriber at the end is behind as well.
-        let next = self.ring.read().end.place + 1;
+        let next = self.ring.read().end.batch_number + 1;
         for (pattern, _) in patterns.all.values() {
             pattern.log.skip_to(next, &mut woken);
         }

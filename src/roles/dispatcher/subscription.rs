@@ -11,7 +11,7 @@ use std::{
 use tokio_stream::Stream;
 
 use super::{
-    delivery::{Delivery, DeliveryBatch, Interruption, Item},
+    delivery::{Delivery, DeliveryBatch, Interruption, NextItem},
     log::SubscriberId,
     options::Order,
     reader::Reader,
@@ -69,7 +69,7 @@ impl Source {
 
     /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. The rest in `current` goes first, one
     /// delivery at a time. The caller has worked on what was returned before.
-    pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Item> {
+    pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<NextItem> {
         if self.reader.state.is_ended() {
             return Poll::Ready(None);
         }

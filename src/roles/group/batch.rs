@@ -203,7 +203,7 @@ pub struct Checkpointer(Arc<Ticket>);
 
 /// The checkpoint of one batch.
 struct Ticket {
-    right: Arc<BatchContext>,
+    shard_context: Arc<BatchContext>,
     scope: Scope,
 }
 
@@ -228,8 +228,8 @@ impl AfterCommit for Ticket {
     fn committed(&self, _: u32, is_certain: bool) {
         match self.scope {
             // The consumer must not save rows that the observer may not have saved, and must not take them for parked.
-            Scope::Rows { .. } if !is_certain => self.right.stored.doubt(),
-            Scope::Rows { to, .. } => self.right.stored.raise(to),
+            Scope::Rows { .. } if !is_certain => self.shard_context.stored.doubt(),
+            Scope::Rows { to, .. } => self.shard_context.stored.raise(to),
             Scope::Parked { .. } => {}
         }
     }
@@ -238,17 +238,20 @@ impl AfterCommit for Ticket {
 impl Checkpointer {
     /// The checkpoint of the rows after `after` and up to `last`; `parks` has all others up to `to`.
     pub(super) fn of_rows(
-        right: &Arc<BatchContext>,
+        shard_context: &Arc<BatchContext>,
         (after, last): (Sequence, Sequence),
         to: Sequence,
         parks: &Arc<Parks>,
     ) -> Self {
         let scope = Scope::Rows { after, last, to, parks: Arc::clone(parks) };
-        Self(Arc::new(Ticket { right: Arc::clone(right), scope }))
+        Self(Arc::new(Ticket { shard_context: Arc::clone(shard_context), scope }))
     }
 
-    pub(super) fn of_parked(right: &Arc<BatchContext>, id: Bytes, sequence: Sequence) -> Self {
-        Self(Arc::new(Ticket { right: Arc::clone(right), scope: Scope::Parked { id, sequence } }))
+    pub(super) fn of_parked(shard_context: &Arc<BatchContext>, id: Bytes, sequence: Sequence) -> Self {
+        Self(Arc::new(Ticket {
+            shard_context: Arc::clone(shard_context),
+            scope: Scope::Parked { id, sequence },
+        }))
     }
 
     /// Writes the checkpoint in the caller's transaction: it takes effect if and only if the rest of the transaction does. That makes
@@ -263,25 +266,25 @@ impl Checkpointer {
     /// Fails with [`Error::LeaseLost`] if the lease is lost, and with [`Error::PartlyDone`] if a transaction that was
     /// thought to have failed has saved a part of the batch. Return either error from the observer.
     pub async fn checkpoint_in(&self, tx: &Transaction) -> Result<CheckpointState> {
-        let right = &self.0.right;
+        let shard_context = &self.0.shard_context;
         let (after, last, to, parks) = match &self.0.scope {
             Scope::Rows { after, last, to, parks } => (after, last, to, parks),
-            Scope::Parked { id, sequence } => return right.unpark(tx, id, *sequence).await,
+            Scope::Parked { id, sequence } => return shard_context.unpark(tx, id, *sequence).await,
         };
-        let Some(stored) = right.position(tx).await? else {
+        let Some(stored) = shard_context.position(tx).await? else {
             // While the lease is held, only a shard that was read to its end has no checkpoint.
             return Ok(CheckpointState::Done);
         };
         // An earlier attempt may have had the same rows, but read less far beyond them.
         if stored >= *last {
-            right.stored.raise(stored);
+            shard_context.stored.raise(stored);
             return Ok(CheckpointState::Done);
         }
         if stored > *after {
             // A commit that came late (1031) has saved an earlier batch, which had fewer rows.
             return Err(Error::PartlyDone { stored });
         }
-        right.write(tx, (stored, *to), parks).await?;
+        shard_context.write(tx, (stored, *to), parks).await?;
         let listener: Arc<dyn AfterCommit> = Arc::clone(&self.0) as _;
         tx.after_commit(&listener, 0);
         Ok(CheckpointState::Pending)
@@ -291,29 +294,29 @@ impl Checkpointer {
     ///
     /// Fails with [`Error::LeaseLost`] if the lease is lost.
     pub async fn checkpoint(&self) -> Result<()> {
-        self.0.right.context.db.run(async |tx| self.checkpoint_in(&tx).await.map(drop)).await
+        self.0.shard_context.context.db.run(async |tx| self.checkpoint_in(&tx).await.map(drop)).await
     }
 
     /// Saves that everything up to `to`, at most the position of the batch, was worked on. It can be called for one position of the batch
     /// after the other.
     pub(super) async fn raise(&self, to: Sequence) -> Result<()> {
-        let right = &self.0.right;
+        let shard_context = &self.0.shard_context;
         let Scope::Rows { parks, .. } = &self.0.scope else { return self.checkpoint().await };
-        right.context.db.run(async |tx| right.advance(&tx, to, parks).await).await?;
-        right.stored.raise(to);
-        right.context.stats.group_checkpoints.add(1);
+        shard_context.context.db.run(async |tx| shard_context.advance(&tx, to, parks).await).await?;
+        shard_context.stored.raise(to);
+        shard_context.context.stats.group_checkpoints.add(1);
         Ok(())
     }
 
     /// The time by the clock of the consumer.
     pub(super) fn now(&self) -> Duration {
-        self.0.right.context.env().now()
+        self.0.shard_context.context.env().now()
     }
 
     fn up_to(&self, last: Sequence) -> Self {
-        let Ticket { right, scope } = &*self.0;
+        let Ticket { shard_context, scope } = &*self.0;
         match scope {
-            Scope::Rows { after, parks, .. } => Self::of_rows(right, (*after, last), last, parks),
+            Scope::Rows { after, parks, .. } => Self::of_rows(shard_context, (*after, last), last, parks),
             Scope::Parked { .. } => self.clone(),
         }
     }

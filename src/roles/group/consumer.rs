@@ -29,7 +29,7 @@ use crate::{
         feed::FeedRow,
         keys::ShardId,
         membership::{Held, Member, Pool, Stop, Work, Worker},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
@@ -186,7 +186,7 @@ where
     }
 
     fn skip(&self, key: &Bytes, error: &Error) {
-        self.group.context.skip(&Place::Key(key.clone()), error);
+        self.group.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     fn acquired(&self, _: &Transaction, _: u64, _: u64) {}

@@ -73,7 +73,7 @@ where
                     drain::Drained::Behind => {
                         let text =
                             "the observer was closed at the end of the shard without a checkpoint there";
-                        self.right.context.stats.group_errors.add(1);
+                        self.shard_context.context.stats.group_errors.add(1);
                         self.trouble(text.to_owned(), 1).await;
                         if self.sleep(self.consuming.options.retry.backoff_max).await {
                             return Ok(());
@@ -90,7 +90,7 @@ where
     /// Loads the stored position; false if the group does not read the shard.
     async fn load(&mut self) -> Result<bool> {
         let read = async |tx| {
-            let position = self.right.position(&tx).await?;
+            let position = self.shard_context.position(&tx).await?;
             Ok((position, self.consuming.group.row(&tx).await?))
         };
         let (Some(position), row) = self.db().run(read).await? else {
@@ -99,10 +99,10 @@ where
         let generation = row.map_or(0, |row| row.generation);
         self.start = row.map_or(Cursor::NOTHING, |row| row.start);
         let (incarnation, BatchContext { shard, lease, .. }) =
-            (self.right.context.config.incarnation, &*self.right);
+            (self.shard_context.context.config.incarnation, &*self.shard_context);
         self.token = FencingToken::new(incarnation, generation, *shard, lease.epoch);
         self.parking.forget_pending();
-        self.right.stored.set(position);
+        self.shard_context.stored.set(position);
         (self.read, self.done, self.last_row, self.rows_since) = (position, position, position, 0);
         // What was read beyond that comes again.
         self.caught_up = Sequence::MIN;
@@ -123,8 +123,8 @@ where
     async fn session(&mut self) -> Result<End> {
         let Consuming { options, factory, pending_closes, .. } = &*self.consuming;
         let limits = (self.env().clone(), options.balance.handover);
-        let place = (self.right.shard, self.read);
-        let observer = factory(self.right.shard);
+        let place = (self.shard_context.shard, self.read);
+        let observer = factory(self.shard_context.shard);
         let open = Session::open(observer, place, (self.stop.clone(), pending_closes.clone()), limits);
         let (mut session, opened) = self.watched(open, 0).await;
         let ended = match opened {
@@ -143,7 +143,7 @@ where
 
     /// Accounts for an observer that has panicked when it was opened, and waits before the next one is.
     async fn not_opened(&mut self, failure: Failure) -> Result<End> {
-        let stats = &self.right.context.stats;
+        let stats = &self.shard_context.context.stats;
         stats.group_errors.add(1);
         stats.group_panics.add(1);
         let attempts = self.next_attempt();
@@ -168,14 +168,14 @@ where
                 Err(error) => {
                     // The store has failed, not the observer.
                     let attempts = self.next_attempt();
-                    self.right.context.stats.group_errors.add(1);
+                    self.shard_context.context.stats.group_errors.add(1);
                     self.trouble(chain(&error), attempts).await;
                     let pause = self.consuming.options.retry.backoff(attempts, self.env());
                     if self.sleep(pause).await {
                         return Ok(End::Stopped);
                     }
                     // The store has the stored position; rows after it are read again.
-                    if self.right.stored.get() < self.done && !self.is_explicit() {
+                    if self.shard_context.stored.get() < self.done && !self.is_explicit() {
                         self.write_checkpoint(self.done).await.or_else(only_lost)?;
                     }
                 }
@@ -219,7 +219,7 @@ where
     /// Reads the next rows, as many as a batch can have. Fails if the lease is lost.
     async fn rows(&self) -> Result<Chunk> {
         let options = &self.consuming.options;
-        let BatchContext { shard, lease, .. } = &*self.right;
+        let BatchContext { shard, lease, .. } = &*self.shard_context;
         let after = self.read;
         let limit = if after < self.careful_to { 1 } else { options.rows_max };
         let read = async |tx| {
@@ -262,10 +262,10 @@ where
 
     /// Writes that everything up to `to` was worked on.
     async fn write_checkpoint(&mut self, to: Sequence) -> Result<()> {
-        let (right, parks) = (&self.right, Arc::clone(self.parking.parks()));
-        right.context.db.run(async |tx| right.advance(&tx, to, &parks).await).await?;
-        right.stored.raise(to);
-        right.context.stats.group_checkpoints.add(1);
+        let (shard_context, parks) = (&self.shard_context, Arc::clone(self.parking.parks()));
+        shard_context.context.db.run(async |tx| shard_context.advance(&tx, to, &parks).await).await?;
+        shard_context.stored.raise(to);
+        shard_context.context.stats.group_checkpoints.add(1);
         self.parking.was_written();
         self.was_written();
         Ok(())
@@ -280,7 +280,7 @@ where
     /// Saves unsaved work, unless only the observer does that.
     async fn flush(&mut self) -> Result<()> {
         let is_due = !self.is_explicit() || self.parking.has_pending() && self.may_save();
-        if self.right.stored.get() < self.done && is_due {
+        if self.shard_context.stored.get() < self.done && is_due {
             self.write_checkpoint(self.done).await?;
         }
         Ok(())
@@ -303,7 +303,7 @@ where
 
     /// When the position without rows is to be saved; `None` if it need not be.
     fn advance_at(&self) -> Option<Duration> {
-        let is_saved = self.right.stored.get() >= self.done;
+        let is_saved = self.shard_context.stored.get() >= self.done;
         let (is_needed, since) = if is_saved {
             (self.others_moved && self.consuming.group.instance().is_none(), self.written)
         } else {
@@ -319,7 +319,7 @@ where
         let env = self.env().clone();
         let interval = env.spread(self.poll_interval(), 0.75, 1.25);
         let mut poll = env.now().saturating_add(interval);
-        let mut polls = self.right.context.wakeups.polls();
+        let mut polls = self.shard_context.context.wakeups.polls();
         loop {
             let others = self.advance_at().into_iter().chain(self.parking.next_due());
             let until = others.fold(poll, std::cmp::min);
@@ -331,18 +331,18 @@ where
                     self.parking.is_stale = true;
                     return;
                 }
-                // It cannot fail either: `right` owns the sender.
+                // It cannot fail either: `shard_context` owns the sender.
                 _ = self.saved.changed(), if self.parking.has_pending() => return,
                 changed = self.hints.changed() => {
                     // An error is impossible: the shared context owns the sender.
-                    if changed.is_err() || self.hints.borrow_and_update().may_have_rows(self.right.shard, self.read) {
+                    if changed.is_err() || self.hints.borrow_and_update().may_have_rows(self.shard_context.shard, self.read) {
                         self.others_moved = true;
                         return;
                     }
                     self.others_moved = true;
                 }
                 () = env.sleep(until.saturating_sub(env.now())) => {
-                    let polled = std::mem::replace(&mut polls, self.right.context.wakeups.polls());
+                    let polled = std::mem::replace(&mut polls, self.shard_context.context.wakeups.polls());
                     if until < poll || polled == polls || !self.is_seen_empty() {
                         return;
                     }
@@ -360,14 +360,14 @@ where
         if self.consuming.group.instance().is_none() {
             return interval;
         }
-        let sharers = self.right.context.wakeups.documents();
+        let sharers = self.shard_context.context.wakeups.documents();
         interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
     }
 
     /// Whether the watcher, while it polls, sees no new rows in the shard. It does not know document shards.
     fn is_seen_empty(&self) -> bool {
         self.consuming.group.instance().is_none()
-            && !self.hints.borrow().may_have_rows(self.right.shard, self.read)
+            && !self.hints.borrow().may_have_rows(self.shard_context.shard, self.read)
     }
 
     /// Sleeps; returns whether the task is to end.
@@ -384,7 +384,7 @@ where
     /// for too long.
     async fn trouble(&mut self, text: String, attempts: u32) {
         let (group, shard, health) =
-            (&self.right.group, self.right.shard.0, &self.right.context.stats.health);
+            (&self.shard_context.group, self.shard_context.shard.0, &self.shard_context.context.stats.health);
         if let Some(unsaid) = health.remark(self.env(), &format!("work of {group}")) {
             tracing::warn!(%group, shard, attempts, error = %text, unsaid, "a group could not work on rows, trying again");
         }
@@ -407,30 +407,30 @@ where
         let now = self.env().now();
         let seconds = now.saturating_sub(self.moved).as_secs();
         tracing::warn!(
-            group = %self.right.group,
-            shard = self.right.shard.0,
+            group = %self.shard_context.group,
+            shard = self.shard_context.shard.0,
             seconds,
             position = %self.done,
             "a shard of a group is stuck: rows wait, and its owner makes no progress"
         );
-        self.right.context.stats.group_stuck.add(1);
+        self.shard_context.context.stats.group_stuck.add(1);
         self.reported = now;
     }
 
     /// Saves `trouble` for people. If that does not succeed in a moment, it is not saved.
     async fn put_trouble(&mut self, trouble: Trouble) {
-        let right = Arc::clone(&self.right);
-        let key = right.context.keys.trouble(&right.group, right.shard);
+        let shard_context = Arc::clone(&self.shard_context);
+        let key = shard_context.context.keys.trouble(&shard_context.group, shard_context.shard);
         let policy = RetryPolicy { elapsed_max: Some(TROUBLE_TIME_MAX), ..RetryPolicy::default() };
-        let stored = right.context.db.run_with(&policy, async |tx| {
+        let stored = shard_context.context.db.run_with(&policy, async |tx| {
             // A shard that the group has left has no trouble.
-            if right.position(&tx).await?.is_some() {
+            if shard_context.position(&tx).await?.is_some() {
                 tx.set(&key, &trouble.to_bytes());
             }
             Ok(())
         });
         if let Err(error) = stored.boxed().await {
-            right.context.stats.health.complain(self.env(), "saving of a group's trouble", &error);
+            shard_context.context.stats.health.complain(self.env(), "saving of a group's trouble", &error);
         }
         self.trouble = trouble.is_current.then_some(trouble);
     }

@@ -17,7 +17,7 @@ use crate::{
         context::Context,
         keys::{GroupName, Idleness, NodeId, ShardId, Trouble, checkpoint_position},
         membership::members,
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -97,7 +97,7 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
     let mut rest = Some(RangeRead::new(keys.all_groups()).limit(1_000));
     while let Some(read) = rest {
         let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-        let skip = |key: &Bytes, error: &Error| context.skip(&Place::Key(key.clone()), error);
+        let skip = |key: &Bytes, error: &Error| context.skip(&SkippedAt::Key(key.clone()), error);
         let (found, next) = keys.groups_in(read, &page, &mut last, skip);
         groups.extend(found);
         rest = next;
@@ -123,7 +123,7 @@ impl<R> Group<R> {
     async fn status_in(&self, tx: &Transaction) -> Result<GroupStatus> {
         let keys = &self.context.keys;
         let broken = |key: &Bytes, error: Error| {
-            self.context.skip(&Place::Key(key.clone()), &error);
+            self.context.skip(&SkippedAt::Key(key.clone()), &error);
             error
         };
         let row = self.row(tx).await?.ok_or_else(|| self.missing())?;

@@ -29,7 +29,7 @@ use crate::{
         context::Context,
         keys::Role,
         membership::{Held, Member, Pool, Stop, Work, Worker},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Transaction, TransactionIdSweeper},
 };
@@ -74,7 +74,7 @@ impl Work for Cleaning {
     }
 
     fn skip(&self, key: &Bytes, error: &Error) {
-        self.context.skip(&Place::Key(key.clone()), error);
+        self.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     fn acquired(&self, _: &Transaction, _: u64, _: u64) {}

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::options::JanitorOptions;
 use crate::{
     base::error::{Error, Result},
-    state::{context::Context, membership::Held, skipped::Place},
+    state::{context::Context, membership::Held, skipped::SkippedAt},
     store::{Priority, Transaction, TransactionOption},
 };
 
@@ -19,7 +19,7 @@ pub(super) struct Pass<'a> {
 impl Pass<'_> {
     /// Goes on without the row at `key`.
     pub fn skip(&self, key: &Bytes, error: &Error) {
-        self.context.skip(&Place::Key(key.clone()), error);
+        self.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     /// Runs a read-only transaction at batch priority.

@@ -21,7 +21,7 @@ use crate::{
     state::{
         feed::{RawFeed, remove},
         keys::{AgeMark, GroupRow, checkpoint_position},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -110,7 +110,7 @@ impl Pass<'_> {
                     Ok(row) if row.is_deleted() => tombstones.push(row),
                     Ok(_) => {}
                     Err(error) => {
-                        let place = Place::Row(feed.id.clone(), row.sequence);
+                        let place = SkippedAt::Row(feed.id.clone(), row.sequence);
                         self.context.skip(&place, &error);
                     }
                 }

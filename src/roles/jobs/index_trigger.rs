@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Fence,
-    trigger::{self, Kind, Seen, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+    trigger::{self, Kind, SeenCursor, Trigger, TriggerJob, TriggerOptions, Turn, Work},
 };
 use crate::{
     base::{
@@ -110,7 +110,7 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         db: Db,
         work: Wanted,
         (mark, turn): (ScanMark, Turn),
-    ) -> (IndexBuild, Option<Seen>) {
+    ) -> (IndexBuild, Option<SeenCursor>) {
         let Wanted { ddocs, is_fresh } = work;
         let fence = Fence::new(mark, turn.progress);
         (IndexBuild { db, ddocs, is_fresh, attempt: turn.attempt, fence }, None)

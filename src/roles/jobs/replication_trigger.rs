@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{
     Fence,
-    trigger::{self, Kind, Seen, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+    trigger::{self, Kind, SeenCursor, Trigger, TriggerJob, TriggerOptions, Turn, Work},
 };
 use crate::{
     base::{cursor::Cursor, error::Result, event::Db},
@@ -34,7 +34,7 @@ pub struct Scan {
     cursor: Cursor,
     reporter: ScanReporter,
     /// Up to where pages were returned.
-    read_to: Seen,
+    read_to: SeenCursor,
     attempt: u32,
     /// Makes its transactions fail once it is cancelled.
     fence: Fence,
@@ -140,7 +140,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         db: Db,
         _: Wanted,
         (mark, turn): (ScanMark, Turn),
-    ) -> (Scan, Option<Seen>) {
+    ) -> (Scan, Option<SeenCursor>) {
         let read_to = Arc::new(Mutex::new(mark.position));
         let scan = Scan {
             feed: Feed::new(Arc::clone(context), FeedId::documents(db.instance)),

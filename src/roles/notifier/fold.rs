@@ -30,7 +30,7 @@ use crate::{
         feed::{FeedWriter, RawFeed, Topology},
         keys::{FoldMark, Partition, sequence_operand},
         membership::Held,
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{AtomicOp, Isolation, KeyRange, RetryPolicy, TRANSACTION_LEN_MAX, Transaction},
 };
@@ -69,7 +69,7 @@ pub(super) struct Done {
     /// Why the fold mark was damaged, if it was replaced.
     pub replaced_mark: Option<Error>,
     /// Rows that were skipped because they cannot be decoded.
-    pub skipped: Vec<(Place, Error)>,
+    pub skipped: Vec<(SkippedAt, Error)>,
     /// Failed attempts before this one.
     pub retries: u64,
 }
@@ -176,7 +176,7 @@ impl Folder<'_> {
         let (drain, topology) = (drain?, topology?);
         let committed = replaced_mark.is_some();
         let mut done = Done { next: drain.next, committed, replaced_mark, ..Done::default() };
-        done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (Place::Key(key), error)));
+        done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (SkippedAt::Key(key), error)));
         let present = drain.names.iter().map(|(name, _)| self.present(tx, &topology, name));
         let present = try_join_all(present).await?;
 
@@ -219,17 +219,17 @@ impl Folder<'_> {
         tx: &Transaction,
         topology: &Topology,
         name: &DbName,
-    ) -> Result<Result<Option<Notification>, (Place, Error)>> {
+    ) -> Result<Result<Option<Notification>, (SkippedAt, Error)>> {
         let feed = RawFeed::notifications(self.context);
         let id = name.as_str().as_bytes();
         let (place, error) = match feed.newest_of(tx, topology, id).await {
             Ok(None) => return Ok(Ok(None)),
             Ok(Some(row)) => match Notification::from_bytes(row.sequence, &row.value) {
                 Ok(row) => return Ok(Ok(Some(row))),
-                Err(error) => (Place::Row(feed.id.clone(), row.sequence), error),
+                Err(error) => (SkippedAt::Row(feed.id.clone(), row.sequence), error),
             },
             Err(error @ Error::Corrupt { .. }) => {
-                (Place::Key(self.context.keys.newest(feed.id, id).into()), error)
+                (SkippedAt::Key(self.context.keys.newest(feed.id, id).into()), error)
             }
             Err(error) => return Err(error),
         };

@@ -34,7 +34,7 @@ use crate::{
         context::Context,
         keys::{FoldMark, Partition, Role},
         membership::{Held, Member, Pool, Stop, Work, Worker},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::Transaction,
 };
@@ -52,7 +52,7 @@ impl Work for Folding {
     }
 
     fn skip(&self, key: &Bytes, error: &Error) {
-        self.context.skip(&Place::Key(key.clone()), error);
+        self.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     /// Resets the fold mark for the new epoch.

@@ -14,7 +14,7 @@ use crate::{
         context::Context,
         keys::Partition,
         membership::{Held, Stop},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::Watch,
 };
@@ -185,7 +185,7 @@ impl Task {
         }
         if let Some(error) = &done.replaced_mark {
             let key = self.context.keys.fold_mark(self.partition);
-            self.context.skip(&Place::Key(key.into()), error);
+            self.context.skip(&SkippedAt::Key(key.into()), error);
         }
         if !done.committed {
             return;

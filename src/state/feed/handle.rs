@@ -16,7 +16,7 @@ use crate::{
         context::Context,
         keys::{FeedId, ShardId},
         routing::SchemeId,
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::Transaction,
 };
@@ -271,7 +271,7 @@ impl<R: FeedRow> Feed<R> {
         match R::from_stored(row.sequence, &row.value) {
             Ok(row) => Some(row),
             Err(error) => {
-                self.context.skip(&Place::Row(self.id.clone(), row.sequence), &error);
+                self.context.skip(&SkippedAt::Row(self.id.clone(), row.sequence), &error);
                 None
             }
         }

@@ -17,7 +17,7 @@ use crate::{
     },
     state::{
         keys::{Lanes, RowSpace, ShardId, TopologyRow},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -68,7 +68,7 @@ impl<'a> RawFeed<'a> {
         match Sequence::from_bytes(&stored) {
             Ok(horizon) => Ok(horizon),
             Err(error) => {
-                self.context.skip(&Place::Key(key.into()), &error);
+                self.context.skip(&SkippedAt::Key(key.into()), &error);
                 Ok(self.context.lost_horizons.get(self.id, &stored, self.last_readable(tx).await?))
             }
         }

@@ -11,7 +11,7 @@ use crate::{
     state::{
         keys::{Layout, RowSpace, ShardId, TopologyRow},
         routing::SchemeId,
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
@@ -86,7 +86,7 @@ impl Topology {
         // From the newest on, because a hole ends where the entry after it begins.
         let mut end = None;
         for row in rows.iter().rev() {
-            let skip = |error| feed.context.skip(&Place::Key(row.0.clone()), &error);
+            let skip = |error| feed.context.skip(&SkippedAt::Key(row.0.clone()), &error);
             let first = match keys.topology_key(&row.0) {
                 Ok((_, first)) => first,
                 Err(error) => {

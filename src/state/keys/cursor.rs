@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_cursor_is_told_from_another() {
+    fn the_range_of_a_cursor_has_no_key_of_another() {
         let keys = Keys::new(b"p").unwrap();
         let node = NodeId([3; 16]);
         let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn feeds_are_told_apart() {
+    fn feeds_are_distinct() {
         let documents = FeedId::documents(DbInstance([7; 16]));
         assert_eq!(documents.bytes(), [&b"d"[..], &[7; 16]].concat());
         for feed in [FeedId::notifications(), documents] {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_feed_is_told_from_another() {
+    fn the_range_of_a_feed_has_no_key_of_another() {
         let keys = Keys::new(b"p").unwrap();
         let (this, other) = (FeedId::notifications(), FeedId::documents(DbInstance([0; 16])));
         let of = |feed: &FeedId| {

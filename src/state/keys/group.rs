@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_group_is_told_from_another() {
+    fn the_range_of_a_group_has_no_key_of_another() {
         let keys = Keys::new(b"p").unwrap();
         let documents = |name: &str| GroupId { feed: FeedId::documents(DbInstance([1; 16])), ..group(name) };
         let groups = [group("a"), group("ab"), documents("a")];
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_are_told_apart_and_short() {
+    fn roles_are_distinct_and_short() {
         let instance = DbInstance([1; 16]);
         let documents = |name: &str| GroupId { feed: FeedId::documents(instance), ..group(name) };
         let long = "x".repeat(GroupName::LEN_MAX);

@@ -65,7 +65,6 @@ mod group_parked;
 #[cfg(feature = "http")]
 mod idempotency;
 mod lease;
-mod mended;
 #[cfg(feature = "http")]
 mod name;
 mod node;
@@ -73,6 +72,7 @@ mod owed;
 mod parked;
 mod partition;
 mod pulse;
+mod repaired;
 mod topology;
 
 use bytes::Bytes;

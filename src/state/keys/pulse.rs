@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_moved_is_told_from_what_was() {
+    fn lanes_that_have_moved_are_found() {
         let value = |bytes: &[u8]| PulseValue::new(Some(Bytes::copy_from_slice(bytes)));
         let (none, one) = (PulseValue::new(None), value(&lanes(&[7]).to_operand()));
         let both = value(&lanes(&[0, 7]).to_operand());

@@ -310,7 +310,7 @@ impl Heartbeat {
         tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
         self.stats.nodes_fallen_out.add(1);
         self.registration.send_replace(None);
-        self.stats.health.stands(self.id.0, None);
+        self.stats.health.set_membership(self.id.0, None);
     }
 
     /// Writes the row under a new token, and the roles, unless another process may live under the id.
@@ -354,7 +354,7 @@ impl Heartbeat {
         (self.row, self.published, self.claiming) = (row, Some(roles), None);
         self.beaten = written.into_inner().expect("the row was written");
         self.registration.send_replace(Some(token));
-        self.stats.health.stands(self.id.0, Some(token));
+        self.stats.health.set_membership(self.id.0, Some(token));
         Ok(Claim::Joined)
     }
 

@@ -30,7 +30,7 @@ use crate::{
     state::{
         keys::{Keys, NodeId, NodeRow, Role},
         polls::{self, Poll, Polls},
-        skipped::{Place, Skipped},
+        skipped::{Skipped, SkippedAt},
         stats::Stats,
     },
     store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
@@ -233,8 +233,9 @@ impl NeighbourWatch {
     fn decoded(&self, rows: &[(Bytes, Bytes)]) -> Vec<(NodeId, NodeRow)> {
         let decode = |(key, value): &(Bytes, Bytes)| {
             let decoded = self.keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
-            let skip =
-                |error: &Error| self.skipped.note(self.env(), &self.stats, &Place::Key(key.clone()), error);
+            let skip = |error: &Error| {
+                self.skipped.note(self.env(), &self.stats, &SkippedAt::Key(key.clone()), error)
+            };
             decoded.inspect_err(skip).ok()
         };
         rows.iter().filter_map(decode).collect()

@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(orphan.plan(), renewed);
     }
 
-    /// Regression: work that failed on one node only kept its resource there for ever, tried again once a minute.
+    /// Regression: work that failed on one node only kept its resource there forever, tried again once a minute.
     #[test]
     fn what_fails_here_is_left_to_others_as_far_as_they_may_own_it() {
         let mut failing = view(4, &[0, 1], &[(2, A), (3, A)]);

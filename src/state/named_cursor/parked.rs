@@ -10,7 +10,7 @@ use crate::{
         error::Result,
         event::{Db, DbName},
     },
-    state::{context::Context, keys::ParkedRow, skipped::Place},
+    state::{context::Context, keys::ParkedRow, skipped::SkippedAt},
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Row, Transaction, key_after},
 };
 
@@ -66,7 +66,7 @@ impl NamedCursor {
         let parked = |row: &Row| {
             let (db, parked) = context.keys.parked_row(row)?;
             if let Err(error) = &parked {
-                context.skip(&Place::Key(row.0.clone()), error);
+                context.skip(&SkippedAt::Key(row.0.clone()), error);
             }
             Ok((db, parked))
         };
@@ -144,7 +144,7 @@ impl OpenCursor {
             Ok(())
         };
         context.db.run(park).await?;
-        context.skipped.forget(&Place::Key(key));
+        context.skipped.forget(&SkippedAt::Key(key));
         Ok(())
     }
 

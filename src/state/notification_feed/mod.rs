@@ -9,7 +9,7 @@ pub use self::tail::NotificationTail;
 use futures_util::future::try_join_all;
 
 #[cfg(feature = "http")]
-use crate::{base::error::Error, state::skipped::Place, store::Row};
+use crate::{base::error::Error, state::skipped::SkippedAt, store::Row};
 use crate::{
     base::{
         cursor::Cursor,
@@ -131,7 +131,7 @@ impl NotificationFeed {
             let stored = feed.newest_at(tx, &topology, &id, sequence).await;
             match stored.and_then(|row| Notification::from_bytes(row.sequence, &row.value)) {
                 Err(error @ Error::Corrupt { .. }) => {
-                    self.context.skip(&Place::Row(feed.id.clone(), sequence), &error);
+                    self.context.skip(&SkippedAt::Row(feed.id.clone(), sequence), &error);
                     Ok(None)
                 }
                 decoded => decoded.map(Some),

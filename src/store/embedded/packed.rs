@@ -246,7 +246,7 @@ fn leading(key: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Regression: a shorter value was written into the room of the longer one, which stayed for ever.
+    /// Regression: a shorter value was written into the room of the longer one, which stayed forever.
     #[test]
     fn a_shorter_value_gives_the_memory_of_the_longer_one_back() {
         let mut rows = Packed::default();

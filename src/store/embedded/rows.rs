@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    /// Regression: leaves of a few large rows, and leaves whose values became short, stayed as they were for ever.
+    /// Regression: leaves of a few large rows, and leaves whose values became short, stayed as they were forever.
     #[test]
     fn rows_that_become_short_are_joined() {
         let number = |n: u32| n.to_be_bytes();

@@ -79,9 +79,9 @@ async fn a_commit_whose_sync_has_failed_may_have_happened() {
     assert!(!rows.contains_key(&b"after"[..]));
 }
 
-/// Read-only transactions once waited for the commit thread, and failed for ever after the disk had failed.
+/// Read-only transactions once waited for the commit thread, and failed forever after the disk had failed.
 #[tokio::test]
-async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
+async fn reading_goes_on_after_the_disk_has_failed_and_every_caller_gets_the_failure() {
     let (disk, fails) = failing(DiskFault::IO);
     let db = disk.open().unwrap();
     set(&db, b"before").await.unwrap();

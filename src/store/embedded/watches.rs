@@ -20,12 +20,12 @@ pub(super) struct Pending {
     /// Completes the watch.
     pub fire: oneshot::Sender<Result<(), StoreError>>,
     /// Its slot below the client's limit.
-    pub _place: Place,
+    pub _place: WatchPermit,
 }
 
 /// A slot below the client's limit of watches, which is taken until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct WatchPermit {
     /// Shared by all slots, so that its count is their number.
     _taken: Arc<()>,
 }
@@ -42,7 +42,7 @@ pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     armed: HashMap<Bytes, Vec<Pending>, FixedState>,
-    /// Held once by each [`Place`], also by those of dropped watches until they are found.
+    /// Held once by each [`WatchPermit`], also by those of dropped watches until they are found.
     places: Arc<()>,
 }
 
@@ -60,14 +60,14 @@ impl Watches {
     }
 
     /// A slot for another watch, if the client's limit allows it.
-    pub fn place(&mut self) -> Option<Place> {
+    pub fn place(&mut self) -> Option<WatchPermit> {
         if self.taken() >= WATCHES_MAX {
             self.armed.retain(|_, waiting| {
                 waiting.retain(|watch| !watch.fire.is_closed());
                 !waiting.is_empty()
             });
         }
-        (self.taken() < WATCHES_MAX).then(|| Place { _taken: Arc::clone(&self.places) })
+        (self.taken() < WATCHES_MAX).then(|| WatchPermit { _taken: Arc::clone(&self.places) })
     }
 
     fn taken(&self) -> usize {

@@ -87,7 +87,7 @@ fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
     unsafe { builder.boot() }
 }
 
-/// Stops the network thread and waits for it. Present and later operations on a cluster wait for ever, and the
+/// Stops the network thread and waits for it. Present and later operations on a cluster wait forever, and the
 /// network cannot be booted again.
 ///
 /// Call it last in `main`. A process that exits without it may crash on its way out, because the client library tears

@@ -82,7 +82,7 @@ mod tests {
         Racing { polls: 0, comes_in, is_there: false, waker: AtomicWaker::new() }
     }
 
-    /// A read that was moved to another task once waited for ever, about one in a thousand of those that were moved.
+    /// A read that was moved to another task once waited forever, about one in a thousand of those that were moved.
     #[test]
     fn a_result_that_comes_while_another_waker_registers_is_not_lost() {
         let counts = [Arc::new(Count::default()), Arc::new(Count::default())];

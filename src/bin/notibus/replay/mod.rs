@@ -382,7 +382,7 @@ mod tests {
         args: Args,
     }
 
-    /// Regression: a replay had no deadline, and waited for an absent cluster for ever.
+    /// Regression: a replay had no deadline, and waited for an absent cluster forever.
     #[tokio::test(start_paused = true)]
     async fn a_replay_whose_store_does_not_answer_any_more_is_given_up() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -30,8 +30,8 @@ impl Resharder {
         let began = current(&feed).await?;
         let planned = events / every;
         let mut task = JoinSet::new();
-        let wishes = Wishes { shards: began.shards.len(), every, planned };
-        task.spawn(reshard(feed.clone(), wishes, recorded, moves));
+        let schedule = ReshardSchedule { shards: began.shards.len(), every, planned };
+        task.spawn(reshard(feed.clone(), schedule, recorded, moves));
         Ok(Self { feed, began, planned, task })
     }
 
@@ -75,7 +75,7 @@ fn other(shards: usize) -> usize {
     if shards < SHARDS_MAX { (2 * shards).min(SHARDS_MAX) } else { shards / 2 }
 }
 
-struct Wishes {
+struct ReshardSchedule {
     /// Number of shards when it begins.
     shards: usize,
     /// After how many events.
@@ -86,7 +86,7 @@ struct Wishes {
 /// Reshards `feed` a number of times, to the other number of shards and back.
 async fn reshard(
     feed: NotificationFeed,
-    Wishes { shards, every, planned }: Wishes,
+    ReshardSchedule { shards, every, planned }: ReshardSchedule,
     mut recorded: watch::Receiver<u64>,
     moves: Moves,
 ) -> notibus::Result<u64> {

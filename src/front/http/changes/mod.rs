@@ -28,7 +28,7 @@ use self::{
 use super::{
     Api, Caller, Databases, Failure,
     answer::{Places, at, in_time, routes},
-    caller::Right,
+    caller::Permission,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
     stream::Stream,
@@ -40,15 +40,15 @@ impl Api {
     /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}`, which reshards them.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
-        let looks = SharedPolls::new(inner.options.look_interval);
-        let served = Arc::new(Served { inner, changes, databases, looks, counts: Counts::default() });
+        let polls = SharedPolls::new(inner.options.fallback_interval);
+        let served = Arc::new(Served { inner, changes, databases, polls, counts: Counts::default() });
         let feeds = routes(
             "/{db}/_changes",
             [("", any(whole)), ("/_meta", any(shards::meta)), ("/{shard}", any(one_shard))],
         );
         let shards = at(Router::new(), "/_changes_shards/{db}", any(shards::administer));
-        let feeds = self.guarded(feeds.with_state(Arc::clone(&served)), Right::Known);
-        feeds.merge(self.guarded(shards.with_state(served), Right::Admin))
+        let feeds = self.guarded(feeds.with_state(Arc::clone(&served)), Permission::Known);
+        feeds.merge(self.guarded(shards.with_state(served), Permission::Admin))
     }
 }
 
@@ -122,7 +122,7 @@ async fn feed(
         return Ok(not_modified(tag));
     }
 
-    let around = inner.surroundings(query.mode, &parts.extensions)?;
+    let context = inner.feed_context(query.mode, &parts.extensions)?;
     if query.descending {
         // This feed ends by itself.
         query.heartbeat = None;
@@ -133,7 +133,7 @@ async fn feed(
     };
     let shown = Shown { wanted, lens };
     let source = DocChanges::begin(served, db, shard, &query, shown, since).await?;
-    let mut response = Stream::new(source, &query, around).into_response();
+    let mut response = Stream::new(source, &query, context).into_response();
     finish(&mut response, &parts.method, tag);
     Ok(response)
 }

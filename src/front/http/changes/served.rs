@@ -14,7 +14,7 @@ pub(super) struct Served {
     pub inner: Arc<Inner>,
     pub changes: Changes,
     pub databases: Arc<dyn Databases>,
-    pub looks: SharedPolls,
+    pub polls: SharedPolls,
     pub counts: Counts,
 }
 

@@ -1,6 +1,6 @@
 //! [`SharedPolls`] shares the results of polls: reads of the store by waiting feeds without a notification.
 //!
-//! Notifications wake feeds for nearly all changes. The polls keep the others from leaving a feed asleep for ever. A thousand feeds
+//! Notifications wake feeds for nearly all changes. The polls keep the others from leaving a feed asleep forever. A thousand feeds
 //! of one database would all find the same, so they share one poll.
 
 use std::{collections::HashMap, time::Duration};

@@ -59,14 +59,14 @@ impl Load {
         db: &Db,
         query: &ChangesQuery,
         lens: Option<Arc<dyn Lens>>,
-        is_look: bool,
+        is_poll: bool,
     ) -> Self {
         let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
         Self(tokio::spawn(async move {
             // Only the rows of a shard show that it was closed, so feeds of a shard always read.
-            if is_look && query.shard.is_none() {
+            if is_poll && query.shard.is_none() {
                 let feed = served.changes.feed(&db);
-                if !served.looks.has_news(&feed, &db, query.from.position()).await? {
+                if !served.polls.has_news(&feed, &db, query.from.position()).await? {
                     let (next, rows) = (query.from, Vec::new());
                     return Ok((ChangesPage { rows, next, more: false, resharded: None }, Kept::new()));
                 }
@@ -147,9 +147,9 @@ pub(super) struct DocChanges {
     /// Wakes the feed when this process reshards the changes of any database: a closed shard causes no notification.
     reshards: watch::Receiver<u64>,
     /// When the feed polls the store without a notification.
-    look_at: Duration,
+    poll_at: Duration,
     /// Whether the next read is such a poll.
-    is_look: bool,
+    is_poll: bool,
     /// The page that is being read.
     load: Option<Load>,
 }
@@ -203,8 +203,8 @@ impl DocChanges {
             seen: 0,
             updates,
             reshards,
-            look_at: Duration::ZERO,
-            is_look: false,
+            poll_at: Duration::ZERO,
+            is_poll: false,
             load,
         };
         source.look_later();
@@ -213,8 +213,8 @@ impl DocChanges {
 
     /// Sets the time of the next poll. The result of that poll may be as old as a quarter of the interval.
     fn look_later(&mut self) {
-        let (env, interval) = (self.served.inner.env(), self.served.inner.options.look_interval);
-        self.look_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
+        let (env, interval) = (self.served.inner.env(), self.served.inner.options.fallback_interval);
+        self.poll_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
     }
 
     /// Sends this page next.
@@ -275,11 +275,11 @@ impl Source for DocChanges {
             if out.rows() > 0 {
                 return Ok(Progress::More);
             }
-            let Self { served, db, query, shown, is_look, .. } = self;
+            let Self { served, db, query, shown, is_poll, .. } = self;
             let load =
-                self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone(), *is_look));
+                self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone(), *is_poll));
             let page = load.done().await;
-            (self.load, self.is_look) = (None, false);
+            (self.load, self.is_poll) = (None, false);
             match page {
                 Ok(page) => self.turn(page),
                 // The database was deleted, so no more rows come.
@@ -297,7 +297,7 @@ impl Source for DocChanges {
             }
         };
         let env = self.served.inner.env();
-        let look = env.sleep(self.look_at.saturating_sub(env.now()));
+        let poll = env.sleep(self.poll_at.saturating_sub(env.now()));
         let updates = &mut self.updates;
         let delivered = async {
             match updates {
@@ -307,10 +307,10 @@ impl Source for DocChanges {
         };
         // The feed reads the store after each of these, and trusts only what it reads. Without a dispatcher no notifications come,
         // so the feed sends the rows that there are and ends, and the client tries again.
-        (self.is_over, self.is_look) = tokio::select! {
+        (self.is_over, self.is_poll) = tokio::select! {
             is_more = delivered => (self.is_over || !is_more, false),
             () = resharded => (self.is_over, false),
-            () = look => (self.is_over, true),
+            () = poll => (self.is_over, true),
         };
         self.look_later();
         self.is_at_end = false;

@@ -20,7 +20,7 @@ use self::found::find;
 use super::{
     Api, Failure, Inner,
     answer::{Answered, Places, Shared, done, json as answer, routes},
-    caller::Right,
+    caller::Permission,
     manage::{check_reads, parameters, posted, reads},
 };
 use crate::{
@@ -71,7 +71,7 @@ impl Api {
         ];
         let [seen, managed] =
             [seen, routes(at, managed)].map(|router| router.with_state(Arc::clone(&self.inner)));
-        self.guarded(seen, Right::Metrics).merge(self.guarded(managed, Right::Admin))
+        self.guarded(seen, Permission::Metrics).merge(self.guarded(managed, Permission::Admin))
     }
 }
 

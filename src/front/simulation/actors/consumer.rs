@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, sync::Arc};
 
-use super::place::Place;
+use super::context::ActorContext;
 use crate::{
     base::{
         encoding::Sequence,
@@ -24,12 +24,12 @@ use crate::{
     },
 };
 
-pub(super) async fn start(place: &Place, node: &Node, plan: &GroupPlan) -> Result<Consumer> {
-    start_of(place, node, plan, &place.bus.feed()).await
+pub(super) async fn start(actor: &ActorContext, node: &Node, plan: &GroupPlan) -> Result<Consumer> {
+    start_of(actor, node, plan, &actor.bus.feed()).await
 }
 
 pub(super) async fn start_of<R: FeedRow>(
-    place: &Place,
+    actor: &ActorContext,
     node: &Node,
     plan: &GroupPlan,
     feed: &Feed<R>,
@@ -37,20 +37,20 @@ pub(super) async fn start_of<R: FeedRow>(
     let group = feed.group(&plan.name)?;
     group.create(&plan.created_at(plan.start)).await?;
     let key = group_key(feed.id.bytes(), group.name()).expect("the names of groups are short");
-    join(place, node, plan, (&group, key)).await
+    join(actor, node, plan, (&group, key)).await
 }
 
 /// Joins `group`, whose key among the groups of all feeds is `key`. It does not create it.
 pub(super) async fn join<R: FeedRow>(
-    place: &Place,
+    actor: &ActorContext,
     node: &Node,
     plan: &GroupPlan,
     (group, key): (&Group<R>, GroupName),
 ) -> Result<Consumer> {
-    let (place, plan) = (place.clone(), Arc::new(plan.clone()));
+    let (actor, plan) = (actor.clone(), Arc::new(plan.clone()));
     let options = plan.options.clone();
     let factory = move |shard| Worker {
-        place: place.clone(),
+        actor: actor.clone(),
         plan: Arc::clone(&plan),
         key: key.clone(),
         shard,
@@ -61,7 +61,7 @@ pub(super) async fn join<R: FeedRow>(
 }
 
 struct Worker {
-    place: Place,
+    actor: ActorContext,
     plan: Arc<GroupPlan>,
     /// The group, by its key among the groups of all feeds.
     key: GroupName,
@@ -74,30 +74,30 @@ struct Worker {
 
 impl<R: FeedRow> Observer<R> for Worker {
     async fn opened(&mut self, _: ShardId, position: Sequence) {
-        self.generation = self.place.shared.oracle().generation(&self.key);
-        self.place.note(|| format!("opens shard {} of {} at {position}", self.shard, self.key));
+        self.generation = self.actor.shared.oracle().generation(&self.key);
+        self.actor.note(|| format!("opens shard {} of {} at {position}", self.shard, self.key));
     }
 
     async fn batch(&mut self, batch: GroupBatch<R>) -> ObserverResult {
-        let Self { place, plan, .. } = self;
-        place.note(|| format!("is given {} rows of {}, up to {}", batch.rows.len(), plan.name, batch.to));
-        place.pause(plan.batch_max_ms).await;
-        if place.shared.strikes(Fault::ObserverPanic) {
+        let Self { actor, plan, .. } = self;
+        actor.note(|| format!("is given {} rows of {}, up to {}", batch.rows.len(), plan.name, batch.to));
+        actor.pause(plan.batch_max_ms).await;
+        if actor.shared.strikes(Fault::ObserverPanic) {
             // It unwinds without a message on the terminal.
             std::panic::resume_unwind(Box::new("an observer of a simulation panics"));
         }
-        if place.shared.strikes(Fault::ObserverError) {
+        if actor.shared.strikes(Fault::ObserverError) {
             return Err("an observer of a simulation fails".into());
         }
         let is_unworkable = |row: &R| plan.unworkable.iter().any(|name| name.as_str().as_bytes() == row.id());
         if batch.rows.iter().any(|row| is_unworkable(row)) {
-            return Err("an observer of a simulation fails with this database for ever".into());
+            return Err("an observer of a simulation fails with this database forever".into());
         }
         match plan.work {
             Work::ExactlyOnce => self.work_once(&batch).await?,
             Work::AtLeastOnce => self.work(&batch).await?,
         }
-        if self.place.shared.strikes(Fault::ObserverError) {
+        if self.actor.shared.strikes(Fault::ObserverError) {
             return Err("an observer of a simulation fails after its work".into());
         }
         Ok(())
@@ -115,10 +115,10 @@ impl Worker {
         &self,
         batch: &GroupBatch<R>,
     ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-        let (place, name) = (&self.place, &self.key);
-        let done = place.db.run(async |tx| {
+        let (actor, name) = (&self.actor, &self.key);
+        let done = actor.db.run(async |tx| {
             if batch.checkpoint_in(&tx).await?.is_done() {
-                place.shared.witness(Witness::CheckpointFoundDone);
+                actor.shared.witness(Witness::CheckpointFoundDone);
                 return Ok(());
             }
             for row in &batch.rows {
@@ -128,7 +128,7 @@ impl Worker {
         });
         let done = done.await;
         if let Err(Error::PartlyDone { .. }) = &done {
-            place.shared.witness(Witness::CheckpointPartlyDone);
+            actor.shared.witness(Witness::CheckpointPartlyDone);
         }
         Ok(done?)
     }
@@ -139,10 +139,10 @@ impl Worker {
         batch: &GroupBatch<R>,
     ) -> Result<(), Box<dyn StdError + Send + Sync>> {
         let rows: Vec<_> = batch.rows.iter().map(|row| row.sequence()).collect();
-        self.place.shared.oracle().observed(&self.key, self.generation, &rows);
+        self.actor.shared.oracle().observed(&self.key, self.generation, &rows);
         if self.plan.options.checkpoint == CheckpointPolicy::Explicit {
             self.unsaved = Some(batch.checkpointer());
-            if self.place.random(self.plan.saves_every) == 0 {
+            if self.actor.random(self.plan.saves_every) == 0 {
                 self.save().await?;
             }
         }

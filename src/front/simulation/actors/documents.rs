@@ -8,7 +8,7 @@ use std::{
 
 use tokio::task::JoinSet;
 
-use super::{consumer, place::Place};
+use super::{consumer, context::ActorContext};
 use crate::{
     base::{
         cursor::Cursor,
@@ -45,16 +45,16 @@ const BROKEN_ORDER: u16 = 0xfff0;
 
 /// The documents of the databases of a layer.
 pub(super) struct Documents {
-    place: Place,
+    actor: ActorContext,
     changes: Changes,
     plan: DocumentPlan,
 }
 
 impl Documents {
-    /// The documents of the layer at `place`, if its databases have any.
-    pub fn new(place: &Place, producer: &Producer) -> Option<Self> {
-        let plan = place.shared.plan.documents.clone()?;
-        Some(Self { place: place.clone(), changes: place.bus.changes_with(producer.clone()), plan })
+    /// The documents of the layer at `actor`, if its databases have any.
+    pub fn new(actor: &ActorContext, producer: &Producer) -> Option<Self> {
+        let plan = actor.shared.plan.documents.clone()?;
+        Some(Self { actor: actor.clone(), changes: actor.bus.changes_with(producer.clone()), plan })
     }
 
     /// Begins the feed of `db`, which is created in `tx`.
@@ -65,7 +65,7 @@ impl Documents {
     /// Removes the feed of `db`, which is deleted in `tx`. Sometimes a writer of it is kept, and used afterwards, which must fail.
     pub async fn remove(&self, tx: &Transaction, db: &Db) -> Result<()> {
         // It cannot be read in the transaction that has created it.
-        let kept = match self.place.random(8) {
+        let kept = match self.actor.random(8) {
             0 => self.changes.writer(tx, db).await.ok(),
             _ => None,
         };
@@ -74,27 +74,27 @@ impl Documents {
         if let Some(writer) = kept {
             let (_, doc) = self.next(tx, db, self.draw_id()).await?;
             let recorded = writer.record(&doc, None);
-            self.place.note(|| format!("has kept a writer of {db:?}: {recorded:?}"));
+            self.actor.note(|| format!("has kept a writer of {db:?}: {recorded:?}"));
         }
         Ok(())
     }
 
     /// Writes a row that nobody can decode into the feed of a database, if there is one.
     pub async fn break_row(&self) -> Result<()> {
-        let place = &self.place;
-        let db = place.shared.oracle().some_database(place.db.env().random());
+        let actor = &self.actor;
+        let db = actor.shared.oracle().some_database(actor.db.env().random());
         let Some(db) = db else { return Ok(()) };
         let feed = self.changes.feed(&db);
         let id = self.draw_id();
-        place.note(|| format!("breaks a row of the documents of {db:?}"));
+        actor.note(|| format!("breaks a row of the documents of {db:?}"));
         let write = async |tx: Transaction| {
             // It fails if the database is gone.
             let topology = Topology::read(&tx, feed.raw(), Isolation::Serializable).await?;
             let order = RowPlace { order: BROKEN_ORDER, is_first: true };
             append(&tx, feed.raw(), &topology, (id.as_str().as_bytes(), None), order, BROKEN).map(|_| ())
         };
-        place.db.run(write).await?;
-        place.shared.witness(Witness::DocumentRowBroken);
+        actor.db.run(write).await?;
+        actor.shared.witness(Witness::DocumentRowBroken);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl Documents {
         for id in ids {
             let (previous, doc) = self.next(tx, &db, id).await?;
             // A document that is recorded twice has one row.
-            let times = if self.place.random(8) == 0 { 2 } else { 1 };
+            let times = if self.actor.random(8) == 0 { 2 } else { 1 };
             for _ in 0..times {
                 let pending = writer.record(&doc, previous)?;
                 Document::write(tx, db.instance, &doc, previous, pending);
@@ -127,22 +127,22 @@ impl Documents {
         let stored = tx.get(&app::document(db.instance, &id), Isolation::Serializable).await?;
         let stored = stored.map(|bytes| Document::from_bytes(id.as_str(), &bytes)).transpose()?;
         let mut previous = stored.as_ref().map(|stored| stored.edited);
-        if self.plan.misuses && self.place.random(6) == 0 {
-            let random = self.place.db.env().random();
+        if self.plan.misuses && self.actor.random(6) == 0 {
+            let random = self.actor.db.env().random();
             previous = match random % 2 {
                 0 => None,
-                _ => self.place.shared.oracle().some_edit(db.instance, id.as_str(), random / 2),
+                _ => self.actor.shared.oracle().some_edit(db.instance, id.as_str(), random / 2),
             };
         }
         let position = stored.map_or(0, |stored| stored.doc.revision.position) + 1;
-        let revision = Revision { position, hash: DbInstance::random(self.place.db.env()).0 };
-        let (branches, is_deleted) = (1 + self.place.random(3) as u32, self.place.random(5) == 0);
+        let revision = Revision { position, hash: DbInstance::random(self.actor.db.env()).0 };
+        let (branches, is_deleted) = (1 + self.actor.random(3) as u32, self.actor.random(5) == 0);
         Ok((previous, DocSummary { id, revision, branches, is_deleted }))
     }
 
     fn draw_id(&self) -> DocId {
-        let number = self.place.random(self.plan.ids);
-        let id = match self.place.random(8) {
+        let number = self.actor.random(self.plan.ids);
+        let id = match self.actor.random(8) {
             0 => format!("_design/{}", number % 3),
             _ => format!("{}:{number}", ["p", "q"][(number % 2) as usize]),
         };
@@ -151,105 +151,105 @@ impl Documents {
 }
 
 /// Changes the number of shards of the documents of a database.
-pub(super) async fn reshard(place: &Place) -> Result<()> {
-    let db = place.shared.oracle().some_database(place.db.env().random());
+pub(super) async fn reshard(actor: &ActorContext) -> Result<()> {
+    let db = actor.shared.oracle().some_database(actor.db.env().random());
     let Some(db) = db else { return Ok(()) };
-    let shards = 1 + place.random(4) as u32;
-    place.note(|| format!("reshards the documents of {db:?} to {shards}"));
-    place.bus.changes().feed(&db).reshard(shards, None).await.map(|_| ())
+    let shards = 1 + actor.random(4) as u32;
+    actor.note(|| format!("reshards the documents of {db:?} to {shards}"));
+    actor.bus.changes().feed(&db).reshard(shards, None).await.map(|_| ())
 }
 
 /// Tails the documents of all databases, until the dispatcher ends.
-pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
-    let changes = place.bus.changes();
+pub(super) async fn read(actor: ActorContext, dispatcher: Weak<Dispatcher>) {
+    let changes = actor.bus.changes();
     let mut known = BTreeSet::new();
     let mut tails = JoinSet::new();
-    while place.phase() != Phase::End {
-        let living = place.shared.oracle().living();
+    while actor.phase() != Phase::End {
+        let living = actor.shared.oracle().living();
         for db in living {
             if known.insert(db.instance) {
-                tails.spawn(tail(place.clone(), changes.clone(), Weak::clone(&dispatcher), db));
+                tails.spawn(tail(actor.clone(), changes.clone(), Weak::clone(&dispatcher), db));
             }
         }
-        place.db.env().sleep(POLL_INTERVAL).await;
+        actor.db.env().sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Tails the documents of `db`, until they are gone.
-async fn tail(place: Place, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
-    let now = if place.random(2) == 0 { None } else { Some(changes.feed(&db).now().await) };
+async fn tail(actor: ActorContext, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
+    let now = if actor.random(2) == 0 { None } else { Some(changes.feed(&db).now().await) };
     let Ok(now) = now.transpose() else { return };
     let (cursor, start) = now.map_or((Cursor::NOTHING, Sequence::MIN), |now| (now.into(), now));
-    let limit = 1 + place.random(4) as usize;
+    let limit = 1 + actor.random(4) as usize;
     let Some(mut tail) = dispatcher.upgrade().map(|dispatcher| changes.tail(&dispatcher, &db, cursor)) else {
         return;
     };
     tail = tail.with_limit(limit);
-    let id = place.shared.oracle().doc_tailed(place.issuer, db.instance, start);
-    place.note(|| format!("has tail {id} of {db:?}, from {start} on"));
+    let id = actor.shared.oracle().doc_tailed(actor.issuer, db.instance, start);
+    actor.note(|| format!("has tail {id} of {db:?}, from {start} on"));
     loop {
         match tail.next().await {
-            Ok(page) => place.shared.oracle().doc_tail_read(&place.shared, id, &page.rows),
+            Ok(page) => actor.shared.oracle().doc_tail_read(&actor.shared, id, &page.rows),
             Err(error @ (Error::NoFeed { .. } | Error::Expired { .. } | Error::Invalid { .. })) => {
-                place.shared.witness(Witness::DocumentTailEnded);
-                return place.shared.oracle().doc_tail_ended(&place.shared, id, &error.to_string());
+                actor.shared.witness(Witness::DocumentTailEnded);
+                return actor.shared.oracle().doc_tail_ended(&actor.shared, id, &error.to_string());
             }
             Err(error) => {
-                place.note(|| format!("tail {id} could not read: {error}"));
-                place.pause(200).await;
+                actor.note(|| format!("tail {id} could not read: {error}"));
+                actor.pause(200).await;
             }
         }
     }
 }
 
 /// Consumes the documents of some databases until the end, each as long as it exists.
-pub(super) async fn consume(place: &Place, node: &Node, plan: GroupPlan) {
-    let changes = place.bus.changes();
+pub(super) async fn consume(actor: &ActorContext, node: &Node, plan: GroupPlan) {
+    let changes = actor.bus.changes();
     let mut consumers: BTreeMap<DbInstance, Consumer> = BTreeMap::new();
-    while place.phase() != Phase::End {
-        let consumed = &place.shared.plan.names[..CONSUMED_MAX.min(place.shared.plan.names.len())];
-        let living = place.shared.oracle().living();
+    while actor.phase() != Phase::End {
+        let consumed = &actor.shared.plan.names[..CONSUMED_MAX.min(actor.shared.plan.names.len())];
+        let living = actor.shared.oracle().living();
         let living: Vec<_> = living.into_iter().filter(|db| consumed.contains(&db.name)).collect();
         let gone = |instance: &DbInstance| living.iter().all(|db| db.instance != *instance);
         let ended: Vec<_> = consumers.keys().filter(|instance| gone(instance)).copied().collect();
         for instance in ended {
-            place.shared.witness(Witness::DocumentGroupEnded);
-            shut_down(place, consumers.remove(&instance)).await;
+            actor.shared.witness(Witness::DocumentGroupEnded);
+            shut_down(actor, consumers.remove(&instance)).await;
         }
         for db in living {
             if consumers.contains_key(&db.instance) {
                 continue;
             }
-            match consumer::start_of(place, node, &plan, &changes.feed(&db)).await {
+            match consumer::start_of(actor, node, &plan, &changes.feed(&db)).await {
                 Ok(begun) => drop(consumers.insert(db.instance, begun)),
-                Err(error) => place.note(|| format!("cannot consume the documents of {db:?}: {error}")),
+                Err(error) => actor.note(|| format!("cannot consume the documents of {db:?}: {error}")),
             }
         }
-        place.db.env().sleep(POLL_INTERVAL).await;
+        actor.db.env().sleep(POLL_INTERVAL).await;
     }
     for consumer in consumers.into_values() {
-        shut_down(place, Some(consumer)).await;
+        shut_down(actor, Some(consumer)).await;
     }
 }
 
-async fn shut_down(place: &Place, consumer: Option<Consumer>) {
+async fn shut_down(actor: &ActorContext, consumer: Option<Consumer>) {
     let Some(consumer) = consumer else { return };
     if let Err(error) = consumer.shutdown().await {
-        let what = format!("a consumer of documents of process {}", place.issuer.process);
-        match place.shared.phase() {
-            Phase::End => place.shared.fail(format!("{what} does not shut down: {error}")),
-            _ => place.note(|| format!("{what} has ended badly: {error}")),
+        let what = format!("a consumer of documents of process {}", actor.issuer.process);
+        match actor.shared.phase() {
+            Phase::End => actor.shared.fail(format!("{what} does not shut down: {error}")),
+            _ => actor.note(|| format!("{what} has ended badly: {error}")),
         }
     }
 }
 
 /// Reads the documents of all databases in small pages, and has the oracle judge them.
-pub(super) async fn audit(place: &Place) {
-    if place.shared.plan.documents.is_none() {
+pub(super) async fn audit(actor: &ActorContext) {
+    if actor.shared.plan.documents.is_none() {
         return;
     }
-    let changes = place.bus.changes();
-    let living = place.shared.oracle().living();
+    let changes = actor.bus.changes();
+    let living = actor.shared.oracle().living();
     for db in living {
         let feed = changes.feed(&db);
         let (mut cursor, mut rows) = (Cursor::NOTHING, Vec::new());
@@ -263,18 +263,18 @@ pub(super) async fn audit(place: &Place) {
                     }
                 }
                 Err(error) => {
-                    return place.shared.fail(format!("the documents of {db:?} cannot be read: {error}"));
+                    return actor.shared.fail(format!("the documents of {db:?} cannot be read: {error}"));
                 }
             }
         }
-        let judged = place.shared.oracle().judge_doc_pages(db.instance, &rows);
-        let judged = match (judged, place.bus.skipped_rows().await) {
-            (Ok(()), Ok(skipped)) => place.shared.oracle().judge_skipped_documents(db.instance, &skipped),
+        let judged = actor.shared.oracle().judge_doc_pages(db.instance, &rows);
+        let judged = match (judged, actor.bus.skipped_rows().await) {
+            (Ok(()), Ok(skipped)) => actor.shared.oracle().judge_skipped_documents(db.instance, &skipped),
             (Err(reason), _) => Err(reason),
             (_, Err(error)) => Err(format!("the skipped rows cannot be listed: {error}").into()),
         };
         if let Err(reason) = judged {
-            place.shared.fail(reason);
+            actor.shared.fail(reason);
         }
     }
 }

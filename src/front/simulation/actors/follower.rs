@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::place::Place;
+use super::context::ActorContext;
 use crate::{
     base::{
         cursor::Cursor,
@@ -17,29 +17,29 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Follows until the end; begins again after `Expired` and the like.
-pub(super) async fn run(place: Place) {
-    while place.phase() != Phase::End {
-        let id = place.shared.oracle().followed(place.issuer);
-        if let Err(error) = follow(&place, id).await {
-            place.note(|| format!("follower {id} begins again: {error}"));
+pub(super) async fn run(actor: ActorContext) {
+    while actor.phase() != Phase::End {
+        let id = actor.shared.oracle().followed(actor.issuer);
+        if let Err(error) = follow(&actor, id).await {
+            actor.note(|| format!("follower {id} begins again: {error}"));
         }
-        place.shared.oracle().unfollowed(id);
-        place.db.env().sleep(PAUSE).await;
+        actor.shared.oracle().unfollowed(id);
+        actor.db.env().sleep(PAUSE).await;
     }
 }
 
 /// Follows from the very beginning. Fails if it has to begin again.
-async fn follow(place: &Place, id: u64) -> Result<()> {
-    let feed = place.bus.feed();
+async fn follow(actor: &ActorContext, id: u64) -> Result<()> {
+    let feed = actor.bus.feed();
     let live = feed.topology_at(Cursor::NOTHING).await?;
-    let limit = 1 + place.random(10) as usize;
+    let limit = 1 + actor.random(10) as usize;
     let mut known: BTreeSet<_> = live.shards.iter().copied().collect();
     let mut readers: Vec<ShardReader<Notification>> = live
         .shards
         .iter()
         .map(|&shard| feed.shard_reader(shard, Cursor::NOTHING).with_limit(limit))
         .collect();
-    while place.phase() != Phase::End {
+    while actor.phase() != Phase::End {
         let mut begun = Vec::new();
         let mut is_idle = true;
         for reader in readers.iter_mut().filter(|reader| !reader.is_ended()) {
@@ -47,22 +47,22 @@ async fn follow(place: &Place, id: u64) -> Result<()> {
                 Ok(None) => {}
                 Ok(Some(ShardEvent::Rows(page))) => {
                     is_idle = false;
-                    place.shared.oracle().followed_rows(&place.shared, id, &page.rows);
+                    actor.shared.oracle().followed_rows(&actor.shared, id, &page.rows);
                 }
                 Ok(Some(ShardEvent::Resharded(resharded))) => {
                     is_idle = false;
-                    place.shared.oracle().followed_over(&place.shared, id, reader.shard());
+                    actor.shared.oracle().followed_over(&actor.shared, id, reader.shard());
                     let cursor = reader.cursor();
                     let new = resharded.successor.shards.into_iter().filter(|shard| known.insert(*shard));
                     begun.extend(new.map(|shard| feed.shard_reader(shard, cursor).with_limit(limit)));
                 }
                 Err(error @ (Error::Expired { .. } | Error::NoShard { .. })) => return Err(error),
-                Err(error) => place.note(|| format!("follower {id} could not read: {error}")),
+                Err(error) => actor.note(|| format!("follower {id} could not read: {error}")),
             }
         }
         readers.append(&mut begun);
         if is_idle {
-            place.db.env().sleep(PAUSE).await;
+            actor.db.env().sleep(PAUSE).await;
         }
     }
     Ok(())

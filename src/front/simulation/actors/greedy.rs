@@ -1,7 +1,7 @@
 //! A greedy task: it reads on and on without ever waiting, as a busy layer does whose store answers from memory. The heartbeats and
 //! folds of its process must have their turn all the same.
 
-use super::place::Place;
+use super::context::ActorContext;
 use crate::{
     base::error::Result,
     front::simulation::{guarantee::Guarantee, witness::Witness},
@@ -15,28 +15,28 @@ const READS: usize = 1_000;
 const PAUSE_MAX_MS: u64 = 4_000;
 
 /// Reads now and then until the faults end.
-pub(super) async fn run(place: Place) {
-    while place.is_chaos() {
-        place.pause(PAUSE_MAX_MS).await;
-        if let Err(error) = place.db.run(async |tx| read(&place, &tx).await).await {
-            place.note(|| format!("could not read: {error}"));
+pub(super) async fn run(actor: ActorContext) {
+    while actor.is_chaos() {
+        actor.pause(PAUSE_MAX_MS).await;
+        if let Err(error) = actor.db.run(async |tx| read(&actor, &tx).await).await {
+            actor.note(|| format!("could not read: {error}"));
         }
     }
 }
 
 /// Reads, and judges whether another task of the process has had its turn before the last read.
-async fn read(place: &Place, tx: &Transaction) -> Result<()> {
+async fn read(actor: &ActorContext, tx: &Transaction) -> Result<()> {
     let other = tokio::spawn(async {});
-    let key = place.bus.feed().context.keys.config();
+    let key = actor.bus.feed().context.keys.config();
     for _ in 0..READS {
         tx.get(&key, Isolation::Snapshot).await?;
     }
     if other.is_finished() {
-        place.shared.witness(Witness::BusyTaskGaveWay);
+        actor.shared.witness(Witness::BusyTaskGaveWay);
     } else {
         let reason =
             format!("a task has read {READS} times, and all others of its process have waited for it");
-        place.shared.fail(Guarantee::Live.broken(reason));
+        actor.shared.fail(Guarantee::Live.broken(reason));
     }
     Ok(())
 }

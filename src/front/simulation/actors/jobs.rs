@@ -10,7 +10,7 @@ use std::{
 
 use tokio::task::JoinSet;
 
-use super::place::Place;
+use super::context::ActorContext;
 use crate::{
     base::{
         cursor::Cursor,
@@ -41,11 +41,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const PAUSE_MAX_MS: u64 = 300;
 
 /// Starts the triggers of a world, if it has any. They end by themselves.
-pub(super) fn start(place: &Place, dispatcher: &Arc<Dispatcher>) -> JoinSet<()> {
+pub(super) fn start(actor: &ActorContext, dispatcher: &Arc<Dispatcher>) -> JoinSet<()> {
     let mut running = JoinSet::new();
     for name in trigger::ALL {
-        let Some(plan) = place.shared.plan.jobs.clone() else { continue };
-        let job = Job { place: place.clone(), changes: place.bus.changes(), plan: Arc::new(plan), name };
+        let Some(plan) = actor.shared.plan.jobs.clone() else { continue };
+        let job = Job { actor: actor.clone(), changes: actor.bus.changes(), plan: Arc::new(plan), name };
         running.spawn(job.run_trigger(Arc::downgrade(dispatcher)));
     }
     running
@@ -53,7 +53,7 @@ pub(super) fn start(place: &Place, dispatcher: &Arc<Dispatcher>) -> JoinSet<()> 
 
 #[derive(Clone)]
 struct Job {
-    place: Place,
+    actor: ActorContext,
     changes: Changes,
     plan: Arc<JobPlan>,
     name: &'static str,
@@ -77,25 +77,25 @@ impl Check<'_> {
 impl Job {
     /// Starts the trigger again and again, and thereby takes it from other processes. After the faults only the first process does.
     async fn run_trigger(self, dispatcher: Weak<Dispatcher>) {
-        let place = &self.place;
-        while place.is_chaos() || place.issuer.process == 0 && place.phase() != Phase::End {
-            place.pause(PAUSE_MAX_MS).await;
-            let phase = place.phase();
+        let actor = &self.actor;
+        while actor.is_chaos() || actor.issuer.process == 0 && actor.phase() != Phase::End {
+            actor.pause(PAUSE_MAX_MS).await;
+            let phase = actor.phase();
             let Some(dispatcher) = dispatcher.upgrade() else { return };
             let started = self.start(&dispatcher).await;
             drop(dispatcher);
             match started {
                 Ok(trigger) => self.keep(trigger, phase).await,
-                Err(error) => place.note(|| format!("cannot start trigger {}: {error}", self.name)),
+                Err(error) => actor.note(|| format!("cannot start trigger {}: {error}", self.name)),
             }
         }
     }
 
     /// Starts the trigger for all databases or, while faults strike, for some.
     async fn start(&self, dispatcher: &Dispatcher) -> Result<Trigger> {
-        let is_narrow = self.plan.narrows && self.place.is_chaos() && self.place.random(2) == 0;
+        let is_narrow = self.plan.narrows && self.actor.is_chaos() && self.actor.random(2) == 0;
         let filter = if is_narrow { Filter::prefix("shop/") } else { Filter::all() };
-        self.place.note(|| format!("starts trigger {}; for some databases only: {is_narrow}", self.name));
+        self.actor.note(|| format!("starts trigger {}; for some databases only: {is_narrow}", self.name));
         let options = TriggerOptions { name: self.name.to_owned(), filter, ..self.plan.options.clone() };
         match self.name {
             trigger::INDEX => index_trigger(dispatcher, options, self.clone()).await,
@@ -105,24 +105,24 @@ impl Job {
 
     /// Has `trigger` run until the end of `phase` at the latest, and then stops it: in order, or, while faults strike, as a crash does.
     async fn keep(&self, trigger: Trigger, phase: Phase) {
-        let Self { place, plan, .. } = self;
-        let env = place.db.env();
-        let until = env.now() + Duration::from_millis(1 + place.random(plan.runs_max_ms));
+        let Self { actor, plan, .. } = self;
+        let env = actor.db.env();
+        let until = env.now() + Duration::from_millis(1 + actor.random(plan.runs_max_ms));
         while !trigger.status().is_finished
-            && place.phase() == phase
+            && actor.phase() == phase
             && (phase != Phase::Chaos || env.now() < until)
         {
             env.sleep(POLL_INTERVAL).await;
         }
-        if phase == Phase::Chaos && place.random(2) == 0 {
-            place.note(|| format!("drops trigger {}", self.name));
+        if phase == Phase::Chaos && actor.random(2) == 0 {
+            actor.note(|| format!("drops trigger {}", self.name));
             return;
         }
         match trigger.shutdown().await {
-            Err(error) if place.shared.phase() == Phase::End => {
-                place.shared.fail(format!("trigger {} does not shut down: {error}", self.name));
+            Err(error) if actor.shared.phase() == Phase::End => {
+                actor.shared.fail(format!("trigger {} does not shut down: {error}", self.name));
             }
-            ended => place.note(|| format!("has ended trigger {}: {ended:?}", self.name)),
+            ended => actor.note(|| format!("has ended trigger {}: {ended:?}", self.name)),
         }
     }
 
@@ -141,23 +141,23 @@ impl Job {
             }
             Ok(())
         };
-        self.place.db.run(derive).await?;
-        self.mishap(db).await
+        self.actor.db.run(derive).await?;
+        self.fail_by_plan(db).await
     }
 
     /// Fails, panics or hangs, if that was drawn for the world.
-    async fn mishap(&self, db: &Db) -> TaskResult {
-        let Self { place, plan, .. } = self;
-        place.pause(10).await;
+    async fn fail_by_plan(&self, db: &Db) -> TaskResult {
+        let Self { actor, plan, .. } = self;
+        actor.pause(10).await;
         let fails = plan.failing.contains(&db.name);
-        if place.shared.strikes(Fault::JobHangs) || fails && plan.hangs {
+        if actor.shared.strikes(Fault::JobHangs) || fails && plan.hangs {
             return pending().await;
         }
-        if place.shared.strikes(Fault::JobPanic) {
+        if actor.shared.strikes(Fault::JobPanic) {
             // It unwinds without a message on the terminal.
             resume_unwind(Box::new("a job of a simulation panics"));
         }
-        if place.shared.strikes(Fault::JobError) || fails {
+        if actor.shared.strikes(Fault::JobError) || fails {
             return Err("a job of a simulation fails".into());
         }
         Ok(())
@@ -165,7 +165,7 @@ impl Job {
 
     /// Removes what was derived from the documents of `db`.
     async fn clean_up(&self, db: &Db) -> TaskResult {
-        if self.place.shared.strikes(Fault::JobError) {
+        if self.actor.shared.strikes(Fault::JobError) {
             return Err("a clean-up of a simulation fails".into());
         }
         let clean = async |tx: Transaction| {
@@ -174,13 +174,13 @@ impl Job {
             tx.set(&app::cleaned(self.name, db.instance), b"");
             Ok::<_, Error>(())
         };
-        Ok(self.place.db.run(clean).await?)
+        Ok(self.actor.db.run(clean).await?)
     }
 }
 
 impl TriggerJob<IndexBuild> for Job {
     async fn run(&self, build: IndexBuild) -> TaskResult {
-        let (store, key) = (&self.place.db, app::derived_to(self.name, build.db.instance));
+        let (store, key) = (&self.actor.db, app::derived_to(self.name, build.db.instance));
         let stored = store.run(async |tx| tx.get(&key, Isolation::Serializable).await).await?;
         let since = stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))?;
         let job = ParallelJob::new(self.changes.feed(&build.db), since)
@@ -201,7 +201,7 @@ impl TriggerJob<IndexBuild> for Job {
             Ok(())
         };
         store.run(save).await?;
-        self.mishap(&build.db).await
+        self.fail_by_plan(&build.db).await
     }
 
     async fn deleted(&self, db: Db) -> TaskResult {
@@ -215,7 +215,7 @@ impl TriggerJob<Scan> for Job {
             let page = scan.page(self.plan.parallel.batch_rows_max).await?;
             let ids: Vec<_> = page.rows.iter().map(|row| row.doc.id.clone()).collect();
             self.derive(&scan.db().clone(), &ids, Check::Scan(&scan)).await?;
-            if self.place.random(2) == 0 {
+            if self.actor.random(2) == 0 {
                 scan.reporter().report(page.next).await?;
             }
             if !page.more {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
-use super::{choice, place::Place, receiver::Source};
+use super::{choice, context::ActorContext, receiver::Source};
 use crate::{
     base::{encoding::Sequence, error::Result},
     front::simulation::{guarantee::Guarantee, oracle::Interest, witness::Witness},
@@ -20,22 +20,27 @@ const REST_MAX: Duration = Duration::from_mins(1);
 /// A mirror of a process, and what it mirrors.
 #[derive(Clone)]
 pub(super) struct Mirrored {
-    place: Place,
+    actor: ActorContext,
     mirror: Arc<Mirror>,
     interest: Interest,
 }
 
 impl Mirrored {
     /// Starts a mirror, if `bits` say so, and has it judged now and then.
-    pub fn start(place: &Place, source: &Source, bits: u64, tasks: &mut JoinSet<()>) -> Result<Option<Self>> {
+    pub fn start(
+        actor: &ActorContext,
+        source: &Source,
+        bits: u64,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<Option<Self>> {
         // With threads, rows can come between a view and its judgement.
-        if place.shared.time.is_real() || (bits >> 32) & 1 == 0 {
+        if actor.shared.time.is_real() || (bits >> 32) & 1 == 0 {
             return Ok(None);
         }
-        let interest = choice::mirrored(place, bits >> 33);
+        let interest = choice::mirrored(actor, bits >> 33);
         let Some(mirror) = source.mirror(&interest)? else { return Ok(None) };
-        place.note(|| format!("has a mirror of {interest:?}"));
-        let mirrored = Self { place: place.clone(), mirror: Arc::new(mirror), interest };
+        actor.note(|| format!("has a mirror of {interest:?}"));
+        let mirrored = Self { actor: actor.clone(), mirror: Arc::new(mirror), interest };
         tasks.spawn(mirrored.clone().run());
         Ok(Some(mirrored))
     }
@@ -43,7 +48,7 @@ impl Mirrored {
     /// Judges it again and again.
     async fn run(self) {
         loop {
-            self.place.db.env().sleep(PAUSE).await;
+            self.actor.db.env().sleep(PAUSE).await;
             // Without a barrier it may be behind, but has to show what was.
             let at = self.reached(PAUSE).await.unwrap_or(Sequence::MIN);
             self.judge(at);
@@ -52,40 +57,40 @@ impl Mirrored {
 
     /// Waits at a barrier for `limit`. Returns the position up to which it shows everything.
     async fn reached(&self, limit: Duration) -> Option<Sequence> {
-        let Self { place, mirror, .. } = self;
-        let recorded = place.shared.oracle().recorded_so_far();
+        let Self { actor, mirror, .. } = self;
+        let recorded = actor.shared.oracle().recorded_so_far();
         let reached = async {
-            let version = place.db.begin().read_version().await?;
+            let version = actor.db.begin().read_version().await?;
             mirror.reached(version).await
         };
         let at = tokio::select! {
             biased;
             reached = reached => reached.ok()?,
-            () = place.db.env().sleep(limit) => return None,
+            () = actor.db.env().sleep(limit) => return None,
         };
-        place.shared.oracle().passed_barrier(&place.shared, &recorded, at);
+        actor.shared.oracle().passed_barrier(&actor.shared, &recorded, at);
         Some(at)
     }
 
     /// Judges what it shows now, and whether it shows everything up to `at`.
     fn judge(&self, at: Sequence) {
-        let Self { place, mirror, interest } = self;
+        let Self { actor, mirror, interest } = self;
         let view = mirror.view();
-        if let Err(broken) = place.shared.oracle().judge_mirror(interest, view.values(), at) {
-            place.shared.fail(broken.about(format!("a mirror of {interest:?}")));
+        if let Err(broken) = actor.shared.oracle().judge_mirror(interest, view.values(), at) {
+            actor.shared.fail(broken.about(format!("a mirror of {interest:?}")));
         }
     }
 
     /// Judges it after everything has come to rest.
     pub async fn judge_at_rest(&self) {
-        let Self { place, mirror, .. } = self;
+        let Self { actor, mirror, .. } = self;
         if self.reached(REST_MAX).await.is_none() {
             let reason = "a mirror does not come to its end after everything has come to rest";
-            return place.shared.fail(Guarantee::Live.broken(reason));
+            return actor.shared.fail(Guarantee::Live.broken(reason));
         }
         self.judge(Sequence::MAX);
         if !mirror.view().is_empty() {
-            place.shared.witness(Witness::MirrorAtRest);
+            actor.shared.witness(Witness::MirrorAtRest);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod choice;
 mod consumer;
+mod context;
 mod documents;
 mod follower;
 mod greedy;
@@ -10,7 +11,6 @@ mod mirrored;
 pub(super) mod mover;
 mod operator;
 mod other_bus;
-mod place;
 mod producer;
 mod receiver;
 mod subscriber;
@@ -23,7 +23,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
-use self::place::{POLL_INTERVAL, Place};
+use self::context::{ActorContext, POLL_INTERVAL};
 use super::{
     draw::{GroupPlan, ProcessPlan},
     issuer::Issuer,
@@ -59,40 +59,40 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     let options = BusOptions { prefix, partitions, shards: shared.plan.shards, ..BusOptions::default() };
     let bus = Bus::open(db, options).await?;
     shared.counts_in(bus.counts());
-    let place = Place { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
+    let actor = ActorContext { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
     let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
     for _ in 0..plan.producers {
-        busy.spawn(at_work(shared.begin(), producer::run(place.clone())));
+        busy.spawn(at_work(shared.begin(), producer::run(actor.clone())));
     }
     if plan.operator {
-        busy.spawn(at_work(shared.begin(), operator::run(place.clone())));
+        busy.spawn(at_work(shared.begin(), operator::run(actor.clone())));
     }
     if shared.plan.may_read_at_once() {
-        busy.spawn(at_work(shared.begin(), greedy::run(place.clone())));
+        busy.spawn(at_work(shared.begin(), greedy::run(actor.clone())));
     }
     // It ends by itself, after its last check.
     let mut other_bus = JoinSet::new();
     if shared.plan.has_other_bus && issuer.process == 0 {
-        other_bus.spawn(other_bus::run(place.clone()));
+        other_bus.spawn(other_bus::run(actor.clone()));
     }
     if plan.follower {
-        tasks.spawn(follower::run(place.clone()));
+        tasks.spawn(follower::run(actor.clone()));
     }
     let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
     if notifier || dispatcher || janitor || consumer {
-        let node = place.bus.node(shared.plan.node_of(plan)).await?;
+        let node = actor.bus.node(shared.plan.node_of(plan)).await?;
         shared.oracle().joined(issuer, node.id());
-        place.note(|| format!("is node {}", node.id()));
-        serve(&place, plan, node, &mut tasks, starting).await?;
+        actor.note(|| format!("is node {}", node.id()));
+        serve(&actor, plan, node, &mut tasks, starting).await?;
     } else {
         drop(starting);
-        place.until_the_end().await;
+        actor.until_the_end().await;
     }
     // These end by themselves, and an answer may have taken long.
     busy.join_all().await;
     other_bus.join_all().await;
     tasks.shutdown().await;
-    if let Err(error) = place.db.clear_finished_ids().await
+    if let Err(error) = actor.db.clear_finished_ids().await
         && shared.phase() == Phase::End
     {
         shared.fail(format!("process {} cannot clear its ids: {error}", issuer.process));
@@ -107,60 +107,60 @@ async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
 }
 
 /// Judges what has come to rest.
-async fn judge_at_rest(place: &Place, mirrored: Option<mirrored::Mirrored>) {
+async fn judge_at_rest(actor: &ActorContext, mirrored: Option<mirrored::Mirrored>) {
     if let Some(mirrored) = mirrored {
         mirrored.judge_at_rest().await;
     }
-    if place.issuer.process == 0 {
-        audit(place).await;
-        documents::audit(place).await;
+    if actor.issuer.process == 0 {
+        audit(actor).await;
+        documents::audit(actor).await;
     }
 }
 
 /// Runs the roles of `node` until the end. It is `starting` until all of them run.
 async fn serve(
-    place: &Place,
+    actor: &ActorContext,
     plan: ProcessPlan,
     node: Node,
     tasks: &mut JoinSet<()>,
     starting: Busy,
 ) -> Result<()> {
-    let options = &place.shared.plan;
+    let options = &actor.shared.plan;
     let mut notifier = options.notifier.clone();
     notifier.balance.leases_max = plan.leases_max;
     let notifier = if plan.notifier { Some(node.notifier(notifier).await?) } else { None };
     let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
     let listed = if plan.dispatcher { Some(node.announce(Role::DISPATCHER).await?) } else { None };
     let dispatcher = match &listed {
-        Some(_) => Some(Arc::new(place.bus.dispatcher(options.dispatcher.clone()).await?)),
+        Some(_) => Some(Arc::new(actor.bus.dispatcher(options.dispatcher.clone()).await?)),
         None => None,
     };
     let mut mirrored = None;
     if let Some(dispatcher) = &dispatcher {
-        mirrored = subscriber::start(place, dispatcher, tasks).await?;
+        mirrored = subscriber::start(actor, dispatcher, tasks).await?;
         if options.documents.is_some() {
-            tasks.spawn(documents::read(place.clone(), Arc::downgrade(dispatcher)));
+            tasks.spawn(documents::read(actor.clone(), Arc::downgrade(dispatcher)));
         }
     }
     #[cfg(feature = "http")]
     let web = match (&dispatcher, options.web) {
-        (Some(dispatcher), Some(plan)) => Some(web::Web::start(place, dispatcher, plan)?),
+        (Some(dispatcher), Some(plan)) => Some(web::Web::start(actor, dispatcher, plan)?),
         _ => None,
     };
-    let triggers = dispatcher.as_ref().map(|dispatcher| jobs::start(place, dispatcher)).unwrap_or_default();
-    let groups = if plan.consumer { groups(place, plan.leases_max) } else { Vec::new() };
-    let consumers = consume(place, &node, &groups).await?;
+    let triggers = dispatcher.as_ref().map(|dispatcher| jobs::start(actor, dispatcher)).unwrap_or_default();
+    let groups = if plan.consumer { groups(actor, plan.leases_max) } else { Vec::new() };
+    let consumers = consume(actor, &node, &groups).await?;
     drop(starting);
     let of_documents = async {
         match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
-            Some(group) if plan.consumer => documents::consume(place, &node, group).await,
-            _ => place.until_the_end().await,
+            Some(group) if plan.consumer => documents::consume(actor, &node, group).await,
+            _ => actor.until_the_end().await,
         }
     };
-    let reports = report(place, &node, notifier.as_ref(), &consumers);
-    tokio::join!(of_documents, visitor::run(place, &node, &groups), reports);
-    if place.shared.phase() == Phase::End {
-        judge_at_rest(place, mirrored).await;
+    let reports = report(actor, &node, notifier.as_ref(), &consumers);
+    tokio::join!(of_documents, visitor::run(actor, &node, &groups), reports);
+    if actor.shared.phase() == Phase::End {
+        judge_at_rest(actor, mirrored).await;
     }
     let mut ends = Vec::new();
     for consumer in consumers {
@@ -180,21 +180,21 @@ async fn serve(
     if let Some(dispatcher) = dispatcher {
         // Tasks of feeds that were cut off release it when they end.
         while Arc::strong_count(&dispatcher) > 1 {
-            place.db.env().sleep(POLL_INTERVAL).await;
+            actor.db.env().sleep(POLL_INTERVAL).await;
         }
         let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
         dispatcher.shutdown().await;
     }
     drop(listed);
     ends.push(("node", node.shutdown().await));
-    judge_ends(place, ends);
+    judge_ends(actor, ends);
     Ok(())
 }
 
 /// Informs the oracle of the resources that the process works on, while everything comes to rest.
-async fn report(place: &Place, node: &Node, notifier: Option<&Notifier>, consumers: &[Consumer]) {
-    while place.phase() != Phase::End {
-        if place.phase() == Phase::Rest {
+async fn report(actor: &ActorContext, node: &Node, notifier: Option<&Notifier>, consumers: &[Consumer]) {
+    while actor.phase() != Phase::End {
+        if actor.phase() == Phase::Rest {
             let of_group = |consumer: &Consumer| {
                 (consumer.pool(), consumer.shards().into_iter().map(|shard| shard.0).collect::<BTreeSet<_>>())
             };
@@ -202,30 +202,30 @@ async fn report(place: &Place, node: &Node, notifier: Option<&Notifier>, consume
                 ("partition".to_owned(), notifier.partitions().into_iter().map(u64::from).collect())
             });
             let pools = partitions.into_iter().chain(consumers.iter().map(of_group)).collect();
-            place.shared.oracle().works(place.issuer, node.id(), pools);
+            actor.shared.oracle().works(actor.issuer, node.id(), pools);
         }
-        place.db.env().sleep(POLL_INTERVAL).await;
+        actor.db.env().sleep(POLL_INTERVAL).await;
     }
 }
 
 /// A role may fail to shut down only while faults strike.
-fn judge_ends(place: &Place, ends: Vec<(&str, Result<()>)>) {
+fn judge_ends(actor: &ActorContext, ends: Vec<(&str, Result<()>)>) {
     for (what, end) in ends {
         match end {
-            Err(error) if place.shared.phase() == Phase::End => {
-                place.shared.fail(format!(
+            Err(error) if actor.shared.phase() == Phase::End => {
+                actor.shared.fail(format!(
                     "the {what} of process {} does not shut down: {error}",
-                    place.issuer.process
+                    actor.issuer.process
                 ));
             }
-            end => place.note(|| format!("the {what} has ended: {end:?}")),
+            end => actor.note(|| format!("the {what} has ended: {end:?}")),
         }
     }
 }
 
 /// The groups, for a process that holds at most `leases_max` leases of each.
-fn groups(place: &Place, leases_max: Option<u32>) -> Vec<GroupPlan> {
-    let mut groups = place.shared.plan.groups.clone();
+fn groups(actor: &ActorContext, leases_max: Option<u32>) -> Vec<GroupPlan> {
+    let mut groups = actor.shared.plan.groups.clone();
     for group in &mut groups {
         group.options.balance.leases_max = leases_max;
     }
@@ -233,18 +233,18 @@ fn groups(place: &Place, leases_max: Option<u32>) -> Vec<GroupPlan> {
 }
 
 /// The consumers of those of `groups` that do not expire.
-async fn consume(place: &Place, node: &Node, groups: &[GroupPlan]) -> Result<Vec<Consumer>> {
+async fn consume(actor: &ActorContext, node: &Node, groups: &[GroupPlan]) -> Result<Vec<Consumer>> {
     let mut consumers = Vec::new();
     for group in groups.iter().filter(|group| group.absences.is_none()) {
-        consumers.push(consumer::start(place, node, group).await?);
+        consumers.push(consumer::start(actor, node, group).await?);
     }
     Ok(consumers)
 }
 
 /// Reads the whole feed in small pages, and has the oracle judge that each database is in it once, in one total
 /// order.
-async fn audit(place: &Place) {
-    let feed = place.bus.feed();
+async fn audit(actor: &ActorContext) {
+    let feed = actor.bus.feed();
     let (mut cursor, mut rows) = (crate::base::cursor::Cursor::NOTHING, Vec::new());
     loop {
         match feed.page(cursor, 3).await {
@@ -255,10 +255,10 @@ async fn audit(place: &Place) {
                     break;
                 }
             }
-            Err(error) => return place.shared.fail(format!("the feed cannot be read: {error}")),
+            Err(error) => return actor.shared.fail(format!("the feed cannot be read: {error}")),
         }
     }
-    if let Err(reason) = place.shared.oracle().judge_pages(&rows) {
-        place.shared.fail(reason);
+    if let Err(reason) = actor.shared.oracle().judge_pages(&rows) {
+        actor.shared.fail(reason);
     }
 }

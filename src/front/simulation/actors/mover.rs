@@ -76,7 +76,7 @@ impl Mover {
         match Bus::stored_incarnation(&self.new, BUS_PREFIX).await {
             Ok(found) if found > before => return Ok(()),
             Ok(_) => {
-                self.note(|| "somebody has opened a new bus at the new place, which is removed".to_owned());
+                self.note(|| "somebody has opened a new bus at the new actor, which is removed".to_owned());
                 wipe(&*self.engine);
             }
             Err(_) => {}
@@ -129,11 +129,11 @@ impl Mover {
 
     /// Imports an export that is cut off, or has another byte. That must fail, and leave nothing.
     async fn import_damaged(&self, mut bytes: Vec<u8>) {
-        let place = self.random(bytes.len() as u64) as usize;
+        let actor = self.random(bytes.len() as u64) as usize;
         if self.random(2) == 0 {
-            bytes.truncate(place);
+            bytes.truncate(actor);
         } else {
-            bytes[place] ^= 1 << self.random(8);
+            bytes[actor] ^= 1 << self.random(8);
         }
         let faults = self.shared.faults_count();
         let imported = Bus::import(&self.new, BUS_PREFIX, &mut &bytes[..]).await;

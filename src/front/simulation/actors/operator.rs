@@ -1,6 +1,6 @@
 //! An operator: changes the topology under load, and resets, deletes and creates groups.
 
-use super::{documents, place::Place};
+use super::{context::ActorContext, documents};
 use crate::{
     base::{
         cursor::{Cursor, Start},
@@ -12,70 +12,70 @@ use crate::{
 };
 
 /// Works until the faults end.
-pub(super) async fn run(place: Place) {
-    while place.is_chaos() {
-        place.pause(place.shared.plan.operate_max_ms).await;
-        if let Err(error) = act(&place).await {
-            place.note(|| format!("could not operate: {error}"));
+pub(super) async fn run(actor: ActorContext) {
+    while actor.is_chaos() {
+        actor.pause(actor.shared.plan.operate_max_ms).await;
+        if let Err(error) = act(&actor).await {
+            actor.note(|| format!("could not operate: {error}"));
         }
     }
     // Create the deleted groups again, whatever has failed.
-    for group in &place.shared.plan.groups {
-        let Ok(of) = place.bus.group(&group.name) else { continue };
+    for group in &actor.shared.plan.groups {
+        let Ok(of) = actor.bus.group(&group.name) else { continue };
         if let Err(error) = of.create(&group.created_at(group.start)).await {
-            place.note(|| format!("could not create a group: {error}"));
+            actor.note(|| format!("could not create a group: {error}"));
         }
     }
 }
 
-async fn act(place: &Place) -> Result<()> {
-    let Plan { groups, churns_groups, .. } = &place.shared.plan;
-    if place.shared.plan.documents.is_some() && place.random(2) == 0 {
-        return documents::reshard(place).await;
+async fn act(actor: &ActorContext) -> Result<()> {
+    let Plan { groups, churns_groups, .. } = &actor.shared.plan;
+    if actor.shared.plan.documents.is_some() && actor.random(2) == 0 {
+        return documents::reshard(actor).await;
     }
-    let choice = if *churns_groups { 9 } else { place.random(10) };
+    let choice = if *churns_groups { 9 } else { actor.random(10) };
     if groups.is_empty() || choice < 6 {
-        let shards = 1 + place.random(5) as u32;
-        place.note(|| format!("reshards to {shards}"));
-        place.bus.feed().reshard(shards, None).await?;
+        let shards = 1 + actor.random(5) as u32;
+        actor.note(|| format!("reshards to {shards}"));
+        actor.bus.feed().reshard(shards, None).await?;
         return Ok(());
     }
-    let plan = &groups[place.random(groups.len() as u64) as usize];
-    let group = place.bus.group(&plan.name)?;
-    let start = match place.random(3) {
+    let plan = &groups[actor.random(groups.len() as u64) as usize];
+    let group = actor.bus.group(&plan.name)?;
+    let start = match actor.random(3) {
         0 => Cursor::NOTHING.into(),
-        1 => place.bus.feed().horizon().await?.into(),
+        1 => actor.bus.feed().horizon().await?.into(),
         _ => Start::Now,
     };
     // What an earlier call has committed is known from now on.
-    place.bus.feed().horizon().await?;
-    let force = *churns_groups || place.random(2) == 0;
-    place.shared.oracle().operates(place.issuer, group.name(), force);
+    actor.bus.feed().horizon().await?;
+    let force = *churns_groups || actor.random(2) == 0;
+    actor.shared.oracle().operates(actor.issuer, group.name(), force);
     if choice < 8 {
-        place.note(|| format!("resets {} to {start:?}, by force: {force}", plan.name));
+        actor.note(|| format!("resets {} to {start:?}, by force: {force}", plan.name));
         group.reset(start, force).await
     } else {
-        place.note(|| format!("deletes {}, by force: {force}, and creates it at {start:?}", plan.name));
+        actor.note(|| format!("deletes {}, by force: {force}, and creates it at {start:?}", plan.name));
         let options = plan.created_at(start);
-        if place.random(2) == 0 {
-            delete_beside_creation(place, (&group, &options), force).await?;
+        if actor.random(2) == 0 {
+            delete_beside_creation(actor, (&group, &options), force).await?;
         } else {
             group.delete(force).await?;
         }
-        place.pause(if *churns_groups { 100 } else { 500 }).await;
+        actor.pause(if *churns_groups { 100 } else { 500 }).await;
         group.create(&options).await.map(|_| ())
     }
 }
 
 /// Deletes `group`, while somebody else creates it as soon as it is gone: perhaps before the deletion knows whether it has succeeded.
 async fn delete_beside_creation(
-    place: &Place,
+    actor: &ActorContext,
     (group, options): (&Group<Notification>, &GroupOptions),
     force: bool,
 ) -> Result<()> {
     let creation = async {
         while !matches!(group.create(options).await, Ok(true)) {
-            place.pause(20).await;
+            actor.pause(20).await;
         }
     };
     let deletion = group.delete(force);

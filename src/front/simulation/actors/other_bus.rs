@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::Place;
+use super::context::ActorContext;
 use crate::{
     base::{
         cursor::Cursor,
@@ -26,52 +26,52 @@ const THINK_MAX_MS: u64 = 1_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs a notifier and a producer of the other bus until the end, and then checks that each event was counted once.
-pub(super) async fn run(place: Place) {
+pub(super) async fn run(actor: ActorContext) {
     loop {
-        match live(&place).await {
+        match live(&actor).await {
             Ok(()) => return,
-            Err(error) => place.note(|| format!("the other bus has failed: {error}")),
+            Err(error) => actor.note(|| format!("the other bus has failed: {error}")),
         }
-        place.pause(300).await;
+        actor.pause(300).await;
     }
 }
 
 /// [`run`], until something fails.
-async fn live(place: &Place) -> Result<()> {
+async fn live(actor: &ActorContext) -> Result<()> {
     let options =
         BusOptions { prefix: OTHER_BUS_PREFIX.to_vec(), partitions: 2, shards: 1, ..BusOptions::default() };
-    let bus = Bus::open(&place.db, options).await?;
-    let node = bus.node(NodeOptions { id: None, ..place.shared.plan.node.clone() }).await?;
-    let notifier = node.notifier(NotifierOptions { ..place.shared.plan.notifier.clone() }).await?;
+    let bus = Bus::open(&actor.db, options).await?;
+    let node = bus.node(NodeOptions { id: None, ..actor.shared.plan.node.clone() }).await?;
+    let notifier = node.notifier(NotifierOptions { ..actor.shared.plan.notifier.clone() }).await?;
     let producer = bus.producer();
-    let name = place.shared.plan.names[0].clone();
+    let name = actor.shared.plan.names[0].clone();
     // The database is older than the bus, which adopts it.
     let db = Db::new(name.clone(), DbInstance([7; 16]));
-    while place.shared.phase() == Phase::Chaos {
-        place.pause(THINK_MAX_MS).await;
-        let recorded = place.db.run(async |tx| {
+    while actor.shared.phase() == Phase::Chaos {
+        actor.pause(THINK_MAX_MS).await;
+        let recorded = actor.db.run(async |tx| {
             tx.atomic(AtomicOp::Add, &app::tally(&name), &1_u64.to_le_bytes());
             producer.updated(&tx, &db);
             Ok(())
         });
         if let Err(error) = recorded.await {
-            place.note(|| format!("could not record in the other bus: {error}"));
+            actor.note(|| format!("could not record in the other bus: {error}"));
         }
     }
-    while place.shared.phase() != Phase::End {
-        place.db.env().sleep(POLL_INTERVAL).await;
+    while actor.shared.phase() != Phase::End {
+        actor.db.env().sleep(POLL_INTERVAL).await;
     }
     while !bus.is_drained().await? {
-        place.db.env().sleep(POLL_INTERVAL).await;
+        actor.db.env().sleep(POLL_INTERVAL).await;
     }
-    audit(place, &bus, &name).await?;
+    audit(actor, &bus, &name).await?;
     notifier.shutdown().await?;
     node.shutdown().await
 }
 
-async fn audit(place: &Place, bus: &Bus, name: &DbName) -> Result<()> {
+async fn audit(actor: &ActorContext, bus: &Bus, name: &DbName) -> Result<()> {
     let key = app::tally(name);
-    let recorded = place.db.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
+    let recorded = actor.db.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
     let recorded = recorded.map_or(0, |bytes| {
         let mut number = [0; 8];
         number[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
@@ -81,10 +81,10 @@ async fn audit(place: &Place, bus: &Bus, name: &DbName) -> Result<()> {
     let counted: u64 = rows.iter().map(|row| row.totals.updated).sum();
     if recorded != counted || rows.iter().any(|row| row.sequence == Sequence::MIN) {
         let reason = format!("in the other bus {recorded} events were recorded, and {counted} counted");
-        place.shared.fail(Guarantee::FoldedOnce.broken(reason));
+        actor.shared.fail(Guarantee::FoldedOnce.broken(reason));
     }
     if counted > 0 {
-        place.shared.witness(Witness::OtherBusFolded);
+        actor.shared.witness(Witness::OtherBusFolded);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{documents::Documents, place::Place};
+use super::{context::ActorContext, documents::Documents};
 use crate::{
     base::{
         encoding::Counters,
@@ -27,7 +27,7 @@ const BURST_MAX: u64 = 400;
 
 /// A change of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deed {
+enum DatabaseChange {
     Update(u64),
     /// A write of a design document, with its id or without.
     Ddoc(Option<u64>),
@@ -38,52 +38,52 @@ enum Deed {
 }
 
 /// Works until the faults end.
-pub(super) async fn run(place: Place) {
-    let producer = match place.bus.producer_with(place.shared.plan.producer.clone()) {
+pub(super) async fn run(actor: ActorContext) {
+    let producer = match actor.bus.producer_with(actor.shared.plan.producer.clone()) {
         Ok(producer) => producer,
-        Err(error) => return place.shared.fail(format!("no producer: {error}")),
+        Err(error) => return actor.shared.fail(format!("no producer: {error}")),
     };
-    let documents = Documents::new(&place, &producer);
-    let layer = Layer { place: &place, producer: &producer, documents: documents.as_ref() };
-    while place.is_chaos() {
-        place.pause(place.shared.plan.think_max_ms).await;
-        if place.shared.plan.breaks_rows
-            && place.random(20) == 0
-            && let Err(error) = break_rows(&place).await
+    let documents = Documents::new(&actor, &producer);
+    let layer = Layer { actor: &actor, producer: &producer, documents: documents.as_ref() };
+    while actor.is_chaos() {
+        actor.pause(actor.shared.plan.think_max_ms).await;
+        if actor.shared.plan.breaks_rows
+            && actor.random(20) == 0
+            && let Err(error) = break_rows(&actor).await
         {
-            place.note(|| format!("could not break rows: {error}"));
+            actor.note(|| format!("could not break rows: {error}"));
         }
-        if place.shared.plan.breaks_rows
+        if actor.shared.plan.breaks_rows
             && let Some(documents) = &documents
-            && place.random(20) == 0
+            && actor.random(20) == 0
             && let Err(error) = documents.break_row().await
         {
-            place.note(|| format!("could not break a row of documents: {error}"));
+            actor.note(|| format!("could not break a row of documents: {error}"));
         }
-        let work = draw(&place);
-        let done = if place.random(4) == 0 {
-            let number = place.shared.draw(0..=u64::MAX);
+        let work = draw(&actor);
+        let done = if actor.random(4) == 0 {
+            let number = actor.shared.draw(0..=u64::MAX);
             let body = async |tx: Transaction| {
                 tx.set(&app::once(number), b"");
                 layer.run(&work, &tx).await
             };
-            place.db.run_once(body).await.map(|_| ())
+            actor.db.run_once(body).await.map(|_| ())
         } else {
-            place.db.run(async |tx| layer.run(&work, &tx).await).await
+            actor.db.run(async |tx| layer.run(&work, &tx).await).await
         };
         if let Err(error) = done {
-            place.note(|| format!("could not produce: {error}"));
+            actor.note(|| format!("could not produce: {error}"));
         }
     }
 }
 
 /// Writes rows that nobody can decode: to the counters of a partition, and to an open shard of the feed, as a later version may append one.
-async fn break_rows(place: &Place) -> Result<()> {
-    let feed = place.bus.feed();
-    let partition = Partition(place.random(place.shared.plan.partitions.into()) as u32);
+async fn break_rows(actor: &ActorContext) -> Result<()> {
+    let feed = actor.bus.feed();
+    let partition = Partition(actor.random(actor.shared.plan.partitions.into()) as u32);
     let counters = [&feed.context.keys.drains(partition, partition).begin[..], BROKEN].concat();
-    let number = place.random(1_000) as usize;
-    place.note(|| format!("breaks rows of partition {}", partition.0));
+    let number = actor.random(1_000) as usize;
+    actor.note(|| format!("breaks rows of partition {}", partition.0));
     let write = async |tx: Transaction| {
         let topology = Topology::read(&tx, feed.raw(), Isolation::Serializable).await?;
         let spaces: Vec<_> = feed.raw().spaces(topology.current()).collect();
@@ -94,46 +94,46 @@ async fn break_rows(place: &Place) -> Result<()> {
         tx.atomic(AtomicOp::Add, &feed.context.keys.pulse(feed.raw().id), &Lanes::ALL.to_operand());
         Ok(())
     };
-    place.db.run(write).await?;
-    place.shared.witness(Witness::RowBroken);
+    actor.db.run(write).await?;
+    actor.shared.witness(Witness::RowBroken);
     Ok(())
 }
 
 struct Work {
     /// The changes, by database, if it exists.
-    deeds: BTreeMap<DbName, Deed>,
+    changes: BTreeMap<DbName, DatabaseChange>,
     /// Whether the events are of instances that are gone, without a check.
     is_late: bool,
 }
 
 /// Draws the work of the next transaction.
-fn draw(place: &Place) -> Work {
-    let names = &place.shared.plan.names;
-    let mut deeds = BTreeMap::new();
-    let is_burst = place.shared.plan.sizes.is_crowded && place.random(3) == 0;
+fn draw(actor: &ActorContext) -> Work {
+    let names = &actor.shared.plan.names;
+    let mut changes = BTreeMap::new();
+    let is_burst = actor.shared.plan.sizes.is_crowded && actor.random(3) == 0;
     let most = if is_burst { BURST_MAX } else { 4 };
-    for _ in 0..=place.random(most - 1) {
-        let name = names[place.random(names.len() as u64) as usize].clone();
-        let deed = match place.random(20) {
-            0..7 if place.shared.plan.churns_names => Deed::Recreate(1 + place.random(2)),
-            7..11 if place.shared.plan.churns_names => Deed::Delete,
-            0..11 => Deed::Update(1 + place.random(3)),
-            11..14 => Deed::Ddoc(Some(place.random(3))),
-            14 => Deed::Ddoc(None),
-            15..18 => Deed::Delete,
-            _ => Deed::Recreate(1),
+    for _ in 0..=actor.random(most - 1) {
+        let name = names[actor.random(names.len() as u64) as usize].clone();
+        let change = match actor.random(20) {
+            0..7 if actor.shared.plan.churns_names => DatabaseChange::Recreate(1 + actor.random(2)),
+            7..11 if actor.shared.plan.churns_names => DatabaseChange::Delete,
+            0..11 => DatabaseChange::Update(1 + actor.random(3)),
+            11..14 => DatabaseChange::Ddoc(Some(actor.random(3))),
+            14 => DatabaseChange::Ddoc(None),
+            15..18 => DatabaseChange::Delete,
+            _ => DatabaseChange::Recreate(1),
         };
-        let is_edit =
-            matches!(deed, Deed::Update(_) | Deed::Ddoc(_)) && place.shared.plan.documents.is_some();
-        let deed = if is_edit { Deed::Edit(1 + place.random(3)) } else { deed };
-        deeds.insert(name, deed);
+        let is_edit = matches!(change, DatabaseChange::Update(_) | DatabaseChange::Ddoc(_))
+            && actor.shared.plan.documents.is_some();
+        let change = if is_edit { DatabaseChange::Edit(1 + actor.random(3)) } else { change };
+        changes.insert(name, change);
     }
-    Work { deeds, is_late: place.shared.plan.has_late_events && place.random(10) == 0 }
+    Work { changes, is_late: actor.shared.plan.has_late_events && actor.random(10) == 0 }
 }
 
 /// The layer on top of the bus.
 struct Layer<'a> {
-    place: &'a Place,
+    actor: &'a ActorContext,
     producer: &'a Producer,
     /// The documents of its databases, if they have any.
     documents: Option<&'a Documents>,
@@ -141,18 +141,18 @@ struct Layer<'a> {
 
 impl Layer<'_> {
     async fn run(&self, work: &Work, tx: &Transaction) -> Result<()> {
-        let Self { place, producer, .. } = self;
+        let Self { actor, producer, .. } = self;
         let mut lines = Vec::new();
-        for (name, deed) in &work.deeds {
+        for (name, change) in &work.changes {
             if work.is_late {
-                let gone = place.shared.oracle().gone_instance(name, place.db.env().random());
+                let gone = actor.shared.oracle().gone_instance(name, actor.db.env().random());
                 lines.extend(gone.map(|db| update(producer, tx, db, 1)));
                 continue;
             }
             let stored = tx.get(&app::database(name), Isolation::Serializable).await?;
             let present = stored.as_ref().map(app::instance_of).transpose()?;
             let present = present.map(|instance| Db::new(name.clone(), instance));
-            lines.extend(self.act(tx, name, present, *deed).await?);
+            lines.extend(self.act(tx, name, present, *change).await?);
         }
         for (order, line) in lines.iter().enumerate() {
             line.write(tx, order as u16);
@@ -160,26 +160,26 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Applies `deed` to the database `name`, whose present instance is `present`, or creates it.
+    /// Applies `change` to the database `name`, whose present instance is `present`, or creates it.
     async fn act(
         &self,
         tx: &Transaction,
         name: &DbName,
         present: Option<Db>,
-        deed: Deed,
+        change: DatabaseChange,
     ) -> Result<Vec<Line>> {
         let producer = self.producer;
         let Some(db) = present else { return Ok(vec![self.create(tx, name).await?]) };
-        Ok(match deed {
-            Deed::Update(count) => vec![update(producer, tx, db, count)],
-            Deed::Ddoc(id) => {
+        Ok(match change {
+            DatabaseChange::Update(count) => vec![update(producer, tx, db, count)],
+            DatabaseChange::Ddoc(id) => {
                 let id = id.map(|id| DdocId::new(&format!("_design/{id}")).expect("it is short"));
                 producer.ddoc_updated(tx, &db, id.as_ref());
                 let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
                 vec![Line { db, counters, ddocs: id.into_iter().collect() }]
             }
-            Deed::Delete => vec![self.delete(tx, db).await?],
-            Deed::Recreate(times) => {
+            DatabaseChange::Delete => vec![self.delete(tx, db).await?],
+            DatabaseChange::Recreate(times) => {
                 let (mut lines, mut present) = (Vec::new(), db);
                 for _ in 0..times {
                     lines.push(self.delete(tx, present).await?);
@@ -189,7 +189,7 @@ impl Layer<'_> {
                 }
                 lines
             }
-            Deed::Edit(count) => match self.documents {
+            DatabaseChange::Edit(count) => match self.documents {
                 Some(documents) => vec![documents.edit(tx, db, count).await?],
                 None => Vec::new(),
             },
@@ -197,7 +197,7 @@ impl Layer<'_> {
     }
 
     async fn create(&self, tx: &Transaction, name: &DbName) -> Result<Line> {
-        let instance = DbInstance::random(self.place.db.env());
+        let instance = DbInstance::random(self.actor.db.env());
         let db = Db::new(name.clone(), instance);
         tx.set(&app::database(name), &instance.0);
         if let Some(documents) = self.documents {

@@ -9,7 +9,7 @@ use std::{
 
 use tokio_stream::StreamExt;
 
-use super::place::Place;
+use super::context::ActorContext;
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
     front::simulation::oracle::{Given, GivenDdocs, GivenRow, Interest, Start},
@@ -77,12 +77,12 @@ impl Source {
     /// Subscribes to what `interest` wants, with the named cursor `name`.
     pub async fn subscribe_durably(
         &self,
-        place: &Place,
+        actor: &ActorContext,
         interest: &Interest,
         terms: &ReceiverOptions,
         name: &str,
     ) -> Result<Option<Subscribe>> {
-        let cursor = place.bus.cursor(name)?;
+        let cursor = actor.bus.cursor(name)?;
         let Some(subscribe) = self.subscribe(interest, terms)? else { return Ok(None) };
         subscribe.durable(&cursor).await.map(Some)
     }

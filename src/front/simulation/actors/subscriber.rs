@@ -7,8 +7,8 @@ use tokio::task::JoinSet;
 
 use super::{
     choice,
+    context::ActorContext,
     mirrored::Mirrored,
-    place::Place,
     receiver::{self, ReceiverOptions, Source, Stream},
     supervised,
 };
@@ -30,54 +30,55 @@ const MANY: u64 = 200;
 /// Starts some subscribers of `dispatcher`, and the durable ones that the process had before; and perhaps a mirror. Fails if a
 /// cursor cannot be opened.
 pub(super) async fn start(
-    place: &Place,
+    actor: &ActorContext,
     dispatcher: &Arc<Dispatcher>,
     tasks: &mut JoinSet<()>,
 ) -> Result<Option<Mirrored>> {
     let source = Source::new(dispatcher);
-    let is_supervised = |place: &Place| place.shared.plan.subscribers.supervised && place.random(2) == 0;
-    let bits = place.bits();
+    let is_supervised =
+        |actor: &ActorContext| actor.shared.plan.subscribers.supervised && actor.random(2) == 0;
+    let bits = actor.bits();
     let mut number = 1 + bits % 3;
-    if place.shared.plan.sizes.has_many_subscribers {
+    if actor.shared.plan.sizes.has_many_subscribers {
         number += MANY;
-        place.shared.witness(Witness::ManySubscribers);
+        actor.shared.witness(Witness::ManySubscribers);
     }
     for _ in 0..number {
-        let interest = choice::interest(place);
-        let terms = terms(place, &source);
-        if is_supervised(place) {
-            supervised::start(place, &source, (interest, terms), None, tasks).await?;
+        let interest = choice::interest(actor);
+        let terms = terms(actor, &source);
+        if is_supervised(actor) {
+            supervised::start(actor, &source, (interest, terms), None, tasks).await?;
             continue;
         }
         let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(None) };
-        let mut stream = Stream::new(subscribe, place.random(3) == 0);
+        let mut stream = Stream::new(subscribe, actor.random(3) == 0);
         let start = terms.start.unwrap_or_else(|| stream.cursor());
         let id =
-            place.shared.oracle().subscribed(place.issuer, interest.clone(), manner(&terms), start.into());
-        place.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
-        let taker = Taker::new(place, source.clone(), (id, interest, None));
+            actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner(&terms), start.into());
+        actor.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
+        let taker = Taker::new(actor, source.clone(), (id, interest, None));
         tasks.spawn(taker.run(stream));
     }
-    let process = place.issuer.process;
-    let mut durables = place.shared.oracle().durables_of(process);
+    let process = actor.issuer.process;
+    let mut durables = actor.shared.oracle().durables_of(process);
     if durables.is_empty() {
-        let cursors = if place.shared.plan.subscribers.restarts { 2 } else { place.random(2) };
+        let cursors = if actor.shared.plan.subscribers.restarts { 2 } else { actor.random(2) };
         durables.extend(
-            (0..cursors).map(|number| (format!("cursor-{process}-{number}"), choice::interest(place))),
+            (0..cursors).map(|number| (format!("cursor-{process}-{number}"), choice::interest(actor))),
         );
     }
     for (name, interest) in durables {
-        let terms = terms(place, &source);
-        if is_supervised(place) {
-            supervised::start(place, &source, (interest, terms), Some(name), tasks).await?;
-        } else if let Some((stream, id)) = subscribe_durably(place, &source, &interest, &terms, &name).await?
+        let terms = terms(actor, &source);
+        if is_supervised(actor) {
+            supervised::start(actor, &source, (interest, terms), Some(name), tasks).await?;
+        } else if let Some((stream, id)) = subscribe_durably(actor, &source, &interest, &terms, &name).await?
         {
-            let taker = Taker::new(place, source.clone(), (id, interest, Some(name)));
+            let taker = Taker::new(actor, source.clone(), (id, interest, Some(name)));
             tasks.spawn(taker.run(stream));
         }
     }
-    if place.shared.plan.subscribers.supervised {
-        Mirrored::start(place, &source, bits, tasks)
+    if actor.shared.plan.subscribers.supervised {
+        Mirrored::start(actor, &source, bits, tasks)
     } else {
         Ok(None)
     }
@@ -85,23 +86,23 @@ pub(super) async fn start(
 
 /// Opens the cursor `name`, and receives from there by a stream; `None` once the dispatcher has ended.
 async fn subscribe_durably(
-    place: &Place,
+    actor: &ActorContext,
     source: &Source,
     interest: &Interest,
     terms: &ReceiverOptions,
     name: &str,
 ) -> Result<Option<(Stream, SubscriberId)>> {
-    let Some(subscribe) = source.subscribe_durably(place, interest, terms, name).await? else {
+    let Some(subscribe) = source.subscribe_durably(actor, interest, terms, name).await? else {
         return Ok(None);
     };
-    let mut stream = Stream::new(subscribe, place.random(3) == 0);
+    let mut stream = Stream::new(subscribe, actor.random(3) == 0);
     let start = stream.cursor();
-    place.note(|| format!("has {name}, from {start:?} on: {interest:?}, {terms:?}"));
+    actor.note(|| format!("has {name}, from {start:?} on: {interest:?}, {terms:?}"));
     let durable = (name.to_owned(), interest.clone(), manner(terms));
-    let mut oracle = place.shared.oracle();
-    let id = oracle.subscribed_durably(&place.shared, place.issuer, durable);
+    let mut oracle = actor.shared.oracle();
+    let id = oracle.subscribed_durably(&actor.shared, actor.issuer, durable);
     // While no row waits for it, its cursor is the end of the ring.
-    oracle.stands(&place.shared, id, start.into());
+    oracle.stands(&actor.shared, id, start.into());
     Ok(Some((stream, id)))
 }
 
@@ -111,25 +112,25 @@ fn manner(terms: &ReceiverOptions) -> Manner {
 }
 
 /// Draws the options of a subscription.
-fn terms(place: &Place, source: &Source) -> ReceiverOptions {
-    let plan = &place.shared.plan.subscribers;
-    let start = match place.random(4) {
+fn terms(actor: &ActorContext, source: &Source) -> ReceiverOptions {
+    let plan = &actor.shared.plan.subscribers;
+    let start = match actor.random(4) {
         0 => Some(Cursor::NOTHING),
-        1 => place.shared.oracle().some_position(place.db.env().random()).map(Cursor::from),
-        2 if plan.wants_deletions || place.shared.plan.churns_names => Some(Cursor::NOTHING),
+        1 => actor.shared.oracle().some_position(actor.db.env().random()).map(Cursor::from),
+        2 if plan.wants_deletions || actor.shared.plan.churns_names => Some(Cursor::NOTHING),
         _ => None,
     };
     // A reader can know a position only if the tail has read so far.
     let start = start.filter(|start| source.position().is_some_and(|position| *start <= position));
     let paces = if plan.is_slow { [300, 1_000, 3_000] } else { [5, 300, 2_000] };
-    let has_rounds = place.random(if plan.is_slow { 2 } else { 4 }) == 0;
-    let every = has_rounds.then(|| Duration::from_millis(paces[place.random(3) as usize]));
-    ReceiverOptions { start, skips: place.random(3) == 0, every }
+    let has_rounds = actor.random(if plan.is_slow { 2 } else { 4 }) == 0;
+    let every = has_rounds.then(|| Duration::from_millis(paces[actor.random(3) as usize]));
+    ReceiverOptions { start, skips: actor.random(3) == 0, every }
 }
 
 /// A receiver that takes the deliveries of a stream.
 struct Taker {
-    place: Place,
+    actor: ActorContext,
     source: Source,
     id: SubscriberId,
     interest: Interest,
@@ -143,12 +144,12 @@ struct Taker {
 
 impl Taker {
     fn new(
-        place: &Place,
+        actor: &ActorContext,
         source: Source,
         (id, interest, cursor): (SubscriberId, Interest, Option<String>),
     ) -> Self {
-        let (slowness_ms, checkpoints) = (choice::slowness_ms(place), 1 + place.random(4));
-        Self { place: place.clone(), source, id, interest, cursor, slowness_ms, checkpoints }
+        let (slowness_ms, checkpoints) = (choice::slowness_ms(actor), 1 + actor.random(4));
+        Self { actor: actor.clone(), source, id, interest, cursor, slowness_ms, checkpoints }
     }
 
     /// Receives until the dispatcher ends.
@@ -162,10 +163,10 @@ impl Taker {
     /// Receives until the dispatcher ends, or until the taker stops and resumes with another stream, which is
     /// returned.
     async fn take_some(&mut self, mut stream: Stream) -> Option<Stream> {
-        let plan = self.place.shared.plan.subscribers;
+        let plan = self.actor.shared.plan.subscribers;
         loop {
-            let Self { place, id, .. } = &*self;
-            let pause = place.db.env().sleep(Duration::from_millis(200 + place.random(1_500)));
+            let Self { actor, id, .. } = &*self;
+            let pause = actor.db.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
             // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
             let received = tokio::select! {
                 received = stream.next() => Some(received?),
@@ -173,26 +174,26 @@ impl Taker {
             };
             match received {
                 None => {
-                    place.shared.oracle().stands(&place.shared, *id, stream.cursor().into());
+                    actor.shared.oracle().stands(&actor.shared, *id, stream.cursor().into());
                 }
                 Some(received) => {
                     for given in &received {
-                        place.note(|| format!("subscriber {id} {}", receiver::show(given)));
-                        place.shared.oracle().received(&place.shared, *id, given);
+                        actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
+                        actor.shared.oracle().received(&actor.shared, *id, given);
                     }
                     let has_failed = matches!(received[..], [Given::Failed]);
-                    if has_failed || self.slowness_ms > 0 && place.is_chaos() {
-                        place.pause(self.slowness_ms.max(50)).await;
+                    if has_failed || self.slowness_ms > 0 && actor.is_chaos() {
+                        actor.pause(self.slowness_ms.max(50)).await;
                     }
                 }
             }
-            if place.random(self.checkpoints) == 0 {
+            if actor.random(self.checkpoints) == 0 {
                 self.checkpoint(&mut stream).await;
             }
-            if plan.replaces && self.place.is_chaos() && self.place.random(6) == 0 {
+            if plan.replaces && self.actor.is_chaos() && self.actor.random(6) == 0 {
                 self.replace(&mut stream);
             }
-            if plan.restarts && self.place.is_chaos() && self.place.random(6) == 0 {
+            if plan.restarts && self.actor.is_chaos() && self.actor.random(6) == 0 {
                 return self.restart(stream).await;
             }
         }
@@ -200,47 +201,47 @@ impl Taker {
 
     /// Saves its cursor.
     async fn checkpoint(&self, stream: &mut Stream) {
-        let Self { place, id, .. } = self;
+        let Self { actor, id, .. } = self;
         match stream.checkpoint().await {
             Ok(()) => {}
             Err(error @ Error::CursorLost { .. }) => {
                 let reason = format!("subscriber {id}, whose cursor nobody takes: {error}");
-                place.shared.fail(Guarantee::Resumable.broken(reason));
+                actor.shared.fail(Guarantee::Resumable.broken(reason));
             }
-            Err(error) => place.note(|| format!("subscriber {id} could not save its position: {error}")),
+            Err(error) => actor.note(|| format!("subscriber {id} could not save its position: {error}")),
         }
     }
 
     fn replace(&mut self, stream: &mut Stream) {
-        self.interest = choice::interest(&self.place);
-        let Self { place, id, interest, .. } = self;
+        self.interest = choice::interest(&self.actor);
+        let Self { actor, id, interest, .. } = self;
         // With threads, rows can pass it before the filter is replaced.
-        let position = (!place.shared.time.is_real()).then(|| stream.cursor());
-        place.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
-        place.shared.oracle().replaced(&place.shared, *id, interest, position.map(Into::into));
+        let position = (!actor.shared.time.is_real()).then(|| stream.cursor());
+        actor.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
+        actor.shared.oracle().replaced(&actor.shared, *id, interest, position.map(Into::into));
         stream.replace(interest.filter());
     }
 
     /// Stops, and resumes some time later: from its named cursor, or from the cursor of the stream.
     async fn restart(&mut self, mut stream: Stream) -> Option<Stream> {
-        let Self { place, source, id, interest, cursor, .. } = &*self;
+        let Self { actor, source, id, interest, cursor, .. } = &*self;
         let position = stream.cursor();
         drop(stream);
-        place.pause(self.slowness_ms.max(200)).await;
-        let terms = ReceiverOptions { start: Some(position), ..terms(place, source) };
+        actor.pause(self.slowness_ms.max(200)).await;
+        let terms = ReceiverOptions { start: Some(position), ..terms(actor, source) };
         let Some(cursor) = cursor else {
-            let stream = Stream::new(source.subscribe(interest, &terms).ok()??, place.random(3) == 0);
-            place.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));
-            let mut oracle = place.shared.oracle();
-            oracle.resumed(&place.shared, (place.issuer, *id), manner(&terms), position.into());
+            let stream = Stream::new(source.subscribe(interest, &terms).ok()??, actor.random(3) == 0);
+            actor.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));
+            let mut oracle = actor.shared.oracle();
+            oracle.resumed(&actor.shared, (actor.issuer, *id), manner(&terms), position.into());
             return Some(stream);
         };
         loop {
-            match subscribe_durably(place, source, interest, &terms, cursor).await {
+            match subscribe_durably(actor, source, interest, &terms, cursor).await {
                 Ok(begun) => return begun.map(|(stream, _)| stream),
                 Err(error) => {
-                    place.note(|| format!("{cursor} could not be opened: {error}"));
-                    place.pause(300).await;
+                    actor.note(|| format!("{cursor} could not be opened: {error}"));
+                    actor.pause(300).await;
                 }
             }
         }

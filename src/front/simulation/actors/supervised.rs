@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     choice,
-    place::Place,
+    context::ActorContext,
     receiver::{self, ReceiverOptions, Source},
 };
 use crate::{
@@ -32,17 +32,17 @@ const BARRIER_MAX: Duration = Duration::from_secs(2);
 /// Starts a callback or a listener for `interest`, which is durable if it has a cursor. Fails if the cursor cannot be
 /// opened.
 pub(super) async fn start(
-    place: &Place,
+    actor: &ActorContext,
     source: &Source,
     (interest, terms): (Interest, ReceiverOptions),
     cursor: Option<String>,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
-    let bits = place.bits();
+    let bits = actor.bits();
     let calls = bits.is_multiple_of(2).then_some((bits >> 32).is_multiple_of(2));
-    let keeper = HandleOwner { place: place.clone(), source: source.clone(), calls, interest, terms, cursor };
-    if let Some(begun) = keeper.begin().await? {
-        tasks.spawn(keeper.run(begun));
+    let owner = HandleOwner { actor: actor.clone(), source: source.clone(), calls, interest, terms, cursor };
+    if let Some(begun) = owner.begin().await? {
+        tasks.spawn(owner.run(begun));
     }
     Ok(())
 }
@@ -79,7 +79,7 @@ impl Handle {
 
 /// The owner of a callback or a listener, which keeps its handle.
 struct HandleOwner {
-    place: Place,
+    actor: ActorContext,
     source: Source,
     /// Whether its callback is called for batches; `None` if it starts a listener.
     calls: Option<bool>,
@@ -92,44 +92,44 @@ struct HandleOwner {
 impl HandleOwner {
     /// Subscribes; `None` once the dispatcher has ended.
     async fn begin(&self) -> Result<Option<(Handle, SubscriberId)>> {
-        let Self { place, source, calls, interest, terms, cursor } = self;
+        let Self { actor, source, calls, interest, terms, cursor } = self;
         let form = match calls {
             Some(true) => "a callback of batches",
             Some(false) => "a callback",
             None => "a listener",
         };
-        let panics = calls.is_none() && place.random(2) == 0;
+        let panics = calls.is_none() && actor.random(2) == 0;
         let manner = Manner { form: form.into(), skips: terms.skips, panics };
         let mut terms = *terms;
-        if place.shared.time.is_real() {
+        if actor.shared.time.is_real() {
             // The tail can move before the receiver has begun.
             terms.start = terms.start.or_else(|| source.position());
         }
         let terms = &terms;
         let subscribe = match cursor {
             None => source.subscribe(interest, terms)?,
-            Some(name) => source.subscribe_durably(place, interest, terms, name).await?,
+            Some(name) => source.subscribe_durably(actor, interest, terms, name).await?,
         };
         let Some(subscribe) = subscribe else { return Ok(None) };
-        let subscribe = subscribe.save_every(Duration::from_millis(1 + place.random(1_500)))?;
+        let subscribe = subscribe.save_every(Duration::from_millis(1 + actor.random(1_500)))?;
         let now = source.position().unwrap_or(Cursor::NOTHING);
-        let mut oracle = place.shared.oracle();
+        let mut oracle = actor.shared.oracle();
         let id = match cursor {
             None => {
-                oracle.subscribed(place.issuer, interest.clone(), manner, terms.start.unwrap_or(now).into())
+                oracle.subscribed(actor.issuer, interest.clone(), manner, terms.start.unwrap_or(now).into())
             }
             Some(name) => {
                 let durable = (name.clone(), interest.clone(), manner);
-                oracle.subscribed_durably(&place.shared, place.issuer, durable)
+                oracle.subscribed_durably(&actor.shared, actor.issuer, durable)
             }
         };
         let life = oracle.life(id);
         drop(oracle);
-        place.note(|| {
+        actor.note(|| {
             format!("has {form} as subscriber {id}, durable by {cursor:?}: {interest:?}, {terms:?}")
         });
-        let slowness_ms = choice::slowness_ms(place);
-        let taker = Taker { place: place.clone(), id, life, slowness_ms, panics };
+        let slowness_ms = choice::slowness_ms(actor);
+        let taker = Taker { actor: actor.clone(), id, life, slowness_ms, panics };
         let handle = match calls {
             Some(in_batches) => Handle::Callback(call(subscribe, taker, *in_batches)),
             None => Handle::Listener(listen(subscribe, taker)?),
@@ -139,22 +139,22 @@ impl HandleOwner {
 
     /// Keeps the handle. Now and then it waits at a barrier, replaces the filter, or restarts a durable receiver.
     async fn run(mut self, (mut handle, mut id): (Handle, SubscriberId)) {
-        let plan = self.place.shared.plan.subscribers;
+        let plan = self.actor.shared.plan.subscribers;
         let mut rounds = 0_u64;
-        while self.place.is_chaos() {
-            self.place.pause(2_000).await;
+        while self.actor.is_chaos() {
+            self.actor.pause(2_000).await;
             rounds += 1;
             if rounds.is_multiple_of(2) {
                 self.wait_at_barrier(&handle, id).await;
             }
-            if plan.replaces && self.place.random(2) == 0 && self.place.is_chaos() {
-                self.interest = choice::interest(&self.place);
-                let Self { place, interest, .. } = &self;
-                place.note(|| format!("subscriber {id} is to want {interest:?}"));
-                place.shared.oracle().replaced(&place.shared, id, interest, None);
+            if plan.replaces && self.actor.random(2) == 0 && self.actor.is_chaos() {
+                self.interest = choice::interest(&self.actor);
+                let Self { actor, interest, .. } = &self;
+                actor.note(|| format!("subscriber {id} is to want {interest:?}"));
+                actor.shared.oracle().replaced(&actor.shared, id, interest, None);
                 handle.replace(interest.filter());
             }
-            if plan.restarts && self.cursor.is_some() && self.place.random(2) == 0 && self.place.is_chaos() {
+            if plan.restarts && self.cursor.is_some() && self.actor.random(2) == 0 && self.actor.is_chaos() {
                 handle.stop().await;
                 let Some(begun) = self.begin_again().await else { return };
                 (handle, id) = begun;
@@ -167,27 +167,27 @@ impl HandleOwner {
 
     /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
     async fn wait_at_barrier(&self, handle: &Handle, id: SubscriberId) {
-        let Self { place, source, .. } = self;
+        let Self { actor, source, .. } = self;
         // With threads, the oracle can learn of a commit after others have.
-        if place.shared.time.is_real() {
+        if actor.shared.time.is_real() {
             return;
         }
-        let recorded = place.shared.oracle().recorded_so_far();
+        let recorded = actor.shared.oracle().recorded_so_far();
         let passed = async {
-            let version = place.db.begin().read_version().await.ok()?;
+            let version = actor.db.begin().read_version().await.ok()?;
             let at = source.reached(version).await?;
             handle.listener().reached(at).await.then_some(at)
         };
         let at = tokio::select! {
             biased;
             Some(at) = passed => at,
-            () = place.db.env().sleep(BARRIER_MAX) => return,
+            () = actor.db.env().sleep(BARRIER_MAX) => return,
         };
-        place.note(|| format!("subscriber {id} has passed a barrier at {at}"));
-        place.shared.witness(Witness::BarrierPassed);
-        let mut oracle = place.shared.oracle();
-        oracle.passed_barrier(&place.shared, &recorded, at);
-        oracle.stands(&place.shared, id, Cursor::from(at).into());
+        actor.note(|| format!("subscriber {id} has passed a barrier at {at}"));
+        actor.shared.witness(Witness::BarrierPassed);
+        let mut oracle = actor.shared.oracle();
+        oracle.passed_barrier(&actor.shared, &recorded, at);
+        oracle.stands(&actor.shared, id, Cursor::from(at).into());
     }
 
     /// Subscribes again, as soon as that is possible.
@@ -196,8 +196,8 @@ impl HandleOwner {
             match self.begin().await {
                 Ok(begun) => return begun,
                 Err(error) => {
-                    self.place.note(|| format!("could not subscribe: {error}"));
-                    self.place.pause(300).await;
+                    self.actor.note(|| format!("could not subscribe: {error}"));
+                    self.actor.pause(300).await;
                 }
             }
         }
@@ -230,7 +230,7 @@ fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> CallbackHandle 
 
 /// Receives through a listener, of one of the three forms.
 fn listen(subscribe: Subscribe, taker: Taker) -> Result<ListenerHandle<()>> {
-    let bits = taker.place.bits();
+    let bits = taker.actor.bits();
     let (in_batches, has_own) = (bits.is_multiple_of(2), (bits >> 32).is_multiple_of(2));
     let backoff = Duration::from_millis(10);
     if in_batches && has_own {
@@ -244,7 +244,7 @@ fn listen(subscribe: Subscribe, taker: Taker) -> Result<ListenerHandle<()>> {
 /// Takes deliveries, and panics now and then after one.
 #[derive(Clone)]
 struct Taker {
-    place: Place,
+    actor: ActorContext,
     id: SubscriberId,
     /// The life of the subscriber in which it takes. When a process could not start, its listeners go on until they
     /// have taken the deliveries in hand, beside the listeners of the next attempt.
@@ -266,7 +266,7 @@ impl Taker {
     /// Takes a whole batch at once, which is `what` if there are several deliveries in it.
     async fn take_batch(&self, batch: &DeliveryBatch, what: Witness) -> Next {
         if batch.len() > 1 {
-            self.place.shared.witness(what);
+            self.actor.shared.witness(what);
         }
         let mut is_own = true;
         for delivery in batch {
@@ -286,23 +286,23 @@ impl Taker {
 
     /// Has the oracle judge what it is given. Returns whether it is still the receiver of this life.
     fn receive(&self, given: &Given) -> bool {
-        let Self { place, id, life, .. } = self;
-        place.note(|| format!("subscriber {id} {}", receiver::show(given)));
-        let mut oracle = place.shared.oracle();
+        let Self { actor, id, life, .. } = self;
+        actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
+        let mut oracle = actor.shared.oracle();
         if oracle.life(*id) != *life {
             return false;
         }
-        oracle.received(&place.shared, *id, given);
+        oracle.received(&actor.shared, *id, given);
         true
     }
 
     /// Takes its time, and panics now and then, if it may.
     async fn work(&self, may_panic: bool) {
-        let Self { place, slowness_ms, panics, .. } = self;
-        if *slowness_ms > 0 && place.is_chaos() {
-            place.pause(*slowness_ms).await;
+        let Self { actor, slowness_ms, panics, .. } = self;
+        if *slowness_ms > 0 && actor.is_chaos() {
+            actor.pause(*slowness_ms).await;
         }
-        if *panics && place.is_chaos() && place.random(6) == 0 && may_panic {
+        if *panics && actor.is_chaos() && actor.random(6) == 0 && may_panic {
             // It unwinds without a message on the terminal.
             std::panic::resume_unwind(Box::new(PLANNED_PANIC));
         }

@@ -19,14 +19,14 @@ use crate::{
         issuer::Issuer,
         log::{self, LoggedCommit},
         notes,
-        oracle::{Oracle, Seen},
+        oracle::{HistoryEvent, Oracle},
         time::{Time, true_time},
     },
     store::{Backend, Database, Isolation, KeyRange, RangeRead},
 };
 
 /// A note: it comes after all commits up to its version.
-type Note = (u64, Seen);
+type Note = (u64, HistoryEvent);
 
 /// What a world on a cluster has done so far, for the oracle.
 pub(super) struct Merge {
@@ -67,7 +67,7 @@ impl Merge {
     pub fn crashed(&mut self, issuer: Issuer, version: u64) -> Result<()> {
         self.read_notes()?;
         self.lives.remove(&issuer);
-        self.waiting.push_back((version, Seen::Crashed { by: issuer.into() }));
+        self.waiting.push_back((version, HistoryEvent::Crashed { by: issuer.into() }));
         Ok(())
     }
 
@@ -107,26 +107,28 @@ impl Merge {
     }
 
     /// Gives the readers in `seen` the names that the oracle has for them.
-    fn name(&mut self, seen: &mut Seen) {
+    fn name(&mut self, seen: &mut HistoryEvent) {
         let next = self.oracle.next_reader();
         match seen {
-            Seen::Subscribed { id, .. } | Seen::Followed { id, .. } => {
+            HistoryEvent::Subscribed { id, .. } | HistoryEvent::Followed { id, .. } => {
                 self.readers.insert(*id, next);
                 *id = next;
             }
-            Seen::SubscribedDurably { id, cursor, .. } => {
+            HistoryEvent::SubscribedDurably { id, cursor, .. } => {
                 let known = self.oracle.durable(cursor).unwrap_or(next);
                 self.readers.insert(*id, known);
                 *id = known;
             }
-            Seen::Resumed { id, .. }
-            | Seen::Replaced { id, .. }
-            | Seen::Stands { id, .. }
-            | Seen::Given { id, .. }
-            | Seen::Unfollowed { id }
-            | Seen::FollowedRows { id, .. }
-            | Seen::FollowedOver { id, .. } => *id = self.readers.get(id).copied().unwrap_or(*id),
-            Seen::Observed { group, generation, .. } => *generation = self.oracle.generation(&group.0),
+            HistoryEvent::Resumed { id, .. }
+            | HistoryEvent::Replaced { id, .. }
+            | HistoryEvent::Stands { id, .. }
+            | HistoryEvent::Given { id, .. }
+            | HistoryEvent::Unfollowed { id }
+            | HistoryEvent::FollowedRows { id, .. }
+            | HistoryEvent::FollowedOver { id, .. } => *id = self.readers.get(id).copied().unwrap_or(*id),
+            HistoryEvent::Observed { group, generation, .. } => {
+                *generation = self.oracle.generation(&group.0)
+            }
             _ => {}
         }
     }

@@ -16,7 +16,7 @@ pub(in crate::front::simulation) struct JobPlan {
     pub options: TriggerOptions,
     /// Options of the parallel jobs, whose batches have as many rows as the pages of scans.
     pub parallel: ParallelJobOptions,
-    /// The names of the databases whose jobs fail for ever.
+    /// The names of the databases whose jobs fail forever.
     pub failing: Vec<DbName>,
     /// Whether these jobs hang instead.
     pub hangs: bool,

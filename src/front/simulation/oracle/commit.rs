@@ -50,4 +50,4 @@ pub(in crate::front::simulation) fn is_fold(mutations: &[Mutation]) -> bool {
 }
 
 /// The keys that a commit touched, decoded.
-pub(in crate::front::simulation) type Items<'a> = [(StoredItem, &'a Change)];
+pub(in crate::front::simulation) type StoredChanges<'a> = [(StoredItem, &'a Change)];

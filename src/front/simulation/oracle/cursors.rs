@@ -5,9 +5,9 @@
 
 use super::{
     Oracle,
-    commit::{Change, Items, Verdict},
+    commit::{Change, StoredChanges, Verdict},
     given::Start,
-    history::Seen,
+    history::HistoryEvent,
     interest::Interest,
     models::subscriber::{Manner, SubscriberId},
     stored_item::StoredItem,
@@ -47,7 +47,7 @@ impl Oracle {
         let known = self.durable(&cursor);
         let id = known.unwrap_or(self.next_reader + 1);
         let is_known = known.is_some();
-        self.keep(|| Seen::SubscribedDurably {
+        self.keep(|| HistoryEvent::SubscribedDurably {
             id,
             by: issuer.into(),
             cursor: cursor.clone(),
@@ -72,7 +72,7 @@ impl Oracle {
     }
 
     /// Judges the changes of a commit to named cursors.
-    pub(super) fn judge_cursors(&mut self, items: &Items<'_>) -> Verdict {
+    pub(super) fn judge_cursors(&mut self, items: &StoredChanges<'_>) -> Verdict {
         for (item, change) in items {
             if let StoredItem::Cursor(cursor) = item {
                 self.judge_cursor(cursor, change)?;

@@ -11,8 +11,8 @@ use std::{
 
 use super::{
     Oracle,
-    commit::{Change, Items, ObservedCommit, Verdict},
-    history::{Row, Seen, Text},
+    commit::{Change, ObservedCommit, StoredChanges, Verdict},
+    history::{HistoryEvent, Row, Text},
     models::documents::{DocFeed, DocTail, DocTailId, Touched},
     stored_item::StoredItem,
 };
@@ -31,7 +31,7 @@ use crate::{
     roles::changes::Change as DocChange,
     state::{
         keys::FeedId,
-        skipped::{Place, SkippedRow},
+        skipped::{SkippedAt, SkippedRow},
     },
 };
 
@@ -60,7 +60,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) -> Verdict {
         if !self.has_documents {
             return Ok(());
@@ -160,7 +160,7 @@ impl Oracle {
 
     /// Judges the rows read in pages of the documents of `instance`.
     pub fn judge_doc_pages(&mut self, instance: DbInstance, read: &[Arc<DocChange>]) -> Verdict {
-        self.keep(|| Seen::DocPages { instance: Text(instance), rows: Row::of_docs(read) });
+        self.keep(|| HistoryEvent::DocPages { instance: Text(instance), rows: Row::of_docs(read) });
         let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
         let read: Vec<_> = read.iter().map(|row| (row.sequence, &row.doc)).collect();
         let expected: Vec<_> = feed.rows.iter().map(|(at, (_, doc))| (*at, doc)).collect();
@@ -175,7 +175,7 @@ impl Oracle {
     pub fn judge_skipped_documents(&self, instance: DbInstance, skipped: &[SkippedRow]) -> Verdict {
         let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
         let is_named = |at: &Sequence| {
-            let place = Place::Row(FeedId::documents(instance), *at).to_string();
+            let place = SkippedAt::Row(FeedId::documents(instance), *at).to_string();
             skipped.iter().any(|row| row.place == place)
         };
         match feed.broken.iter().find(|at| !is_named(at)) {
@@ -189,7 +189,7 @@ impl Oracle {
     pub fn doc_tailed(&mut self, issuer: Issuer, instance: DbInstance, start: Sequence) -> DocTailId {
         self.next_reader += 1;
         let id = self.next_reader;
-        self.keep(|| Seen::DocTailed { id, by: issuer.into(), instance: Text(instance), start });
+        self.keep(|| HistoryEvent::DocTailed { id, by: issuer.into(), instance: Text(instance), start });
         let tail = DocTail { issuer, instance, start, read: BTreeSet::new(), at: start };
         self.doc_tails.insert(self.next_reader, tail);
         self.next_reader
@@ -197,7 +197,7 @@ impl Oracle {
 
     /// Judges rows that a tail of documents has read.
     pub fn doc_tail_read(&mut self, findings: &Findings, id: DocTailId, rows: &[Arc<DocChange>]) {
-        self.keep(|| Seen::DocTailRead { id, rows: Row::of_docs(rows) });
+        self.keep(|| HistoryEvent::DocTailRead { id, rows: Row::of_docs(rows) });
         let Some(tail) = self.doc_tails.get_mut(&id) else { return };
         let feed = self.documents.get(&tail.instance);
         for row in rows {
@@ -220,7 +220,7 @@ impl Oracle {
 
     /// Judges the end of a tail for `reason`, which is right only if the database is gone.
     pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
-        self.keep(|| Seen::DocTailEnded { id, reason: reason.to_owned() });
+        self.keep(|| HistoryEvent::DocTailEnded { id, reason: reason.to_owned() });
         let Some(tail) = self.doc_tails.remove(&id) else { return };
         if self.documents.contains_key(&tail.instance) {
             let reason =

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{
     Oracle,
-    commit::{Change, Items, ObservedCommit, Verdict},
+    commit::{Change, ObservedCommit, StoredChanges, Verdict},
     stored_item::StoredItem,
 };
 use crate::{
@@ -45,7 +45,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) {
         for (item, change) in items {
             match item {

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     FEED, Oracle, Placed,
-    commit::{Change, Items, ObservedCommit, Verdict},
+    commit::{Change, ObservedCommit, StoredChanges, Verdict},
     stored_item::StoredItem,
 };
 use crate::{
@@ -65,7 +65,7 @@ fn plus(mut a: Counters, b: Counters) -> Counters {
 
 impl Oracle {
     /// Judges and records topology entries: the last one is open, all others are closed, and ids only grow.
-    pub(super) fn judge_topology(&mut self, findings: &Findings, items: &Items<'_>) -> Verdict {
+    pub(super) fn judge_topology(&mut self, findings: &Findings, items: &StoredChanges<'_>) -> Verdict {
         let mut entries: BTreeMap<Sequence, TopologyRow> =
             self.topology.drain(..).map(|entry| (entry.first, entry)).collect();
         let mut is_changed = false;
@@ -113,7 +113,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         recorded: &BTreeMap<Db, Counters>,
     ) -> Verdict {
         let mut fold = self.gather(seen, items)?;
@@ -169,7 +169,7 @@ impl Oracle {
     }
 
     /// Collects the events that a commit has taken from the counters, and the rows that it has written and removed.
-    fn gather(&self, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Result<Fold, Broken> {
+    fn gather(&self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Result<Fold, Broken> {
         let mut fold = Fold::default();
         for (item, change) in items {
             match item {
@@ -252,7 +252,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         marks: &[&(StoredItem, &Change)],
     ) -> Result<bool, Broken> {
         let mark_of = |value: &Option<bytes::Bytes>| {
@@ -302,7 +302,7 @@ impl Oracle {
     }
 
     /// Producers must add exactly the recorded events to the counters.
-    fn judge_recording(&mut self, items: &Items<'_>, recorded: &BTreeMap<Db, Counters>) -> Verdict {
+    fn judge_recording(&mut self, items: &StoredChanges<'_>, recorded: &BTreeMap<Db, Counters>) -> Verdict {
         let mut added: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
             if let StoredItem::Counters(db) = item {
@@ -324,7 +324,7 @@ impl Oracle {
     }
 
     /// Rows that are removed without a successor must be tombstones that no reader needs.
-    fn judge_drop(&mut self, findings: &Findings, items: &Items<'_>, fold: Fold) -> Verdict {
+    fn judge_drop(&mut self, findings: &Findings, items: &StoredChanges<'_>, fold: Fold) -> Verdict {
         for (item, change) in items {
             if let (StoredItem::Horizon(feed), Some(value)) = (item, &change.after)
                 && feed == FEED
@@ -369,7 +369,7 @@ impl Oracle {
         findings: &Findings,
         name: &DbName,
         fold: &mut Fold,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) -> Verdict {
         let mut taken: BTreeMap<Db, Counters> = BTreeMap::new();
         for (db, counters) in fold.taken.iter().filter(|(db, _)| db.name == *name) {
@@ -528,7 +528,7 @@ impl Oracle {
     }
 
     /// The newest row of the name must be recorded, and the pulse must have moved in the lane of its shard.
-    fn judge_newest(placed: &Placed, items: &Items<'_>) -> Verdict {
+    fn judge_newest(placed: &Placed, items: &StoredChanges<'_>) -> Verdict {
         let Placed { shard, row } = placed;
         let newest = StoredItem::Newest(FEED.to_vec(), row.name.as_str().as_bytes().to_vec());
         let says = |wanted: &StoredItem| {
@@ -554,7 +554,7 @@ impl Oracle {
         before: Option<&Notification>,
         row: &Notification,
         is_nameless: bool,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) -> Verdict {
         if let Some(before) = before.filter(|before| row.is_deleted() || before.instance != row.instance) {
             self.ddocs.retain(|(db, _), _| *db != before.db());

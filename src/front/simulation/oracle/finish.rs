@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::{
     FEED, Oracle,
     commit::Verdict,
-    history::{Row, Seen},
+    history::{HistoryEvent, Row},
     stored_item::StoredItem,
 };
 use crate::{
@@ -135,7 +135,7 @@ impl Oracle {
 
     /// Judges whether the whole feed, read in pages, has each database once, in order.
     pub fn judge_pages(&mut self, rows: &[Arc<Notification>]) -> Verdict {
-        self.keep(|| Seen::Pages { rows: rows.iter().map(|row| Row::of(row)).collect() });
+        self.keep(|| HistoryEvent::Pages { rows: rows.iter().map(|row| Row::of(row)).collect() });
         if self.is_noting() {
             return Ok(());
         }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     FEED, Oracle, Placed,
-    commit::{Items, ObservedCommit, Verdict},
-    history::{Seen, Text},
+    commit::{ObservedCommit, StoredChanges, Verdict},
+    history::{HistoryEvent, Text},
     models::{documents::DocFeed, group::GroupModel},
     stored_item::StoredItem,
 };
@@ -49,7 +49,7 @@ impl Oracle {
 
     /// Records that an observer has worked on rows, apart from its checkpoint.
     pub fn observed(&mut self, group: &GroupName, generation: u64, rows: &[Sequence]) {
-        self.keep(|| Seen::Observed { group: Text(group.clone()), generation, rows: rows.to_vec() });
+        self.keep(|| HistoryEvent::Observed { group: Text(group.clone()), generation, rows: rows.to_vec() });
         if let Some(group) = self.groups.get_mut(group).filter(|group| group.generation == generation) {
             group.done.extend(rows);
             group.is_used = true;
@@ -72,7 +72,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) -> Verdict {
         self.judge_left_entries(items)?;
         let mut set = BTreeSet::new();
@@ -109,7 +109,7 @@ impl Oracle {
     }
 
     /// No group stands in a topology entry that is dropped, unless it goes with its feed: a node may still be at work in the entry.
-    fn judge_left_entries(&self, items: &Items<'_>) -> Verdict {
+    fn judge_left_entries(&self, items: &StoredChanges<'_>) -> Verdict {
         for (item, change) in items {
             let StoredItem::Topology(feed, first) = item else { continue };
             let (Some(before), None) = (&change.before, &change.after) else { continue };
@@ -132,7 +132,7 @@ impl Oracle {
     }
 
     /// The row of the lowest checkpoint of a group is above none of its checkpoints.
-    fn judge_lowest(&mut self, findings: &Findings, items: &Items<'_>) -> Verdict {
+    fn judge_lowest(&mut self, findings: &Findings, items: &StoredChanges<'_>) -> Verdict {
         for (item, change) in items {
             let StoredItem::LowestCheckpoint(name) = item else { continue };
             let lowest = change.after.as_ref().map(|value| checkpoint_position(value)).transpose();
@@ -161,7 +161,12 @@ impl Oracle {
     }
 
     /// Judges and records the work in this transaction.
-    fn judge_work(&mut self, findings: &Findings, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
+    fn judge_work(
+        &mut self,
+        findings: &Findings,
+        seen: &ObservedCommit<'_>,
+        items: &StoredChanges<'_>,
+    ) -> Verdict {
         for (item, change) in items {
             match item {
                 StoredItem::DeadLetter(name, at) if change.after.is_some() => {
@@ -220,7 +225,7 @@ impl Oracle {
     /// is not done yet, and the checkpoint moves past it at the same time.
     pub(super) fn judge_set_aside(
         group: &GroupModel,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         name: &GroupName,
         at: Sequence,
     ) -> Verdict {
@@ -246,7 +251,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         set: &BTreeSet<GroupName>,
     ) -> Verdict {
         let mut begun = BTreeSet::new();
@@ -327,7 +332,7 @@ impl Oracle {
         self.groups.iter().find_map(|(name, group)| {
             let mut left = rows_of(&self.rows, &self.documents, &group.id).map(|(_, at)| at);
             let left = left.find(|at| {
-                *at > group.start && !group.done.contains(at) && !self.waits_for_ever(group, *at)
+                *at > group.start && !group.done.contains(at) && !self.waits_forever(group, *at)
             })?;
             Some(format!("{name} has still to work on the row at {left}"))
         })

@@ -46,7 +46,7 @@ pub(super) struct Head {
     pub names: Vec<Text<DbName>>,
     /// Whether databases have documents.
     pub documents: bool,
-    /// The names of the databases whose jobs fail for ever; `None` if there are no triggers.
+    /// The names of the databases whose jobs fail forever; `None` if there are no triggers.
     #[serde(default)]
     pub failing: Option<Vec<Text<DbName>>>,
     /// Whether no clock jumps.
@@ -323,7 +323,7 @@ impl Received {
 /// What the oracle was informed of.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "saw", rename_all = "snake_case")]
-pub(in crate::front::simulation) enum Seen {
+pub(in crate::front::simulation) enum HistoryEvent {
     Joined {
         by: By,
         node: Text<NodeId>,
@@ -494,7 +494,7 @@ pub(in crate::front::simulation) enum Seen {
     Ended,
 }
 
-impl Seen {
+impl HistoryEvent {
     /// A commit.
     pub fn of_commit(seen: &ObservedCommit<'_>) -> Self {
         let value = |value: &Option<Bytes>| value.clone().map(Hex);

@@ -97,7 +97,7 @@ impl Interest {
     pub fn is_exact(&self) -> bool {
         match &self.which {
             Which::Names(_) => true,
-            Which::Any(wishes) => wishes.iter().all(Self::is_exact),
+            Which::Any(interests) => interests.iter().all(Self::is_exact),
             _ => false,
         }
     }
@@ -112,7 +112,9 @@ impl Interest {
             Which::Suffix(suffix) => all(name.as_str().ends_with(&**suffix)),
             Which::Glob(glob) => all((glob.matches)(name.as_str())),
             Which::Predicate(predicate) => all((predicate.matches)(name.as_str())),
-            Which::Any(wishes) => wishes.iter().flat_map(|interest| kinds(interest.kinds_of(name))).collect(),
+            Which::Any(interests) => {
+                interests.iter().flat_map(|interest| kinds(interest.kinds_of(name))).collect()
+            }
         };
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
@@ -132,11 +134,11 @@ impl Interest {
 
     /// The indices of the members of its set that want one of `news` of the database `name`.
     pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
-        let Which::Any(wishes) = &self.which else { return vec![0] };
+        let Which::Any(interests) = &self.which else { return vec![0] };
         let wants = |interest: &Self| {
             interest.kinds_of(name).iter().any(|kind| self.kinds.contains(kind) && news.contains(kind))
         };
-        (0..).zip(wishes).filter(|(_, interest)| wants(interest)).map(|(place, _)| place).collect()
+        (0..).zip(interests).filter(|(_, interest)| wants(interest)).map(|(place, _)| place).collect()
     }
 
     /// The filter for it.
@@ -152,7 +154,7 @@ impl Interest {
                 let matches = *matches;
                 Filter::predicate(move |row| matches(row.name.as_str()))
             }
-            Which::Any(wishes) => Filter::any(wishes.iter().map(Self::filter)).expect(SOUND),
+            Which::Any(interests) => Filter::any(interests.iter().map(Self::filter)).expect(SOUND),
         };
         let filter = if self.kinds == Kinds::ALL { filter } else { filter.kinds(self.kinds).expect(SOUND) };
         match &self.ddocs {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    commit::{Change, Items, ObservedCommit, Verdict},
+    commit::{Change, ObservedCommit, StoredChanges, Verdict},
     models::documents::DocFeed,
     stored_item::StoredItem,
 };
@@ -34,7 +34,7 @@ type Feeds = BTreeMap<DbInstance, DocFeed>;
 
 /// The work of triggers.
 pub(super) struct Jobs {
-    /// The names of the databases whose jobs fail for ever.
+    /// The names of the databases whose jobs fail forever.
     failing: Vec<DbName>,
     /// The derived rows: by document, the edit from which they were derived.
     derived: BTreeMap<Work, BTreeMap<String, Sequence>>,
@@ -49,14 +49,14 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// No work yet, where the jobs of the databases with `failing` names fail for ever.
+    /// No work yet, where the jobs of the databases with `failing` names fail forever.
     pub fn new(failing: Vec<DbName>) -> Self {
         let (derived, saved, cleaned) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let (marks, parked, owed) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         Self { failing, derived, saved, cleaned, marks, parked, owed }
     }
 
-    /// The names of the databases whose jobs fail for ever.
+    /// The names of the databases whose jobs fail forever.
     pub fn failing(&self) -> &[DbName] {
         &self.failing
     }
@@ -66,7 +66,7 @@ impl Jobs {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         feeds: &Feeds,
     ) -> Verdict {
         for (item, change) in items {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{
     Oracle,
-    commit::{Change, Items, ObservedCommit, Verdict},
+    commit::{Change, ObservedCommit, StoredChanges, Verdict},
     stored_item::StoredItem,
 };
 use crate::{
@@ -43,7 +43,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) -> Verdict {
         let sets_group = items.iter().any(|(item, _)| matches!(item, StoredItem::Group(_)));
         for (item, change) in items {
@@ -167,7 +167,7 @@ impl Oracle {
         &self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         (pool, resource): (&str, u64),
         (before, after): (Lease, Lease),
     ) -> Verdict {

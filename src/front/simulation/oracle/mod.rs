@@ -57,7 +57,7 @@ pub(super) use self::models::web::WebClientId;
 pub(super) use self::{
     commit::{Change, ObservedCommit, is_fold},
     given::{Given, GivenDdocs, GivenRow, Start},
-    history::{By, Hex, Seen},
+    history::{By, Hex, HistoryEvent},
     interest::{GLOBS, Interest, PREDICATES, Which},
     models::{
         documents::DocTailId,
@@ -69,7 +69,7 @@ pub(super) use self::{
     stored_item::group_key,
 };
 use self::{
-    commit::{Items, Verdict},
+    commit::{StoredChanges, Verdict},
     history::{Head, Text},
     jobs::Jobs,
     ledger::Ledger,
@@ -282,7 +282,7 @@ impl Oracle {
         self.history.take()
     }
 
-    fn keep(&mut self, seen: impl FnOnce() -> Seen) {
+    fn keep(&mut self, seen: impl FnOnce() -> HistoryEvent) {
         if let Some(notes) = &self.notes {
             return notes.write(&seen());
         }
@@ -294,12 +294,12 @@ impl Oracle {
 
     /// Everything has come to rest.
     pub fn rested(&mut self) {
-        self.keep(|| Seen::Rested);
+        self.keep(|| HistoryEvent::Rested);
     }
 
     /// All processes have shut down.
     pub fn ended(&mut self) {
-        self.keep(|| Seen::Ended);
+        self.keep(|| HistoryEvent::Ended);
     }
 
     /// The number of topology entries so far.
@@ -309,7 +309,7 @@ impl Oracle {
 
     /// A process has joined as `node`.
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
-        self.keep(|| Seen::Joined { by: issuer.into(), node: Text(node) });
+        self.keep(|| HistoryEvent::Joined { by: issuer.into(), node: Text(node) });
         self.nodes.entry(issuer).or_default().insert(node);
     }
 
@@ -320,26 +320,26 @@ impl Oracle {
 
     /// The store was opened again after all processes had crashed. These nodes are in it.
     pub fn opened_again(&mut self, nodes: BTreeSet<NodeId>) {
-        self.keep(|| Seen::OpenedAgain { nodes: nodes.iter().copied().map(Text).collect() });
+        self.keep(|| HistoryEvent::OpenedAgain { nodes: nodes.iter().copied().map(Text).collect() });
         self.dead = nodes;
     }
 
     /// A watch of a process will never fire.
     pub fn watch_lost(&mut self, issuer: Issuer, key: &[u8]) {
-        self.keep(|| Seen::WatchLost { by: issuer.into(), key: Hex::of(key) });
+        self.keep(|| HistoryEvent::WatchLost { by: issuer.into(), key: Hex::of(key) });
         self.lost_watches.insert((issuer, key.to_vec()));
     }
 
     /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
     pub fn crashed(&mut self, issuer: Issuer) {
-        self.keep(|| Seen::Crashed { by: issuer.into() });
+        self.keep(|| HistoryEvent::Crashed { by: issuer.into() });
         self.has_crashed = true;
         self.forget(issuer);
     }
 
     /// A process has dropped everything that it had begun, and begins again.
     pub fn gone(&mut self, issuer: Issuer) {
-        self.keep(|| Seen::Gone { by: issuer.into() });
+        self.keep(|| HistoryEvent::Gone { by: issuer.into() });
         self.forget(issuer);
     }
 
@@ -366,7 +366,7 @@ impl Oracle {
         if self.mover == Some(seen.issuer.process) {
             return self.judge_move(findings, seen);
         }
-        self.keep(|| Seen::of_commit(seen));
+        self.keep(|| HistoryEvent::of_commit(seen));
         let items: Vec<(StoredItem, &Change)> =
             seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
         if let Err(broken) = self.judge(findings, seen, &items) {
@@ -377,7 +377,12 @@ impl Oracle {
         }
     }
 
-    fn judge(&mut self, findings: &Findings, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
+    fn judge(
+        &mut self,
+        findings: &Findings,
+        seen: &ObservedCommit<'_>,
+        items: &StoredChanges<'_>,
+    ) -> Verdict {
         if let Some((_, change)) = items.iter().find(|(item, _)| *item == StoredItem::Unknown) {
             return Guarantee::Consistent.fails(format!("a key was written that is none: {change:?}"));
         }
@@ -408,7 +413,7 @@ impl Oracle {
     fn judge_app(
         &mut self,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
     ) -> Result<BTreeMap<Db, Counters>, Broken> {
         let mut recorded: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
@@ -454,7 +459,7 @@ impl Oracle {
         if self.mover == Some(issuer.process) {
             return;
         }
-        self.keep(|| Seen::of_refusal((issuer, is_late), code, keys, conflicts));
+        self.keep(|| HistoryEvent::of_refusal((issuer, is_late), code, keys, conflicts));
         if is_late {
             findings.witness(Witness::LateCommitRefused);
         }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::{
     Oracle,
     commit::{ObservedCommit, Verdict},
-    history::Seen,
+    history::HistoryEvent,
     stored_item::StoredItem,
 };
 use crate::{
@@ -105,7 +105,7 @@ impl Oracle {
 
     /// The bus has moved. No process of before works any more.
     pub fn moved(&mut self, way: Way) {
-        self.keep(|| Seen::Moved { way });
+        self.keep(|| HistoryEvent::Moved { way });
         self.incarnation.0 += 1;
         self.owners.clear();
         self.beats.clear();

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Oracle, given::Start, history::Seen};
+use super::{Oracle, given::Start, history::HistoryEvent};
 use crate::{
     base::error::Result,
     front::simulation::{issuer::Issuer, notes::Notes},
@@ -12,17 +12,17 @@ use crate::{
 impl Oracle {
     /// Notes from now on what `issuer` informs it of, and judges nothing of that. In its earlier lives the process has noted what is in
     /// `before`: it still has its durable subscribers.
-    pub fn note_in(&mut self, notes: Notes, issuer: Issuer, before: Vec<Seen>) -> Result<Arc<Notes>> {
+    pub fn note_in(&mut self, notes: Notes, issuer: Issuer, before: Vec<HistoryEvent>) -> Result<Arc<Notes>> {
         for seen in before {
             match seen {
-                Seen::SubscribedDurably { id, by, cursor, interest, manner }
+                HistoryEvent::SubscribedDurably { id, by, cursor, interest, manner }
                     if self.durable(&cursor).is_none() =>
                 {
                     self.next_reader = id - 1;
                     self.add_subscriber(by.into(), interest.read()?, manner, Start::Nothing);
                     self.subscribers.get_mut(&id).expect("it was just added").cursor = Some(cursor);
                 }
-                Seen::Replaced { id, interest, .. } => {
+                HistoryEvent::Replaced { id, interest, .. } => {
                     if let Some(subscriber) = self.subscribers.get_mut(&id) {
                         subscriber.interest = interest.read()?;
                     }

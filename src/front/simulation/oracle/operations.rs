@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{
     Oracle,
     commit::{ObservedCommit, Verdict},
-    history::{Seen, Text},
+    history::{HistoryEvent, Text},
     models::operation::Operation,
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 impl Oracle {
     /// From now on `issuer` resets or deletes the group `name` of notifications. Its call before has ended.
     pub fn operates(&mut self, issuer: Issuer, name: &GroupName, is_forced: bool) {
-        self.keep(|| Seen::Operates { by: issuer.into(), group: Text(name.clone()), is_forced });
+        self.keep(|| HistoryEvent::Operates { by: issuer.into(), group: Text(name.clone()), is_forced });
         self.operations.insert(issuer, Operation { group: name.clone(), is_forced, is_done: false });
     }
 

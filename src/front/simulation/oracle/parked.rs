@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{
     Oracle,
-    commit::{Items, ObservedCommit, Verdict},
+    commit::{ObservedCommit, StoredChanges, Verdict},
     models::group::GroupModel,
     stored_item::StoredItem,
 };
@@ -28,7 +28,7 @@ impl Oracle {
         &mut self,
         findings: &Findings,
         seen: &ObservedCommit<'_>,
-        items: &Items<'_>,
+        items: &StoredChanges<'_>,
         begun: &BTreeSet<GroupName>,
     ) -> Verdict {
         for (item, change) in items {
@@ -115,7 +115,7 @@ impl Oracle {
     }
 
     /// Whether `group` need not work on its row at `at`: it is parked, and no work on it succeeds.
-    pub(super) fn waits_for_ever(&self, group: &GroupModel, at: Sequence) -> bool {
+    pub(super) fn waits_forever(&self, group: &GroupModel, at: Sequence) -> bool {
         let is_unworkable = |id: &[u8]| self.unworkable.iter().any(|name| name.as_str().as_bytes() == id);
         group.id.feed.instance().is_none()
             && group.parked.iter().any(|(id, parked)| *parked == at && is_unworkable(id))

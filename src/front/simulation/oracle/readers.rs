@@ -10,7 +10,7 @@ use super::{
     account::{Account, Wants},
     commit::Verdict,
     given::{Given, GivenRow, Start},
-    history::{Row, Seen},
+    history::{HistoryEvent, Row},
     interest::Interest,
     models::{
         follower::{Follower, FollowerId},
@@ -37,7 +37,7 @@ impl Oracle {
         start: Start,
     ) -> SubscriberId {
         let id = self.next_reader + 1;
-        self.keep(|| Seen::Subscribed {
+        self.keep(|| HistoryEvent::Subscribed {
             id,
             by: issuer.into(),
             interest: (&interest).into(),
@@ -85,7 +85,7 @@ impl Oracle {
         manner: Manner,
         start: Start,
     ) {
-        self.keep(|| Seen::Resumed { id, by: issuer.into(), manner: manner.clone(), start });
+        self.keep(|| HistoryEvent::Resumed { id, by: issuer.into(), manner: manner.clone(), start });
         self.go_on(findings, (issuer, id), manner, start);
     }
 
@@ -134,15 +134,15 @@ impl Oracle {
         interest: &Interest,
         start: Option<Start>,
     ) {
-        self.keep(|| Seen::Replaced { id, interest: interest.into(), start });
+        self.keep(|| HistoryEvent::Replaced { id, interest: interest.into(), start });
         if let Some(start) = start {
             self.judge_claim(findings, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         }
         let wants = self.wants(interest);
         let Some(known) = self.subscribers.get(&id) else { return };
         let earlier = |name: &&DbName| {
-            let mut wishes = known.before.iter().chain([&known.interest]);
-            wishes.all(|interest| interest.kinds_of(name) == Kinds::NONE)
+            let mut interests = known.before.iter().chain([&known.interest]);
+            interests.all(|interest| interest.kinds_of(name) == Kinds::NONE)
         };
         let unwanted: BTreeSet<_> = self.names.iter().filter(earlier).cloned().collect();
         let subscriber = self.subscribers.get_mut(&id).expect("it was just there");
@@ -167,7 +167,7 @@ impl Oracle {
 
     /// A subscriber claims that everything up to `position` was delivered to it.
     pub fn stands(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
-        self.keep(|| Seen::Stands { id, at: position });
+        self.keep(|| HistoryEvent::Stands { id, at: position });
         self.stand(findings, id, position);
     }
 
@@ -225,7 +225,7 @@ impl Oracle {
 
     /// Judges something that a subscriber has received.
     pub fn received(&mut self, findings: &Findings, id: SubscriberId, given: &Given) {
-        self.keep(|| Seen::Given { id, given: given.into() });
+        self.keep(|| HistoryEvent::Given { id, given: given.into() });
         if self.is_noting() {
             return;
         }
@@ -309,7 +309,7 @@ impl Oracle {
     pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
         self.next_reader += 1;
         let id = self.next_reader;
-        self.keep(|| Seen::Followed { id, by: issuer.into() });
+        self.keep(|| HistoryEvent::Followed { id, by: issuer.into() });
         let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
         self.followers.insert(self.next_reader, follower);
         self.next_reader
@@ -317,13 +317,13 @@ impl Oracle {
 
     /// Removes a follower, which has to begin again.
     pub fn unfollowed(&mut self, id: FollowerId) {
-        self.keep(|| Seen::Unfollowed { id });
+        self.keep(|| HistoryEvent::Unfollowed { id });
         self.followers.remove(&id);
     }
 
     /// Judges rows that a follower has read.
     pub fn followed_rows(&mut self, findings: &Findings, id: FollowerId, rows: &[Arc<Notification>]) {
-        self.keep(|| Seen::FollowedRows { id, rows: rows.iter().map(|row| Row::of(row)).collect() });
+        self.keep(|| HistoryEvent::FollowedRows { id, rows: rows.iter().map(|row| Row::of(row)).collect() });
         if self.is_noting() {
             return;
         }
@@ -346,7 +346,7 @@ impl Oracle {
 
     /// Judges the end of a shard that a follower has received.
     pub fn followed_over(&mut self, findings: &Findings, id: FollowerId, shard: ShardId) {
-        self.keep(|| Seen::FollowedOver { id, shard: shard.0 });
+        self.keep(|| HistoryEvent::FollowedOver { id, shard: shard.0 });
         let Some(follower) = self.followers.get_mut(&id) else { return };
         findings.witness(Witness::ShardFollowedOver);
         if !follower.ended.insert(shard) {

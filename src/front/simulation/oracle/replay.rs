@@ -7,7 +7,7 @@ use super::history::kind;
 use super::{
     Oracle,
     commit::{Change, ObservedCommit},
-    history::{Head, Hex, Row, Seen, VERSION, wrong},
+    history::{Head, Hex, HistoryEvent, Row, VERSION, wrong},
     moves::moved,
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     store::KeyRange,
 };
 
-impl Seen {
+impl HistoryEvent {
     /// Informs `oracle` of it.
     pub fn apply(self, oracle: &mut Oracle, findings: &Findings, values: &mut Rows) -> Result<()> {
         match self {
@@ -197,8 +197,8 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
     let findings = Findings::default();
     let (mut values, mut has_ended) = (Rows::new(), false);
     for (number, line) in lines {
-        let seen: Seen = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
-        has_ended |= matches!(seen, Seen::Ended);
+        let seen: HistoryEvent = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
+        has_ended |= matches!(seen, HistoryEvent::Ended);
         seen.apply(&mut oracle, &findings, &mut values).map_err(|error| wrong_line(number, error))?;
         if let Some(broken) = findings.failure() {
             return Ok(Some(Broken { reason: format!("line {}: {}", number + 1, broken.reason), ..broken }));

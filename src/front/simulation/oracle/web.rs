@@ -11,7 +11,7 @@ use super::{
     account::{Account, Wants},
     commit::Verdict,
     given::Start,
-    history::{Seen, kind_names},
+    history::{HistoryEvent, kind_names},
     models::{
         documents::DocTailId,
         web::{WebClient, WebClientId},
@@ -27,18 +27,18 @@ use crate::{
 };
 
 impl Oracle {
-    /// The client at `seat`: a process, and a number there. It may have begun in an earlier life of the process; otherwise it wants
+    /// The client at `slot`: a process, and a number there. It may have begun in an earlier life of the process; otherwise it wants
     /// `kinds`, after `start`.
     pub fn web_client(
         &mut self,
-        seat: (ProcessId, u32),
+        slot: (ProcessId, u32),
         kinds: Kinds,
         start: Option<Sequence>,
     ) -> WebClientId {
-        let known = self.web_client_at(seat);
+        let known = self.web_client_at(slot);
         let id = known.unwrap_or(self.next_reader + 1);
-        let (process, number) = seat;
-        self.keep(|| Seen::WebClient { id, process, number, kinds: kind_names(kinds), start });
+        let (process, number) = slot;
+        self.keep(|| HistoryEvent::WebClient { id, process, number, kinds: kind_names(kinds), start });
         if known.is_some() {
             self.web_rests(id);
             return id;
@@ -51,20 +51,20 @@ impl Oracle {
         let wants: Wants = self.names.iter().map(|name| (name.clone(), kinds)).collect();
         let account = Account::new(&self.ledger, &wants, start);
         let client =
-            WebClient { seat, is_asking: false, kinds, account, since, surely: start, sent: BTreeSet::new() };
+            WebClient { slot, is_asking: false, kinds, account, since, surely: start, sent: BTreeSet::new() };
         self.web_clients.insert(self.next_reader, client);
         self.next_reader
     }
 
-    fn web_client_at(&self, seat: (ProcessId, u32)) -> Option<WebClientId> {
-        self.web_clients.iter().find(|(_, client)| client.seat == seat).map(|(&id, _)| id)
+    fn web_client_at(&self, slot: (ProcessId, u32)) -> Option<WebClientId> {
+        self.web_clients.iter().find(|(_, client)| client.slot == slot).map(|(&id, _)| id)
     }
 
-    /// The client at `seat` and another one, by `choice`, go on where the other was. Returns whether there is another one without a
+    /// The client at `slot` and another one, by `choice`, go on where the other was. Returns whether there is another one without a
     /// request under way.
-    pub fn web_hops(&mut self, seat: (ProcessId, u32), choice: u64) -> bool {
-        let Some(one) = self.web_client_at(seat) else { return false };
-        let others = self.web_clients.iter().filter(|(_, other)| !other.is_asking && other.seat.0 != seat.0);
+    pub fn web_hops(&mut self, slot: (ProcessId, u32), choice: u64) -> bool {
+        let Some(one) = self.web_client_at(slot) else { return false };
+        let others = self.web_clients.iter().filter(|(_, other)| !other.is_asking && other.slot.0 != slot.0);
         let others: Vec<_> = others.map(|(&id, _)| id).collect();
         let Some(&other) = others.get(choice as usize % others.len().max(1)) else { return false };
         self.web_swap(one, other);
@@ -73,12 +73,12 @@ impl Oracle {
 
     /// Two clients go on where the other was.
     pub(super) fn web_swap(&mut self, one: WebClientId, other: WebClientId) {
-        self.keep(|| Seen::WebHopped { one, other });
-        let seat_of = |id: &WebClientId| self.web_clients.get(id).map(|client| client.seat);
-        let (Some(of_one), Some(of_other)) = (seat_of(&one), seat_of(&other)) else { return };
-        for (id, seat) in [(one, of_other), (other, of_one)] {
+        self.keep(|| HistoryEvent::WebHopped { one, other });
+        let slot_of = |id: &WebClientId| self.web_clients.get(id).map(|client| client.slot);
+        let (Some(of_one), Some(of_other)) = (slot_of(&one), slot_of(&other)) else { return };
+        for (id, slot) in [(one, of_other), (other, of_one)] {
             if let Some(client) = self.web_clients.get_mut(&id) {
-                client.seat = seat;
+                client.slot = slot;
             }
         }
     }
@@ -90,16 +90,16 @@ impl Oracle {
         }
     }
 
-    /// The next request of the client at `seat`: its id, its position and its types.
-    pub fn web_asks(&mut self, seat: (ProcessId, u32)) -> (WebClientId, String, String) {
-        let id = self.web_client_at(seat).expect("a client begins before it asks");
+    /// The next request of the client at `slot`: its id, its position and its types.
+    pub fn web_asks(&mut self, slot: (ProcessId, u32)) -> (WebClientId, String, String) {
+        let id = self.web_client_at(slot).expect("a client begins before it asks");
         let (since, types) = self.web_asks_as(id);
         (id, since, types)
     }
 
     /// A request of a client: its position and its types.
     pub(super) fn web_asks_as(&mut self, id: WebClientId) -> (String, String) {
-        self.keep(|| Seen::WebAsks { id });
+        self.keep(|| HistoryEvent::WebAsks { id });
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
         client.is_asking = true;
@@ -120,7 +120,12 @@ impl Oracle {
         id: WebClientId,
         (name, kind, seq): (&str, &str, &str),
     ) -> Verdict {
-        self.keep(|| Seen::WebRow { id, name: name.to_owned(), kind: kind.to_owned(), seq: seq.to_owned() });
+        self.keep(|| HistoryEvent::WebRow {
+            id,
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            seq: seq.to_owned(),
+        });
         findings.delivered();
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
@@ -156,7 +161,7 @@ impl Oracle {
 
     /// Judges a position that a client was sent.
     pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
-        self.keep(|| Seen::WebStands { id, seq: seq.to_owned() });
+        self.keep(|| HistoryEvent::WebStands { id, seq: seq.to_owned() });
         self.web_stand(id, seq)
     }
 
@@ -180,7 +185,7 @@ impl Oracle {
 
     /// Judges the refusal of a client's position as too old.
     pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
-        self.keep(|| Seen::WebExpired { id, horizon });
+        self.keep(|| HistoryEvent::WebExpired { id, horizon });
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
         let surely = std::mem::replace(&mut client.surely, Start::Nothing);
@@ -208,13 +213,13 @@ impl Oracle {
     pub(super) fn web_clients_owe(&self) -> Option<String> {
         self.web_clients.iter().find_map(|(id, client)| {
             let owed = self.web_is_owed(*id, Sequence::MAX)?;
-            Some(format!("client {id} of _db_updates of process {} is owed {owed}", client.seat.0))
+            Some(format!("client {id} of _db_updates of process {} is owed {owed}", client.slot.0))
         })
     }
 
     /// A client of `_changes` asks again: rows after its position may come again.
     pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
-        self.keep(|| Seen::DocTailGoesOn { id });
+        self.keep(|| HistoryEvent::DocTailGoesOn { id });
         if let Some(tail) = self.doc_tails.get_mut(&id) {
             tail.at = Sequence::MIN;
         }
@@ -228,7 +233,7 @@ impl Oracle {
         seq: &str,
         (doc, rev, is_deleted): (&str, &str, bool),
     ) -> Verdict {
-        self.keep(|| Seen::WebChange {
+        self.keep(|| HistoryEvent::WebChange {
             id,
             seq: seq.to_owned(),
             doc: doc.to_owned(),

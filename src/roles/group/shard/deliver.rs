@@ -13,7 +13,7 @@ use crate::{
     state::{
         feed::{FeedRow, StoredRow},
         keys::{DeadLetterRow, ShardId, Trouble},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
@@ -25,7 +25,7 @@ where
     O: Observer<R>,
 {
     /// Passes `rows`, at least one, to the observer, once.
-    #[tracing::instrument(name = "group_batch", level = "debug", skip_all, fields(group = %self.right.group.name, shard = %self.right.shard, rows = rows.rows.len()))]
+    #[tracing::instrument(name = "group_batch", level = "debug", skip_all, fields(group = %self.shard_context.group.name, shard = %self.shard_context.shard, rows = rows.rows.len()))]
     pub(super) async fn deliver(
         &mut self,
         session: &mut Session<R, O>,
@@ -46,14 +46,19 @@ where
                 let (after, to, count) = (self.read, rows.to, decoded.len());
                 let parks = self.parking.parks();
                 let batch = GroupBatch {
-                    shard: self.right.shard,
+                    shard: self.shard_context.shard,
                     rows: decoded,
                     after,
                     start: self.start,
                     to,
                     attempt: failing.attempts,
                     fencing_token: self.token,
-                    checkpointer: Checkpointer::of_rows(&self.right, (after, rows.last_row()), to, parks),
+                    checkpointer: Checkpointer::of_rows(
+                        &self.shard_context,
+                        (after, rows.last_row()),
+                        to,
+                        parks,
+                    ),
                     unsaved: self.unsaved(),
                 };
                 match self.watched(session.batch(batch), failing.attempts).await {
@@ -68,8 +73,8 @@ where
             Err(error) => {
                 let failure = Failure { text: chain(&error), is_panic: false };
                 let is_kept = self.consuming.options.failure == FailurePolicy::DeadLetter;
-                let feed = self.right.group.feed.clone();
-                self.right.context.skip(&Place::Row(feed, first), &error);
+                let feed = self.shard_context.group.feed.clone();
+                self.shard_context.context.skip(&SkippedAt::Row(feed, first), &error);
                 if self.give_up(&rows, failing.attempts, &failure, is_kept).await? {
                     return Ok(None);
                 }
@@ -114,12 +119,12 @@ where
     async fn worked(&mut self, rows: &Chunk, count: usize) -> Result<()> {
         self.failing = None;
         self.rows_since += rows.rows.len() as u64;
-        self.right.context.stats.group_rows.add(count as u64);
+        self.shard_context.context.stats.group_rows.add(count as u64);
         self.settle(rows);
         if count > 0 {
             self.last_row = rows.last_row();
         }
-        if self.right.stored.get() >= rows.to {
+        if self.shard_context.stored.get() >= rows.to {
             // The observer has saved it.
             self.was_written();
         } else {
@@ -147,7 +152,7 @@ where
 
     async fn failed(&mut self, rows: &Chunk, mut failing: Failing, failure: Failure) -> Result<Option<End>> {
         let Failing { attempts, earlier, began, .. } = failing;
-        let stats = &self.right.context.stats;
+        let stats = &self.shard_context.context.stats;
         stats.group_errors.add(1);
         stats.group_panics.add(failure.is_panic.into());
         if let Some(end) = self.find_out(rows, &failure).await? {
@@ -195,14 +200,15 @@ where
     /// Checks whether `rows` were saved although the observer has failed, as after a commit of unknown result. Returns how to
     /// continue, if they were.
     async fn find_out(&mut self, rows: &Chunk, failure: &Failure) -> Result<Option<Option<End>>> {
-        let right = Arc::clone(&self.right);
-        let Some(stored) = right.context.db.run(async |tx| right.position(&tx).await).await? else {
+        let shard_context = Arc::clone(&self.shard_context);
+        let Some(stored) = shard_context.context.db.run(async |tx| shard_context.position(&tx).await).await?
+        else {
             return Ok(None);
         };
-        right.stored.set(stored);
+        shard_context.stored.set(stored);
         // An earlier attempt, which read less far beyond them, may have saved them all.
         if stored >= rows.last_row() {
-            tracing::info!(shard = right.shard.0, %failure, "an observer has failed after its checkpoint was written");
+            tracing::info!(shard = shard_context.shard.0, %failure, "an observer has failed after its checkpoint was written");
             self.worked(rows, rows.rows.len()).await?;
             return Ok(Some(if failure.is_panic { self.over().await? } else { None }));
         }
@@ -224,16 +230,16 @@ where
         failure: &Failure,
         is_kept: bool,
     ) -> Result<bool> {
-        let right = Arc::clone(&self.right);
+        let shard_context = Arc::clone(&self.shard_context);
         let StoredRow { sequence, value } = &rows.rows[0];
         let letter = DeadLetterRow {
-            shard: right.shard,
+            shard: shard_context.shard,
             attempts,
             at_ms: self.env().wall_ms(),
             error: failure.text.clone(),
             row: value.clone(),
         };
-        let key = right.context.keys.dead_letter(&right.group, *sequence);
+        let key = shard_context.context.keys.dead_letter(&shard_context.group, *sequence);
         if is_kept && !self.parking.give_up(*sequence, letter) {
             // The save may write the dead letters that wait.
             self.flush().await?;
@@ -248,21 +254,21 @@ where
         }
         let is_done = is_whole && is_kept && {
             let read = async |tx: Transaction| tx.get(&key, Isolation::Snapshot).await;
-            right.context.db.run(read).await?.is_none()
+            shard_context.context.db.run(read).await?.is_none()
         };
         if is_done {
-            tracing::info!(shard = right.shard.0, %failure, "a row that was to be given up had been saved as worked on");
-            right.context.stats.group_rows.add(1);
+            tracing::info!(shard = shard_context.shard.0, %failure, "a row that was to be given up had been saved as worked on");
+            shard_context.context.stats.group_rows.add(1);
         } else if is_kept {
             tracing::error!(
-                group = %right.group,
-                shard = right.shard.0,
+                group = %shard_context.group,
+                shard = shard_context.shard.0,
                 %sequence,
                 attempts,
                 error = %failure,
                 "a group gives a row up; it is kept among its dead letters"
             );
-            right.context.stats.group_dead_letters.add(1);
+            shard_context.context.stats.group_dead_letters.add(1);
         }
         self.recovered().await;
         Ok(true)

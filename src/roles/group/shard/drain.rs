@@ -37,30 +37,30 @@ where
 {
     /// Saves that the shard is drained; if it is the last one of its entry, begins the successors.
     pub(super) async fn drain(&mut self) -> Result<Drained> {
-        let (right, feed) = (&self.right, self.consuming.group.raw());
+        let (shard_context, feed) = (&self.shard_context, self.consuming.group.raw());
         if self.is_explicit() {
-            let stored = self.db().run(async |tx| right.position(&tx).await).await?;
+            let stored = self.db().run(async |tx| shard_context.position(&tx).await).await?;
             // If the shard was dropped meanwhile, newer rows have replaced its rows.
             if stored.is_some_and(|stored| stored < self.last_row) || self.parking.has_pending() {
                 return Ok(Drained::Behind);
             }
         }
         let drain = async |tx: Transaction| {
-            let Some(stored) = right.position(&tx).await? else {
+            let Some(stored) = shard_context.position(&tx).await? else {
                 return Ok(Drained::Replaced);
             };
             let topology = feed.topology(&tx).await?;
-            let (successor, is_trimmed) = match topology.entry_of(right.shard) {
+            let (successor, is_trimmed) = match topology.entry_of(shard_context.shard) {
                 Ok((_, Some(successor))) => (successor, false),
                 // The shard was dropped, so all shards of its entry are empty.
                 Err(Error::NoShard { is_trimmed: true, shard }) => {
-                    let successor = topology.successor_of_trimmed(right.shard);
+                    let successor = topology.successor_of_trimmed(shard_context.shard);
                     (successor.ok_or(Error::NoShard { is_trimmed: true, shard })?, true)
                 }
                 Ok((_, None)) => return Err(Error::corrupt("topology", "a closed entry is open again")),
                 Err(error) => return Err(error),
             };
-            replace(&tx, right, (successor, stored), is_trimmed).await
+            replace(&tx, shard_context, (successor, stored), is_trimmed).await
         };
         self.db().run(drain).await
     }
@@ -69,15 +69,15 @@ where
 /// Saves that the shard, whose stored checkpoint is `stored`, is drained; and replaces the checkpoints of its entry if it is the last one.
 async fn replace(
     tx: &Transaction,
-    right: &BatchContext,
+    shard_context: &BatchContext,
     (successor, stored): (&TopologyRow, Sequence),
     is_trimmed: bool,
 ) -> Result<Drained> {
-    let (keys, group) = (&right.context.keys, &right.group);
+    let (keys, group) = (&shard_context.context.keys, &shard_context.group);
     let end = successor.first.before();
-    if !is_trimmed && !are_others_drained(tx, right, end).await? {
+    if !is_trimmed && !are_others_drained(tx, shard_context, end).await? {
         if !is_drained(stored, end) {
-            right.write_position(tx, end);
+            shard_context.write_position(tx, end);
         }
         return Ok(Drained::Waits);
     }
@@ -92,12 +92,12 @@ async fn replace(
     Ok(Drained::Replaced)
 }
 
-/// Whether all shards of the entry but that of `right` have checkpoints at its `end`.
+/// Whether all shards of the entry but that of `shard_context` have checkpoints at its `end`.
 ///
 /// Only the shard whose turn it is reads others: those after it, up to the first that is not drained. The turn passes to that one. So all
 /// shards together read each checkpoint once, in whichever order they reach their ends.
-async fn are_others_drained(tx: &Transaction, right: &BatchContext, end: Sequence) -> Result<bool> {
-    let (keys, group) = (&right.context.keys, &right.group);
+async fn are_others_drained(tx: &Transaction, shard_context: &BatchContext, end: Sequence) -> Result<bool> {
+    let (keys, group) = (&shard_context.context.keys, &shard_context.group);
     let (turn, checkpoints) = (keys.drain_turn(group), keys.checkpoints_of(group));
     let stored = tx.get(&turn, Isolation::Serializable).await?;
     let stored = stored.map(|stored| turn_shard(&stored)).transpose()?;
@@ -108,10 +108,10 @@ async fn are_others_drained(tx: &Transaction, right: &BatchContext, end: Sequenc
         let page = tx.get_range(&RangeRead::new(checkpoints.clone()).limit(1), Isolation::Snapshot).await?;
         page.rows.first().map(|(key, _)| keys.checkpoint_shard(key)).transpose()?
     };
-    if !has_turn(right.shard, stored, first) {
+    if !has_turn(shard_context.shard, stored, first) {
         return Ok(false);
     }
-    let behind = KeyRange::new(key_after(&keys.checkpoint(group, right.shard)), checkpoints.end);
+    let behind = KeyRange::new(key_after(&keys.checkpoint(group, shard_context.shard)), checkpoints.end);
     let mut pages = tx.pages(RangeRead::new(behind), Isolation::Snapshot);
     while let Some(rows) = pages.next().await? {
         for (key, value) in &rows {

@@ -22,7 +22,7 @@ use crate::{
     state::{
         feed::{FeedRow, StoredRow, Topology},
         keys::{GroupParkedRow, ShardId},
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
@@ -50,11 +50,11 @@ where
 
     /// Reads the stored position, if a save of the observer has had an unknown result.
     pub(super) async fn resolve_doubt(&self) -> Result<()> {
-        let right = &self.right;
-        if right.stored.take_doubt() {
-            let stored = right.context.db.run(async |tx| right.position(&tx).await).await;
-            if let Some(stored) = stored.inspect_err(|_| right.stored.doubt())? {
-                right.stored.raise(stored);
+        let shard_context = &self.shard_context;
+        if shard_context.stored.take_doubt() {
+            let stored = shard_context.context.db.run(async |tx| shard_context.position(&tx).await).await;
+            if let Some(stored) = stored.inspect_err(|_| shard_context.stored.doubt())? {
+                shard_context.stored.raise(stored);
             }
         }
         Ok(())
@@ -64,16 +64,16 @@ where
     pub(super) fn settle_parked(&mut self) {
         let (env, consuming) = (self.env().clone(), Arc::clone(&self.consuming));
         let due = |attempts| due_after(&env, &consuming.options.parked_retry, attempts);
-        self.parking.settle(self.right.stored.get(), due);
+        self.parking.settle(self.shard_context.stored.get(), due);
     }
 
     /// Reads the parked ids that are routed to the shard.
     pub(super) async fn load_parked(&mut self) -> Result<()> {
-        let (right, feed) = (&self.right, self.consuming.group.raw());
-        let keys = &right.context.keys;
+        let (shard_context, feed) = (&self.shard_context, self.consuming.group.raw());
+        let keys = &shard_context.context.keys;
         let read = async |tx: Transaction| {
-            right.lease.check(&tx).await?;
-            let rows = tx.all_rows(keys.group_parked_ids(&right.group), Isolation::Snapshot).await?;
+            shard_context.lease.check(&tx).await?;
+            let rows = tx.all_rows(keys.group_parked_ids(&shard_context.group), Isolation::Snapshot).await?;
             let (mut mine, all) = (Vec::new(), rows.len());
             if rows.is_empty() {
                 return Ok((mine, HashMap::new(), all));
@@ -81,8 +81,8 @@ where
             let topology = feed.topology(&tx).await?;
             for (key, value) in rows {
                 let id = keys.group_parked_id(&key)?;
-                match topology.shard_beside(feed, right.shard, &id) {
-                    Ok(shard) if shard == right.shard => {
+                match topology.shard_beside(feed, shard_context.shard, &id) {
+                    Ok(shard) if shard == shard_context.shard => {
                         mine.push((id, key, GroupParkedRow::from_bytes(&value)));
                     }
                     // A dropped shard reads nothing; its successors have the parked ids.
@@ -101,7 +101,7 @@ where
                 Ok(row) => before.remove(&id).unwrap_or_else(|| self.due_after(row.attempts)),
                 // Its later rows wait until the row is repaired or deleted.
                 Err(error) => {
-                    self.right.context.skip(&Place::Key(key), &error);
+                    self.shard_context.context.skip(&SkippedAt::Key(key), &error);
                     Duration::MAX
                 }
             };
@@ -187,7 +187,7 @@ where
         attempts: u32,
         error: String,
     ) -> GroupParkedRow {
-        let (shard, after, at_ms) = (self.right.shard, self.read, self.env().wall_ms());
+        let (shard, after, at_ms) = (self.shard_context.shard, self.read, self.env().wall_ms());
         GroupParkedRow { shard, after, sequence: *sequence, attempts, at_ms, error, row: value.clone() }
     }
 
@@ -202,10 +202,10 @@ where
         let row = self.parked_row(stored, attempts, failure.text.clone());
         self.parking.add(id, row);
         self.parking.all += 1;
-        self.right.context.stats.group_parked.add(1);
+        self.shard_context.context.stats.group_parked.add(1);
         tracing::error!(
-            group = %self.right.group,
-            shard = self.right.shard.0,
+            group = %self.shard_context.group,
+            shard = self.shard_context.shard.0,
             sequence = %stored.sequence,
             attempts,
             error = %failure,
@@ -224,19 +224,19 @@ where
 
     /// Whether all rows that were passed to the observer are saved, or this task may save them.
     pub(super) fn may_save(&self) -> bool {
-        !self.is_explicit() || self.right.stored.get() >= self.last_row
+        !self.is_explicit() || self.shard_context.stored.get() >= self.last_row
     }
 
     /// Forgets the parked row of the database `id` at `sequence`, which a replay has parked, if the newer row was really read. It may have
     /// moved on before: then it comes, and takes the place of this one.
     async fn overtaken(&mut self, key: &[u8], id: &Bytes, sequence: Sequence) -> Result<()> {
-        let right = Arc::clone(&self.right);
+        let shard_context = Arc::clone(&self.shard_context);
         let read = async |tx: Transaction| {
-            right.lease.check(&tx).await?;
+            shard_context.lease.check(&tx).await?;
             let topology = self.consuming.group.raw().topology(&tx).await?;
             self.replaced_by(&tx, &topology, (id, sequence)).await
         };
-        match right.context.db.run(read).await? {
+        match shard_context.context.db.run(read).await? {
             Some(by) if by > self.read => {
                 self.parking.replaced.insert(id.clone(), Replaced { sequence, by });
                 let due = self.due_after(1);
@@ -253,14 +253,14 @@ where
         session: &mut Session<R, O>,
         id: Bytes,
     ) -> Result<Option<End>> {
-        let right = Arc::clone(&self.right);
-        let keys = &right.context.keys;
-        let key = keys.group_parked(&right.group, &id);
+        let shard_context = Arc::clone(&self.shard_context);
+        let keys = &shard_context.context.keys;
+        let key = keys.group_parked(&shard_context.group, &id);
         let read = async |tx: Transaction| {
-            right.lease.check(&tx).await?;
+            shard_context.lease.check(&tx).await?;
             tx.get(&key, Isolation::Snapshot).await
         };
-        let Some(stored) = right.context.db.run(read).await? else {
+        let Some(stored) = shard_context.context.db.run(read).await? else {
             // It was deleted, or the observer has saved it together with an effect.
             self.parking.parked.remove(&id);
             return Ok(None);
@@ -270,7 +270,7 @@ where
         let (row, GroupParkedRow { after, sequence, attempts, .. }) = match decoded {
             Ok(decoded) => decoded,
             Err(error) => {
-                right.context.skip(&Place::Key(key.into()), &error);
+                shard_context.context.skip(&SkippedAt::Key(key.into()), &error);
                 self.parking.parked.insert(id, Duration::MAX);
                 return Ok(None);
             }
@@ -296,21 +296,21 @@ where
         }
         let attempt = attempts.saturating_add(1);
         let batch = GroupBatch {
-            shard: right.shard,
+            shard: shard_context.shard,
             rows: vec![Arc::new(row)],
             after,
             start: self.start,
             to: sequence,
             attempt,
             fencing_token: self.token,
-            checkpointer: Checkpointer::of_parked(&right, id.clone(), sequence),
+            checkpointer: Checkpointer::of_parked(&shard_context, id.clone(), sequence),
             unsaved: self.unsaved(),
         };
         match self.watched(session.batch(batch), attempt).await {
             Ok(()) => {
                 self.unpark(&key, &id, sequence).await?;
-                right.context.stats.group_rows.add(1);
-                tracing::info!(group = %right.group, shard = right.shard.0, attempt, "a parked row is worked on");
+                shard_context.context.stats.group_rows.add(1);
+                tracing::info!(group = %shard_context.group, shard = shard_context.shard.0, attempt, "a parked row is worked on");
                 Ok(None)
             }
             Err(failure) => {
@@ -322,34 +322,34 @@ where
 
     /// Saves that the row of `id` at `sequence`, which is parked under `key`, is done.
     async fn unpark(&mut self, key: &[u8], id: &Bytes, sequence: Sequence) -> Result<()> {
-        let right = Arc::clone(&self.right);
+        let shard_context = Arc::clone(&self.shard_context);
         let unpark = async |tx: Transaction| {
             // It does not matter whether it was done before.
-            let _ = right.unpark(&tx, id, sequence).await?;
+            let _ = shard_context.unpark(&tx, id, sequence).await?;
             Ok(tx.get(key, Isolation::Snapshot).await?.is_some())
         };
-        let has_more = right.context.db.run(unpark).await?;
+        let has_more = shard_context.context.db.run(unpark).await?;
         self.retried(id.clone(), has_more, 0);
         Ok(())
     }
 
     /// Saves that the parked row of `id` under `key` has failed again.
     async fn note_retry(&mut self, key: &[u8], id: Bytes, attempts: u32, failure: &Failure) -> Result<()> {
-        let right = Arc::clone(&self.right);
-        right.context.stats.group_errors.add(1);
-        right.context.stats.group_panics.add(failure.is_panic.into());
+        let shard_context = Arc::clone(&self.shard_context);
+        shard_context.context.stats.group_errors.add(1);
+        shard_context.context.stats.group_panics.add(failure.is_panic.into());
         let note = async |tx: Transaction| {
             // Once the shard was replaced, its successor works on the id.
-            if right.position(&tx).await?.is_none() {
+            if shard_context.position(&tx).await?.is_none() {
                 return Ok(false);
             }
             let Some(value) = tx.get(key, Isolation::Serializable).await? else { return Ok(false) };
-            let (at_ms, error) = (right.context.env().wall_ms(), failure.text.clone());
+            let (at_ms, error) = (shard_context.context.env().wall_ms(), failure.text.clone());
             let parked = GroupParkedRow { attempts, at_ms, error, ..GroupParkedRow::from_bytes(&value)? };
             tx.set(key, &parked.to_bytes());
             Ok(true)
         };
-        let has_more = right.context.db.run(note).await?;
+        let has_more = shard_context.context.db.run(note).await?;
         self.retried(id, has_more, attempts);
         Ok(())
     }

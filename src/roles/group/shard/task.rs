@@ -25,7 +25,7 @@ use crate::{
 pub(in crate::roles::group) struct Task<R, F> {
     pub consuming: Arc<Consuming<R, F>>,
     /// The lease and the stored position.
-    pub right: Arc<BatchContext>,
+    pub shard_context: Arc<BatchContext>,
     /// Changes with the stored position, which observers save at any time.
     pub saved: watch::Receiver<Sequence>,
     pub stop: Stop,
@@ -121,14 +121,14 @@ where
         let (hints, now) = (context.wakeups.listen(&group.feed), context.env().now());
         let shard = ShardId(lease.resource);
         let token = FencingToken::new(context.config.incarnation, 0, shard, lease.epoch);
-        let right = BatchContext { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
+        let shard_context = BatchContext { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
         Self {
             parking: Parking::default(),
             asked: consuming.asked.subscribe(),
             token,
             consuming,
-            saved: right.stored.changes(),
-            right: Arc::new(right),
+            saved: shard_context.stored.changes(),
+            shard_context: Arc::new(shard_context),
             stop,
             hints,
             start: Cursor::NOTHING,
@@ -149,10 +149,10 @@ where
     }
 
     pub fn db(&self) -> &Database {
-        &self.right.context.db
+        &self.shard_context.context.db
     }
 
     pub fn env(&self) -> &Env {
-        self.right.context.env()
+        self.shard_context.context.env()
     }
 }

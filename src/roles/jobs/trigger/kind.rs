@@ -49,7 +49,7 @@ pub(in crate::roles::jobs) struct Turn {
 }
 
 /// The position up to which the changes of a database count as seen once the job has succeeded.
-pub(in crate::roles::jobs) type Seen = Arc<Mutex<Cursor>>;
+pub(in crate::roles::jobs) type SeenCursor = Arc<Mutex<Cursor>>;
 
 pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
     type Work: Work;
@@ -77,5 +77,5 @@ pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
         db: Db,
         work: Self::Work,
         begun: (ScanMark, Turn),
-    ) -> (Self::Given, Option<Seen>);
+    ) -> (Self::Given, Option<SeenCursor>);
 }

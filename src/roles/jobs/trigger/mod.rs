@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use self::plan::Pacing;
 pub(super) use self::{
-    kind::{Kind, Seen, Turn},
+    kind::{Kind, SeenCursor, Turn},
     plan::Work,
     task::start,
 };

@@ -592,7 +592,7 @@ async fn a_node_replaces_or_removes_its_own_damaged_row() {
     kept.shutdown().await.unwrap();
 }
 
-/// Regression: another process lived under the id of a node that had fallen out. The node logged that four times a second for ever, and
+/// Regression: another process lived under the id of a node that had fallen out. The node logged that four times a second forever, and
 /// knew of no trouble; a role that it entered meanwhile counted as published.
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_id_another_process_has_enters_no_role() {
@@ -642,7 +642,7 @@ async fn a_heartbeat_that_panics_is_counted_and_publishes_nothing() {
     let _role = member.enter(pool().role).await.unwrap();
 }
 
-/// Regression: work that failed on one node only, such as a factory that panics there, kept its resource on that node for ever, without
+/// Regression: work that failed on one node only, such as a factory that panics there, kept its resource on that node forever, without
 /// work but for a moment a minute.
 #[tokio::test(start_paused = true)]
 async fn what_fails_on_one_node_only_is_left_to_another() {

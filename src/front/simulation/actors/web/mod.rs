@@ -18,8 +18,8 @@ use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 use tower_service::Service;
 
-use self::reply::{Form, Piece, Reply};
-use super::place::Place;
+use self::reply::{FeedFormat, Piece, Reply};
+use super::context::ActorContext;
 use crate::{
     base::{
         encoding::{Sequence, Versionstamp},
@@ -70,19 +70,19 @@ pub(super) struct Web {
 
 impl Web {
     /// Starts the drawn clients.
-    pub fn start(place: &Place, dispatcher: &Arc<Dispatcher>, plan: WebPlan) -> Result<Self> {
-        let api = Api::start(&place.bus, dispatcher, ApiOptions::default())?;
+    pub fn start(actor: &ActorContext, dispatcher: &Arc<Dispatcher>, plan: WebPlan) -> Result<Self> {
+        let api = Api::start(&actor.bus, dispatcher, ApiOptions::default())?;
         let mut router = api.db_updates();
-        if place.shared.plan.documents.is_some() {
-            router = router.merge(api.changes(&place.bus.changes(), Arc::new(Layer)));
+        if actor.shared.plan.documents.is_some() {
+            router = router.merge(api.changes(&actor.bus.changes(), Arc::new(Layer)));
         }
         let mut clients = JoinSet::new();
         for number in 0..plan.clients {
-            let client = Client { place: place.clone(), router: router.clone(), plan };
+            let client = Client { actor: actor.clone(), router: router.clone(), plan };
             clients.spawn(client.follow_updates(number));
         }
-        if place.shared.plan.documents.is_some() {
-            let client = Client { place: place.clone(), router, plan };
+        if actor.shared.plan.documents.is_some() {
+            let client = Client { actor: actor.clone(), router, plan };
             clients.spawn(client.follow_all_changes());
         }
         Ok(Self { api, clients })
@@ -98,7 +98,7 @@ impl Web {
 /// The parameters of a request for a feed.
 struct Asked {
     query: String,
-    form: Form,
+    form: FeedFormat,
     /// Whether heartbeats were asked for.
     has_heartbeat: bool,
 }
@@ -114,7 +114,7 @@ enum Answered {
 
 #[derive(Clone)]
 struct Client {
-    place: Place,
+    actor: ActorContext,
     router: Router,
     plan: WebPlan,
 }
@@ -122,44 +122,44 @@ struct Client {
 impl Client {
     /// Follows `_db_updates` until the end. After a crash of its process it resumes.
     async fn follow_updates(self, number: u32) {
-        let place = &self.place;
-        let kinds = draw_kinds(place);
-        let start = match place.random(3) {
-            0 => place.shared.oracle().some_position(place.db.env().random()),
+        let actor = &self.actor;
+        let kinds = draw_kinds(actor);
+        let start = match actor.random(3) {
+            0 => actor.shared.oracle().some_position(actor.db.env().random()),
             _ => None,
         };
-        let seat = (place.issuer.process, number);
-        place.shared.oracle().web_client(seat, kinds, start);
-        while place.phase() != Phase::End {
+        let slot = (actor.issuer.process, number);
+        actor.shared.oracle().web_client(slot, kinds, start);
+        while actor.phase() != Phase::End {
             let asked = self.draw();
             if self.plan.hops
-                && place.random(3) == 0
-                && place.shared.oracle().web_hops(seat, place.random(u64::MAX))
+                && actor.random(3) == 0
+                && actor.shared.oracle().web_hops(slot, actor.random(u64::MAX))
             {
-                place.shared.witness(Witness::WebClientHopped);
+                actor.shared.witness(Witness::WebClientHopped);
             }
-            let (id, since, types) = place.shared.oracle().web_asks(seat);
+            let (id, since, types) = actor.shared.oracle().web_asks(slot);
             let target = format!("/_db_updates?since={since}&types={types}{}", asked.query);
             let answered = self.ask(&target, &asked, |piece| self.take_updates(id, piece)).await;
             if let Answered::Refused(status, body) = answered {
                 self.refused(id, status, &body);
                 // A client that keeps asking from an expired position is refused each time.
-                for _ in 0..if self.plan.asks_badly && status == 410 { place.random(6) } else { 0 } {
+                for _ in 0..if self.plan.asks_badly && status == 410 { actor.random(6) } else { 0 } {
                     self.ask_to_be_refused(&target, &asked).await;
                 }
-                place.pause(300).await;
+                actor.pause(300).await;
             }
-            place.shared.oracle().web_rests(id);
-            if self.plan.asks_badly && place.random(10) == 0 {
+            actor.shared.oracle().web_rests(id);
+            if self.plan.asks_badly && actor.random(10) == 0 {
                 self.ask_badly().await;
             }
-            place.pause(if place.random(4) == 0 { 1_000 } else { 20 }).await;
+            actor.pause(if actor.random(4) == 0 { 1_000 } else { 20 }).await;
         }
     }
 
     /// Takes a piece of `_db_updates`.
     fn take_updates(&self, id: WebClientId, piece: &Piece) -> std::result::Result<(), Broken> {
-        let shared = &self.place.shared;
+        let shared = &self.actor.shared;
         match piece {
             Piece::Row(text) => {
                 let row = parse(text)?;
@@ -169,7 +169,7 @@ impl Client {
                 };
                 let quoted = serde_json::to_string(name).expect("text is JSON");
                 if *text != format!("{{\"db_name\":{quoted},\"type\":\"{kind}\",\"seq\":\"{seq}\"}}") {
-                    return Guarantee::Framed.fails(format!("{text} does not look as a row does"));
+                    return Guarantee::Framed.fails(format!("{text} has not the form of a row"));
                 }
                 shared.oracle().web_row(shared, id, (name, kind, seq))
             }
@@ -180,7 +180,7 @@ impl Client {
 
     /// Judges the refusal of a request for `_db_updates`.
     fn refused(&self, id: WebClientId, status: u16, body: &str) {
-        let shared = &self.place.shared;
+        let shared = &self.actor.shared;
         let horizon = serde_json::from_str::<serde_json::Value>(body)
             .ok()
             .and_then(|body| body["horizon"].as_str()?.parse::<Sequence>().ok());
@@ -200,12 +200,12 @@ impl Client {
 
     /// Asks from positions that no store has given out.
     async fn ask_badly(&self) {
-        let ahead = Sequence::new(self.place.bus.incarnation(), Versionstamp::new(1 << 60, 0), 0);
+        let ahead = Sequence::new(self.actor.bus.incarnation(), Versionstamp::new(1 << 60, 0), 0);
         let since = [ahead.to_string(), "7-g1AAAA".to_owned(), format!("{ahead}-{ahead}")];
-        let since = &since[self.place.random(3) as usize];
+        let since = &since[self.actor.random(3) as usize];
         let asked = self.draw();
         if self.ask_to_be_refused(&format!("/_db_updates?since={since}{}", asked.query), &asked).await {
-            self.place.shared.witness(Witness::WebPositionRefused);
+            self.actor.shared.witness(Witness::WebPositionRefused);
         }
     }
 
@@ -220,7 +220,7 @@ impl Client {
             Answered::Over if self.plan.cuts => false,
             answered => {
                 let reason = format!("{target} was answered by {answered:?}");
-                self.place.shared.fail(Guarantee::Truthful.broken(reason));
+                self.actor.shared.fail(Guarantee::Truthful.broken(reason));
                 false
             }
         }
@@ -229,28 +229,28 @@ impl Client {
     /// Follows `_changes` of all databases until the end.
     async fn follow_all_changes(self) {
         let (mut known, mut clients) = (BTreeSet::new(), JoinSet::new());
-        while self.place.phase() != Phase::End {
-            let living = self.place.shared.oracle().living();
+        while self.actor.phase() != Phase::End {
+            let living = self.actor.shared.oracle().living();
             for db in living {
                 if known.insert(db.instance) {
                     clients.spawn(self.clone().follow_changes(db));
                 }
             }
-            self.place.db.env().sleep(Duration::from_millis(500)).await;
+            self.actor.db.env().sleep(Duration::from_millis(500)).await;
         }
     }
 
     /// Follows `_changes` of `db` until it is gone.
     async fn follow_changes(self, db: Db) {
-        let place = &self.place;
-        let id = place.shared.oracle().doc_tailed(place.issuer, db.instance, Sequence::MIN);
+        let actor = &self.actor;
+        let id = actor.shared.oracle().doc_tailed(actor.issuer, db.instance, Sequence::MIN);
         let since = parking_lot::Mutex::new("0".to_owned());
-        while place.phase() != Phase::End {
+        while actor.phase() != Phase::End {
             let asked = self.draw();
             let from = since.lock().clone();
             let target =
                 format!("/{}/_changes?since={from}{}", db.name.as_str().replace('/', "%2F"), asked.query);
-            place.shared.oracle().doc_tail_goes_on(id);
+            actor.shared.oracle().doc_tail_goes_on(id);
             let take = |piece: &Piece| {
                 let seq = match piece {
                     Piece::Row(text) => {
@@ -261,7 +261,7 @@ impl Client {
                             return Guarantee::Framed.fails(format!("{text} is no row"));
                         };
                         let is_deleted = row["deleted"].as_bool() == Some(true);
-                        place.shared.oracle().web_change(id, seq, (doc, rev, is_deleted))?;
+                        actor.shared.oracle().web_change(id, seq, (doc, rev, is_deleted))?;
                         seq.to_owned()
                     }
                     Piece::Seq(seq) => seq.clone(),
@@ -274,34 +274,34 @@ impl Client {
                 Answered::Over | Answered::Refused(503, _) => {}
                 Answered::Refused(status, body) => {
                     let reason = format!("{status}: {body}");
-                    return place.shared.oracle().doc_tail_ended(&place.shared, id, &reason);
+                    return actor.shared.oracle().doc_tail_ended(&actor.shared, id, &reason);
                 }
             }
-            if !place.shared.oracle().living().contains(&db) {
+            if !actor.shared.oracle().living().contains(&db) {
                 return;
             }
-            place.pause(100).await;
+            actor.pause(100).await;
         }
     }
 
     /// Draws the parameters of a request.
     fn draw(&self) -> Asked {
-        let place = &self.place;
+        let actor = &self.actor;
         let (name, form) = [
-            ("normal", Form::Array),
-            ("longpoll", Form::Array),
-            ("continuous", Form::Lines),
-            ("eventsource", Form::Events),
-        ][place.random(4) as usize];
-        let limit = match place.random(2) {
-            0 => format!("&limit={}", 1 + place.random(4)),
+            ("normal", FeedFormat::Array),
+            ("longpoll", FeedFormat::Array),
+            ("continuous", FeedFormat::Lines),
+            ("eventsource", FeedFormat::Events),
+        ][actor.random(4) as usize];
+        let limit = match actor.random(2) {
+            0 => format!("&limit={}", 1 + actor.random(4)),
             _ => String::new(),
         };
-        let has_heartbeat = place.random(2) == 0;
+        let has_heartbeat = actor.random(2) == 0;
         let rest = if has_heartbeat {
-            format!("&heartbeat={}", 100 + place.random(2_000))
+            format!("&heartbeat={}", 100 + actor.random(2_000))
         } else {
-            format!("&timeout={}", place.random(3_000))
+            format!("&timeout={}", actor.random(3_000))
         };
         let query = format!("&feed={name}{limit}{rest}");
         Asked { query, form, has_heartbeat }
@@ -314,36 +314,36 @@ impl Client {
         asked: &Asked,
         take: impl Fn(&Piece) -> std::result::Result<(), Broken>,
     ) -> Answered {
-        let Self { place, router, plan } = self;
-        place.note(|| format!("asks for {target}"));
+        let Self { actor, router, plan } = self;
+        actor.note(|| format!("asks for {target}"));
         let (mut client, server) = pipe::connect(plan.room);
         let mut connection = JoinSet::new();
         connection.spawn(serve(server, router.clone()));
         let request = format!("GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let mut reply = Reply::new(asked.form, asked.has_heartbeat);
         let (mut status, mut answered) = (0, Answered::Over);
-        let mut is_calm = place.shared.phase() == Phase::Rest;
+        let mut is_calm = actor.shared.phase() == Phase::Rest;
         drop(client.send(request.as_bytes()).await);
         loop {
-            let most = 1 + place.random(plan.room as u64) as usize;
+            let most = 1 + actor.random(plan.room as u64) as usize;
             let came = tokio::select! {
                 came = client.take(most) => came,
-                () = place.db.env().sleep(SILENCE_MAX) => {
-                    if is_calm && asked.has_heartbeat && place.shared.phase() == Phase::Rest {
-                        place.shared.fail(Guarantee::Live.broken(format!("nothing has come of {target} for {SILENCE_MAX:?}")));
+                () = actor.db.env().sleep(SILENCE_MAX) => {
+                    if is_calm && asked.has_heartbeat && actor.shared.phase() == Phase::Rest {
+                        actor.shared.fail(Guarantee::Live.broken(format!("nothing has come of {target} for {SILENCE_MAX:?}")));
                     }
-                    is_calm = place.shared.phase() == Phase::Rest;
+                    is_calm = actor.shared.phase() == Phase::Rest;
                     continue;
                 }
             };
             if came.is_empty() {
-                place.note(|| format!("{target} has ended"));
+                actor.note(|| format!("{target} has ended"));
                 break;
             }
             let taken =
                 reply.take(&came).map_err(|reason| Guarantee::Framed.broken(reason)).and_then(|pieces| {
                     for piece in pieces {
-                        place.note(|| format!("receives {piece:?}"));
+                        actor.note(|| format!("receives {piece:?}"));
                         match &piece {
                             Piece::Head(of) => status = *of,
                             Piece::Refusal(body) => answered = Answered::Refused(status, body.clone()),
@@ -354,22 +354,22 @@ impl Client {
                     Ok(())
                 });
             if let Err(broken) = taken {
-                place.shared.fail(broken.about(format!("of {target}")));
+                actor.shared.fail(broken.about(format!("of {target}")));
                 break;
             }
-            if plan.cuts && place.is_chaos() && place.random(30) == 0 {
-                place.shared.witness(Witness::WebConnectionCut);
+            if plan.cuts && actor.is_chaos() && actor.random(30) == 0 {
+                actor.shared.witness(Witness::WebConnectionCut);
                 break;
             }
-            if plan.is_slow && place.is_chaos() && place.random(3) == 0 {
-                place.pause(400).await;
+            if plan.is_slow && actor.is_chaos() && actor.random(3) == 0 {
+                actor.pause(400).await;
             }
         }
         drop(client);
         tokio::select! {
             _ = connection.join_next() => {}
-            () = place.db.env().sleep(END_MAX) => {
-                place.shared.fail(Guarantee::Live.broken(format!("{target} goes on after its client is gone")));
+            () = actor.db.env().sleep(END_MAX) => {
+                actor.shared.fail(Guarantee::Live.broken(format!("{target} goes on after its client is gone")));
             }
         }
         answered
@@ -396,9 +396,9 @@ fn parse(text: &str) -> std::result::Result<serde_json::Value, Broken> {
 
 /// Draws the kinds of events that a client wants. One that wants updates also gets those of design documents, as
 /// updates.
-fn draw_kinds(place: &Place) -> Kinds {
+fn draw_kinds(actor: &ActorContext) -> Kinds {
     use EventKind::{Created, DdocUpdated, Deleted, Updated};
-    match place.random(5) {
+    match actor.random(5) {
         0 => Deleted.into(),
         1 => Kinds::from_iter([Created, Deleted]),
         2 => Kinds::from_iter([Updated, DdocUpdated]),

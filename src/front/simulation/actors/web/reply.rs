@@ -2,7 +2,7 @@
 //! form.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum FeedFormat {
     /// One JSON object, a row a line (`normal`, `longpoll`).
     Array,
     /// A JSON object a line (`continuous`).
@@ -37,7 +37,7 @@ enum Next {
 
 /// An answer while it arrives.
 pub(super) struct Reply {
-    form: Form,
+    form: FeedFormat,
     /// Whether heartbeats were asked for.
     has_heartbeat: bool,
     /// Received bytes that are not parsed yet.
@@ -51,7 +51,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    pub fn new(form: Form, has_heartbeat: bool) -> Self {
+    pub fn new(form: FeedFormat, has_heartbeat: bool) -> Self {
         let (received, body) = (Vec::new(), Vec::new());
         Self { form, has_heartbeat, received, next: Next::Head, body, status: 0, has_ended: false }
     }
@@ -105,11 +105,11 @@ impl Reply {
 
     /// The received text up to `mark`.
     fn until(&mut self, mark: &[u8]) -> Result<Option<String>, String> {
-        let Some(place) = self.received.windows(mark.len()).position(|window| window == mark) else {
+        let Some(actor) = self.received.windows(mark.len()).position(|window| window == mark) else {
             return Ok(None);
         };
-        let mut text: Vec<_> = self.received.drain(..place + mark.len()).collect();
-        text.truncate(place);
+        let mut text: Vec<_> = self.received.drain(..actor + mark.len()).collect();
+        text.truncate(actor);
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
 
@@ -123,7 +123,7 @@ impl Reply {
         };
         let kind = header("content-type").unwrap_or_default();
         let expected = match self.form {
-            Form::Events if self.status == 200 => "text/event-stream",
+            FeedFormat::Events if self.status == 200 => "text/event-stream",
             _ => "application/json",
         };
         if kind != expected {
@@ -141,10 +141,10 @@ impl Reply {
     fn take_body(&mut self, is_end: bool, pieces: &mut Vec<Piece>) -> Result<(), String> {
         if self.status == 200 {
             match self.form {
-                Form::Array if is_end => self.take_array(pieces)?,
-                Form::Array => {}
-                Form::Lines => self.take_lines(is_end, pieces)?,
-                Form::Events => self.take_events(is_end, pieces)?,
+                FeedFormat::Array if is_end => self.take_array(pieces)?,
+                FeedFormat::Array => {}
+                FeedFormat::Lines => self.take_lines(is_end, pieces)?,
+                FeedFormat::Events => self.take_events(is_end, pieces)?,
             }
         } else if is_end {
             let text = String::from_utf8(std::mem::take(&mut self.body));
@@ -169,7 +169,7 @@ impl Reply {
         let texts: Vec<_> = inner.split(",\r\n").map(|row| row.trim_matches('\n').to_owned()).collect();
         let texts = if rows.is_empty() { &texts[1..] } else { &texts[..] };
         if texts.len() != rows.len() || !self.has_heartbeat && inner != texts.join(",\r\n") {
-            return Err(format!("{body:?} does not look as a feed does"));
+            return Err(format!("{body:?} has not the form of a feed"));
         }
         pieces.extend(texts.iter().cloned().map(Piece::Row));
         pieces.push(Piece::Seq(last.to_owned()));
@@ -227,11 +227,11 @@ impl Reply {
 
     /// The text of the body up to `mark`.
     fn part(&mut self, mark: &[u8]) -> Result<Option<String>, String> {
-        let Some(place) = self.body.windows(mark.len()).position(|window| window == mark) else {
+        let Some(actor) = self.body.windows(mark.len()).position(|window| window == mark) else {
             return Ok(None);
         };
-        let mut text: Vec<_> = self.body.drain(..place + mark.len()).collect();
-        text.truncate(place);
+        let mut text: Vec<_> = self.body.drain(..actor + mark.len()).collect();
+        text.truncate(actor);
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
 }
@@ -249,7 +249,7 @@ mod tests {
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
 
     /// The pieces of `body`, sent in chunks of `size` bytes.
-    fn pieces(form: Form, body: &str, size: usize) -> Result<Vec<Piece>, String> {
+    fn pieces(form: FeedFormat, body: &str, size: usize) -> Result<Vec<Piece>, String> {
         let mut reply = Reply::new(form, false);
         let chunk = |bytes: &[u8]| format!("{:x}\r\n{}\r\n", bytes.len(), String::from_utf8_lossy(bytes));
         let chunks: String = body.as_bytes().chunks(size).map(chunk).collect();
@@ -274,19 +274,19 @@ mod tests {
             Piece::End,
         ];
         for size in 1..9 {
-            assert_eq!(pieces(Form::Array, &array, size).unwrap(), expected);
-            assert_eq!(pieces(Form::Lines, &lines, size).unwrap(), expected);
+            assert_eq!(pieces(FeedFormat::Array, &array, size).unwrap(), expected);
+            assert_eq!(pieces(FeedFormat::Lines, &lines, size).unwrap(), expected);
         }
     }
 
     #[test]
     fn what_does_not_look_as_it_has_to_is_refused() {
         for (form, body) in [
-            (Form::Array, "{\"results\":[\n\n]}\n"),
-            (Form::Array, "{\"results\":[{},{}\n],\n\"last_seq\":\"2\"}\n"),
-            (Form::Lines, "{}\n"),
-            (Form::Lines, "\n{\"last_seq\":\"2\"}\n"),
-            (Form::Lines, "{\"last_seq\":\"2\"}\n{}\n"),
+            (FeedFormat::Array, "{\"results\":[\n\n]}\n"),
+            (FeedFormat::Array, "{\"results\":[{},{}\n],\n\"last_seq\":\"2\"}\n"),
+            (FeedFormat::Lines, "{}\n"),
+            (FeedFormat::Lines, "\n{\"last_seq\":\"2\"}\n"),
+            (FeedFormat::Lines, "{\"last_seq\":\"2\"}\n{}\n"),
         ] {
             assert!(pieces(form, body, 100).is_err(), "{body:?}");
         }

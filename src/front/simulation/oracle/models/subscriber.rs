@@ -169,13 +169,13 @@ impl Subscriber {
     pub fn take_news(&mut self, findings: &Findings, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
         let wants = |interest: &Interest| interest.kinds_of(name).intersects(news);
-        let wishes = || self.before.iter().chain([&self.interest]);
-        if !wishes().any(wants) {
+        let interests = || self.before.iter().chain([&self.interest]);
+        if !interests().any(wants) {
             let wanted = self.interest.kinds_of(name);
             return Guarantee::Truthful
                 .fails(format!("it was informed of {news:?} of {name:?}, and wants {wanted:?}"));
         }
-        if !wishes().any(|interest| interest.wanted_by(name, news) == given.wanted_by) {
+        if !interests().any(|interest| interest.wanted_by(name, news) == given.wanted_by) {
             let by = &given.wanted_by;
             return Guarantee::Truthful
                 .fails(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));

@@ -19,7 +19,7 @@ pub(in crate::front::simulation) type WebClientId = u64;
 #[derive(Debug)]
 pub(in crate::front::simulation::oracle) struct WebClient {
     /// The process at which it is, and its number there.
-    pub seat: (ProcessId, u32),
+    pub slot: (ProcessId, u32),
     /// Whether a request of it is under way.
     pub is_asking: bool,
     pub kinds: Kinds,

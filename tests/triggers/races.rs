@@ -33,28 +33,28 @@ const PARKED: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x02";
 const MARKS_OF_A: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x01\x02a\x00";
 
 /// A parked database waited for its turn in memory. Meanwhile it was deleted, and its clean-up done. Then its turn came, and it was
-/// built: its index stayed for ever, since nobody was to be informed again that it is gone.
+/// built: its index stayed forever, since nobody was to be informed again that it is gone.
 #[tokio::test(start_paused = true)]
 async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, jobs_max: 2, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     let (first, second) = (db("a", 1), db("b", 1));
     for db in [&first, &second] {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
         let (_, decide) = reports.next_work().await;
         decide.send(Err("no disk".into())).unwrap();
     }
     until("both to be parked", async || trigger.status().parked == 2).await;
-    world.bus.trigger("views").unwrap().retry(None).await.unwrap();
+    fixture.bus.trigger("views").unwrap().retry(None).await.unwrap();
     let (build, decide) = reports.next_work().await;
     assert_eq!(build.db, first, "of two places one is for parked databases");
-    world.event(&second, EventKind::Deleted).await;
+    fixture.event(&second, EventKind::Deleted).await;
     assert_eq!(within("the news", reports.gone.recv()).await.unwrap(), second);
     decide.send(Ok(())).unwrap();
     assert!(reports.is_quiet().await, "a database is built that is gone");
-    assert!(world.bus.trigger("views").unwrap().parked(None, 9).await.unwrap().is_empty());
+    assert!(fixture.bus.trigger("views").unwrap().parked(None, 9).await.unwrap().is_empty());
     trigger.shutdown().await.unwrap();
 }
 
@@ -62,11 +62,11 @@ async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
 /// moved the cursor past it, and it was never done.
 #[tokio::test(start_paused = true)]
 async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
     let slow = db("slow", 1);
-    world.event(&slow, EventKind::Created).await;
+    fixture.event(&slow, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
     let gate = Gate::default();
     let mut held = Some(CommitFault::Hold(gate.clone()));
@@ -77,15 +77,15 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
         },
     );
     within("the save", gate.reached()).await;
-    world.event(&db("other", 1), EventKind::Created).await;
+    fixture.event(&db("other", 1), EventKind::Created).await;
     trigger.shutdown().await.unwrap();
     drop(reports);
 
     let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
     let built = [reports.done().await.db, reports.done().await.db];
     assert!(built.contains(&slow), "{built:?}");
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
 }
 
@@ -93,11 +93,11 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
 /// the job was informed that the living one was gone. A world has found it (seed 302 of its day, one of 980).
 #[tokio::test(start_paused = true)]
 async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let (old, new) = (db("a", 1), db("a", 2));
     let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
-    world.event(&old, EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
+    fixture.event(&old, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
     trigger.shutdown().await.unwrap();
 
@@ -110,30 +110,30 @@ async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() 
     });
     let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 2, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     for other in [db("x", 1), db("y", 1)] {
-        world.event(&other, EventKind::Created).await;
+        fixture.event(&other, EventKind::Created).await;
     }
     until("both to wait", async || trigger.status().waiting == 2).await;
     is_hidden.store(false, Ordering::Relaxed);
     let (_, first) = reports.next_work().await;
     let (_, second) = reports.next_work().await;
-    world.event(&old, EventKind::Updated).await;
+    fixture.event(&old, EventKind::Updated).await;
 
-    let (before, producer) = (world.bus.stats().folded.total(), world.bus.producer());
+    let (before, producer) = (fixture.bus.stats().folded.total(), fixture.bus.producer());
     let replace = async |tx| {
         producer.deleted(&tx, &old);
         producer.created(&tx, &new);
         Ok(())
     };
-    world.store.run(replace).await.unwrap();
-    world.settled(before).await;
+    fixture.store.run(replace).await.unwrap();
+    fixture.settled(before).await;
     first.send(Ok(())).unwrap();
     let (build, _undecided) = reports.next_work().await;
     assert_eq!(build.db, new, "it is looked up in the store");
     second.send(Ok(())).unwrap();
     assert_eq!(reports.done().await.db, new);
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     let mut gone = Vec::new();
     while let Ok(db) = reports.gone.try_recv() {
         gone.push(db);
@@ -167,11 +167,11 @@ impl TriggerJob<IndexBuild> for Informed {
 /// once more although it is gone, its mark came back, and nobody was ever to be informed again.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterwards() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let gone = db("a", 1);
     let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), reporter).await.unwrap();
-    world.event(&gone, EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
+    fixture.event(&gone, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
     trigger.shutdown().await.unwrap();
 
@@ -186,17 +186,17 @@ async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterward
     });
     let calls = Arc::new(Mutex::new(Vec::new()));
     let job = Informed { stalls, calls: Arc::clone(&calls) };
-    let trigger = index_trigger(&world.dispatcher, quick(), job).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, quick(), job).await.unwrap();
     until("the look-up", async || stalled.load(Ordering::Relaxed) > 5).await;
-    world.event(&gone, EventKind::Deleted).await;
+    fixture.event(&gone, EventKind::Deleted).await;
     until("the news", async || !calls.lock().unwrap().is_empty()).await;
-    at_rest(&world, &trigger).await;
+    at_rest(&fixture, &trigger).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(*calls.lock().unwrap(), [false], "a database is built that is gone");
     let marks = RangeRead::new(KeyRange::prefix(MARKS_OF_A));
-    assert!(world.store.begin().get_range(&marks, Isolation::Snapshot).await.unwrap().rows.is_empty());
+    assert!(fixture.store.begin().get_range(&marks, Isolation::Snapshot).await.unwrap().rows.is_empty());
     let owed = RangeRead::new(KeyRange::prefix(OWED));
-    assert!(world.store.begin().get_range(&owed, Isolation::Snapshot).await.unwrap().rows.is_empty());
+    assert!(fixture.store.begin().get_range(&owed, Isolation::Snapshot).await.unwrap().rows.is_empty());
     trigger.shutdown().await.unwrap();
 }
 
@@ -204,13 +204,13 @@ async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterward
 /// any more.
 #[tokio::test(start_paused = true)]
 async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_secs(10), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
+    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     let (broken, other) = (db("a", 1), db("b", 1));
     for db in [&broken, &other] {
-        world.event(db, EventKind::Created).await;
+        fixture.event(db, EventKind::Created).await;
         let (_, decide) = reports.next_work().await;
         decide.send(Err("no disk".into())).unwrap();
     }
@@ -221,9 +221,9 @@ async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
         tx.set(&page.rows[0].0, b"\x02 of a later version");
         Ok(())
     };
-    world.store.run(damage).await.unwrap();
+    fixture.store.run(damage).await.unwrap();
 
-    let stored = world.bus.trigger("views").unwrap();
+    let stored = fixture.bus.trigger("views").unwrap();
     assert_eq!(stored.retry(None).await.unwrap(), 1, "nobody can ask for what cannot be decoded");
     assert_eq!(reports.done().await.db, other);
     until("one to be left", async || stored.parked(None, 9).await.unwrap().len() == 1).await;
@@ -231,24 +231,24 @@ async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
     assert_eq!(listed[0].db(), broken);
     assert!(listed[0].error.contains("cannot be decoded"), "{listed:?}");
     assert!(reports.is_quiet().await, "a later version may know what is to be done");
-    assert_eq!(world.bus.skipped_rows().await.unwrap().len(), 1);
+    assert_eq!(fixture.bus.skipped_rows().await.unwrap().len(), 1);
     // New events replace it.
-    world.event(&broken, EventKind::Updated).await;
+    fixture.event(&broken, EventKind::Updated).await;
     assert_eq!(reports.done().await.db, broken);
     until("none to be left", async || stored.parked(None, 9).await.unwrap().is_empty()).await;
-    assert!(world.bus.skipped_rows().await.unwrap().is_empty(), "it is mended");
+    assert!(fixture.bus.skipped_rows().await.unwrap().is_empty(), "it is mended");
     trigger.shutdown().await.unwrap();
 }
 
 /// A retry was requested while one was under way, perhaps of a job that hung. The end of that one removed the request.
 #[tokio::test(start_paused = true)]
 async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
-    let world = TriggerFixture::new().await;
+    let fixture = TriggerFixture::new().await;
     let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
-    let stored = world.bus.trigger("views").unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    let stored = fixture.bus.trigger("views").unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
     decide.send(Err("no disk".into())).unwrap();
     until("it to be parked", async || trigger.status().parked == 1).await;
@@ -268,15 +268,15 @@ async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
 /// the next round, perhaps an hour later.
 #[tokio::test(start_paused = true)]
 async fn a_request_for_a_retry_outlives_a_failed_read() {
-    let (world, faults) = faulty().await;
+    let (fixture, faults) = faulty().await;
     let (reporter, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, reporter).await.unwrap();
-    world.event(&db("a", 1), EventKind::Created).await;
+    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    fixture.event(&db("a", 1), EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
     decide.send(Err("no disk".into())).unwrap();
     until("it to be parked", async || trigger.status().parked == 1).await;
-    assert_eq!(world.bus.trigger("views").unwrap().retry(None).await.unwrap(), 1);
+    assert_eq!(fixture.bus.trigger("views").unwrap().retry(None).await.unwrap(), 1);
     let left = Arc::new(AtomicU32::new(3));
     let fails = Arc::clone(&left);
     faults.plan_reads(move |operation| {

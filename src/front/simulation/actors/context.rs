@@ -1,4 +1,4 @@
-//! [`Place`]: a process, as its actors see it.
+//! [`ActorContext`]: a process, as its actors see it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A process, as its actors see it.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct ActorContext {
     pub shared: Arc<Shared>,
     pub issuer: Issuer,
     /// Its handle on the store.
@@ -24,7 +24,7 @@ pub(super) struct Place {
     pub bus: Bus,
 }
 
-impl Place {
+impl ActorContext {
     /// The phase, as the actors of the process see it: it is over for one that has to stop because the bus moves.
     pub fn phase(&self) -> Phase {
         if self.shared.is_stopping() { Phase::End } else { self.shared.phase() }

@@ -10,17 +10,17 @@ use crate::{
         context::Context,
         feed::{FeedRow, RawFeed, StoredRow},
         keys::FeedId,
-        skipped::Place,
+        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
 
 /// Whether the row at `place` is gone or can be decoded now. A damaged fold mark is never repaired: the fold has replaced it at
 /// once, so it is reported as long as the process lives.
-pub(super) async fn is_mended(context: &Context, tx: &Transaction, place: &Place) -> Result<bool> {
+pub(super) async fn is_repaired(context: &Context, tx: &Transaction, place: &SkippedAt) -> Result<bool> {
     let keys = &context.keys;
     match place {
-        Place::Key(key) => {
+        SkippedAt::Key(key) => {
             let Some(value) = tx.get(key, Isolation::Snapshot).await? else { return Ok(true) };
             if keys.all_fold_marks().contains(key) {
                 return Ok(false);
@@ -33,7 +33,7 @@ pub(super) async fn is_mended(context: &Context, tx: &Transaction, place: &Place
             let row = async { raw.newest_of(tx, &raw.topology(tx).await?, &id).await };
             present(&feed, row.await)
         }
-        Place::Row(id, sequence) => present(id, RawFeed::new(context, id).row_at(tx, *sequence).await),
+        SkippedAt::Row(id, sequence) => present(id, RawFeed::new(context, id).row_at(tx, *sequence).await),
     }
 }
 
