@@ -20,8 +20,8 @@ import java.util.List;
  *     tr.mutate(m.isAdd() ? MutationType.ADD : MutationType.SET_VERSIONSTAMPED_VALUE, m.key(), m.operand());
  *   return null;
  * });
- * var bell = recorder.doorbell("shop/orders"); // after the commit, in another transaction: a hint, which may fail
- * db.run(tr -> { tr.mutate(MutationType.ADD, bell.key(), bell.operand()); return null; });
+ * var doorbell = recorder.doorbell("shop/orders"); // after the commit, in another transaction: a hint, which may fail
+ * db.run(tr -> { tr.mutate(MutationType.ADD, doorbell.key(), doorbell.operand()); return null; });
  * </pre>
  *
  * docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.

@@ -7,7 +7,7 @@ const { Seen, run } = require('./seen')
 /** So large that the documents are read in more than one request. */
 const TEXT = 'x'.repeat(90_000)
 
-/** All rows of a follower that ends by itself, and what it was told to be pending in each of its requests. */
+/** All rows of a follower that ends by itself, and what it was delivered to be pending in each of its requests. */
 async function readAll (service, params) {
   const rows = []
   const pending = []
@@ -55,19 +55,19 @@ run(async url => {
   follower.stop()
   live.end()
 
-  // The last edits may be told with the creation, or by themselves.
-  const told = []
+  // The last edits may be delivered with the creation, or by themselves.
+  const delivered = []
   let since = start.lastSeq
   const updates = async type => {
     do {
       const { results, lastSeq } = (await service.getDbUpdates({ since, feed: 'longpoll' })).result
-      told.push(...results.map(row => [row.dbName, row.type]))
+      delivered.push(...results.map(row => [row.dbName, row.type]))
       since = lastSeq
-    } while (!told.some(([, told]) => told === type))
+    } while (!delivered.some(([, delivered]) => delivered === type))
   }
   await updates('created')
   await service.deleteDatabase({ db })
   await updates('deleted')
-  assert.deepEqual(told.filter(([, type]) => type !== 'updated'), [[db, 'created'], [db, 'deleted']])
+  assert.deepEqual(delivered.filter(([, type]) => type !== 'updated'), [[db, 'created'], [db, 'deleted']])
   await assert.rejects(readAll(service, { db }), { code: 404 })
 })

@@ -1,4 +1,4 @@
-// The live page in a real browser, which is told what to do through a pipe. What the script says on standard output, a word a line, the
+// The live page in a real browser, which takes its commands through a pipe. What the script says on standard output, a word a line, the
 // test acts upon: "seen" (all is shown: let the notifier die) and "red" (the page says so: start another one).
 //
 // With NOTIBUS_SCREENSHOTS, a folder, it leaves pictures of the page there, those of docs/.
@@ -12,7 +12,7 @@ const path = require('node:path')
 /** How long all of it may take, in ms. */
 const PATIENCE = process.env.NOTIBUS_SCREENSHOTS ? 200_000 : 90_000
 
-/** A browser without a window, and how it is told what to do. */
+/** A browser without a window, and how it takes commands. */
 class Browser {
   constructor (profile) {
     const flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run', '--hide-scrollbars']
@@ -27,11 +27,11 @@ class Browser {
     this.process.stdio[4].on('data', data => {
       const messages = (rest + data).split('\0')
       rest = messages.pop()
-      messages.map(message => JSON.parse(message)).forEach(message => this.told(message))
+      messages.map(message => JSON.parse(message)).forEach(message => this.handle(message))
     })
   }
 
-  told ({ id, result, error, method, params }) {
+  handle ({ id, result, error, method, params }) {
     if (method === 'Network.requestWillBeSent') this.requests.push(params.request.url)
     const waits = this.waiting.get(id)
     this.waiting.delete(id)

@@ -35,7 +35,7 @@ async function databases (couch) {
   assert.deepEqual(start.results, [])
   const polled = poll(couch, start.last_seq)
   const streamed = stream(couch, start.last_seq, 5)
-  // Each step waits until both have seen it, so that nothing is told as one.
+  // Each step waits until both have seen it, so that nothing is delivered as one.
   const both = async (type, name) => {
     const row = await polled.seen.next({ db_name: name, type })
     await streamed.seen.next(row)
@@ -60,10 +60,10 @@ async function databases (couch) {
   polled.seen.end()
   streamed.seen.end()
 
-  // Who comes late is told of each database, and type of event, once.
+  // Who comes late is delivered of each database, and type of event, once.
   const late = await couch.updates({ since: start.last_seq })
-  const told = late.results.map(row => [row.db_name, row.type])
-  assert.deepEqual(told, [['one', 'deleted'], ['two/part', 'created'], ['two/part', 'updated']])
+  const delivered = late.results.map(row => [row.db_name, row.type])
+  assert.deepEqual(delivered, [['one', 'deleted'], ['two/part', 'created'], ['two/part', 'updated']])
   assert.equal(late.last_seq, last.seq)
   const again = await couch.updates({ since: last.seq })
   assert.deepEqual(again.results, [])

@@ -58,7 +58,7 @@ run(async url => {
   const some = await db.allDocs({ keys: ['alan', 'nobody', 'ada'] })
   assert.deepEqual(some.rows.map(row => row.error ?? row.value.deleted ?? row.id), ['alan', 'not_found', true])
 
-  // A follower is told that its database is gone, if it was not PouchDB itself that deleted it.
+  // A follower learns that its database is gone, if it was not PouchDB itself that deleted it.
   const last = follow(db, { since: all.last_seq })
   assert.equal((await fetch(`${url}/people%2Fall`, { method: 'DELETE' })).status, 200)
   const { error } = await last.seen.next({})

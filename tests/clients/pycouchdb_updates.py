@@ -41,7 +41,7 @@ def main(url):
     seen.next(db_name="orders", type="updated")
     try:
         orders.save({"_id": "1", "sum": 2})
-        raise AssertionError("a conflict was not told")
+        raise AssertionError("a conflict was not delivered")
     except Conflict:
         pass
     orders.save({**order, "sum": 2})
@@ -59,9 +59,9 @@ def main(url):
 
     # A design document is an update only to those who ask for it.
     views = server.create("views")
-    told = follow(url, limit=1, since=last["seq"], types="ddoc_updated", heartbeat=100)
+    delivered = follow(url, limit=1, since=last["seq"], types="ddoc_updated", heartbeat=100)
     views.save({"_id": "_design/views", "views": {}})
-    told.next(db_name="views", type="ddoc_updated")
+    delivered.next(db_name="views", type="ddoc_updated")
     assert [row["id"] for row in views.all(as_list=True)] == ["_design/views"]
 
 

@@ -364,14 +364,14 @@ async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
     let b = fixture.event(&db("b", 1), Created).await;
     let moved = fixture.event(&db("a", 2), Updated).await;
     let mut since = seqs[1].to_owned();
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     for _ in 0..4 {
         let answer = get(fixture.at(), &format!("/_db_updates?{types}&since={since}&limit=1")).await;
-        told.extend(answer.rows());
+        delivered.extend(answer.rows());
         since = answer.last_seq();
     }
-    let told: Vec<_> = told.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
-    assert_eq!(told, [("b", "created"), ("a", "ddoc_updated"), ("a", "updated")]);
+    let delivered: Vec<_> = delivered.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
+    assert_eq!(delivered, [("b", "created"), ("a", "ddoc_updated"), ("a", "updated")]);
     assert!(since == moved.sequence.to_string() && b.sequence < moved.sequence);
 }
 

@@ -101,7 +101,7 @@ fn overflows() -> u64 {
 }
 
 /// Formats the median, the 99th percentile and the maximum of some times.
-fn told(mut times: Vec<Duration>) -> String {
+fn summary(mut times: Vec<Duration>) -> String {
     times.sort_unstable();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
     format!("p50 {:?}, p99 {:?}, max {:?} of {}", at(50), at(99), at(100), times.len())
@@ -141,7 +141,7 @@ fn hung_up_log_ins_hold_bounded_memory() {
              meanwhile: {}",
             (ticks(process) - busy) * 10,
             overflows() - overflown,
-            told(live.await.unwrap())
+            summary(live.await.unwrap())
         );
         assert!(held < 200, "{held} MB");
     });
@@ -188,8 +188,8 @@ fn guessers_hold_up_nobody() {
         }
         println!(
             "H2: log-ins beside {guessers} guessers and their {tries} tries: {}; live meanwhile: {}",
-            told(times),
-            told(live.await.unwrap())
+            summary(times),
+            summary(live.await.unwrap())
         );
     });
 }
@@ -238,7 +238,7 @@ fn one_row_costs_the_same_however_many_databases_there_are() {
             let live = watch(at, &stop);
             ask(&format!("of {most} databases")).await;
             stop.store(true, Ordering::Relaxed);
-            println!("H3: live meanwhile: {}", told(live.await.unwrap()));
+            println!("H3: live meanwhile: {}", summary(live.await.unwrap()));
         }
     });
 }
@@ -278,7 +278,7 @@ fn bodies_hold_bounded_memory() {
         let held = most.saturating_sub(before) / 1_024;
         println!(
             "H4: {clients} bodies that do not end: {held} MB; live meanwhile: {}",
-            told(live.await.unwrap())
+            summary(live.await.unwrap())
         );
         assert!(held < 150, "{held} MB");
     });
@@ -309,6 +309,6 @@ fn posts_of_one_name_are_fair() {
             times.extend(done.unwrap());
         }
         assert_eq!(times.len(), clients * posts);
-        println!("H5: {clients} clients that create one name: {}", told(times));
+        println!("H5: {clients} clients that create one name: {}", summary(times));
     });
 }

@@ -90,10 +90,25 @@ fn words_that_were_replaced_are_gone() {
         ("an", "ew"),
         ("gla", "nce"),
         ("sight", "ing"),
+        ("sight", "ings"),
         ("put ", "down"),
         ("puts ", "down"),
         ("who", "ever"),
         ("who", "m"),
+        ("to", "ld"),
+        ("deal", "er"),
+        ("keep", "er"),
+        ("se", "at"),
+        ("surround", "ings"),
+        ("clos", "ings"),
+        ("arriv", "als"),
+        ("wi", "sh"),
+        ("wish", "es"),
+        ("walk", "er"),
+        ("he", "art"),
+        ("stand", "ing"),
+        ("look ", "interval"),
+        ("for ", "ever"),
     ];
     let gone = gone.map(|(begin, end)| format!("{begin}{end}"));
     // Names have underscores between their words.
@@ -106,6 +121,26 @@ fn words_that_were_replaced_are_gone() {
                 !letter(text[..at].chars().next_back()) && !letter(text[at + word.len()..].chars().next())
             };
             assert!(!text.match_indices(word.as_str()).any(|(at, _)| is_word(at)), "{path} has {word:?}");
+        }
+    }
+}
+
+/// These type names say nothing, or stood for several things. A world is a simulated bus, and nothing else.
+#[test]
+fn names_of_types_that_were_replaced_are_gone() {
+    const GONE: [&str; 7] = ["Form", "Look", "Looks", "Place", "Right", "Seen", "World"];
+    for (path, text) in sources() {
+        let is_the_world = path == Path::new("src/front/simulation/world.rs");
+        for line in text.lines() {
+            let mut words = line.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+            // Types within traits have the names that their traits give them.
+            let is_type = |word: &str| ["struct", "enum", "trait", "type"].contains(&word);
+            if line.starts_with(' ') || !words.any(is_type) {
+                continue;
+            }
+            let name = words.next().unwrap_or_default();
+            let is_gone = GONE.contains(&name) && !(is_the_world && name == "World");
+            assert!(!is_gone, "{}: {name}", path.display());
         }
     }
 }

@@ -23,16 +23,16 @@ struct Module {
     names: BTreeMap<String, Vec<String>>,
 }
 
-/// The library's modules.
+/// The modules of a crate.
 pub struct Crate {
     modules: BTreeMap<ModulePath, Module>,
 }
 
 impl Crate {
-    /// Parses the library in the folder `src`.
-    pub fn parse(src: &Path) -> Self {
+    /// Parses the crate whose modules are in `folder`, and whose root is the file `root` there.
+    pub fn parse(folder: &Path, root: &str) -> Self {
         let mut found = Self { modules: BTreeMap::new() };
-        found.add(Vec::new(), src.join("lib.rs"), src);
+        found.add(Vec::new(), folder.join(root), folder);
         found
     }
 

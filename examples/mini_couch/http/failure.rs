@@ -55,8 +55,8 @@ impl IntoResponse for Problem {
 /// Turns axum's own refusals of a path, a method or a body into answers like all other problems.
 pub async fn as_problem(response: Response) -> Response {
     let (parts, body) = response.into_parts();
-    let is_told = parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
-    if is_told || !parts.status.is_client_error() {
+    let is_json = parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if is_json || !parts.status.is_client_error() {
         return Response::from_parts(parts, body);
     }
     let allow = parts.headers.get(header::ALLOW).cloned();

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Whether to ask.
 #[derive(Debug, Clone, Copy, clap::Args)]

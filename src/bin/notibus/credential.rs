@@ -4,7 +4,7 @@ use std::io::Read;
 
 use notibus::http::{Credentials, Grant};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The longest secret, in bytes.
 const SECRET_LEN_MAX: u64 = 1_024;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// How long a command waits for a store that does not answer.
 #[derive(Debug, Clone, Copy)]

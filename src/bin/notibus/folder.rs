@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use notibus::store::{Database, FolderReport};
 use serde_json::json;
 
-use crate::{Failure, out};
+use crate::{failure::Failure, out};
 
 /// Which folder to check.
 #[derive(Debug, clap::Args)]

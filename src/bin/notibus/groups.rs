@@ -7,9 +7,9 @@ use notibus::{NodeOptions, Sequence, cursor::Start};
 use serde_json::{Value, json};
 
 use crate::{
-    Failure,
     confirm::Confirm,
     deadline::Deadline,
+    failure::Failure,
     out,
     status::{feed_of, trouble},
     table::{self, duration, items, text, time},

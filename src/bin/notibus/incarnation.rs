@@ -4,7 +4,7 @@ use std::{io::Write, time::Duration};
 
 use notibus::{Bus, event::Incarnation};
 
-use crate::{Failure, deadline::Deadline, store::Store};
+use crate::{deadline::Deadline, failure::Failure, store::Store};
 
 /// How long it may take to find out whether nodes live.
 const WATCH_MAX: Duration = Duration::from_mins(1);

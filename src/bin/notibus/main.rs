@@ -4,6 +4,7 @@ mod confirm;
 mod credential;
 mod deadline;
 mod environment;
+mod failure;
 mod folder;
 mod groups;
 mod incarnation;
@@ -36,12 +37,11 @@ use std::{
     time::Duration,
 };
 
-use clap::{ArgAction, FromArgMatches, Parser, Subcommand};
-use notibus::store::OpenCause;
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
-use self::deadline::Deadline;
+use self::{deadline::Deadline, failure::Failure};
 
 /// All rows are in memory in separate allocations, and with millions of them the system's allocator is slow. A
 /// program that embeds the library chooses its own allocator.
@@ -125,82 +125,6 @@ enum Command {
     Triggers(triggers::Args),
 }
 
-/// Why a command failed; determines the exit code.
-#[derive(Debug)]
-enum Failure {
-    /// The input or an argument is bad: exit code 2.
-    BadInput(String),
-    /// The work failed, or its result is wrong: exit code 1.
-    Failed(String),
-    /// The store takes no more writes, or its disk does not let it be opened: exit code 3.
-    StoreFailed(String),
-    /// The reader of the output is gone: exit code 0, as that is the reader's choice.
-    Closed,
-}
-
-impl From<notibus::Error> for Failure {
-    fn from(error: notibus::Error) -> Self {
-        use notibus::Error;
-        match error {
-            Error::Open { cause: OpenCause::SystemFailed, .. } => Self::StoreFailed(error.to_string()),
-            Error::Open { cause: OpenCause::InUse | OpenCause::Unreachable, .. } => {
-                Self::Failed(error.to_string())
-            }
-            Error::Invalid { .. }
-            | Error::Open { .. }
-            | Error::ConfigMismatch { .. }
-            | Error::OtherFormat { .. }
-            | Error::UnknownScheme { .. }
-            | Error::NoFeed { .. }
-            | Error::NoShard { .. }
-            | Error::NoGroup { .. }
-            | Error::BusInUse { .. }
-            | Error::Expired { .. }
-            | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
-            error => Self::Failed(error.to_string()),
-        }
-    }
-}
-
-impl Failure {
-    /// The same failure, with more to say.
-    fn and(self, more: &str) -> Self {
-        let and = |reason: String| format!("{reason}; {more}");
-        match self {
-            Self::BadInput(reason) => Self::BadInput(and(reason)),
-            Self::Failed(reason) => Self::Failed(and(reason)),
-            Self::StoreFailed(reason) => Self::StoreFailed(and(reason)),
-            Self::Closed => Self::Closed,
-        }
-    }
-
-    /// The failure of a command whose store takes no more writes because of `error`.
-    fn of_store(error: &notibus::Error, command: Option<&Self>) -> Self {
-        let failed = Self::StoreFailed(format!(
-            "the store takes no more writes: {error}. What was acknowledged is in its folder: mend the disk, or make room, and \
-             start again"
-        ));
-        match command {
-            Some(Self::BadInput(reason) | Self::Failed(reason) | Self::StoreFailed(reason)) => {
-                failed.and(&format!("the command has ended with: {reason}"))
-            }
-            Some(Self::Closed) | None => failed,
-        }
-    }
-
-    /// Prints the reason, and returns the exit code.
-    fn report(&self) -> u8 {
-        let (reason, code) = match self {
-            Self::Failed(reason) => (reason, 1),
-            Self::BadInput(reason) => (reason, 2),
-            Self::StoreFailed(reason) => (reason, 3),
-            Self::Closed => return 0,
-        };
-        out::last_notice(&format!("notibus: {reason}"));
-        code
-    }
-}
-
 /// How long a command may go on after its store has failed. Most end by themselves, and say what they have done; `serve` answers the
 /// requests that it has.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
@@ -209,7 +133,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
 const END_MAX: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
-    let matches = environment::command(std::env::args_os()).get_matches();
+    let matches = environment::command(Cli::command(), std::env::args_os()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let level = ["warn", "info", "debug", "trace"][usize::from(cli.verbose.min(3))];
     tracing_subscriber::fmt()
@@ -222,13 +146,25 @@ fn main() -> ExitCode {
         .init();
     let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return Failure::Failed(format!("no runtime: {error}")).report().into(),
+        Err(error) => return report(&Failure::Failed(format!("no runtime: {error}"))).into(),
     };
     let outcome = runtime.block_on(watched(run(cli.command, Deadline(cli.deadline))));
     // The reason is printed before anything can hang.
-    let code = outcome.map_or_else(|failure| failure.report(), |()| 0);
+    let code = outcome.map_or_else(|failure| report(&failure), |()| 0);
     end(runtime, code);
     code.into()
+}
+
+/// Prints the reason of `failure`, and returns the exit code.
+fn report(failure: &Failure) -> u8 {
+    let (reason, code) = match failure {
+        Failure::Failed(reason) => (reason, 1),
+        Failure::BadInput(reason) => (reason, 2),
+        Failure::StoreFailed(reason) => (reason, 3),
+        Failure::Closed => return 0,
+    };
+    out::last_notice(&format!("notibus: {reason}"));
+    code
 }
 
 /// The outcome of `work`. If it fails, or does not end, because the store takes no more writes, that is the failure, whatever error
@@ -272,8 +208,8 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Groups(args) => groups::run(args, deadline).await,
         Command::Export(args) => relocate::export(args, deadline).await,
         Command::Import(args) => relocate::import(args, deadline).await,
-        Command::Completions(args) => pages::completions(&args),
-        Command::Man(args) => pages::man(&args),
+        Command::Completions(args) => pages::completions(&args, Cli::command()),
+        Command::Man(args) => pages::man(&args, Cli::command()),
         Command::Incarnation(command) => incarnation::run(command, deadline).await,
         Command::Nodes(args) => nodes::run(args, deadline).await,
         Command::Record(args) => record::run(args, deadline).await,
@@ -287,5 +223,61 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         #[cfg(feature = "simulation")]
         Command::Torture(args) => torture::run(args, deadline).await,
         Command::Triggers(args) => triggers::run(args, deadline).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use clap::{Command, CommandFactory};
+
+    use super::{
+        Cli,
+        environment::{EITHER, command, variable},
+    };
+
+    fn options(command: &Command) -> Vec<(String, Option<OsString>)> {
+        let own = command
+            .get_arguments()
+            .filter_map(|arg| Some((arg.get_long()?.to_owned(), arg.get_env()?.to_owned().into())));
+        own.chain(command.get_subcommands().flat_map(options)).collect()
+    }
+
+    #[test]
+    fn every_option_has_a_variable_and_none_has_that_of_the_credentials() {
+        let command = command(Cli::command(), []);
+        command.clone().debug_assert();
+        let named = options(&command);
+        for (option, env) in &named {
+            let env = env.clone().unwrap_or_default();
+            let expected = if option == "credentials" {
+                "NOTIBUS_CREDENTIALS_FILE".to_owned()
+            } else {
+                variable(option)
+            };
+            assert_eq!(env.to_str(), Some(&*expected));
+        }
+        for option in ["store", "url", "json", "deadline", "cors-origin", "yes", "watch", "listen"] {
+            assert!(named.iter().any(|(name, _)| name == option), "{option}");
+        }
+        let count = |command: &Command| count(command);
+        assert_eq!(named.len(), count(&command), "each one");
+    }
+
+    /// How many options there are, besides `--help` and `--version`.
+    fn count(command: &Command) -> usize {
+        let own = command.get_arguments().filter(|arg| arg.get_long().is_some());
+        own.count() + command.get_subcommands().map(count).sum::<usize>()
+    }
+
+    #[test]
+    fn the_line_says_what_to_ask() {
+        let of = |line: &[&str]| {
+            let named = options(&command(Cli::command(), line.iter().map(OsString::from)));
+            named.iter().filter(|(name, _)| EITHER.contains(&&**name)).count()
+        };
+        assert!(of(&["status"]) > 2);
+        assert_eq!(of(&["status", "--url=http://localhost"]), 0);
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::{
-    Failure,
     deadline::Deadline,
+    failure::Failure,
     signals::stopped,
     status::leases,
     table::{self, items, text, time},

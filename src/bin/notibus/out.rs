@@ -9,7 +9,7 @@ use std::{
 
 use tracing_subscriber::fmt::writer::OptionalWriter;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Prints a line.
 pub fn line(text: &str) -> Result<(), Failure> {

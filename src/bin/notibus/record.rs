@@ -6,8 +6,8 @@ use notibus::DbInstance;
 use serde_json::{Value, json};
 
 use crate::{
-    Failure,
     deadline::Deadline,
+    failure::Failure,
     target::{Intent, Opened, Target},
 };
 

@@ -13,8 +13,8 @@ use notibus::{
 };
 
 use crate::{
-    Failure,
     deadline::{Deadline, Moves},
+    failure::Failure,
     out::{notice, private_file},
     store::{self, Store},
 };

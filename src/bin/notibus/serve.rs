@@ -19,7 +19,7 @@ use notibus::{
 };
 use tokio::net::TcpListener;
 
-use crate::{Failure, deadline::Deadline, out, signals::stopped, store::Store};
+use crate::{deadline::Deadline, failure::Failure, out, signals::stopped, store::Store};
 
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use crate::{Failure, out};
+use crate::{failure::Failure, out};
 
 /// The exit code after a second signal, as shells report an interrupt.
 const EXIT_INTERRUPTED: i32 = 130;

@@ -15,7 +15,7 @@ use std::{
 use notibus::simulation::{Fault, Options, Outcome, Part, Witness, is_replayable, judge, simulate};
 use parking_lot::Mutex;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// If set to anything but 0, the timeline of each seed is printed.
 const TRACE: &str = "NOTIBUS_TRACE";

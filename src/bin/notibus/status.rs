@@ -5,8 +5,8 @@ use std::{io::IsTerminal, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    Failure,
     deadline::Deadline,
+    failure::Failure,
     out,
     signals::stopped,
     table::{Table, duration, items, text, time},

@@ -10,7 +10,7 @@ use std::{
 use notibus::{Error, Result, store::Database};
 use tokio::sync::watch;
 
-use crate::{Failure, deadline::Deadline, out::notice};
+use crate::{deadline::Deadline, failure::Failure, out::notice};
 
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]

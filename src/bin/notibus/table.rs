@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{Failure, out};
+use crate::{failure::Failure, out};
 
 /// A table for people.
 pub struct Table {

@@ -6,8 +6,8 @@ use notibus::cursor::Start;
 use serde_json::Value;
 
 use crate::{
-    Failure,
     deadline::Deadline,
+    failure::Failure,
     out,
     signals::stopped,
     table::{items, text, time},

@@ -21,7 +21,7 @@ use notibus::{
 use serde_json::Value;
 use tower_service::Service;
 
-use crate::{Failure, deadline::Deadline, store::Store};
+use crate::{deadline::Deadline, failure::Failure, store::Store};
 
 /// Holds a name with a password, or a token, for `--url`: every user of the machine can see a command line.
 const VARIABLE: &str = "NOTIBUS_AUTH";

@@ -6,8 +6,8 @@ use notibus::{DbInstance, feed::SchemeId};
 use serde_json::{Value, json};
 
 use crate::{
-    Failure,
     deadline::Deadline,
+    failure::Failure,
     table::{self, items, text},
     target::{Intent, Target},
 };

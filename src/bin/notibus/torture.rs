@@ -22,7 +22,7 @@ use notibus::simulation::{
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task};
 
-use crate::{Failure, deadline::Deadline, out, store::Store};
+use crate::{deadline::Deadline, failure::Failure, out, store::Store};
 
 /// How often the progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(250);

@@ -5,9 +5,9 @@ use notibus::DbName;
 use serde_json::{Value, json};
 
 use crate::{
-    Failure,
     confirm::Confirm,
     deadline::Deadline,
+    failure::Failure,
     out,
     table::{self, items, text, time},
     target::{Intent, Target, encoded, parse_name},

@@ -5,10 +5,10 @@ use std::{collections::HashMap, sync::Arc};
 use notibus::{Bus, Cursor, Notification, event::Counters};
 
 use super::{
-    Progress,
     history::{History, Name},
+    progress::Progress,
 };
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The feed after a replay: one row per database.
 pub struct FinalFeed {

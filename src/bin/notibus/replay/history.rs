@@ -12,7 +12,7 @@ use notibus::{
     event::{Counters, DdocId},
 };
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// An event of the history.
 #[derive(Debug)]

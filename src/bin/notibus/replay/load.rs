@@ -20,11 +20,12 @@ use tokio::{
 };
 
 use super::{
-    Progress, Rate,
+    args::Rate,
     history::{Event, History, Transaction},
     observer::Latencies,
+    progress::Progress,
 };
-use crate::Failure;
+use crate::failure::Failure;
 
 /// How long the writers wait for an event that is not due before they note that this is no stall.
 const PACE_STEP_MAX: Duration = Duration::from_secs(1);

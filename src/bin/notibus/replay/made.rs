@@ -9,8 +9,8 @@ use notibus::{
     store::{Database, Isolation},
 };
 
-use super::Args;
-use crate::Failure;
+use super::args::Args;
+use crate::failure::Failure;
 
 /// The key of the mark for the bus under `prefix`.
 fn mark(prefix: &str) -> Vec<u8> {

@@ -1,162 +1,45 @@
 //! `notibus replay`: sends a history of database events through the whole bus (producers, notifiers, feed, dispatcher and three
 //! subscribers), then checks that nothing was lost, doubled or torn.
 
+mod args;
 mod check;
 mod history;
 mod load;
 mod made;
 mod observer;
+mod observers;
+mod progress;
 mod report;
 mod reshard;
 
-use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+use std::{io::IsTerminal, sync::Arc, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use notibus::{
-    Bus, BusOptions, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, NodeOptions, Notifier,
-    NotifierOptions, Producer, event::Counters, node::BalanceOptions, producer::ProducerOptions,
-    store::Database,
+    Bus, BusOptions, Dispatcher, DispatcherOptions, NodeOptions, Notifier, NotifierOptions, Producer,
+    event::Counters, node::BalanceOptions, producer::ProducerOptions, store::Database,
 };
 
+pub use self::args::Args;
 use self::{
     check::FinalFeed,
     history::History,
     load::Load,
-    observer::{Latencies, Observer},
+    observer::Latencies,
+    observers::Observers,
+    progress::Progress,
     report::{Dump, Outcome, Report},
     reshard::Resharder,
 };
 use tokio::sync::watch;
 
 use crate::{
-    Failure,
     deadline::{Deadline, Moves},
-    store::Store,
+    failure::Failure,
 };
-
-/// How to replay a history.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The history: tab-separated rows of unix seconds, transaction, op (create, delete, update or ddoc), database and
-    /// document; plain or gzip; "-" for standard input. Consecutive rows with one transaction number form one transaction.
-    file: PathBuf,
-    /// The store: "memory", "dir:PATH" or "fdb:FILE".
-    #[arg(long, default_value = "memory")]
-    store: Store,
-    /// The prefix of the bus's keys. No other notifiers may work on this bus.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
-    /// Replay into a bus that no replay has made. Its databases with names of the history are deleted and created again.
-    #[arg(long)]
-    into_existing: bool,
-    /// Shards of the feed, if the bus is new.
-    #[arg(long, default_value_t = 4)]
-    shards: u32,
-    /// Partitions of the counters.
-    #[arg(long, default_value_t = 64)]
-    partitions: u32,
-    /// Slots over which the counters of a database are spread.
-    #[arg(long, default_value_t = 1)]
-    slots: u16,
-    /// Notifiers that share the partitions, each as a node of its own.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    notifiers: u32,
-    /// Concurrent transactions. Those that share a database keep their order.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    writers: u16,
-    /// The longest pause between two folds of a partition.
-    #[arg(long, default_value = "25ms", value_parser = humantime::parse_duration)]
-    fold_interval_max: Duration,
-    /// Events to record per second, or "max".
-    #[arg(long, default_value = "max", value_parser = parse_rate)]
-    rate: Rate,
-    /// Reshard the feed after each such number of events: to twice as many shards (64 at most, and to half as
-    /// many from there on), and back.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    reshard_every: Option<u64>,
-    /// Print one JSON object on standard output, and nothing else there.
-    #[arg(long)]
-    json: bool,
-    /// Write the final feed to this file, one JSON object per line.
-    #[arg(long)]
-    dump_feed: Option<PathBuf>,
-}
-
-/// How fast to record.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Rate {
-    /// As fast as the store takes it.
-    Max,
-    PerSecond(f64),
-}
-
-fn parse_rate(text: &str) -> Result<Rate, String> {
-    match text.parse::<f64>() {
-        _ if text == "max" => Ok(Rate::Max),
-        Ok(rate) if (0.001..=1e9).contains(&rate) => Ok(Rate::PerSecond(rate)),
-        _ => Err("it is neither \"max\" nor a number from 0.001 to 1,000,000,000".to_owned()),
-    }
-}
 
 /// How long to wait without progress before the result is judged as it is.
 const STALL_MAX: Duration = Duration::from_secs(30);
-
-/// How far a replay has come.
-#[derive(Clone)]
-struct Progress {
-    /// How long the store may go without an answer.
-    deadline: Deadline,
-    /// Counts its answers.
-    moves: Moves,
-    /// Number of recorded events.
-    recorded: watch::Sender<u64>,
-}
-
-/// The subscribers of a replay.
-struct Observers {
-    /// Gets updates of every database, like an indexer.
-    indexer: Observer,
-    /// Databases whose name contains "replicator".
-    replicator: Observer,
-    db_updates: Observer,
-}
-
-impl Observers {
-    fn start(dispatcher: &Dispatcher, latencies: &Arc<Latencies>) -> Result<Self, Failure> {
-        let updates = Kinds::from(EventKind::Updated) | EventKind::DdocUpdated.into();
-        let is_replicator = |name: &str| name.contains("replicator");
-        Ok(Self {
-            indexer: Observer::start(
-                dispatcher,
-                "indexer",
-                Filter::all().kinds(updates)?,
-                updates,
-                |_| true,
-                None,
-            ),
-            replicator: Observer::start(
-                dispatcher,
-                "replicator",
-                Filter::predicate(move |row| is_replicator(row.name.as_str())),
-                Kinds::ALL,
-                is_replicator,
-                None,
-            ),
-            db_updates: Observer::start(
-                dispatcher,
-                "db_updates",
-                Filter::all(),
-                Kinds::ALL,
-                |_| true,
-                Some(Arc::clone(latencies)),
-            ),
-        })
-    }
-
-    fn all(&self) -> [&Observer; 3] {
-        [&self.indexer, &self.replicator, &self.db_updates]
-    }
-}
 
 /// Opens the bus, and starts the notifiers.
 async fn open(

@@ -10,8 +10,8 @@ use std::{
 use notibus::{DbInstance, DbName, Kinds, Sequence, event::Counters, node::StatsSnapshot};
 use serde::Serialize;
 
-use super::{Observers, check::FinalFeed, history::History, load::Loaded, observer::Latencies};
-use crate::{Failure, out::private_file};
+use super::{check::FinalFeed, history::History, load::Loaded, observer::Latencies, observers::Observers};
+use crate::{failure::Failure, out::private_file};
 
 /// The result of a replay.
 pub struct Outcome<'a> {

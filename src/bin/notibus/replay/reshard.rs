@@ -3,7 +3,7 @@
 use notibus::feed::{NotificationFeed, TopologyEntry};
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::{Failure, deadline::Moves};
+use crate::{deadline::Moves, failure::Failure};
 
 /// The most shards of the feed.
 const SHARDS_MAX: usize = 64;
