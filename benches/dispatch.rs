@@ -184,9 +184,7 @@ fn rows(
 
 /// A fan-out whose ring holds everything.
 async fn fanout(bus: &Bus) -> Dispatcher {
-    bus.suspended_dispatcher(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() })
-        .await
-        .unwrap()
+    bus.suspended_dispatcher(DispatcherOptions::default().ring_rows_max(1 << 20)).await.unwrap()
 }
 
 /// Receives until the row at `last`; returns the number of rows. Returns the stream too, because leaving is not

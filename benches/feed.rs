@@ -63,7 +63,7 @@ impl FeedFixture {
         let store = Database::memory();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
         let db = Db::new("docs".parse().unwrap(), DbInstance::new());
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         let changes = bus.changes();
         store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
         Self { store, changes, db }

@@ -52,12 +52,12 @@ fn fold(store: &Database, nodes: u32, databases: u64) -> Duration {
         let bus = Bus::open(store, BusOptions::default()).await.unwrap();
         ready.wait();
         let started = Instant::now();
-        let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
+        let balance = BalanceOptions::default().leases_max(Some(share));
         let notifier = bus
             .node(NodeOptions::default())
             .await
             .unwrap()
-            .notifier(NotifierOptions { balance, ..NotifierOptions::default() })
+            .notifier(NotifierOptions::default().balance(balance))
             .await
             .unwrap();
         let mut mine = 0;

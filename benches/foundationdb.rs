@@ -37,7 +37,7 @@ const DATABASES: u64 = 2_000;
 
 async fn open(store: &Database, name: &str) -> Bus {
     let prefix = format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes();
-    Bus::open(store, BusOptions { prefix, ..BusOptions::default() }).await.unwrap()
+    Bus::open(store, BusOptions::default().prefix(prefix)).await.unwrap()
 }
 
 /// Databases to record events of.
@@ -97,7 +97,7 @@ async fn fold(store: &Database) -> Duration {
 /// Records events one after the other, and returns the time from commit to delivery of each.
 async fn latency(store: &Database, count: u64) -> Duration {
     let bus = open(store, "latency").await;
-    let options = NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() };
+    let options = NotifierOptions::default().fold_interval_max(Duration::ZERO);
     let notifier = bus.node(NodeOptions::default()).await.unwrap().notifier(options).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut deliveries = dispatcher.subscribe(Filter::all()).stream();

@@ -18,7 +18,7 @@ const ROWS: u64 = 20_000;
 
 /// A bus whose feed of `shards` shards has [`ROWS`] rows.
 async fn filled(store: &Database, shards: u32) -> Bus {
-    let bus = Bus::open(store, BusOptions { shards, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(store, BusOptions::default().shards(shards)).await.unwrap();
     let producer = bus.producer();
     for first in (0..ROWS).step_by(100) {
         let body = async |tx| {
@@ -84,7 +84,7 @@ async fn consume(store: &Database, bus: &Bus, exactly_once: bool) -> Duration {
 /// The load of an idle node with a group on the store per second; printed, not measured by criterion.
 async fn idle(shards: u32, groups: usize) {
     let faults = Faults::new(&Database::memory());
-    let options = BusOptions { shards, ..BusOptions::default() };
+    let options = BusOptions::default().shards(shards);
     let bus = Bus::open(&faults.database(), options).await.unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let mut consumers = Vec::new();

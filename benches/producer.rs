@@ -32,9 +32,8 @@ fn producer(c: &mut Criterion) {
     let store = Database::memory();
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let producer = bus.producer();
-    let stamping: Producer = bus
-        .producer_with(ProducerOptions { record_versionstamps: true, ..ProducerOptions::default() })
-        .unwrap();
+    let stamping: Producer =
+        bus.producer_with(ProducerOptions::default().record_versionstamps(true)).unwrap();
     let dbs: Vec<_> =
         (0..32).map(|n| Db::new(format!("database-{n}").parse().unwrap(), DbInstance::new())).collect();
     let id = DdocId::new("_design/index").unwrap();

@@ -71,8 +71,7 @@ async fn record(
 pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let client = Arc::new(Client::from_path(cluster_file)?);
     let store = Database::from_foundationdb(Arc::clone(&client));
-    let bus =
-        Bus::open(&store, BusOptions { prefix: b"layer-example/".to_vec(), ..BusOptions::default() }).await?;
+    let bus = Bus::open(&store, BusOptions::default().prefix(b"layer-example/".to_vec())).await?;
     let running = bus.start(Roles::default()).await?;
     let mut orders = running.dispatcher().subscribe(Filter::name("orders")?).stream();
 

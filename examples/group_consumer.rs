@@ -83,7 +83,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shaky = faults.database();
     let observe = move |_shard| Counter { store: shaky.clone(), pause: Duration::from_millis(20) };
     let node = bus.node(NodeOptions::default()).await?;
-    let first = node.consumer(&group, observe, ConsumerOptions { rows_max: 7, ..Default::default() }).await?;
+    let first = node.consumer(&group, observe, ConsumerOptions::default().rows_max(7)).await?;
     while count(&store).await? == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -92,7 +92,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Another one continues, once it is certain that the first is dead. The times are short for the example.
     let (heartbeat, expiry) = (Duration::from_millis(100), Duration::from_millis(300));
-    let node = bus.node(NodeOptions { heartbeat, expiry, ..NodeOptions::default() }).await?;
+    let node = bus.node(NodeOptions::default().heartbeat(heartbeat).expiry(expiry)).await?;
     let counts = store.clone();
     let observe = move |_shard| Counter { store: counts.clone(), pause: Duration::ZERO };
     let second = node.consumer(&group, observe, ConsumerOptions::default()).await?;

@@ -138,11 +138,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let dispatcher = running.dispatcher();
     let layer = Layer::new(&store, &bus);
     let start = async || {
-        let options = TriggerOptions {
-            debounce: Duration::from_millis(20),
-            checkpoint_interval: Duration::from_millis(50),
-            ..TriggerOptions::index("by field")
-        };
+        let options = TriggerOptions::index("by field")
+            .debounce(Duration::from_millis(20))
+            .checkpoint_interval(Duration::from_millis(50));
         index_trigger(dispatcher, options, Indexer(layer.clone())).await
     };
 

@@ -127,7 +127,7 @@ impl Layer {
     async fn bring_up_to_date(&self) -> Result<()> {
         let started = Instant::now();
         let since = self.indexed_to().await?;
-        let options = ParallelJobOptions { batch_rows_max: 200, ..ParallelJobOptions::default() };
+        let options = ParallelJobOptions::default().batch_rows_max(200);
         let layer = self.clone();
         let work = move |batch: Batch<Change>| {
             let layer = layer.clone();
@@ -194,7 +194,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let db = Db::new("people".parse()?, DbInstance::new());
     let layer = Layer { store, changes: bus.changes(), db };
-    let options = ChangesOptions { shards: 8, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(8);
     layer.store.run(async |tx| layer.changes.create(&tx, &layer.db, &options).await).await?;
 
     let docs: Vec<_> = (0..DOCS).map(|n| (format!("{n:06}"), CITIES[n as usize % CITIES.len()])).collect();

@@ -155,17 +155,14 @@ async fn start(
     let interval = Duration::from_millis(50);
     let manager =
         Manager { layer: layer.clone(), replications: Arc::clone(replications), dbs: Arc::clone(dbs) };
-    let options =
-        TriggerOptions { checkpoint_interval: interval, ..TriggerOptions::replication("replicator") };
+    let options = TriggerOptions::replication("replicator").checkpoint_interval(interval);
     let managing = replication_trigger(dispatcher, options, manager).await?;
     let copier =
         Copier { layer: layer.clone(), replications: Arc::clone(replications), dbs: Arc::clone(dbs) };
-    let options = TriggerOptions {
-        filter: Filter::prefix("db"),
-        debounce: Duration::from_millis(10),
-        checkpoint_interval: interval,
-        ..TriggerOptions::replication("copier")
-    };
+    let options = TriggerOptions::replication("copier")
+        .filter(Filter::prefix("db"))
+        .debounce(Duration::from_millis(10))
+        .checkpoint_interval(interval);
     Ok([managing, replication_trigger(dispatcher, options, copier).await?])
 }
 

@@ -72,7 +72,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     };
     let _counter = running.node().consumer(&group, observer, ConsumerOptions::default()).await?;
     // A trigger: a job for each changed database, tried again until it succeeds.
-    let options = TriggerOptions { debounce: Duration::ZERO, ..TriggerOptions::index("indexer") };
+    let options = TriggerOptions::index("indexer").debounce(Duration::ZERO);
     let index =
         move |build: IndexBuild| ready(say.send(format!("trigger: {}", build.db.name)).map_err(Into::into));
     let _indexer = index_trigger(running.dispatcher(), options, index).await?;

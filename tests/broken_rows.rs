@@ -13,8 +13,7 @@ use common::{
     wide_bus, within,
 };
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions,
-    NotifierOptions, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions, Sequence,
     changes::{ChangesOptions, DocId, DocSummary},
     feed::ShardEvent,
     group::{ConsumerOptions, GroupBatch, GroupOptions},
@@ -153,8 +152,7 @@ async fn a_page_of_broken_counters_is_passed() {
     for (key, _) in &stored(&store, COUNTERS).await[50..150] {
         set(&store, key, &[0xff; 40]).await;
     }
-    let _notifier =
-        joined(&bus).await.notifier(NotifierOptions { fold_rows_max: 10, ..eager() }).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(eager().fold_rows_max(10)).await.unwrap();
     until("the others are folded", async || bus.stats().folded.created == 100).await;
     assert_eq!(bus.skipped_rows().await.unwrap().len(), 100);
     assert_eq!(rows(&bus).await.len(), 100);
@@ -261,11 +259,10 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
     let store = Database::memory();
-    let options =
-        BusOptions { prefix: vec![b'p'; 256], partitions: 1, shards: 5_000, ..BusOptions::default() };
+    let options = BusOptions::default().prefix(vec![b'p'; 256]).partitions(1).shards(5_000);
     let bus = Bus::open(&store, options).await.unwrap();
     let dbs: Vec<_> = (0..1_990).map(|n| db(&format!("{n:04}{}", "x".repeat(200)), 1)).collect();
-    let options = NotifierOptions { fold_rows_max: 10_000, ..eager() };
+    let options = eager().fold_rows_max(10_000);
     for lanes in [[1, 0, 0, 0], [0, 1, 0, 0]] {
         for some in dbs.chunks(100) {
             let record = async |tx: Transaction| {
@@ -392,8 +389,7 @@ async fn a_damaged_row_of_a_group_hides_no_other_group_and_stops_no_pass() {
     assert!(skipped.len() == 1 && skipped[0].place.contains("damaged"), "{skipped:?}");
 
     let often = Duration::from_secs(1);
-    let options =
-        JanitorOptions { interval: often, tombstone_retention: Duration::ZERO, ..JanitorOptions::default() };
+    let options = JanitorOptions::default().interval(often).tombstone_retention(Duration::ZERO);
     let _janitor = node.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_mins(2)).await;
     assert!(names().await.is_empty(), "the other group has expired");

@@ -118,15 +118,15 @@ impl Node {
     async fn start(store: &Database, options: BusOptions, folds: bool) -> Self {
         let trace = Trace::new(store);
         let bus = Bus::open(&trace.database(), options).await.unwrap();
-        let node = NodeOptions { heartbeat: NEVER, expiry: NEVER * 3, ..NodeOptions::default() };
+        let node = NodeOptions::default().heartbeat(NEVER).expiry(NEVER * 3);
         let node = bus.node(node).await.unwrap();
         let mut roles: Vec<Box<dyn std::any::Any>> = Vec::new();
         if folds {
-            let balance = BalanceOptions { interval: NEVER, ..BalanceOptions::default() };
-            let options = NotifierOptions { poll_interval: NEVER, balance, ..NotifierOptions::default() };
+            let balance = BalanceOptions::default().interval(NEVER);
+            let options = NotifierOptions::default().poll_interval(NEVER).balance(balance);
             roles.push(Box::new(node.notifier(options).await.unwrap()));
         }
-        let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+        let options = DispatcherOptions::default().poll_interval(NEVER);
         let dispatcher = bus.dispatcher(options).await.unwrap();
         let subscription = dispatcher.subscribe(Filter::all()).stream();
         roles.push(Box::new(dispatcher));
@@ -151,7 +151,7 @@ impl Node {
 /// What the third event of a database costs one node that folds and delivers, in a quiet bus of so many shards.
 async fn lone_event(shards: u32) -> Cost {
     let store = Database::memory();
-    let mut node = Node::start(&store, BusOptions { shards, ..BusOptions::default() }, true).await;
+    let mut node = Node::start(&store, BusOptions::default().shards(shards), true).await;
     let (db, traced) = (db("a", 1), node.trace.database());
     for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
         record(&traced, &node.bus, &db, lanes).await;
@@ -194,7 +194,7 @@ async fn a_node_that_only_delivers_reads_five_keys() {
 #[tokio::test(start_paused = true)]
 async fn a_database_of_a_batch_costs_five_mutations_and_two_reads() {
     let store = Database::memory();
-    let options = BusOptions { partitions: 1, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(1);
     let mut node = Node::start(&store, options, true).await;
     let traced = node.trace.database();
     let names: Vec<_> = (0..100).map(|n| db(&format!("db{n}"), 1)).collect();

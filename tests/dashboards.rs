@@ -28,7 +28,7 @@ use tokio::{
 /// A node with everything that is measured, and its address.
 async fn served(store: &Database) -> (Running, std::net::SocketAddr) {
     let bus = narrow_bus(store).await;
-    let roles = Roles { canary_interval: Some(Duration::from_millis(50)), ..Roles::default() };
+    let roles = Roles::default().canary_interval(Some(Duration::from_millis(50)));
     let running = bus.start(roles).await.unwrap();
     let api = running.api(ApiOptions::default()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

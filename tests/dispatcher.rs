@@ -68,7 +68,7 @@ impl Node {
 }
 
 fn ring(ring_rows_max: usize) -> DispatcherOptions {
-    DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }
+    DispatcherOptions::default().ring_rows_max(ring_rows_max)
 }
 
 async fn next(subscription: &mut Subscription) -> Delivery {
@@ -165,13 +165,13 @@ async fn options_out_of_their_limits_are_typed_errors() {
     let bus = narrow_bus(&Database::memory()).await;
     let good = DispatcherOptions::default;
     for bad in [
-        DispatcherOptions { ring_rows_max: 0, ..good() },
-        DispatcherOptions { page_rows_max: 0, ..good() },
-        DispatcherOptions { page_rows_max: 10_001, ..good() },
-        DispatcherOptions { poll_interval: Duration::ZERO, ..good() },
-        DispatcherOptions { catch_ups_max: 0, ..good() },
+        good().ring_rows_max(0),
+        good().page_rows_max(0),
+        good().page_rows_max(10_001),
+        good().poll_interval(Duration::ZERO),
+        good().catch_ups_max(0),
         // More than a semaphore allows, which would panic.
-        DispatcherOptions { catch_ups_max: usize::MAX, ..good() },
+        good().catch_ups_max(usize::MAX),
     ] {
         let refused = bus.dispatcher(bad.clone()).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
@@ -189,7 +189,7 @@ async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
         (1_000, Filter::prefix("db")),
         (1_000, Filter::names(["db1", "db2", "db3"].map(|name| name.parse().unwrap())).unwrap()),
     ] {
-        let node = Node::new(DispatcherOptions { page_rows_max, ..DispatcherOptions::default() }).await;
+        let node = Node::new(DispatcherOptions::default().page_rows_max(page_rows_max)).await;
         for kind in [EventKind::Created, EventKind::DdocUpdated, EventKind::Updated] {
             node.events(&["db1", "db2", "db3"], kind).await;
         }
@@ -254,7 +254,7 @@ async fn a_subscriber_from_now_gets_nothing_old() {
 /// all pages that it read from there, so the deletion of a database that it had met on the first page was not delivered.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_deleted() {
-    let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().page_rows_max(1);
     let node = Node::new(options).await;
     // Enough for two rows in a shard.
     let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -315,7 +315,7 @@ async fn a_row_has_all_that_was_missed_before_it() {
 #[tokio::test(start_paused = true)]
 async fn a_laggard_reads_the_feed_again_and_misses_nothing() {
     for page_rows_max in [1, 1_000] {
-        let node = Node::new(DispatcherOptions { page_rows_max, ..ring(2) }).await;
+        let node = Node::new(ring(2).page_rows_max(page_rows_max)).await;
         let mut subscription = node.dispatcher.subscribe(Filter::all()).stream();
         let all = ["a", "b", "c", "d", "e"];
         node.events(&all, EventKind::Created).await;
@@ -602,7 +602,7 @@ async fn a_start_ahead_of_the_store_is_a_typed_error() {
 /// A subscriber can know more than the tail has read: what it knows is not delivered again, and later rows are.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_tail_is_fine() {
-    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().poll_interval(NEVER);
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(options).await;
     faults.plan_watches(|_| Some(WatchFault::Drop));
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -636,7 +636,7 @@ async fn apart(options: DispatcherOptions) -> (Faults, Bus, Notifier, Bus, Dispa
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_wakes_the_tail_for_the_notifier_of_another_process() {
-    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().poll_interval(NEVER);
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(options).await;
     let mut subscription = dispatcher.subscribe(Filter::all()).stream();
     for n in 0..50 {
@@ -701,7 +701,7 @@ async fn no_wake_up_is_lost_within_a_process() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(common::unpolled()).await.unwrap();
-    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     receive_all(&store, &bus, &dispatcher).await;
 }
@@ -713,7 +713,7 @@ async fn no_wake_up_is_lost_between_processes() {
     let producing = narrow_bus(&store).await;
     let folding = narrow_bus(&store).await;
     let _notifier = joined(&folding).await.notifier(common::unpolled()).await.unwrap();
-    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatching = narrow_bus(&store).await;
     let dispatcher = dispatching.dispatcher(options).await.unwrap();
     receive_all(&store, &producing, &dispatcher).await;

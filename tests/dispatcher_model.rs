@@ -296,17 +296,14 @@ impl Run {
 /// Runs everything that `random` says.
 async fn run(mut random: fastrand::Rng) {
     let store = Database::memory();
-    let options =
-        BusOptions { partitions: random.u32(1..4), shards: random.u32(1..6), ..BusOptions::default() };
+    let options = BusOptions::default().partitions(random.u32(1..4)).shards(random.u32(1..6));
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let small_pages = random.bool();
-    let options = DispatcherOptions {
-        ring_rows_max: *random.choice(&[1, 3, 1_000]).unwrap(),
-        page_rows_max: if small_pages { random.usize(1..3) } else { 1_000 },
-        catch_ups_max: random.usize(1..3),
-        ..DispatcherOptions::default()
-    };
+    let options = DispatcherOptions::default()
+        .ring_rows_max(*random.choice(&[1, 3, 1_000]).unwrap())
+        .page_rows_max(if small_pages { random.usize(1..3) } else { 1_000 })
+        .catch_ups_max(random.usize(1..3));
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let lives = vec![(0, false); NAMES.len()];
     let (recorded, checkpoints, subscribers) = (0, Vec::new(), Vec::new());

@@ -20,7 +20,7 @@ use proptest::prelude::*;
 /// A bus with `shards` shards in which each of `names`, taken modulo 30, was updated, one after the other.
 async fn history(shards: u32, names: &[u8]) -> (Database, Bus) {
     let store = Database::memory();
-    let options = BusOptions { partitions: 4, shards, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(4).shards(shards);
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for (step, name) in names.iter().enumerate() {
@@ -201,12 +201,12 @@ async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
         let version = store.begin().read_version().await.unwrap();
         let good = BusOptions::default;
         for bad in [
-            BusOptions { partitions: 0, ..good() },
-            BusOptions { partitions: 4_097, ..good() },
-            BusOptions { shards: 0, ..good() },
-            BusOptions { shards: 10_001, ..good() },
-            BusOptions { prefix: vec![b'p'; 257], ..good() },
-            BusOptions { prefix: vec![0xff], ..good() },
+            good().partitions(0),
+            good().partitions(4_097),
+            good().shards(0),
+            good().shards(10_001),
+            good().prefix(vec![b'p'; 257]),
+            good().prefix(vec![0xff]),
         ] {
             let refused = Bus::open(&store, bad.clone()).await;
             assert!(matches!(refused, Err(Error::Invalid { .. })), "{exists}: {bad:?}");
@@ -219,7 +219,7 @@ async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
 async fn a_bus_is_opened_with_the_partitions_that_it_was_created_with() {
     let store = Database::memory();
     wide_bus(&store).await;
-    let options = BusOptions { partitions: 32, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(32);
     let refused = Bus::open(&store, options).await;
     assert!(matches!(refused, Err(Error::ConfigMismatch { what: "partitions", stored: 64, requested: 32 })));
     wide_bus(&store).await;
@@ -229,7 +229,7 @@ async fn a_bus_is_opened_with_the_partitions_that_it_was_created_with() {
 async fn an_existing_feed_keeps_its_shards() {
     let (store, bus) = history(3, &[1, 2, 3, 4, 5, 6]).await;
     let before = rows(&bus).await;
-    let options = BusOptions { partitions: 4, shards: 9, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(4).shards(9);
     let again = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&again).await.notifier(eager()).await.unwrap();
     assert_eq!(rows(&again).await, before);
@@ -244,7 +244,7 @@ async fn buses_under_different_prefixes_do_not_meet() {
     let mut buses = Vec::new();
     let mut notifiers = Vec::new();
     for prefix in ["a", "ab"] {
-        let options = BusOptions { prefix: prefix.into(), ..BusOptions::default() };
+        let options = BusOptions::default().prefix(prefix.into());
         let bus = Bus::open(&store, options).await.unwrap();
         notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
         buses.push(bus);
@@ -316,7 +316,7 @@ async fn news_is_derived_from_where_the_first_page_began() {
 #[tokio::test]
 async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     let store = Database::memory();
-    let bus = Bus::open(&store, BusOptions { shards: 5, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default().shards(5)).await.unwrap();
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..60 {
         row_with(&bus, &recorded(&store, &bus, n).await, [0, 0, 1, 0]).await;
@@ -350,7 +350,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
 #[tokio::test]
 async fn a_page_is_full_although_one_shard_has_its_rows() {
     let store = Database::memory();
-    let bus = Bus::open(&store, BusOptions { shards: 5, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default().shards(5)).await.unwrap();
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     for n in 0..200 {
         recorded(&store, &bus, n).await;
@@ -407,7 +407,7 @@ async fn an_existing_bus_is_opened_with_what_it_was_created_with() {
     let store = Database::memory();
     let missing = Bus::open_existing(&store, b"notibus").await.unwrap_err();
     assert!(matches!(missing, Error::Invalid { what: "prefix", .. }), "{missing}");
-    let created = Bus::open(&store, BusOptions { partitions: 7, ..BusOptions::default() }).await.unwrap();
+    let created = Bus::open(&store, BusOptions::default().partitions(7)).await.unwrap();
     let notifier = joined(&created).await.notifier(eager()).await.unwrap();
     let db = recorded(&store, &created, 1).await;
     let found = Bus::open_existing(&store, b"notibus").await.unwrap();

@@ -70,8 +70,7 @@ fn size() -> Size {
     if std::env::var("NOTIBUS_FROM_NOTHING").as_deref() == Ok("full") {
         return Size { subscribers: 100, databases: 1_000_000, options: DispatcherOptions::default() };
     }
-    let options =
-        DispatcherOptions { catch_up_rows_max: 16, catch_ups_max: 4, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().catch_up_rows_max(16).catch_ups_max(4);
     Size { subscribers: 20, databases: 4_000, options }
 }
 

@@ -85,7 +85,7 @@ async fn work_on_documents(folder: &Path) {
 /// A store with a group that has worked on all rows but a dead letter, one that has not begun, and one on documents.
 async fn fill(folder: &Path) {
     let store = Database::open_dir(folder).unwrap();
-    let bus = Bus::open(&store, BusOptions { shards: 2, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default().shards(2)).await.unwrap();
     let notifier =
         bus.node(NodeOptions::default()).await.unwrap().notifier(NotifierOptions::default()).await.unwrap();
     let (mailer, idle) = (bus.group("mailer").unwrap(), bus.group("idle").unwrap());
@@ -105,7 +105,7 @@ async fn fill(folder: &Path) {
         };
         store.run(create).await.unwrap();
     }
-    let mut options = ConsumerOptions { failure: FailurePolicy::DeadLetter, ..ConsumerOptions::default() };
+    let mut options = ConsumerOptions::default().failure(FailurePolicy::DeadLetter);
     options.retry.attempts_max = Some(1);
     let send = |batch: GroupBatch<Notification>| async move {
         if batch.rows.iter().any(|row| row.name.as_str() == "bad") {

@@ -33,11 +33,7 @@ const RETENTION: Duration = Duration::from_mins(8);
 
 /// A janitor that works often.
 async fn frequent(bus: &Bus) -> Janitor {
-    let options = JanitorOptions {
-        interval: RETENTION / 60,
-        tombstone_retention: RETENTION,
-        ..JanitorOptions::default()
-    };
+    let options = JanitorOptions::default().interval(RETENTION / 60).tombstone_retention(RETENTION);
     joined(bus).await.janitor(options).await.unwrap()
 }
 
@@ -180,7 +176,7 @@ async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
-    let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(3);
     store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
     let edit = async |id: &str, position: u64, previous: Option<Sequence>| {
         let revision = Revision { position, hash: [1; 16] };
@@ -247,11 +243,8 @@ async fn nothing_is_left_of_what_was_dropped() {
         bus.feed().reshard(4 - u32::from(round), None).await.unwrap();
     }
     until("all are folded", async || bus.is_drained().await.unwrap()).await;
-    let options = JanitorOptions {
-        interval: Duration::from_millis(10),
-        tombstone_retention: Duration::ZERO,
-        ..JanitorOptions::default()
-    };
+    let options =
+        JanitorOptions::default().interval(Duration::from_millis(10)).tombstone_retention(Duration::ZERO);
     let janitor = joined(&bus).await.janitor(options).await.unwrap();
     until("all are dropped", async || rows(&bus).await.is_empty()).await;
     until("one entry is left", async || keys().await <= at_least).await;
@@ -285,7 +278,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     assert_eq!(rows_in_pages(&bus, 1).await.len(), 3);
 
     let seen = Arc::new(AtomicUsize::new(0));
-    let options = ParallelJobOptions { batch_rows_max: 1, ..ParallelJobOptions::default() };
+    let options = ParallelJobOptions::default().batch_rows_max(1);
     let (counter, feed) = (Arc::clone(&seen), bus.feed());
     let job = ParallelJob::new(feed, Cursor::NOTHING).with_options(options);
     let work = move |batch: notibus::jobs::Batch<notibus::Notification>| {
@@ -295,7 +288,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     job.run(work).await.unwrap();
     assert_eq!(seen.load(Ordering::Relaxed), 3);
 
-    let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().page_rows_max(1);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     for n in 0..3 {
@@ -444,9 +437,9 @@ impl HashingScheme for Last {
 async fn an_entry_of_many_shards_is_kept_for_one_row() {
     let store = Database::memory();
     let schemes = Schemes::default().with(SchemeId(2_000), Last).unwrap();
-    let bus = Bus::open(&store, BusOptions { schemes, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default().schemes(schemes)).await.unwrap();
     let (changes, docs) = (bus.changes(), db("docs", 1));
-    let options = ChangesOptions { shards: 500, scheme: SchemeId(2_000) };
+    let options = ChangesOptions::default().shards(500).scheme(SchemeId(2_000));
     store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
     let revision = Revision { position: 1, hash: [1; 16] };
     let doc = DocSummary { id: DocId::new("doc").unwrap(), revision, branches: 1, is_deleted: false };
@@ -462,7 +455,7 @@ async fn an_entry_of_many_shards_is_kept_for_one_row() {
 #[tokio::test(start_paused = true)]
 async fn an_interval_of_zero_is_refused() {
     let bus = wide_bus(&Database::memory()).await;
-    let options = JanitorOptions { interval: Duration::ZERO, ..JanitorOptions::default() };
+    let options = JanitorOptions::default().interval(Duration::ZERO);
     assert!(matches!(joined(&bus).await.janitor(options).await, Err(Error::Invalid { .. })));
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty(), "its node is none");
 }

@@ -32,7 +32,7 @@ async fn a_fold_is_bounded_however_many_databases_wait() {
     for n in 0..1_000 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, n % 3, 0]).await;
     }
-    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
+    let options = unpolled().fold_rows_max(10);
     let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
     let folds: Vec<_> = trace.take().into_iter().filter(is_fold).collect();
@@ -71,7 +71,7 @@ async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
     for name in ["a", "z"] {
         record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
     }
-    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
+    let options = unpolled().fold_rows_max(10);
     let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("nothing waits", async || waiting(&store).await == 0).await;
     row_with(&bus, &db("m", 1), [1, 0, 0, 120]).await;
@@ -87,7 +87,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
+    let options = unpolled().fold_rows_max(10);
     let notifier = joined(&bus).await.notifier(options.clone()).await.unwrap();
     let gate = Gate::default();
     let mut held = Some(CommitFault::Hold(gate.clone()));
@@ -140,8 +140,7 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
         }
         most
     });
-    let _notifier =
-        joined(&bus).await.notifier(NotifierOptions { fold_rows_max: 10_000, ..unpolled() }).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled().fold_rows_max(10_000)).await.unwrap();
     let most = within("the writes of a fold", neighbour).await.unwrap();
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
     assert_eq!(bus.stats().folds, 1);
@@ -167,7 +166,7 @@ async fn a_backlog_of_the_longest_names_fits_into_folds() {
             .await
             .unwrap();
     }
-    let options = NotifierOptions { fold_rows_max: 10_000, ..unpolled() };
+    let options = unpolled().fold_rows_max(10_000);
     let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
 }
@@ -179,9 +178,8 @@ async fn a_name_with_many_slots_and_lives_is_folded_whole() {
     for seed in 0..40 {
         let mut random = fastrand::Rng::with_seed(seed);
         let store = Database::memory();
-        let bus = Bus::open(&store, BusOptions { partitions: 1, ..BusOptions::default() }).await.unwrap();
-        let producer =
-            bus.producer_with(ProducerOptions { slots: 64, ..ProducerOptions::default() }).unwrap();
+        let bus = Bus::open(&store, BusOptions::default().partitions(1)).await.unwrap();
+        let producer = bus.producer_with(ProducerOptions::default().slots(64)).unwrap();
         let mut recorded = Counters::ZERO;
         let mut last = None;
         for _ in 0..random.usize(1..6) {
@@ -205,7 +203,7 @@ async fn a_name_with_many_slots_and_lives_is_folded_whole() {
             }
         }
         let (life, updates, is_deleted) = last.unwrap();
-        let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
+        let options = NotifierOptions::default().fold_rows_max(10);
         let notifier = joined(&bus).await.notifier(options).await.unwrap();
         until("all is folded", async || bus.is_drained().await.unwrap()).await;
         let row = bus.feed().newest(&life.name).await.unwrap().unwrap();

@@ -47,7 +47,7 @@ impl CouchFixture {
         let notifier = common::joined(&bus).await.notifier(common::eager()).await.unwrap();
         let couch = Arc::new(Couch::new(store.clone(), &bus));
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let options = ApiOptions { body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
+        let options = ApiOptions::default().body_len_max(http::BODY_LEN_MAX);
         let api = Api::start(&bus, &dispatcher, options).unwrap();
         let router = http::finished(&api, http::router(Arc::clone(&couch)));
         Self { bus, router, couch, _notifier: notifier, _dispatcher: dispatcher }

@@ -166,7 +166,7 @@ async fn soak(mut random: fastrand::Rng) {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = async |store| {
-        let options = BusOptions { partitions: 3, ..BusOptions::default() };
+        let options = BusOptions::default().partitions(3);
         Bus::open(&store, options).await.unwrap()
     };
     let producing = bus(store.clone()).await;
@@ -174,7 +174,7 @@ async fn soak(mut random: fastrand::Rng) {
     fail_at_random(&faults, &mut random);
     let start = async |bus: &Bus| loop {
         // A start that times out has to be repeated by the caller.
-        let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
+        let options = NotifierOptions::default().fold_rows_max(10);
         let started = async { bus.node(NodeOptions::default()).await?.notifier(options).await };
         match started.await {
             Ok(notifier) => return notifier,
@@ -414,13 +414,10 @@ async fn options_out_of_their_limits_are_typed_errors() {
     let bus = narrow_bus(&Database::memory()).await;
     let good = NotifierOptions::default;
     for bad in [
-        NotifierOptions {
-            balance: BalanceOptions { interval: Duration::ZERO, ..BalanceOptions::default() },
-            ..good()
-        },
-        NotifierOptions { poll_interval: Duration::ZERO, ..good() },
-        NotifierOptions { fold_rows_max: 9, ..good() },
-        NotifierOptions { fold_rows_max: 10_001, ..good() },
+        good().balance(BalanceOptions::default().interval(Duration::ZERO)),
+        good().poll_interval(Duration::ZERO),
+        good().fold_rows_max(9),
+        good().fold_rows_max(10_001),
     ] {
         let refused = joined(&bus).await.notifier(bad.clone()).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
@@ -493,11 +490,7 @@ async fn folds_on_a_slow_store(percent: u8, interval_max: Duration) -> u64 {
         });
         Some(CommitFault::Hold(gate))
     });
-    let options = NotifierOptions {
-        fold_percent: percent,
-        fold_interval_max: interval_max,
-        ..NotifierOptions::default()
-    };
+    let options = NotifierOptions::default().fold_percent(percent).fold_interval_max(interval_max);
     let _notifier = joined(&folding).await.notifier(options).await.unwrap();
     for _ in 0..2_000 {
         record(&store, &producing, &db("hot", 1), [0, 0, 1, 0]).await;
@@ -562,8 +555,7 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
 async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     let store = Database::memory();
     let faults = Faults::new(&store);
-    let bus =
-        Bus::open(&faults.database(), BusOptions { partitions, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&faults.database(), BusOptions::default().partitions(partitions)).await.unwrap();
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     for n in 0..databases {
         record(&faults.database(), &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;

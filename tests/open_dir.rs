@@ -413,7 +413,7 @@ fn a_damaged_marker_is_named_and_hides_no_row() {
 #[test]
 fn a_bus_that_has_lost_its_configuration_can_be_salvaged() {
     let folder = folder();
-    let options = BusOptions { partitions: 8, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(8);
     let dbs = (1..=20).map(|n| Db::new(format!("db{n}").parse().expect("it is a name"), DbInstance([n; 16])));
     wait(async {
         let store = Database::open_dir(folder.path())?;
@@ -444,11 +444,11 @@ fn a_bus_that_has_lost_its_configuration_can_be_salvaged() {
         }
         let bus = Bus::open_salvaged(&saved, b"notibus", Some(8)).await?;
         let mut export = Vec::new();
-        let exported = bus.export(&mut export, ExportOptions { while_running: true }).await?;
+        let exported = bus.export(&mut export, ExportOptions::default().while_running(true)).await?;
         assert_eq!(exported.held[0], ("counters of events that wait to be folded", 20));
         let elsewhere = Database::memory();
         Bus::import(&elsewhere, b"notibus", &mut &export[..]).await?;
-        let mismatch = BusOptions { partitions: 16, ..BusOptions::default() };
+        let mismatch = BusOptions::default().partitions(16);
         assert!(matches!(
             Bus::open(&elsewhere, mismatch).await,
             Err(Error::ConfigMismatch { stored: 8, .. })

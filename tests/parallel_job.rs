@@ -45,7 +45,7 @@ impl Layer {
     async fn new(store: &Database, shards: u32) -> Self {
         let changes = wide_bus(store).await.changes();
         let layer = Self { store: store.clone(), changes, db: db("docs", 1), history: Arc::default() };
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         store.run(async |tx| layer.changes.create(&tx, &layer.db, &options).await).await.unwrap();
         layer
     }
@@ -74,7 +74,7 @@ impl Layer {
     }
 
     fn job(&self, since: impl Into<Cursor>) -> ParallelJob<Change> {
-        let options = ParallelJobOptions { batch_rows_max: 7, ..ParallelJobOptions::default() };
+        let options = ParallelJobOptions::default().batch_rows_max(7);
         ParallelJob::new(self.changes.feed(&self.db), since).with_options(options)
     }
 
@@ -301,12 +301,12 @@ async fn bad_input_is_a_typed_error() {
         |options| ParallelJob::new(layer.changes.feed(&layer.db), Cursor::NOTHING).with_options(options);
     let default = ParallelJobOptions::default;
     for bad in [
-        ParallelJobOptions { tasks_max: 0, ..default() },
+        default().tasks_max(0),
         // More than a semaphore allows, which would panic.
-        ParallelJobOptions { tasks_max: usize::MAX, ..default() },
-        ParallelJobOptions { attempts_max: 0, ..default() },
-        ParallelJobOptions { batch_rows_max: 0, ..default() },
-        ParallelJobOptions { batch_rows_max: 10_001, ..default() },
+        default().tasks_max(usize::MAX),
+        default().attempts_max(0),
+        default().batch_rows_max(0),
+        default().batch_rows_max(10_001),
     ] {
         assert!(matches!(job(bad).run(|_| async { Ok(()) }).await, Err(Error::Invalid { .. })));
     }

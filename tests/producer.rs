@@ -75,7 +75,7 @@ async fn each_design_document_id_costs_one_more_write() {
 #[tokio::test]
 async fn recording_versionstamps_costs_one_more_write() {
     let attempt = traced(|bus, tx| {
-        let options = ProducerOptions { record_versionstamps: true, ..ProducerOptions::default() };
+        let options = ProducerOptions::default().record_versionstamps(true);
         let producer = bus.producer_with(options).unwrap();
         for _ in 0..5 {
             producer.updated(tx, &db("a", 1));
@@ -89,7 +89,7 @@ async fn recording_versionstamps_costs_one_more_write() {
 async fn the_newest_recorded_versionstamp_is_in_the_row() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let options = ProducerOptions { record_versionstamps: true, slots: 4 };
+    let options = ProducerOptions::default().record_versionstamps(true).slots(4);
     let producer = bus.producer_with(options).unwrap();
     let mut newest = None;
     for _ in 0..20 {
@@ -333,7 +333,7 @@ async fn a_backlog_of_billions_is_folded() {
 async fn slots_spread_a_hot_database_over_keys() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let options = ProducerOptions { slots: 8, ..ProducerOptions::default() };
+    let options = ProducerOptions::default().slots(8);
     let producer = bus.producer_with(options).unwrap();
     for _ in 0..200 {
         store
@@ -358,7 +358,7 @@ async fn names_ids_and_slots_out_of_their_limits_are_typed_errors() {
     }
     let bus = narrow_bus(&Database::memory()).await;
     for slots in [0, 1_025] {
-        let options = ProducerOptions { slots, ..ProducerOptions::default() };
+        let options = ProducerOptions::default().slots(slots);
         let refused = bus.producer_with(options);
         assert!(matches!(refused, Err(Error::Invalid { what: "slots", .. })));
     }
@@ -367,7 +367,7 @@ async fn names_ids_and_slots_out_of_their_limits_are_typed_errors() {
 #[tokio::test(start_paused = true)]
 async fn the_longest_names_and_ids_fit() {
     let store = Database::memory();
-    let options = BusOptions { prefix: vec![b'p'; 256], ..BusOptions::default() };
+    let options = BusOptions::default().prefix(vec![b'p'; 256]);
     let bus = Bus::open(&store, options).await.unwrap();
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     // A zero byte takes two in a key.
@@ -432,7 +432,7 @@ async fn one_transaction_records_thousands_of_databases() {
         })
         .await
         .unwrap();
-    let options = NotifierOptions { poll_interval: NEVER, ..NotifierOptions::default() };
+    let options = NotifierOptions::default().poll_interval(NEVER);
     let _notifier = joined(&bus).await.notifier(options).await.unwrap();
     until("all folded", async || bus.stats().folded.created == 2_000).await;
     let names: BTreeSet<_> = common::rows(&bus).await.iter().map(|row| row.name.clone()).collect();

@@ -72,7 +72,7 @@ async fn a_producer_writes_what_the_vectors_say() {
         let (prefix, config) = (bytes(&record["prefix"]), bytes(&record["config"]));
         let partitions = u32::from_be_bytes(config[2..6].try_into().unwrap());
         let store = Database::memory();
-        let options = BusOptions { prefix: prefix.clone(), partitions, ..BusOptions::default() };
+        let options = BusOptions::default().prefix(prefix.clone()).partitions(partitions);
         let bus = Bus::open(&store, options).await.unwrap();
         let stored = store
             .run(async |tx| tx.get(&bytes(&record["config_key"]), Isolation::Snapshot).await)
@@ -83,7 +83,7 @@ async fn a_producer_writes_what_the_vectors_say() {
 
         let slot = record["slot"].as_u64().unwrap();
         let slots = if slot == 0 { 1 } else { 256 };
-        let producer = bus.producer_with(ProducerOptions { slots, ..ProducerOptions::default() }).unwrap();
+        let producer = bus.producer_with(ProducerOptions::default().slots(slots)).unwrap();
         let instance = DbInstance(bytes(&record["instance"]).try_into().unwrap());
         let db = Db::new(text(&record["name"]).parse().unwrap(), instance);
         let lanes = counts(["created", "deleted", "updated", "ddoc_updated"].map(|kind| lane(record, kind)));
@@ -127,9 +127,9 @@ fn integer(number: u8) -> Vec<u8> {
 async fn a_reader_finds_the_feed_where_the_page_says() {
     let prefix = b"layer";
     let store = Database::memory();
-    let options = BusOptions { prefix: prefix.to_vec(), ..BusOptions::default() };
+    let options = BusOptions::default().prefix(prefix.to_vec());
     let bus = Bus::open(&store, options).await.unwrap();
-    let running = bus.start(Roles { canary_interval: None, ..Roles::default() }).await.unwrap();
+    let running = bus.start(Roles::default().canary_interval(None)).await.unwrap();
     let feed = [0x01, b'n', 0x00];
     let of_feed = |family: u8| [&integer(family)[..], &feed].concat();
     let names = async || {

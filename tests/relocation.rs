@@ -153,10 +153,8 @@ impl Environment for Behind {
 async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     let old = Database::memory();
     let bus = wide_bus(&old).await;
-    let producer = |bus: &Bus| {
-        bus.producer_with(ProducerOptions { record_versionstamps: true, ..ProducerOptions::default() })
-            .unwrap()
-    };
+    let producer =
+        |bus: &Bus| bus.producer_with(ProducerOptions::default().record_versionstamps(true)).unwrap();
     let recorded = async |store: &Database, bus: &Bus| {
         let producer = producer(bus);
         let tx = store.begin();
@@ -369,7 +367,7 @@ async fn an_export_that_outlives_its_snapshot_notices_writes_meanwhile() {
             });
         };
         let mut out = Meanwhile(Vec::new(), Some(act));
-        let exported = bus.export(&mut out, ExportOptions { while_running: true }).await;
+        let exported = bus.export(&mut out, ExportOptions::default().while_running(true)).await;
         if outlives && is_disturbed {
             assert!(matches!(exported, Err(Error::Invalid { what: "export", .. })), "{exported:?}");
         } else {
@@ -400,7 +398,7 @@ async fn an_incarnation_is_raised_once() {
         matches!(raise(255).await, Err(Error::Invalid { what: "incarnation", .. })),
         "there is none after it"
     );
-    let options = BusOptions { partitions: 3, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(3);
     assert!(Bus::open(&store, options).await.is_err(), "everything else is as it was");
 }
 
@@ -412,7 +410,7 @@ async fn nobody_opens_a_bus_while_it_is_imported() {
     let old = Database::memory();
     let bytes = exported(&history(&old).await).await;
     let new = Database::memory();
-    let open = async || Bus::open(&new, BusOptions { partitions: 2, ..BusOptions::default() }).await;
+    let open = async || Bus::open(&new, BusOptions::default().partitions(2)).await;
     let act = || {
         let opened = at_once(open());
         assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
@@ -480,7 +478,7 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let refused = bus.export(&mut Vec::new(), ExportOptions::default()).await;
     assert!(matches!(refused, Err(Error::BusInUse { nodes: 1 })), "{refused:?}");
-    let held = bus.export(&mut Vec::new(), ExportOptions { while_running: true }).await.unwrap();
+    let held = bus.export(&mut Vec::new(), ExportOptions::default().while_running(true)).await.unwrap();
     let count = |what: &str| held.held.iter().find(|(held, _)| *held == what).map(|(_, count)| *count);
     assert_eq!(count("rows of feeds"), Some(20 + 30));
     assert_eq!(count("counters of events that wait to be folded"), Some(1));

@@ -177,7 +177,7 @@ type Outcome = (u32, CommittedOnce<u32>);
 async fn one_of_many(db: &Database, run: u32, contends: bool) -> Result<Outcome> {
     let key = |what: &str| format!("{what}/{run}").into_bytes();
     let attempts = AtomicU32::new(0);
-    let policy = RetryPolicy { elapsed_max: None, ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().elapsed_max(None);
     let done = db.run_once_with(&policy, async |tx| {
         let attempt = attempts.fetch_add(1, Ordering::SeqCst);
         if contends {
@@ -252,12 +252,12 @@ async fn thousands_of_runs_with_random_faults_count_exactly() {
 
 /// A policy under which a run sleeps between its attempts until the test has finished all else.
 fn sleepy(backoff: Duration) -> RetryPolicy {
-    RetryPolicy { attempts_max: None, elapsed_max: None, backoff_min: backoff, backoff_max: backoff }
+    RetryPolicy::default().attempts_max(None).elapsed_max(None).backoff_min(backoff).backoff_max(backoff)
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_error_says_whether_anything_may_be_committed() {
-    let limited = |attempts| RetryPolicy { attempts_max: Some(attempts), ..RetryPolicy::default() };
+    let limited = |attempts| RetryPolicy::default().attempts_max(Some(attempts));
     let fails = |faults: &[CommitFault], attempts: u32, reads_fail: bool| {
         let wrapper = Faults::new(&Database::memory());
         wrapper.script_commits(faults.to_vec());

@@ -43,8 +43,8 @@ async fn one_handle_delivers_and_leaves_nothing_behind() {
 async fn a_start_that_fails_leaves_no_node() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let dispatcher = DispatcherOptions { ring_rows_max: 0, ..DispatcherOptions::default() };
-    assert!(bus.start(Roles { dispatcher, ..Roles::default() }).await.is_err());
+    let dispatcher = DispatcherOptions::default().ring_rows_max(0);
+    assert!(bus.start(Roles::default().dispatcher(dispatcher)).await.is_err());
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
@@ -70,7 +70,7 @@ async fn the_canary_costs_little_and_no_reader_sees_it() {
     for canary_interval in [None, Roles::default().canary_interval] {
         let faults = Faults::new(&Database::memory());
         let bus = narrow_bus(&faults.database()).await;
-        let running = bus.start(Roles { canary_interval, ..Roles::default() }).await.unwrap();
+        let running = bus.start(Roles::default().canary_interval(canary_interval)).await.unwrap();
         let stream = running.dispatcher().subscribe(Filter::all()).since(Cursor::NOTHING).stream();
         let before = faults.counts();
         tokio::time::sleep(Duration::from_hours(1)).await;

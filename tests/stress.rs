@@ -286,9 +286,9 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let fold_interval_max = Duration::from_secs(if size.events > 100_000 { 5 } else { 0 });
-    let options = NotifierOptions { fold_interval_max, fold_percent: 1, ..Default::default() };
+    let options = NotifierOptions::default().fold_interval_max(fold_interval_max).fold_percent(1);
     let notifier = common::joined(&bus).await.notifier(options).await.unwrap();
-    let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().ring_rows_max(size.ring_rows_max);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let (events, finals) = events(&mut random, size);
 
@@ -338,7 +338,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let notifier = common::joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
-    let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().ring_rows_max(size.ring_rows_max);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     update_all(&bus, &store, &dispatcher, size).await;
     let before = memory_mb();

@@ -49,7 +49,7 @@ fn with_bus<T>(folder: &Path, work: impl AsyncFnOnce(&Database, &Bus) -> T) -> T
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let store = Database::open_dir(folder).unwrap();
-        let bus = Bus::open(&store, BusOptions { shards: 3, ..BusOptions::default() }).await.unwrap();
+        let bus = Bus::open(&store, BusOptions::default().shards(3)).await.unwrap();
         work(&store, &bus).await
     })
 }
@@ -74,7 +74,7 @@ fn prepared() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     with_bus(folder.path(), async |store, bus| {
         let (changes, db) = (bus.changes(), Db::new("docs".parse().unwrap(), DOCS));
-        let options = ChangesOptions { shards: 2, scheme: SchemeId::PARTITION_KEY };
+        let options = ChangesOptions::default().shards(2).scheme(SchemeId::PARTITION_KEY);
         store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
         edit(store, bus, "a", 10).await;
     });

@@ -41,8 +41,7 @@ async fn fill(folder: &Path) {
         let is_bad = build.db.name.as_str() == "bad";
         if is_bad { TaskResult::Err("no disk".into()) } else { Ok(()) }
     };
-    let options =
-        TriggerOptions { debounce: Duration::ZERO, attempts_max: 1, ..TriggerOptions::index("views") };
+    let options = TriggerOptions::index("views").debounce(Duration::ZERO).attempts_max(1);
     let trigger = index_trigger(&dispatcher, options, build).await.unwrap();
     bus.cursor("no trigger").unwrap();
     for name in ["good", "bad"] {

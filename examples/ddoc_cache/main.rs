@@ -43,8 +43,8 @@ fn version(doc: Option<&[u8]>) -> u64 {
 async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let options = NotifierOptions { fold_interval_max: std::time::Duration::ZERO, ..Default::default() };
-    let running = bus.start(Roles { notifier: Some(options), ..Roles::default() }).await?;
+    let options = NotifierOptions::default().fold_interval_max(std::time::Duration::ZERO);
+    let running = bus.start(Roles::default().notifier(Some(options))).await?;
     let dispatcher = running.dispatcher();
     let cache = DdocCache::start(&store, dispatcher).await?;
 

@@ -51,7 +51,7 @@ impl Layer {
     /// Creates a database.
     pub async fn create(&self, name: &str, shards: u32) -> Result<Db> {
         let db = Db::new(name.parse()?, DbInstance::new());
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         self.store
             .run(async |tx| {
                 self.changes.create(&tx, &db, &options).await?;

@@ -44,7 +44,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         Ok(lines) => Access::Credentials(lines.parse()?),
         Err(_) => Access::Open,
     };
-    let options = ApiOptions { access, body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access).body_len_max(http::BODY_LEN_MAX);
     let api = running.api(options)?;
     let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
     let app = http::finished(
@@ -54,8 +54,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // Without accounts the defaults must stay: it answers only this machine, and no web pages from
     // elsewhere in its browsers.
     let listener = TcpListener::bind(listen).await?;
-    let limits =
-        ServerOptions { cors: std::env::var("MINI_COUCH_ORIGIN").ok().map(cors), ..ServerOptions::default() };
+    let limits = ServerOptions::default().cors(std::env::var("MINI_COUCH_ORIGIN").ok().map(cors));
     let address = running.serve(listener, app, limits).await?;
     println!("mini_couch listens on http://{address}");
 

@@ -13,6 +13,7 @@ pub(crate) mod explore;
 pub(crate) mod filter;
 pub(crate) mod health;
 pub(crate) mod notification;
+pub(crate) mod options;
 pub(crate) mod sequence;
 pub(crate) mod tasks;
 pub(crate) mod text;

@@ -54,6 +54,7 @@ use crate::{
 
 /// Options for creating or opening a bus. An existing bus must be opened with the same prefix and number of partitions.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct BusOptions {
     /// The prefix of all keys of the bus; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
     pub prefix: Vec<u8>,
@@ -66,6 +67,8 @@ pub struct BusOptions {
     /// The schemes that route ids to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
     pub schemes: Schemes,
 }
+
+crate::base::options::setters!(BusOptions { prefix: Vec<u8>, partitions: u32, shards: u32, schemes: Schemes });
 
 impl Default for BusOptions {
     fn default() -> Self {

@@ -20,6 +20,7 @@ use crate::{
 
 /// The roles of a process, and their options. By default a node has all roles, each with its defaults.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Roles {
     /// Options of the node.
     pub node: NodeOptions,
@@ -37,6 +38,8 @@ pub struct Roles {
     /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
     pub shutdown_timeout: Duration,
 }
+
+crate::base::options::setters!(Roles { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, canary_interval: Option<Duration>, shutdown_timeout: Duration });
 
 impl Default for Roles {
     fn default() -> Self {

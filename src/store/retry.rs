@@ -14,6 +14,7 @@ use crate::base::{
 /// A cluster's client paces retries by itself; there the two limits hold and the pauses do not. Elsewhere the pause before
 /// attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RetryPolicy {
     /// Give up after this many attempts. Default: no limit.
     pub attempts_max: Option<u32>,
@@ -26,6 +27,8 @@ pub struct RetryPolicy {
     /// The longest pause. Default: 1 s.
     pub backoff_max: Duration,
 }
+
+crate::base::options::setters!(RetryPolicy { attempts_max: Option<u32>, elapsed_max: Option<Duration>, backoff_min: Duration, backoff_max: Duration });
 
 impl Default for RetryPolicy {
     fn default() -> Self {

@@ -39,7 +39,7 @@ pub fn trial() -> Trial {
 /// Serves a page, whose notifier dies once the page has shown everything, and comes back once the page has turned red.
 async fn watch(browser: &Path) {
     let bus = Bus::open(&Database::memory(), BusOptions::default()).await.unwrap();
-    let running = bus.start(Roles { notifier: None, ..Roles::default() }).await.unwrap();
+    let running = bus.start(Roles::default().notifier(None)).await.unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let router = running.api(ApiOptions::default()).unwrap().routes();
     let address = running.serve(listener, router, ServerOptions::default()).await.unwrap();
@@ -47,7 +47,7 @@ async fn watch(browser: &Path) {
     let folds = async || {
         // A node that dies is to be missed soon.
         let expiry = Duration::from_secs(2);
-        let options = NodeOptions { expiry, heartbeat: expiry / 8, ..NodeOptions::default() };
+        let options = NodeOptions::default().expiry(expiry).heartbeat(expiry / 8);
         let node = bus.node(options).await.unwrap();
         (node.notifier(NotifierOptions::default()).await.unwrap(), node)
     };

@@ -40,7 +40,7 @@ pub fn counts(lanes: [u64; 4]) -> Counters {
 
 /// A bus with one partition, so that everything meets in the same folds.
 pub async fn narrow_bus(store: &Database) -> Bus {
-    let options = BusOptions { partitions: 1, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(1);
     Bus::open(store, options).await.unwrap()
 }
 
@@ -56,18 +56,18 @@ pub async fn joined(bus: &Bus) -> Node {
 
 /// A notifier that folds at once.
 pub fn eager() -> NotifierOptions {
-    NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() }
+    NotifierOptions::default().fold_interval_max(Duration::ZERO)
 }
 
 /// A notifier that folds at once, and only after a hint.
 pub fn unpolled() -> NotifierOptions {
-    NotifierOptions { poll_interval: NEVER, ..eager() }
+    eager().poll_interval(NEVER)
 }
 
 /// A janitor that soon deletes tombstones.
 pub fn forgetful() -> JanitorOptions {
     let (interval, tombstone_retention) = (Duration::from_secs(1), Duration::from_secs(10));
-    JanitorOptions { interval, tombstone_retention, ..JanitorOptions::default() }
+    JanitorOptions::default().interval(interval).tombstone_retention(tombstone_retention)
 }
 
 /// Commits `lanes` of `db`.

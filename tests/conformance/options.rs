@@ -71,7 +71,7 @@ pub(crate) async fn a_reset_forgets_the_time_limit(f: &Fixture) -> Result<()> {
 /// Fails again and again with a retryable error.
 async fn always(f: &Fixture, option: TransactionOption) -> (Result<()>, u32) {
     let runs = Cell::new(0);
-    let policy = RetryPolicy { elapsed_max: None, ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().elapsed_max(None);
     let running = f.db.run_with(&policy, async |tx| {
         runs.set(runs.get() + 1);
         tx.set_option(option.clone());
@@ -246,7 +246,7 @@ pub(crate) async fn options_survive_retries(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn the_last_try_of_a_run_reports_its_conflicts(f: &Fixture) -> Result<()> {
     let last = RefCell::new(None);
-    let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().attempts_max(Some(3));
     let result: Result<()> =
         f.db.run_with(&policy, async |tx| {
             if last.borrow().is_none() {
@@ -300,7 +300,7 @@ async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
 /// Regression: on a cluster, the limits of time and tries began again with each try whose body had committed by itself: a limit of two
 /// retries allowed 20, and a run of a second took 6.3.
 pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limits(f: &Fixture) -> Result<()> {
-    let policy = RetryPolicy { attempts_max: Some(30), ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().attempts_max(Some(30));
     let runs = Cell::new(0_u32);
     let run = f.db.run_with(&policy, async |tx| {
         runs.set(runs.get() + 1);

@@ -79,7 +79,7 @@ pub(crate) async fn writes_of_failed_attempts_are_forgotten(f: &Fixture) -> Resu
 }
 
 pub(crate) async fn the_limit_of_attempts_ends_it(f: &Fixture) -> Result<()> {
-    let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().attempts_max(Some(3));
     let (result, runs) = always_conflicting(f, &f.db, &policy).await;
     match result {
         Err(Error::RetriesExhausted { attempts: 3, last }) => {
@@ -93,14 +93,14 @@ pub(crate) async fn the_limit_of_attempts_ends_it(f: &Fixture) -> Result<()> {
 }
 
 pub(crate) async fn the_limit_of_time_ends_it(f: &Fixture) -> Result<()> {
-    let policy = RetryPolicy { elapsed_max: Some(Duration::from_millis(50)), ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().elapsed_max(Some(Duration::from_millis(50)));
     let (result, runs) = soon(always_conflicting(f, &f.db, &policy)).await;
     assert!(matches!(result, Err(Error::RetriesExhausted { attempts, .. }) if attempts == runs));
     Ok(())
 }
 
 pub(crate) async fn a_policy_of_one_attempt_tries_once(f: &Fixture) -> Result<()> {
-    let policy = RetryPolicy { attempts_max: Some(1), elapsed_max: None, ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().attempts_max(Some(1)).elapsed_max(None);
     let (result, runs) = always_conflicting(f, &f.db, &policy).await;
     assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
     assert_eq!(runs, 1);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 use notibus::{
-    Cursor, Db, DbInstance, DispatcherOptions, EventKind, NotifierOptions,
+    Cursor, Db, DbInstance, DispatcherOptions, EventKind,
     event::DdocId,
     node::BalanceOptions,
     producer::ProducerOptions,
@@ -91,7 +91,7 @@ pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("stamps")).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    let options = ProducerOptions { record_versionstamps: true, slots: 8 };
+    let options = ProducerOptions::default().record_versionstamps(true).slots(8);
     let producer = bus.producer_with(options).unwrap();
     let mut last = None;
     for n in 1..=20 {
@@ -150,8 +150,8 @@ pub(crate) async fn notifiers_share_the_partitions() {
     for _ in 0..PARTITIONS {
         let store = fixture::open(fixture::shared()).await;
         let bus = fixture::bus(&store, &prefix).await;
-        let balance = BalanceOptions { leases_max: Some(1), ..BalanceOptions::default() };
-        let options = NotifierOptions { balance, ..eager() };
+        let balance = BalanceOptions::default().leases_max(Some(1));
+        let options = eager().balance(balance);
         notifiers.push((joined(&bus).await.notifier(options).await.unwrap(), bus));
     }
     let store = fixture::open(fixture::shared()).await;
@@ -224,7 +224,7 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
     }
     let [(recorder, store), (folder, _), (teller, _)] = &clients[..] else { unreachable!("there are three") };
     let notifier = joined(folder).await.notifier(unpolled()).await.unwrap();
-    let options = DispatcherOptions { poll_interval: crate::common::NEVER, ..Default::default() };
+    let options = DispatcherOptions::default().poll_interval(crate::common::NEVER);
     let dispatcher = teller.dispatcher(options).await.unwrap();
     let observer = Observer::start(&dispatcher);
     let mut expected = BTreeMap::new();

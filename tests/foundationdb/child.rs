@@ -196,7 +196,7 @@ async fn layer(file: &str, end: oneshot::Receiver<()>) {
 /// Requests API versions that do not exist, which must do no harm.
 async fn api_versions(file: &str) {
     let open = async |api_version| {
-        let options = FoundationDbOptions { api_version, ..FoundationDbOptions::default() };
+        let options = FoundationDbOptions::default().api_version(api_version);
         Database::foundationdb_with(file, &options).await.map(drop)
     };
     for bad in [10_000, i32::MAX, -1, 0, 13, 500] {

@@ -44,6 +44,6 @@ pub(crate) fn prefix(name: &str) -> Vec<u8> {
 pub(crate) const PARTITIONS: u32 = 4;
 
 pub(crate) async fn bus(store: &Database, prefix: &[u8]) -> Bus {
-    let options = BusOptions { prefix: prefix.to_vec(), partitions: PARTITIONS, ..BusOptions::default() };
+    let options = BusOptions::default().prefix(prefix.to_vec()).partitions(PARTITIONS);
     Bus::open(store, options).await.expect("the bus can be opened")
 }

@@ -31,7 +31,7 @@ const IN_HAND: Duration = Duration::from_millis(200);
 
 /// The bus of the fleet: more partitions and shards than nodes.
 async fn bus(store: &Database, prefix: &[u8]) -> Bus {
-    let options = BusOptions { prefix: prefix.to_vec(), partitions: 32, shards: 12, ..BusOptions::default() };
+    let options = BusOptions::default().prefix(prefix.to_vec()).partitions(32).shards(12);
     Bus::open(store, options).await.unwrap()
 }
 
@@ -40,13 +40,12 @@ async fn bus(store: &Database, prefix: &[u8]) -> Bus {
 pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
     let bus = bus(&store, prefix).await;
-    let times =
-        NodeOptions { heartbeat: Duration::from_millis(400), expiry: EXPIRY, ..NodeOptions::default() };
+    let times = NodeOptions::default().heartbeat(Duration::from_millis(400)).expiry(EXPIRY);
     let node = bus.node(times).await.unwrap();
     let mut folding = NotifierOptions::default();
     folding.balance.interval = BALANCE;
     let notifier = node.notifier(folding).await.unwrap();
-    let mut consuming = ConsumerOptions { rows_max: 5, ..ConsumerOptions::default() };
+    let mut consuming = ConsumerOptions::default().rows_max(5);
     consuming.balance.interval = BALANCE;
     let effects: Arc<[u8]> = effects(prefix).into();
     let count = move |batch: GroupBatch<Notification>| {

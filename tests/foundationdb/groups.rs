@@ -21,13 +21,9 @@ use crate::{
 async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
     let store = fixture::open(file).await;
     let bus = fixture::bus(&store, prefix).await;
-    let times = NodeOptions {
-        heartbeat: Duration::from_millis(300),
-        expiry: Duration::from_secs(1),
-        ..NodeOptions::default()
-    };
+    let times = NodeOptions::default().heartbeat(Duration::from_millis(300)).expiry(Duration::from_secs(1));
     let node = bus.node(times).await.unwrap();
-    let mut options = ConsumerOptions { rows_max: 20, poll_interval: NEVER, ..ConsumerOptions::default() };
+    let mut options = ConsumerOptions::default().rows_max(20).poll_interval(NEVER);
     options.balance.interval = Duration::from_millis(300);
     let group = bus.group("counter").unwrap();
     let effects: Arc<[u8]> = [prefix, b"effects/"].concat().into();

@@ -118,7 +118,7 @@ impl Worker {
             let name = format!("db{}", (self.number + n) % DATABASES);
             let db = db(&name, 1);
             let marker = [&self.markers[..], &self.number.to_be_bytes(), &n.to_be_bytes()].concat();
-            let policy = RetryPolicy { elapsed_max: None, ..RetryPolicy::default() };
+            let policy = RetryPolicy::default().elapsed_max(None);
             let recorded = self.store.run_with(&policy, async |tx| {
                 if tx.get(&marker, Isolation::Serializable).await?.is_none() {
                     tx.set(&marker, b"");

@@ -19,7 +19,7 @@ const LATE: Duration = Duration::from_secs(30);
 
 /// Why the cluster of `file` cannot be opened.
 async fn refused(file: &Path) -> String {
-    let options = FoundationDbOptions { connect_timeout: Duration::from_secs(1), ..Default::default() };
+    let options = FoundationDbOptions::default().connect_timeout(Duration::from_secs(1));
     let opening = Database::foundationdb_with(file, &options);
     match tokio::time::timeout(LATE, opening).await.expect("it does not hang") {
         Err(Error::Open { path, reason, .. }) => {

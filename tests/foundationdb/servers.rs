@@ -78,7 +78,7 @@ pub(crate) async fn a_run_goes_on_after_an_outage_that_is_longer_than_its_limit(
     let store = fixture::open(cluster.file()).await;
     let cluster = RefCell::new(cluster);
     let limit = Transaction::LIFETIME + Duration::from_secs(2);
-    let policy = RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() };
+    let policy = RetryPolicy::default().elapsed_max(Some(limit));
     let (attempts, began) = (Cell::new(0), Instant::now());
     let run = store.run_with(&policy, async |tx: Transaction| {
         attempts.set(attempts.get() + 1);

@@ -36,7 +36,7 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("job")).await;
     let (changes, docs) = (bus.changes(), db("docs", 1));
-    let options = ChangesOptions { shards: 8, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(8);
     store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
     let edit = async |n: u32| {
         store
@@ -119,11 +119,8 @@ pub(crate) async fn the_janitor_drops_what_is_old() {
     record(&store, &bus, &db("gone", 1), [1, 1, 0, 0]).await;
     row_with(&bus, &db("gone", 1), [1, 1, 0, 0]).await;
     bus.feed().reshard(7, None).await.unwrap();
-    let options = JanitorOptions {
-        interval: Duration::from_millis(50),
-        tombstone_retention: Duration::ZERO,
-        ..JanitorOptions::default()
-    };
+    let options =
+        JanitorOptions::default().interval(Duration::from_millis(50)).tombstone_retention(Duration::ZERO);
     let janitor = joined(&bus).await.janitor(options).await.unwrap();
     until("the tombstone is dropped", async || row(&bus, &db("gone", 1)).await.is_none()).await;
     until("its shards are forgotten", async || bus.feed().topology().await.unwrap().len() == 1).await;

@@ -14,7 +14,7 @@ use notibus::{
     changes::ChangesOptions,
     cursor::Start,
     event::{Incarnation, Versionstamp},
-    group::{CloseReason, ConsumerOptions, GroupBatch, GroupName, GroupOptions, ShardLag},
+    group::{CloseReason, GroupBatch, GroupName, GroupOptions, ShardLag},
     node::Role,
     store::{
         Isolation, KeyRange, RangeRead, RetryPolicy, StoreError,
@@ -65,19 +65,13 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert_eq!(kept(&fixture).await, (0, 0));
     assert!(group.create(&GroupOptions::default()).await.unwrap());
     let bad = [
-        ConsumerOptions { rows_max: 0, ..hinted() },
-        ConsumerOptions { rows_max: 10_001, ..hinted() },
-        ConsumerOptions { poll_interval: Duration::ZERO, ..hinted() },
-        ConsumerOptions { stuck_after: Duration::ZERO, ..hinted() },
-        ConsumerOptions { checkpoint: notibus::group::CheckpointPolicy::Rows(0), ..hinted() },
-        ConsumerOptions {
-            retry: RetryPolicy { attempts_max: Some(0), ..RetryPolicy::default() },
-            ..hinted()
-        },
-        ConsumerOptions {
-            retry: RetryPolicy { attempts_max: None, elapsed_max: None, ..RetryPolicy::default() },
-            ..hinted()
-        },
+        hinted().rows_max(0),
+        hinted().rows_max(10_001),
+        hinted().poll_interval(Duration::ZERO),
+        hinted().stuck_after(Duration::ZERO),
+        hinted().checkpoint(notibus::group::CheckpointPolicy::Rows(0)),
+        hinted().retry(RetryPolicy::default().attempts_max(Some(0))),
+        hinted().retry(RetryPolicy::default().attempts_max(None).elapsed_max(None)),
     ];
     for options in bad {
         let refused = node.consumer(&group, move |_| observer(), options).await;
@@ -86,7 +80,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     node.shutdown().await.unwrap();
     assert_eq!(fixture.bus.nodes().await.unwrap().len(), 1, "the notifier's alone");
     assert!(matches!(group.dead_letters(Sequence::MIN, 0).await, Err(Error::Invalid { .. })));
-    let other = notibus::BusOptions { prefix: b"other".to_vec(), ..notibus::BusOptions::default() };
+    let other = notibus::BusOptions::default().prefix(b"other".to_vec());
     let other = notibus::Bus::open(&fixture.store, other).await.unwrap();
     let node = other.node(NodeOptions::default()).await.unwrap();
     let strange = node.consumer(&group, move |_| observer(), hinted()).await;
@@ -99,11 +93,8 @@ async fn a_start_below_the_horizon_is_refused() {
     fixture.create(["lives", "gone"]).await;
     let before = fixture.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
     record(&fixture.store, &fixture.other, &db("gone", 1), [0, 1, 0, 0]).await;
-    let options = JanitorOptions {
-        interval: Duration::from_millis(100),
-        tombstone_retention: Duration::ZERO,
-        ..JanitorOptions::default()
-    };
+    let options =
+        JanitorOptions::default().interval(Duration::from_millis(100)).tombstone_retention(Duration::ZERO);
     let _janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
     until("the tombstone is dropped", async || fixture.other.stats().tombstones_dropped == 1).await;
     let horizon = fixture.other.feed().horizon().await.unwrap();
@@ -122,7 +113,7 @@ async fn a_start_below_the_horizon_is_refused() {
     group.reset(Cursor::NOTHING, false).await.unwrap();
     fixture.create(names("db", 10)).await;
     let log = Log::new();
-    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions { rows_max: 1, ..hinted() }).await;
+    let consumer = log.consume(&fixture.bus, &group, hinted().rows_max(1)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.names().len(), 11);
@@ -436,7 +427,7 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
     let group = fixture.group(Start::Now).await;
     for (heartbeat, expiry) in [(20, 50), (60, 150)] {
         let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
-        let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
+        let options = NodeOptions::default().heartbeat(heartbeat).expiry(expiry);
         let node = fixture.other.node(options).await.unwrap();
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
         let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();
@@ -456,7 +447,7 @@ async fn a_dead_member_is_waited_for_up_to_a_minute() {
     let group = fixture.group(Start::Now).await;
     for (expiry, is_awaited) in [(60, true), (61, false)] {
         let (heartbeat, expiry) = (Duration::from_secs(20), Duration::from_secs(expiry));
-        let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
+        let options = NodeOptions::default().heartbeat(heartbeat).expiry(expiry);
         let node = fixture.other.node(options).await.unwrap();
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
         let consumer = node.consumer(&group, move |_| observe, hinted()).await.unwrap();

@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Bus, Consumer, Cursor, Notification,
-    group::{CheckpointPolicy, ConcurrentRow, ConsumerOptions, FencingToken, each_concurrent},
+    group::{CheckpointPolicy, ConcurrentRow, FencingToken, each_concurrent},
 };
 
 use crate::{
@@ -44,7 +44,7 @@ impl Works {
             }
         };
         let group = bus.group("g").unwrap();
-        let options = ConsumerOptions { checkpoint, ..hinted() };
+        let options = hinted().checkpoint(checkpoint);
         joined(bus).await.consumer(&group, move |_| each_concurrent(4, work.clone()), options).await.unwrap()
     }
 
@@ -121,7 +121,7 @@ async fn nothing_behind_a_failed_row_is_saved() {
             Ok(())
         }
     };
-    let options = ConsumerOptions { checkpoint: CheckpointPolicy::Rows(1), ..hinted() };
+    let options = hinted().checkpoint(CheckpointPolicy::Rows(1));
     let node = joined(&fixture.bus).await;
     let consumer = node.consumer(&of, move |_| each_concurrent(4, work.clone()), options).await.unwrap();
     until("it has failed often", async || failed.load(Ordering::Relaxed) >= 3).await;

@@ -10,7 +10,7 @@ use notibus::{
     Cursor, Error, NodeOptions, Sequence,
     changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
     cursor::Start,
-    group::{CheckpointPolicy, CloseReason, ConsumerOptions, GroupBatch, GroupOptions},
+    group::{CheckpointPolicy, CloseReason, GroupBatch, GroupOptions},
 };
 
 use crate::{
@@ -125,7 +125,7 @@ async fn the_order_of_each_database_holds_over_reshards() {
         Ok(())
     });
     let (one, two) = (fixture.another().await, fixture.another().await);
-    let options = ConsumerOptions { rows_max: 2, ..hinted() };
+    let options = hinted().rows_max(2);
     let a = log.consume(&one, &group, options.clone()).await;
     let b = log.consume(&two, &group, options).await;
     for (round, shards) in [(0, 5), (1, 1), (2, 3)] {
@@ -163,7 +163,7 @@ async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_th
     let feed = fixture.other.feed();
     feed.reshard(5, None).await.unwrap();
     feed.reshard(2, None).await.unwrap();
-    let options = notibus::JanitorOptions { interval: Duration::from_secs(1), ..Default::default() };
+    let options = notibus::JanitorOptions::default().interval(Duration::from_secs(1));
     let janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
     // The first entry, where the group is, is kept.
     until("the second entry is dropped", async || feed.topology().await.unwrap().len() == 2).await;
@@ -186,10 +186,7 @@ async fn batches_have_limits_of_rows_and_bytes() {
     let group = fixture.group(Cursor::NOTHING).await;
     let all = names("db", 25);
     fixture.create(&all).await;
-    for (options, sizes) in [
-        (ConsumerOptions { rows_max: 10, ..hinted() }, vec![10, 10, 5]),
-        (ConsumerOptions { bytes_max: 1, ..hinted() }, vec![1; 25]),
-    ] {
+    for (options, sizes) in [(hinted().rows_max(10), vec![10, 10, 5]), (hinted().bytes_max(1), vec![1; 25])] {
         let log = Log::new();
         let consumer = log.consume(&fixture.bus, &group, options).await;
         log.until_names(&all).await;
@@ -217,7 +214,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
         let group = fixture.group(Cursor::NOTHING).await;
         let all = names("db", 10);
         fixture.create(&all).await;
-        let options = ConsumerOptions { checkpoint: policy, rows_max: 1, ..hinted() };
+        let options = hinted().checkpoint(policy).rows_max(1);
         let log = Log::new();
         let crashed = log.consume(&fixture.bus, &group, options.clone()).await;
         log.until_names(&all).await;
@@ -244,7 +241,7 @@ async fn what_was_worked_on_is_saved_when_the_shard_rests() {
         let fixture = GroupFixture::new(2).await;
         let group = fixture.group(Cursor::NOTHING).await;
         let log = Log::new();
-        let options = ConsumerOptions { checkpoint: policy, ..hinted() };
+        let options = hinted().checkpoint(policy);
         let _consumer = log.consume(&fixture.bus, &group, options).await;
         pass(Duration::from_mins(5)).await;
         let before = fixture.bus.stats().group_checkpoints;
@@ -272,7 +269,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
         std::future::ready(Ok(()))
     });
     let checkpoint = CheckpointPolicy::Explicit;
-    let options = ConsumerOptions { checkpoint, rows_max: 2, ..hinted() };
+    let options = hinted().checkpoint(checkpoint).rows_max(2);
     let consumer = log.consume(&fixture.bus, &group, options).await;
     log.until_names(&names("db", 6)).await;
     assert_eq!(behind(&group).await, 6);
@@ -296,7 +293,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
 async fn a_group_follows_the_documents_of_a_database() {
     let fixture = GroupFixture::new(2).await;
     let (changes, docs) = (fixture.bus.changes(), db("docs", 9));
-    let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(3);
     fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
     let group = changes.feed(&docs).group("index").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();

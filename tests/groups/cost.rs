@@ -43,7 +43,7 @@ const SMALL: Size = Size { partitions: 1, shards: 1, groups: 1, document_groups:
 async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     let faults = Faults::new(&Database::memory());
     let Size { partitions, shards, .. } = size;
-    let bus = Bus::open(&faults.database(), BusOptions { partitions, shards, ..BusOptions::default() })
+    let bus = Bus::open(&faults.database(), BusOptions::default().partitions(partitions).shards(shards))
         .await
         .unwrap();
     let node = bus.node(NodeOptions::default()).await.unwrap();
@@ -51,7 +51,7 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let _subscription = dispatcher.subscribe(Filter::all()).stream();
     let (changes, docs) = (bus.changes(), db("docs", 1));
-    let (producer, layout) = (bus.producer(), ChangesOptions { shards, ..ChangesOptions::default() });
+    let (producer, layout) = (bus.producer(), ChangesOptions::default().shards(shards));
     let create = async |tx| {
         producer.created(&tx, &docs);
         changes.create(&tx, &docs, &layout).await
@@ -114,7 +114,7 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
 /// The watcher of the process polls for all shards at once, so their own polls have nothing to do; shards of documents share one.
 #[tokio::test(start_paused = true)]
 async fn shards_are_not_polled_while_the_watcher_polls() {
-    let never = ConsumerOptions { poll_interval: Duration::from_hours(10_000), ..ConsumerOptions::default() };
+    let never = ConsumerOptions::default().poll_interval(Duration::from_hours(10_000));
     let size = Size { shards: 16, groups: 2, document_groups: 2, ..SMALL };
     let (without, with) = (idle(size, never).await, idle(size, ConsumerOptions::default()).await);
     let minutes = TIME.as_secs() / 60;

@@ -32,7 +32,7 @@ impl Documents {
     async fn new(shards: u32) -> Self {
         let fixture = GroupFixture::new(1).await;
         let (changes, docs) = (fixture.bus.changes(), db("docs", 9));
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
         let group = changes.feed(&docs).group("index").unwrap();
         group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
@@ -223,7 +223,7 @@ async fn successors_that_are_dropped_hold_up_no_group_of_documents() {
             Ok(())
         }
     };
-    let options = ConsumerOptions { poll_interval: Duration::from_secs(10), ..ConsumerOptions::default() };
+    let options = ConsumerOptions::default().poll_interval(Duration::from_secs(10));
     let consumer = documents.consume(&documents.fixture.bus, options, observe).await;
     until("it has all shards", async || consumer.shards().len() == 30).await;
     documents.edit("doc", 1, None).await;
@@ -235,7 +235,7 @@ async fn successors_that_are_dropped_hold_up_no_group_of_documents() {
     // All shards but one are drained, and have saved that.
     pass(Duration::from_secs(5)).await;
     feed.reshard(1, None).await.unwrap();
-    let options = JanitorOptions { interval: Duration::from_millis(100), ..JanitorOptions::default() };
+    let options = JanitorOptions::default().interval(Duration::from_millis(100));
     let janitor = joined(&documents.fixture.other).await.janitor(options).await.unwrap();
     until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
     assert_eq!(begun().await, 30);

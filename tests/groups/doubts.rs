@@ -24,21 +24,18 @@ use crate::{
 
 /// An observer that saves by other tasks, and parks soon.
 fn explicit() -> ConsumerOptions {
-    let retry = RetryPolicy {
-        attempts_max: Some(3),
-        elapsed_max: None,
-        backoff_min: Duration::from_millis(10),
-        backoff_max: Duration::from_secs(1),
-    };
-    let parked_retry = RetryPolicy { backoff_min: Duration::from_secs(1), ..retry.clone() };
-    ConsumerOptions {
-        retry,
-        parked_retry,
-        failure: FailurePolicy::Park,
-        checkpoint: CheckpointPolicy::Explicit,
-        poll_interval: NEVER,
-        ..ConsumerOptions::default()
-    }
+    let retry = RetryPolicy::default()
+        .attempts_max(Some(3))
+        .elapsed_max(None)
+        .backoff_min(Duration::from_millis(10))
+        .backoff_max(Duration::from_secs(1));
+    let parked_retry = retry.clone().backoff_min(Duration::from_secs(1));
+    ConsumerOptions::default()
+        .retry(retry)
+        .parked_retry(parked_retry)
+        .failure(FailurePolicy::Park)
+        .checkpoint(CheckpointPolicy::Explicit)
+        .poll_interval(NEVER)
 }
 
 /// The names of the rows with which an observer has succeeded, each with the checkpoint of its batch.
@@ -117,7 +114,7 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
         let mut fault = Some(fault);
         fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
         let saved = given.lock().unwrap()[1].1.clone();
-        let once = RetryPolicy { attempts_max: Some(1), ..RetryPolicy::default() };
+        let once = RetryPolicy::default().attempts_max(Some(1));
         let save = async |tx: Transaction| {
             let _ = saved.checkpoint_in(&tx).await?;
             tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
@@ -178,7 +175,7 @@ async fn what_a_late_save_has_parked_is_tried() {
             Ok(())
         }
     });
-    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions { rows_max: 1, ..explicit() }).await;
+    let consumer = log.consume(&fixture.bus, &group, explicit().rows_max(1)).await;
     for name in ["a", "bad", "c"] {
         fixture.create([name]).await;
         pass(Duration::from_secs(1)).await;

@@ -29,13 +29,12 @@ use crate::{
 
 /// Consumers that give up soon.
 fn hasty(failure: FailurePolicy) -> ConsumerOptions {
-    let retry = RetryPolicy {
-        attempts_max: Some(3),
-        elapsed_max: None,
-        backoff_min: Duration::from_millis(10),
-        backoff_max: Duration::from_secs(1),
-    };
-    ConsumerOptions { retry, failure, poll_interval: NEVER, ..ConsumerOptions::default() }
+    let retry = RetryPolicy::default()
+        .attempts_max(Some(3))
+        .elapsed_max(None)
+        .backoff_min(Duration::from_millis(10))
+        .backoff_max(Duration::from_secs(1));
+    ConsumerOptions::default().retry(retry).failure(failure).poll_interval(NEVER)
 }
 
 /// The attempts of the batches, with how many rows each had.
@@ -362,11 +361,9 @@ async fn a_store_that_fails_is_waited_for() {
     let fixture = GroupFixture::new(2).await;
     let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::new();
-    let options = ConsumerOptions {
-        checkpoint: CheckpointPolicy::EveryBatch,
-        poll_interval: Duration::from_secs(5),
-        ..ConsumerOptions::default()
-    };
+    let options = ConsumerOptions::default()
+        .checkpoint(CheckpointPolicy::EveryBatch)
+        .poll_interval(Duration::from_secs(5));
     let consumer = log.consume(&fixture.bus, &group, options).await;
     pass(Duration::from_secs(5)).await;
     // Only reads of rows fail, so that the node stays alive.
@@ -396,9 +393,9 @@ async fn a_row_that_was_given_up_does_not_come_again() {
     let fixture = GroupFixture::new(1).await;
     let group = fixture.group(Cursor::NOTHING).await;
     let log = Log::doing(|_| async { panic!("not this one") });
-    let retry = RetryPolicy { attempts_max: Some(1), ..hasty(FailurePolicy::DeadLetter).retry };
+    let retry = hasty(FailurePolicy::DeadLetter).retry.attempts_max(Some(1));
     let checkpoint = CheckpointPolicy::Explicit;
-    let options = ConsumerOptions { retry, checkpoint, ..hasty(FailurePolicy::DeadLetter) };
+    let options = hasty(FailurePolicy::DeadLetter).retry(retry).checkpoint(checkpoint);
     let consumer = log.consume(&fixture.bus, &group, options).await;
     pass(Duration::from_secs(1)).await;
     fixture.create(["a"]).await;
@@ -412,8 +409,8 @@ async fn a_row_that_was_given_up_does_not_come_again() {
 /// Consumers whose observers write their own checkpoints, and that give a row up at once.
 fn hasty_and_explicit() -> ConsumerOptions {
     let options = hasty(FailurePolicy::DeadLetter);
-    let retry = RetryPolicy { attempts_max: Some(1), ..options.retry };
-    ConsumerOptions { retry, checkpoint: CheckpointPolicy::Explicit, rows_max: 1, ..options }
+    let retry = options.retry.clone().attempts_max(Some(1));
+    options.retry(retry).checkpoint(CheckpointPolicy::Explicit).rows_max(1)
 }
 
 /// A consumer did not learn that the row that it had just given up was a dead letter now: the commit was of unknown result. It took

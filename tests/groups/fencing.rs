@@ -256,7 +256,7 @@ async fn a_handover_between_living_nodes_repeats_nothing() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(())
     });
-    let options = ConsumerOptions { rows_max: 2, ..hinted() };
+    let options = hinted().rows_max(2);
     let all = names("db", 150);
     fixture.create(&all).await;
     let a = log.consume(&fixture.bus, &group, options.clone()).await;
@@ -357,14 +357,13 @@ impl Late {
 
 /// How often a row is tried before it is a dead letter: twice, with a pause that is shorter than a transaction may last.
 fn twice() -> ConsumerOptions {
-    let retry = RetryPolicy {
-        attempts_max: Some(2),
-        elapsed_max: None,
-        backoff_min: Duration::from_millis(100),
-        backoff_max: Duration::from_millis(100),
-    };
+    let retry = RetryPolicy::default()
+        .attempts_max(Some(2))
+        .elapsed_max(None)
+        .backoff_min(Duration::from_millis(100))
+        .backoff_max(Duration::from_millis(100));
     let (checkpoint, failure) = (CheckpointPolicy::Explicit, FailurePolicy::DeadLetter);
-    ConsumerOptions { checkpoint, failure, retry, ..hinted() }
+    hinted().checkpoint(checkpoint).failure(failure).retry(retry)
 }
 
 /// Regression: the commit of a batch came late, after its next attempt had begun. That one had the same row, but had read further, so

@@ -38,7 +38,7 @@ impl GroupFixture {
     pub async fn new(shards: u32) -> Self {
         let store = Database::memory();
         let faults = Faults::new(&store);
-        let options = || BusOptions { partitions: 1, shards, ..BusOptions::default() };
+        let options = || BusOptions::default().partitions(1).shards(shards);
         let other = Bus::open(&store, options()).await.unwrap();
         let bus = Bus::open(&faults.database(), options()).await.unwrap();
         let notifier = joined(&other).await.notifier(unpolled()).await.unwrap();
@@ -83,7 +83,7 @@ impl GroupFixture {
 
 /// Consumers that read a shard only after a hint.
 pub fn hinted() -> ConsumerOptions {
-    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
+    ConsumerOptions::default().poll_interval(NEVER)
 }
 
 /// Names `prefix0`, `prefix1`, ….

@@ -6,7 +6,7 @@ use notibus::{
     Cursor, Error, Janitor, JanitorOptions,
     changes::ChangesOptions,
     cursor::Start,
-    group::{ConsumerOptions, GroupOptions},
+    group::GroupOptions,
     node::BalanceOptions,
     store::{
         AtomicOp, StoreError,
@@ -21,11 +21,8 @@ use crate::{
 
 /// A janitor that deletes tombstones at once.
 async fn eager(fixture: &GroupFixture) -> Janitor {
-    let options = JanitorOptions {
-        interval: Duration::from_secs(1),
-        tombstone_retention: Duration::ZERO,
-        ..JanitorOptions::default()
-    };
+    let options =
+        JanitorOptions::default().interval(Duration::from_secs(1)).tombstone_retention(Duration::ZERO);
     joined(&fixture.other).await.janitor(options).await.unwrap()
 }
 
@@ -87,7 +84,7 @@ async fn no_group_begins_under_the_janitors_hand() {
         let is_drop = drops && !attempt.applies(AtomicOp::SetVersionstampedValue);
         is_drop.then(|| CommitFault::Hold(held.clone()))
     });
-    let options = JanitorOptions { tombstone_retention: Duration::ZERO, ..JanitorOptions::default() };
+    let options = JanitorOptions::default().tombstone_retention(Duration::ZERO);
     let _janitor = joined(&janitors).await.janitor(options).await.unwrap();
     within("the janitor is about to drop", gate.reached()).await;
     let group = fixture.other.group("g").unwrap();
@@ -110,7 +107,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     let options = GroupOptions::default().expire_after(Duration::from_hours(1));
     expiring.create(&options).await.unwrap();
     let durable = fixture.group(Start::Now).await;
-    let slow = || JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
+    let slow = || JanitorOptions::default().interval(Duration::from_mins(1));
     let janitor = joined(&fixture.other).await.janitor(slow()).await.unwrap();
     let log = Log::new();
     let consumer = log.consume(&fixture.bus, &expiring, hinted()).await;
@@ -146,7 +143,7 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     let fixture = GroupFixture::new(2).await;
     let group = fixture.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_mins(10))).await.unwrap();
-    let slow = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
+    let slow = JanitorOptions::default().interval(Duration::from_mins(10));
     let janitor = joined(&fixture.other).await.janitor(slow).await.unwrap();
     let log = Log::new();
     // The group has no consumer during the first pass.
@@ -169,7 +166,7 @@ async fn a_pass_that_fails_counts_no_time_twice() {
     group.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
     let other = fixture.bus.group("other").unwrap();
     other.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
-    let often = JanitorOptions { interval: Duration::from_mins(5), ..JanitorOptions::default() };
+    let often = JanitorOptions::default().interval(Duration::from_mins(5));
     let janitor = joined(&fixture.bus).await.janitor(often).await.unwrap();
     pass(Duration::from_mins(11)).await;
     // The second of the two groups cannot be saved.
@@ -214,7 +211,7 @@ async fn what_cannot_be_written_keeps_nothing_behind_it() {
         });
         is_it.then_some(CommitFault::Before(StoreError::IO_ERROR))
     });
-    let often = JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
+    let often = JanitorOptions::default().interval(Duration::from_mins(1));
     let janitor = joined(&fixture.bus).await.janitor(often).await.unwrap();
     pass(Duration::from_mins(30)).await;
     assert!(matches!(fixture.bus.group("b").unwrap().status().await, Err(Error::NoGroup { .. })));
@@ -236,7 +233,7 @@ async fn a_consumer_without_a_lease_has_been_there_too() {
     let fixture = GroupFixture::new(1).await;
     let group = fixture.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_mins(19))).await.unwrap();
-    let often = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
+    let often = JanitorOptions::default().interval(Duration::from_mins(10));
     let _janitor = joined(&fixture.other).await.janitor(often).await.unwrap();
     pass(Duration::from_secs(9 * 60 + 59)).await;
     let (gate, role) = (Gate::default(), b"group:expiring");
@@ -247,8 +244,8 @@ async fn a_consumer_without_a_lease_has_been_there_too() {
         });
         is_it.then(|| CommitFault::Hold(held.clone()))
     });
-    let balance = BalanceOptions { leases_max: Some(0), ..BalanceOptions::default() };
-    let options = ConsumerOptions { balance, ..hinted() };
+    let balance = BalanceOptions::default().leases_max(Some(0));
+    let options = hinted().balance(balance);
     let (log, bus, joins) = (Log::new(), fixture.bus.clone(), group.clone());
     let joining = tokio::spawn(async move { log.consume(&bus, &joins, options).await });
     within("it is about to be a member", gate.reached()).await;

@@ -28,20 +28,17 @@ use crate::{
 
 /// Consumers that park soon, and try again each second.
 fn parking() -> ConsumerOptions {
-    let retry = RetryPolicy {
-        attempts_max: Some(3),
-        elapsed_max: None,
-        backoff_min: Duration::from_millis(10),
-        backoff_max: Duration::from_secs(1),
-    };
-    let parked_retry = RetryPolicy { backoff_min: Duration::from_secs(1), ..retry.clone() };
-    ConsumerOptions {
-        retry,
-        parked_retry,
-        failure: FailurePolicy::Park,
-        poll_interval: NEVER,
-        ..ConsumerOptions::default()
-    }
+    let retry = RetryPolicy::default()
+        .attempts_max(Some(3))
+        .elapsed_max(None)
+        .backoff_min(Duration::from_millis(10))
+        .backoff_max(Duration::from_secs(1));
+    let parked_retry = retry.clone().backoff_min(Duration::from_secs(1));
+    ConsumerOptions::default()
+        .retry(retry)
+        .parked_retry(parked_retry)
+        .failure(FailurePolicy::Park)
+        .poll_interval(NEVER)
 }
 
 async fn parked(group: &Group<Notification>) -> Vec<ParkedId> {
@@ -130,7 +127,7 @@ async fn what_an_idle_shard_parks_is_tried_again() {
     let group = fixture.group(Cursor::NOTHING).await;
     fixture.create(["bad"]).await;
     let picky = Picky::new();
-    let options = ConsumerOptions { checkpoint: CheckpointPolicy::Interval(NEVER), ..parking() };
+    let options = parking().checkpoint(CheckpointPolicy::Interval(NEVER));
     let consumer = picky.log.consume(&fixture.bus, &group, options).await;
     until_parked(&group, 1).await;
     let first = parked(&group).await[0].sequence;
@@ -161,7 +158,7 @@ async fn what_waits_for_a_save_of_the_observer_goes_on_with_it() {
             }
             std::future::ready(if fails { Err("it is bad".into()) } else { Ok(()) })
         });
-        let options = ConsumerOptions { checkpoint: CheckpointPolicy::Explicit, ..parking() };
+        let options = parking().checkpoint(CheckpointPolicy::Explicit);
         let consumer = log.consume(&fixture.bus, &group, options).await;
         for name in ["a", "bad", "c"].into_iter().take(if is_followed { 3 } else { 2 }) {
             fixture.create([name]).await;
@@ -218,8 +215,8 @@ async fn what_is_parked_is_tried_at_once_dropped_or_forgotten_when_asked() {
     fixture.create(["bad0", "bad1", "bad2"]).await;
     let picky = Picky::new();
     let hour = Duration::from_hours(1);
-    let slow = RetryPolicy { backoff_min: hour, backoff_max: hour, ..parking().parked_retry };
-    let options = ConsumerOptions { parked_retry: slow, ..parking() };
+    let slow = parking().parked_retry.backoff_min(hour).backoff_max(hour);
+    let options = parking().parked_retry(slow);
     let consumer = picky.log.consume(&fixture.bus, &group, options.clone()).await;
     until_parked(&group, 3).await;
     assert!(group.delete_parked("bad1").await.unwrap());
@@ -291,7 +288,7 @@ async fn a_parked_row_has_its_effect_once_though_its_chunk_comes_again() {
         }
     });
     fixture.create(["a", "b"]).await;
-    let options = ConsumerOptions { checkpoint: CheckpointPolicy::Explicit, ..parking() };
+    let options = parking().checkpoint(CheckpointPolicy::Explicit);
     let consumer = log.consume(&fixture.bus, &group, options.clone()).await;
     until_parked(&group, 1).await;
     consumer.shutdown().await.unwrap();
@@ -375,8 +372,8 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
         false => None,
     });
     // It hears of a replay late.
-    let balance = BalanceOptions { interval: Duration::from_secs(20), ..BalanceOptions::default() };
-    let consumer = log.consume(&fixture.bus, &group, ConsumerOptions { balance, ..parking() }).await;
+    let balance = BalanceOptions::default().interval(Duration::from_secs(20));
+    let consumer = log.consume(&fixture.bus, &group, parking().balance(balance)).await;
     fixture.create(["bad"]).await;
     until("it was parked, for all that is known", async || fixture.bus.stats().group_parked > 0).await;
     pass(Duration::from_secs(1)).await;
@@ -429,8 +426,8 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_saved_up_to_the_fir
         }
     };
     let group_of = fixture.bus.group("g").unwrap();
-    let retry = RetryPolicy { attempts_max: Some(1_000), ..parking().retry };
-    let options = ConsumerOptions { retry, failure: FailurePolicy::KeepRetrying, ..parking() };
+    let retry = parking().retry.attempts_max(Some(1_000));
+    let options = parking().retry(retry).failure(FailurePolicy::KeepRetrying);
     let consumer = joined(&fixture.bus)
         .await
         .consumer(&group_of, move |_| each_concurrent(4, work.clone()), options)

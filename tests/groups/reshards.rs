@@ -22,12 +22,12 @@ use crate::{
 
 /// A janitor that works all the time.
 fn eager() -> JanitorOptions {
-    JanitorOptions { interval: Duration::from_millis(100), ..JanitorOptions::default() }
+    JanitorOptions::default().interval(Duration::from_millis(100))
 }
 
 /// Consumers that poll their shards each second.
 fn polled() -> ConsumerOptions {
-    ConsumerOptions { poll_interval: Duration::from_secs(1), ..ConsumerOptions::default() }
+    ConsumerOptions::default().poll_interval(Duration::from_secs(1))
 }
 
 /// The shards that the group is reading.

@@ -95,11 +95,8 @@ impl Scenario {
         let bus = Bus::open_existing(&faults.database(), b"notibus").await.unwrap();
         let group = bus.group("g").unwrap();
         let log = observers(&faults.database(), self.random.u64(..), self.faults_percent / 2);
-        let mut options = ConsumerOptions {
-            rows_max: self.random.usize(1..8),
-            failure: FailurePolicy::KeepRetrying,
-            ..ConsumerOptions::default()
-        };
+        let mut options =
+            ConsumerOptions::default().rows_max(self.random.usize(1..8)).failure(FailurePolicy::KeepRetrying);
         options.retry.backoff_max = Duration::from_millis(500);
         options.retry.attempts_max = Some(self.random.u32(1..4));
         let consumer = log.consume(&bus, &group, options).await;
@@ -186,7 +183,7 @@ impl Scenario {
 async fn run(store: Database, seed: u64, steps: u32, faults_percent: u8) {
     let mut random = fastrand::Rng::with_seed(seed);
     let shards = random.u32(1..5);
-    let bus = Bus::open(&store, BusOptions { partitions: 2, shards, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default().partitions(2).shards(shards)).await.unwrap();
     let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
     let start = if random.bool() { Cursor::NOTHING.into() } else { Start::Now };
     let group = bus.group("g").unwrap();

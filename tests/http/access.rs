@@ -17,7 +17,7 @@ async fn only_admins_get_the_feed() {
     let token = "0123456789abcdef0123456789abcdef";
     let lines = [Credentials::password("anna", "secret").unwrap(), Credentials::token(None, token).unwrap()];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
-    let options = ApiOptions { access, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.triggers())
@@ -74,7 +74,7 @@ async fn only_admins_get_the_feed() {
 /// Regression: any web page could use a server on a loopback address through the browser of a user who looked at the page.
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
-    let limits = ServerOptions { hosts: Hosts::Local(Vec::new()), ..ServerOptions::default() };
+    let limits = ServerOptions::default().hosts(Hosts::Local(Vec::new()));
     let fixture = HttpFixture::with(ApiOptions::default(), limits, |api, _, _| {
         api.db_updates().merge(api.events()).merge(api.status()).merge(api.welcome())
     })
@@ -153,7 +153,7 @@ async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
         let refused = start(address, ServerOptions::default()).await.unwrap_err();
         assert!(matches!(refused, Error::Invalid { what: "address", .. }), "{refused}");
         assert!(refused.to_string().contains("is_public"), "{refused}");
-        drop(start(address, ServerOptions { is_public: true, ..ServerOptions::default() }).await.unwrap());
+        drop(start(address, ServerOptions::default().is_public(true)).await.unwrap());
     }
     for address in ["127.0.0.1:0", "127.1.2.3:0", "[::1]:0"] {
         drop(start(address, ServerOptions::default()).await.unwrap());
@@ -174,14 +174,14 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
         "d\u{f6}.example",
     ] {
         let hosts = Hosts::Local(vec!["fine.example".to_owned(), name.to_owned()]);
-        let refused = start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await;
+        let refused = start("127.0.0.1:0", ServerOptions::default().hosts(hosts)).await;
         let refused = refused.expect_err(name);
         assert!(matches!(refused, Error::Invalid { what: "host", .. }), "{refused}");
         assert!(refused.to_string().contains(&format!("{name:?}")), "{refused}");
     }
     for name in ["db.example", "DB_1.example.", "192.168.0.7", "2001:db8::1", "[2001:db8::1]"] {
         let hosts = Hosts::Local(vec![name.to_owned()]);
-        drop(start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await.expect(name));
+        drop(start("127.0.0.1:0", ServerOptions::default().hosts(hosts)).await.expect(name));
     }
 }
 
@@ -198,7 +198,7 @@ async fn an_open_server_answers_no_client_behind_a_proxy() {
         let answer = ask(fixture.at(), "GET", "/_db_updates", &format!("{header}\r\n"), "").await;
         assert_eq!((answer.head.status, &answer.json()["error"]), (403, &"forbidden".into()), "{header}");
     }
-    let public = ServerOptions { is_public: true, ..ServerOptions::default() };
+    let public = ServerOptions::default().is_public(true);
     let fixture = HttpFixture::with(ApiOptions::default(), public, |api, _, _| api.db_updates()).await;
     let forwarded = "X-Forwarded-For: 203.0.113.7\r\n";
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
@@ -284,7 +284,7 @@ async fn a_client_that_has_ended_its_side_gets_its_answer() {
 #[tokio::test]
 async fn pages_of_origins_that_are_named_may_ask() {
     let cors = Cors { origins: vec!["https://app.example".to_owned()], credentials: true, ..Cors::default() };
-    let limits = ServerOptions { cors: Some(cors), ..ServerOptions::default() };
+    let limits = ServerOptions::default().cors(Some(cors));
     let fixture =
         HttpFixture::with(ApiOptions::default(), limits, |api, _, _| api.db_updates().merge(api.events()))
             .await;
@@ -331,7 +331,7 @@ async fn callers_may_do_what_their_roles_say() {
         Credentials::token(Some("admin"), &token("admin")).unwrap(),
     ];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
-    let options = ApiOptions { access, feeds_per_client_max: 1, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access).feeds_per_client_max(1);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let databases = api.recorded_databases();
         let changes = api.changes(&bus.changes(), api.recorded_databases());
@@ -397,9 +397,9 @@ async fn a_proxy_that_is_known_is_believed() {
         ["YW5uYTp3cm9uZzA=", "YW5uYTp3cm9uZzE=", "YW5uYTp3cm9uZzI=", "YW5uYTp3cm9uZzM=", "YW5uYTp3cm9uZzQ="];
     for is_known in [true, false] {
         let access = Access::Credentials(line.parse().unwrap());
-        let options = ApiOptions { access, ..ApiOptions::default() };
+        let options = ApiOptions::default().access(access);
         let proxies = if is_known { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
-        let limits = ServerOptions { is_public: true, proxies, ..ServerOptions::default() };
+        let limits = ServerOptions::default().is_public(true).proxies(proxies);
         let fixture = HttpFixture::with(options, limits, |api, _, _| api.db_updates()).await;
         for secret in wrong {
             assert_eq!(status(&fixture, "198.51.100.9, 203.0.113.1", secret).await, 401);
@@ -421,7 +421,7 @@ async fn a_proxy_that_is_known_is_believed() {
 async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
     let token = "0123456789abcdef";
     let access = Access::Credentials(Credentials::token(Some("a"), token).unwrap().parse().unwrap());
-    let options = ApiOptions { access, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     for guess in 0..8 {
         let header = format!("Authorization: Bearer guess{guess}\r\n");
@@ -435,8 +435,7 @@ async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
 /// A proxy may cache the answer to a longpoll at a position, and nothing else.
 #[tokio::test]
 async fn only_a_longpoll_at_a_position_is_for_all() {
-    let options =
-        ApiOptions { longpoll_max_age: Some(std::time::Duration::from_secs(2)), ..ApiOptions::default() };
+    let options = ApiOptions::default().longpoll_max_age(Some(std::time::Duration::from_secs(2)));
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     let first = fixture.event(&db("a", 1), EventKind::Created).await;
     fixture.event(&db("b", 1), EventKind::Created).await;
@@ -453,10 +452,7 @@ async fn only_a_longpoll_at_a_position_is_for_all() {
     }
     let credentials =
         Access::Credentials(Credentials::token(None, "0123456789abcdef").unwrap().parse().unwrap());
-    let options = ApiOptions {
-        access: credentials,
-        longpoll_max_age: Some(std::time::Duration::from_secs(2)),
-        ..ApiOptions::default()
-    };
+    let options =
+        ApiOptions::default().access(credentials).longpoll_max_age(Some(std::time::Duration::from_secs(2)));
     assert!(matches!(Api::start(&fixture.bus, &fixture.dispatcher, options), Err(Error::Invalid { .. })));
 }

@@ -43,7 +43,7 @@ async fn post(fixture: &HttpFixture, target: &str, encoding: &str, body: &[u8]) 
 #[tokio::test]
 async fn compressed_bodies_are_inflated_within_their_bound() {
     let mut layer = None;
-    let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };
+    let options = ApiOptions::default().body_len_max(LEN_MAX);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let made = Layer::new(store, bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
@@ -118,7 +118,7 @@ async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
 /// Regression: 300 bodies that clients began and did not end held 317 MB.
 #[tokio::test]
 async fn all_bodies_together_are_bounded() {
-    let options = ApiOptions { body_len_max: 100_000, bodies_len_max: 250_000, ..ApiOptions::default() };
+    let options = ApiOptions::default().body_len_max(100_000).bodies_len_max(250_000);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
     let begin = async || {
         let mut connection = Connection::open(fixture.at()).await;
@@ -145,7 +145,7 @@ async fn all_bodies_together_are_bounded() {
 #[tokio::test]
 async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     let mut layer = None;
-    let options = ApiOptions { body_len_max: LEN_MAX, bodies_len_max: 20_000, ..ApiOptions::default() };
+    let options = ApiOptions::default().body_len_max(LEN_MAX).bodies_len_max(20_000);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let made = Layer::new(store, bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
@@ -177,7 +177,7 @@ async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
 /// Regression: a client that asked whether to send a body got `100 Continue`, although the body was too long.
 #[tokio::test]
 async fn a_body_that_will_be_refused_need_not_be_sent() {
-    let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };
+    let options = ApiOptions::default().body_len_max(LEN_MAX);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
     for (length, status) in [(LEN_MAX, 100), (LEN_MAX + 1, 413)] {
         let mut connection = Connection::open(fixture.at()).await;

@@ -391,7 +391,7 @@ async fn what_a_layer_shows_is_known_by_caller() {
     let token = |name: &str| format!("{name}-0123456789abcdef");
     let lines = ["ann", "bob"].map(|name| Credentials::token(Some(name), &token(name)).unwrap());
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
-    let options = ApiOptions { access, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access);
     let (fixture, layer) = layered(Database::memory(), options).await;
     let db = db("d", 1);
     layer.create(&db, 1).await;

@@ -32,26 +32,17 @@ async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<
 /// connection did.
 #[tokio::test]
 async fn servers_bear_the_longest_durations() {
-    let options = ApiOptions {
-        timeout_max: NEVER,
-        heartbeat_min: NEVER,
-        heartbeat_max: NEVER,
-        doc_reads_limit: NEVER,
-        fallback_interval: NEVER,
-        longpoll_max_age: Some(NEVER),
-        ..ApiOptions::default()
-    };
-    let limits = ServerOptions {
-        header_timeout: NEVER,
-        write_timeout: NEVER,
-        drain_timeout: NEVER,
-        cors: Some(Cors {
-            origins: vec!["https://app.example".to_owned()],
-            max_age: NEVER,
-            ..Cors::default()
-        }),
-        ..ServerOptions::default()
-    };
+    let options = ApiOptions::default()
+        .timeout_max(NEVER)
+        .heartbeat_min(NEVER)
+        .heartbeat_max(NEVER)
+        .doc_reads_limit(NEVER)
+        .fallback_interval(NEVER)
+        .longpoll_max_age(Some(NEVER));
+    let limits =
+        ServerOptions::default().header_timeout(NEVER).write_timeout(NEVER).drain_timeout(NEVER).cors(Some(
+            Cors { origins: vec!["https://app.example".to_owned()], max_age: NEVER, ..Cors::default() },
+        ));
     let (fixture, layer) = start(options, limits).await;
     let (a, d, at) = (db("a", 1), db("d", 1), fixture.at());
     layer.create(&d, 2).await;
@@ -80,34 +71,24 @@ async fn servers_bear_the_longest_durations() {
 async fn zero_is_refused_where_it_makes_no_sense() {
     let fixture = HttpFixture::new().await;
     let (api, zero) = (ApiOptions::default, Duration::ZERO);
-    for options in [
-        ApiOptions { heartbeat_max: zero, ..api() },
-        ApiOptions { doc_reads_limit: zero, ..api() },
-        ApiOptions { fallback_interval: zero, ..api() },
-    ] {
+    for options in [api().heartbeat_max(zero), api().doc_reads_limit(zero), api().fallback_interval(zero)] {
         let refused = Api::start(&fixture.bus, &fixture.dispatcher, options);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }
     let (server, at) = (ServerOptions::default, SocketAddr::from(([127, 0, 0, 1], 0)));
-    for options in [
-        ServerOptions { header_timeout: zero, ..server() },
-        ServerOptions { write_timeout: zero, ..server() },
-    ] {
+    for options in [server().header_timeout(zero), server().write_timeout(zero)] {
         assert!(matches!(options.check(at), Err(Error::Invalid { .. })), "{options:?}");
     }
 }
 
 #[tokio::test]
 async fn zero_means_at_once_elsewhere() {
-    let options = ApiOptions {
-        timeout_max: Duration::ZERO,
-        heartbeat_min: Duration::ZERO,
-        longpoll_max_age: Some(Duration::ZERO),
-        ..ApiOptions::default()
-    };
+    let options = ApiOptions::default()
+        .timeout_max(Duration::ZERO)
+        .heartbeat_min(Duration::ZERO)
+        .longpoll_max_age(Some(Duration::ZERO));
     let cors = Cors { max_age: Duration::ZERO, ..Cors::default() };
-    let limits =
-        ServerOptions { drain_timeout: Duration::ZERO, cors: Some(cors), ..ServerOptions::default() };
+    let limits = ServerOptions::default().drain_timeout(Duration::ZERO).cors(Some(cors));
     let (fixture, _) = start(options, limits).await;
     let ended = get(fixture.at(), "/_db_updates?feed=longpoll&since=now").await;
     assert!(ended.rows().is_empty());

@@ -18,7 +18,7 @@ use crate::{
 };
 
 async fn fixture() -> HttpFixture {
-    let options = ApiOptions { body_len_max: 10_000, ..ApiOptions::default() };
+    let options = ApiOptions::default().body_len_max(10_000);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events().merge(api.db_updates()))
         .await
 }

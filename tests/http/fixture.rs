@@ -23,7 +23,7 @@ pub struct HttpFixture {
 
 /// Returns the options of a notifier that folds soon.
 pub fn quick() -> NotifierOptions {
-    NotifierOptions { fold_interval_max: Duration::from_millis(1), ..NotifierOptions::default() }
+    NotifierOptions::default().fold_interval_max(Duration::from_millis(1))
 }
 
 impl HttpFixture {

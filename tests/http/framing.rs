@@ -202,11 +202,8 @@ async fn heartbeats_keep_the_line_alive_in_every_mode() {
 
 #[tokio::test]
 async fn no_client_waits_longer_than_is_configured() {
-    let options = ApiOptions {
-        timeout_max: Duration::from_millis(60),
-        heartbeat_max: Duration::from_millis(30),
-        ..ApiOptions::default()
-    };
+    let options =
+        ApiOptions::default().timeout_max(Duration::from_millis(60)).heartbeat_max(Duration::from_millis(30));
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
         for timeout in ["", "&timeout=3600000"] {

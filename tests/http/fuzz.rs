@@ -114,7 +114,7 @@ fn no_question_makes_it_fail() {
         let options = ApiOptions::default();
         let mut layer = None;
         let hosts = Hosts::Local(vec!["there".to_owned()]);
-        let limits = ServerOptions { hosts, ..ServerOptions::default() };
+        let limits = ServerOptions::default().hosts(hosts);
         let fixture = HttpFixture::with(options, limits, |api, store, bus| {
             let made = Layer::new(store, bus);
             let router =

@@ -46,7 +46,7 @@ impl Layer {
 
     /// Creates a database with this many shards.
     pub async fn create(&self, db: &Db, shards: u32) {
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         self.store.run(async |tx| self.changes.create(&tx, db, &options).await).await.unwrap();
         self.databases.lock().unwrap().insert(db.name.clone(), db.clone());
     }

@@ -44,8 +44,8 @@ async fn a_closed_connection_frees_its_feed_at_once() {
 
 #[tokio::test]
 async fn feeds_and_connections_are_counted() {
-    let options = ApiOptions { feeds_per_client_max: 2, ..ApiOptions::default() };
-    let limits = ServerOptions { connections_max: 3, ..ServerOptions::default() };
+    let options = ApiOptions::default().feeds_per_client_max(2);
+    let limits = ServerOptions::default().connections_max(3);
     let fixture = updates_with(options, limits).await;
     let target = "/_db_updates?feed=continuous&since=now";
     let mut first = Connection::get(fixture.at(), target).await;
@@ -74,7 +74,7 @@ async fn feeds_and_connections_are_counted() {
 /// Regression: one address could take all connections, and each refused connection wrote a line to the log.
 #[tokio::test]
 async fn one_address_cannot_take_all_connections() {
-    let limits = ServerOptions { connections_per_address_max: 2, ..ServerOptions::default() };
+    let limits = ServerOptions::default().connections_per_address_max(2);
     let fixture = updates_with(ApiOptions::default(), limits).await;
     let _held = [Connection::open(fixture.at()).await, Connection::open(fixture.at()).await];
     let refused = Connection::open(fixture.at()).await.answer().await;
@@ -89,7 +89,7 @@ async fn one_address_cannot_take_all_connections() {
     assert!(metrics.contains("notibus_http_refused_total{what=\"room\"} 1\n"), "{metrics}");
     // Regression: all clients behind a proxy together had the connections of one address.
     let proxies = vec![[127, 0, 0, 1].into()];
-    let limits = ServerOptions { connections_per_address_max: 1, proxies, ..ServerOptions::default() };
+    let limits = ServerOptions::default().connections_per_address_max(1).proxies(proxies);
     let fixture = updates_with(ApiOptions::default(), limits).await;
     let _held = [Connection::open(fixture.at()).await, Connection::open(fixture.at()).await];
     assert_eq!(get(fixture.at(), "/_db_updates").await.head.status, 200);
@@ -97,7 +97,7 @@ async fn one_address_cannot_take_all_connections() {
 
 #[tokio::test]
 async fn headers_that_are_too_long_or_too_slow_end_the_connection() {
-    let limits = ServerOptions { header_timeout: Duration::from_millis(50), ..ServerOptions::default() };
+    let limits = ServerOptions::default().header_timeout(Duration::from_millis(50));
     let fixture = updates_with(ApiOptions::default(), limits).await;
     let long = format!("X-Long: {}\r\n", "x".repeat(64 << 10));
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &long, "").await.head.status, 431);
@@ -110,11 +110,7 @@ async fn headers_that_are_too_long_or_too_slow_end_the_connection() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_dropped() {
-    let limits = ServerOptions {
-        write_timeout: Duration::from_millis(200),
-        send_buffer_len: 4 << 10,
-        ..ServerOptions::default()
-    };
+    let limits = ServerOptions::default().write_timeout(Duration::from_millis(200)).send_buffer_len(4 << 10);
     let fixture = updates_with(ApiOptions::default(), limits).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
@@ -139,7 +135,7 @@ async fn a_client_that_does_not_read_is_dropped() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
-    let limits = ServerOptions { write_timeout: Duration::from_secs(1), ..ServerOptions::default() };
+    let limits = ServerOptions::default().write_timeout(Duration::from_secs(1));
     let fixture = updates_with(ApiOptions::default(), limits).await;
     let name = "x".repeat(1_000);
     for n in 0..20 {
@@ -170,8 +166,8 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
 
 #[tokio::test]
 async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
-    let ring = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
-    let limits = ServerOptions { send_buffer_len: 4 << 10, ..ServerOptions::default() };
+    let ring = DispatcherOptions::default().ring_rows_max(1);
+    let limits = ServerOptions::default().send_buffer_len(4 << 10);
     let fixture =
         HttpFixture::dispatched(ring, ApiOptions::default(), limits, |api, _, _| api.db_updates()).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -211,7 +207,7 @@ async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
 
 #[tokio::test]
 async fn there_may_be_no_updates_at_all() {
-    let options = ApiOptions { keeps_db_updates: false, ..ApiOptions::default() };
+    let options = ApiOptions::default().keeps_db_updates(false);
     let fixture = updates_with(options, ServerOptions::default()).await;
     assert_eq!(fixture.dispatcher.subscribers(), 0, "nothing is kept");
     let answer = get(fixture.at(), "/_db_updates").await;
@@ -221,7 +217,7 @@ async fn there_may_be_no_updates_at_all() {
 
 #[tokio::test]
 async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
-    let limits = ServerOptions { drain_timeout: Duration::from_millis(100), ..ServerOptions::default() };
+    let limits = ServerOptions::default().drain_timeout(Duration::from_millis(100));
     let fixture = updates_with(ApiOptions::default(), limits).await;
     let mut feed = Connection::get(fixture.at(), "/_db_updates?feed=continuous&since=now").await;
     feed.head().await;
@@ -258,14 +254,14 @@ async fn options_out_of_their_limits_are_typed_errors() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let good = ApiOptions::default;
     for bad in [
-        ApiOptions { heartbeat_max: Duration::ZERO, ..good() },
-        ApiOptions { fallback_interval: Duration::ZERO, ..good() },
-        ApiOptions { feeds_per_client_max: 0, ..good() },
-        ApiOptions { doc_reads_limit: Duration::ZERO, ..good() },
-        ApiOptions { reads_max: 0, ..good() },
-        ApiOptions { reads_max: usize::MAX, ..good() },
-        ApiOptions { doc_reads_max: usize::MAX, ..good() },
-        ApiOptions { bodies_len_max: 1, ..good() },
+        good().heartbeat_max(Duration::ZERO),
+        good().fallback_interval(Duration::ZERO),
+        good().feeds_per_client_max(0),
+        good().doc_reads_limit(Duration::ZERO),
+        good().reads_max(0),
+        good().reads_max(usize::MAX),
+        good().doc_reads_max(usize::MAX),
+        good().bodies_len_max(1),
     ] {
         let refused = Api::start(&bus, &dispatcher, bad.clone());
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");

@@ -51,7 +51,7 @@ impl Node {
     async fn new(store: &Database, ring_rows_max: usize) -> Self {
         let bus = narrow_bus(store).await;
         let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
-        let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
+        let options = DispatcherOptions::default().ring_rows_max(ring_rows_max);
         let dispatcher = Arc::new(bus.dispatcher(options).await.unwrap());
         let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
         let layer = Layer::new(store, &bus);
@@ -263,11 +263,9 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
     ] {
         node.event(name, kind).await;
     }
-    let options = JanitorOptions {
-        tombstone_retention: Duration::from_millis(1),
-        interval: Duration::from_millis(1),
-        ..JanitorOptions::default()
-    };
+    let options = JanitorOptions::default()
+        .tombstone_retention(Duration::from_millis(1))
+        .interval(Duration::from_millis(1));
     let janitor = joined(&node.bus).await.janitor(options).await.unwrap();
     until("the tombstone's end", async || node.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();

@@ -22,7 +22,7 @@ use crate::{
 async fn fixture() -> HttpFixture {
     let lines = ["anna", "bob"].map(|name| Credentials::password(name, "secret").unwrap());
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
-    let options = ApiOptions { access, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates().merge(api.status()))
         .await
 }

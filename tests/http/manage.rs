@@ -14,7 +14,7 @@ use crate::{
 
 /// A server with the administration.
 async fn fixture(access: Access) -> HttpFixture {
-    let options = ApiOptions { access, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
 }
 

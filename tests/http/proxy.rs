@@ -87,14 +87,9 @@ impl Drop for Nginx {
 #[tokio::test]
 async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
     let access = Access::Credentials(Credentials::password("anna", "secret").unwrap().parse().unwrap());
-    let options = ApiOptions { access, ..ApiOptions::default() };
+    let options = ApiOptions::default().access(access);
     let proxies = vec!["127.0.0.1".parse().unwrap()];
-    let limits = ServerOptions {
-        is_public: true,
-        proxies,
-        hosts: notibus::http::Hosts::Any,
-        ..ServerOptions::default()
-    };
+    let limits = ServerOptions::default().is_public(true).proxies(proxies).hosts(notibus::http::Hosts::Any);
     let fixture = HttpFixture::with(options, limits, |api, _, _| {
         api.db_updates()
             .merge(api.sessions())
@@ -138,7 +133,7 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
 
 #[tokio::test]
 async fn behind_nginx_equal_longpolls_are_one() {
-    let options = ApiOptions { longpoll_max_age: Some(Duration::from_mins(1)), ..ApiOptions::default() };
+    let options = ApiOptions::default().longpoll_max_age(Some(Duration::from_mins(1)));
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
         api.db_updates().merge(api.status()).merge(api.welcome())
     })

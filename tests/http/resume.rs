@@ -280,11 +280,9 @@ async fn a_reader_that_was_away_too_long_gets_410_and_one_that_pages_from_zero_d
     let tombstone = fixture.event(&gone, EventKind::Deleted).await;
     fixture.event(&db("new", 1), EventKind::Created).await;
 
-    let options = JanitorOptions {
-        tombstone_retention: Duration::from_millis(1),
-        interval: Duration::from_millis(1),
-        ..JanitorOptions::default()
-    };
+    let options = JanitorOptions::default()
+        .tombstone_retention(Duration::from_millis(1))
+        .interval(Duration::from_millis(1));
     let janitor = joined(&fixture.bus).await.janitor(options).await.unwrap();
     until("the tombstone to be dropped", async || {
         fixture.bus.feed().horizon().await.unwrap() > Sequence::MIN
@@ -330,11 +328,9 @@ async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
     fixture.event(&db("kept", 1), EventKind::Created).await;
     fixture.event(&db("gone", 1), EventKind::Created).await;
     fixture.event(&db("gone", 1), EventKind::Deleted).await;
-    let options = JanitorOptions {
-        tombstone_retention: Duration::from_millis(1),
-        interval: Duration::from_millis(1),
-        ..JanitorOptions::default()
-    };
+    let options = JanitorOptions::default()
+        .tombstone_retention(Duration::from_millis(1))
+        .interval(Duration::from_millis(1));
     let janitor = joined(&fixture.bus).await.janitor(options).await.unwrap();
     until("the tombstone to be dropped", async || fixture.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();

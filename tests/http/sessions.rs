@@ -13,8 +13,8 @@ use crate::{
 };
 
 async fn fixture(access: Access) -> HttpFixture {
-    let options = ApiOptions { access, ..ApiOptions::default() };
-    let limits = ServerOptions { is_public: true, ..ServerOptions::default() };
+    let options = ApiOptions::default().access(access);
+    let limits = ServerOptions::default().is_public(true);
     HttpFixture::with(options, limits, |api, _, _| {
         let known = api.catalogue(api.recorded_databases());
         api.db_updates().merge(api.sessions()).merge(known).merge(api.welcome())

@@ -105,7 +105,7 @@ async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
 
 #[tokio::test]
 async fn a_feed_whose_documents_never_come_is_cut_off() {
-    let options = ApiOptions { doc_reads_limit: Duration::from_millis(200), ..ApiOptions::default() };
+    let options = ApiOptions::default().doc_reads_limit(Duration::from_millis(200));
     let (fixture, _gated) = fixture(options).await;
     let mut reader = Connection::get(fixture.at(), "/a/_changes?include_docs=true").await;
     assert_eq!(reader.head().await.status, 200);

@@ -31,7 +31,7 @@ async fn triggers_are_listed_and_managed() {
         async move { if is_bad { Err("no disk".into()) } else { Ok(()) } }
     };
     let (debounce, attempts_max) = (Duration::ZERO, 1);
-    let options = TriggerOptions { debounce, attempts_max, ..TriggerOptions::index("views") };
+    let options = TriggerOptions::index("views").debounce(debounce).attempts_max(attempts_max);
     let trigger = index_trigger(&fixture.dispatcher, options, build).await.unwrap();
     for name in ["good", "bad"] {
         fixture.event(&db(name, 1), EventKind::Created).await;

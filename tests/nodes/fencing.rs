@@ -64,7 +64,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     let (bus_a, a) = paused.block_on(async {
         let bus = narrow_bus(&faults.database()).await;
         let (heartbeat, expiry) = (Duration::from_hours(1), Duration::from_hours(2));
-        let rarely = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
+        let rarely = NodeOptions::default().heartbeat(heartbeat).expiry(expiry);
         let notifier = bus.node(rarely).await.unwrap().notifier(unpolled()).await.unwrap();
         let held = gate.clone();
         faults.plan_commits(move |attempt| is_fold(attempt).then(|| CommitFault::Hold(held.clone())));
@@ -143,7 +143,7 @@ async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
 async fn two_processes_cannot_live_under_one_id() {
     let store = Database::memory();
     let (bus_a, bus_b) = (wide_bus(&store).await, wide_bus(&store).await);
-    let options = || NodeOptions { id: Some(NodeId([7; 16])), ..NodeOptions::default() };
+    let options = || NodeOptions::default().id(Some(NodeId([7; 16])));
     let a = bus_a.node(options()).await.unwrap();
     assert_eq!(a.id(), NodeId([7; 16]));
     let error = bus_b.node(options()).await.unwrap_err();

@@ -26,7 +26,7 @@ async fn bad_times_of_a_node_are_typed_errors() {
     let bus = wide_bus(&Database::memory()).await;
     for (heartbeat, expiry) in [(0, 10), (3, 5)] {
         let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
-        let refused = bus.node(NodeOptions { heartbeat, expiry, ..NodeOptions::default() }).await;
+        let refused = bus.node(NodeOptions::default().heartbeat(heartbeat).expiry(expiry)).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{heartbeat:?} {expiry:?}");
     }
 }
@@ -69,7 +69,7 @@ async fn waiting_for_the_store_does_not_count_as_silence() {
         None
     });
     let times = Duration::from_secs(6);
-    let options = NodeOptions { heartbeat: times, expiry: times * 2, ..NodeOptions::default() };
+    let options = NodeOptions::default().heartbeat(times).expiry(times * 2);
     let node = bus.node(options).await.unwrap();
     tokio::time::sleep(times * 2).await;
     assert_eq!(bus.stats().nodes_fallen_out, 0);

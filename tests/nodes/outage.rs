@@ -8,7 +8,7 @@ use std::{
 };
 
 use notibus::{
-    Cursor, Error, Filter, Notification, NotifierOptions, Roles,
+    Cursor, Error, Filter, Notification, Roles,
     group::{ConsumerOptions, GroupBatch, GroupOptions},
     jobs::{TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{
@@ -168,7 +168,7 @@ async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let notifier = NotifierOptions { poll_interval: Duration::from_secs(1), ..eager() };
+    let notifier = eager().poll_interval(Duration::from_secs(1));
     let notifier = joined(&bus).await.notifier(notifier).await.unwrap();
     // From here on only the poll reads what waits: the fold sleeps until it is woken.
     tokio::time::sleep(Duration::from_secs(3)).await;

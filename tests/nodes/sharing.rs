@@ -18,7 +18,7 @@ use crate::{
 #[tokio::test(start_paused = true)]
 async fn a_node_alone_has_all_partitions_at_once() {
     let store = Database::memory();
-    let options = BusOptions { partitions: 2_500, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(2_500);
     let bus = Bus::open(&store, options).await.unwrap();
     let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
     assert!(is_even(&[&notifier], 2_500));
@@ -64,8 +64,8 @@ async fn what_a_node_may_not_take_the_others_do() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let with = |leases_max| {
-        let balance = BalanceOptions { leases_max: Some(leases_max), ..BalanceOptions::default() };
-        NotifierOptions { balance, ..unpolled() }
+        let balance = BalanceOptions::default().leases_max(Some(leases_max));
+        unpolled().balance(balance)
     };
     let a = joined(&bus).await.notifier(with(10)).await.unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
@@ -89,7 +89,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     let bus = wide_bus(&store).await;
     let node = |heartbeat| {
         let heartbeat = Duration::from_secs(heartbeat);
-        NodeOptions { heartbeat, expiry: heartbeat * 4, ..NodeOptions::default() }
+        NodeOptions::default().heartbeat(heartbeat).expiry(heartbeat * 4)
     };
     let slow = bus.node(node(60)).await.unwrap().notifier(unpolled()).await.unwrap();
     let quick = bus.node(node(1)).await.unwrap();

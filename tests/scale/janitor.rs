@@ -29,11 +29,8 @@ async fn passes(groups: usize, shards: u32) -> OperationCounts {
     record(&fixture.store, &fixture.others, &gone, [1, 1, 0, 0]).await;
     row_with(&fixture.others, &gone, [1, 1, 0, 0]).await;
     notifier.shutdown().await.unwrap();
-    let options = JanitorOptions {
-        interval: Duration::from_secs(10),
-        tombstone_retention: Duration::ZERO,
-        ..JanitorOptions::default()
-    };
+    let options =
+        JanitorOptions::default().interval(Duration::from_secs(10)).tombstone_retention(Duration::ZERO);
     let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_secs(15)).await;
     let spent = fixture.during(tokio::time::sleep(Duration::from_secs(100))).await;
@@ -101,7 +98,7 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
             }
         }
     }
-    let options = JanitorOptions { interval: Duration::from_secs(10), ..JanitorOptions::default() };
+    let options = JanitorOptions::default().interval(Duration::from_secs(10));
     let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_secs(15)).await;
     let began = Instant::now();
@@ -151,7 +148,7 @@ async fn a_closed_entry_goes_although_many_groups_have_to_be_asked() {
     }
     // As 3,000 groups at 2 ms an answer.
     fixture.faults.delay_reads(Duration::from_millis(10));
-    let options = JanitorOptions { interval: Duration::from_secs(10), ..JanitorOptions::default() };
+    let options = JanitorOptions::default().interval(Duration::from_secs(10));
     let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_mins(2)).await;
     assert_eq!(fixture.counted.stats().topologies_dropped, 1);

@@ -34,7 +34,7 @@ impl ScaleFixture {
     async fn new(partitions: u32, shards: u32) -> Self {
         let store = Database::memory();
         let faults = Faults::new(&store);
-        let options = || BusOptions { partitions, shards, ..BusOptions::default() };
+        let options = || BusOptions::default().partitions(partitions).shards(shards);
         let others = Bus::open(&store, options()).await.unwrap();
         let counted = Bus::open(&faults.database(), options()).await.unwrap();
         Self { faults, counted, others, store }
@@ -142,8 +142,7 @@ async fn a_dispatcher_reads_the_whole_feed() {
 /// The operations of the second notifier of a bus until both have their shares.
 async fn join_of(partitions: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(partitions, 1).await;
-    let options =
-        || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
+    let options = || NotifierOptions::default().poll_interval(Duration::from_hours(10));
     let first = joined(&fixture.others).await.notifier(options()).await.unwrap();
     let mut second = None;
     let spent = fixture

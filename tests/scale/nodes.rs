@@ -48,7 +48,7 @@ impl Fleet {
             let store = store.clone();
             async move {
                 tokio::time::sleep(Duration::from_secs(2) * number / count).await;
-                let options = BusOptions { partitions, ..BusOptions::default() };
+                let options = BusOptions::default().partitions(partitions);
                 let bus = Bus::open(&store, options).await.unwrap();
                 joined(&bus).await.notifier(unpolled()).await.unwrap()
             }

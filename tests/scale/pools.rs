@@ -123,8 +123,7 @@ async fn pools_beside_a_changed_one_read_their_versions_only() {
 /// How long the second notifier of `partitions` works until both have their halves: in paused time, all that passes is work.
 async fn work_of_a_join(partitions: u32) -> Duration {
     let fixture = ScaleFixture::new(partitions, 1).await;
-    let options =
-        || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
+    let options = || NotifierOptions::default().poll_interval(Duration::from_hours(10));
     let first = joined(&fixture.others).await.notifier(options()).await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let began = Instant::now();

@@ -37,7 +37,7 @@ async fn rows_are_counted_whatever_is_written() {
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
     let create = async |tx: &Transaction, shards| {
-        changes.create(tx, &db, &ChangesOptions { shards, ..ChangesOptions::default() }).await
+        changes.create(tx, &db, &ChangesOptions::default().shards(shards)).await
     };
     store.run(async |tx| create(&tx, 3).await).await.unwrap();
     let mut edits: HashMap<u8, Sequence> = HashMap::new();
@@ -85,7 +85,7 @@ async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("docs", 1));
-    let options = ChangesOptions { shards: 1, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(1);
     store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
     let edit = async |position, previous| {
         let write = async |tx| changes.writer(&tx, &db).await?.record(&doc(1, position), previous);

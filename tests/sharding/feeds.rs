@@ -11,8 +11,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions,
-    NotifierOptions, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions, Sequence,
     changes::{Change, ChangesOptions, ChangesQuery, DocId, DocSource, DocSummary, Leaf, Revision},
     event::{Incarnation, Versionstamp},
     feed::{Feed, HashingScheme, SchemeId, Schemes, ShardEvent, ShardId},
@@ -38,7 +37,7 @@ fn doc(id: &str, position: u64) -> DocSummary {
 async fn begun(store: &Database, shards: u32) -> (Bus, Db) {
     let bus = wide_bus(store).await;
     let db = db("docs", 1);
-    let options = ChangesOptions { shards, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(shards);
     store.run(async |tx| bus.changes().create(&tx, &db, &options).await).await.unwrap();
     (bus, db)
 }
@@ -134,7 +133,7 @@ async fn a_feed_begins_once_and_ends_with_its_database() {
     let changes = bus.changes();
     let before = dump(&store).await;
     let create = async |shards| {
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         store.run(async |tx| changes.create(&tx, &db, &options).await).await
     };
     create(4).await.expect("the same again, as after an unknown result");
@@ -173,7 +172,7 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
         let stamp = tx.commit().await.unwrap().unwrap().versionstamp;
         sequences.push(Sequence::new(Incarnation(0), stamp, 0));
     }
-    let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(3);
     changes.adopt(&db, b"layer/changes", &options).await.unwrap();
     changes.adopt(&db, b"layer/changes", &options).await.expect("the same again changes nothing");
     let feed = changes.feed(&db);
@@ -264,7 +263,7 @@ async fn a_partition_stays_in_one_shard() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("partitioned", 1));
-    let options = ChangesOptions { shards: 50, scheme: SchemeId::PARTITION_KEY };
+    let options = ChangesOptions::default().shards(50).scheme(SchemeId::PARTITION_KEY);
     store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
     for n in 0..20 {
         edit(&store, &bus, &db, &doc(&format!("sensor:{n}"), 1), None).await;
@@ -293,9 +292,9 @@ impl HashingScheme for Last {
 async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
     let store = Database::memory();
     let schemes = Schemes::default().with(SchemeId(2_000), Last).unwrap();
-    let knowing = Bus::open(&store, BusOptions { schemes, ..BusOptions::default() }).await.unwrap();
+    let knowing = Bus::open(&store, BusOptions::default().schemes(schemes)).await.unwrap();
     let (changes, db) = (knowing.changes(), db("docs", 1));
-    let options = ChangesOptions { shards: 5, scheme: SchemeId(2_000) };
+    let options = ChangesOptions::default().shards(5).scheme(SchemeId(2_000));
     store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
     edit(&store, &knowing, &db, &doc("x", 1), None).await;
     assert_eq!(changes.feed(&db).shard_page(ShardId(5), Sequence::MIN, 10).await.unwrap().rows.len(), 1);
@@ -353,7 +352,7 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     }
     for shards in [0, 10_001, u32::MAX] {
         assert!(matches!(feed.reshard(shards, None).await, Err(Error::Invalid { what: "shards", .. })));
-        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let options = ChangesOptions::default().shards(shards);
         let other = self::db("other", 2);
         let created = store.run(async |tx| bus.changes().create(&tx, &other, &options).await).await;
         assert!(matches!(created, Err(Error::Invalid { what: "shards", .. })));
@@ -420,14 +419,12 @@ async fn leaves_and_documents_come_from_the_layer() {
         .unwrap();
     let plain = changes.rows(&db, &ChangesQuery::default(), &Layer).await.unwrap();
     assert!(plain.rows.iter().all(|row| row.leaves.len() == 1 && row.body.is_none()));
-    let query = ChangesQuery {
-        all_leaves: true,
-        include_docs: true,
-        descending: true,
-        from: Sequence::MAX.into(),
-        limit: 10,
-        ..ChangesQuery::default()
-    };
+    let query = ChangesQuery::default()
+        .all_leaves(true)
+        .include_docs(true)
+        .descending(true)
+        .from(Sequence::MAX.into())
+        .limit(10);
     let page = changes.rows(&db, &query, &Layer).await.unwrap();
     let rows: Vec<_> = page
         .rows
@@ -551,7 +548,7 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let feed = bus.feed();
@@ -574,11 +571,7 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
 async fn notifications_fold_right_while_their_feed_is_resharded() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = joined(&bus)
-        .await
-        .notifier(NotifierOptions { fold_interval_max: Duration::ZERO, ..eager() })
-        .await
-        .unwrap();
+    let _notifier = joined(&bus).await.notifier(eager().fold_interval_max(Duration::ZERO)).await.unwrap();
     let feed = bus.feed();
     let reshards = async {
         for step in 0..40_u32 {
@@ -607,10 +600,10 @@ async fn a_feed_that_began_otherwise_is_refused() {
     let (bus, db) = begun(&store, 4).await;
     let changes = bus.changes();
     let before = dump(&store).await;
-    let other = ChangesOptions { shards: 8, ..ChangesOptions::default() };
+    let other = ChangesOptions::default().shards(8);
     let created = store.run(async |tx| changes.create(&tx, &db, &other).await).await;
     assert!(matches!(created, Err(Error::Invalid { what: "feed", .. })));
-    let four = ChangesOptions { shards: 4, ..ChangesOptions::default() };
+    let four = ChangesOptions::default().shards(4);
     let adopted = changes.adopt(&db, b"legacy/", &four).await;
     assert!(matches!(adopted, Err(Error::Invalid { what: "feed", .. })));
     let own = changes.adopt(&self::db("other", 2), b"notibus", &four).await;
@@ -668,7 +661,7 @@ async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped(
     let resharding = tokio::spawn(async move { slow.reshard(4, None).await });
     until("it is written", async || feed.topology().await.unwrap().len() == 2).await;
     feed.reshard(8, None).await.unwrap();
-    let options = JanitorOptions { interval: Duration::from_millis(10), ..JanitorOptions::default() };
+    let options = JanitorOptions::default().interval(Duration::from_millis(10));
     let _janitor = joined(&bus).await.janitor(options).await.unwrap();
     until("it is dropped", async || feed.topology().await.unwrap().len() == 1).await;
     goes_on.store(true, Ordering::Relaxed);

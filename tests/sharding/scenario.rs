@@ -264,13 +264,13 @@ pub async fn check(store: &Database, prefix: &str, seed: u64, size: Size) {
 async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let mut random = fastrand::Rng::with_seed(seed);
     let faults = Faults::new(store);
-    let options = BusOptions { prefix: format!("{prefix}/bus").into(), ..BusOptions::default() };
+    let options = BusOptions::default().prefix(format!("{prefix}/bus").into());
     let bus = Bus::open(&faults.database(), options).await.unwrap();
     let db = Db::new("docs".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
     let changes = bus.changes();
     let (store, edits) = (faults.database(), Arc::default());
     let fixture = ShardingFixture { store, changes, db, prefix: prefix.to_owned(), edits };
-    let begin = ChangesOptions { shards: random.u32(1..5), scheme: SchemeId::PARTITION_KEY };
+    let begin = ChangesOptions::default().shards(random.u32(1..5)).scheme(SchemeId::PARTITION_KEY);
     fixture.store.run(async |tx| fixture.changes.create(&tx, &fixture.db, &begin).await).await.unwrap();
 
     let mut luck = random.fork();

@@ -175,9 +175,7 @@ impl Listener for Batching {
 /// A listener that panics on a batch gets it again, then row by row, and only the bad row is skipped; its cursor covers its work.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_be_given_batches() {
-    let fixture =
-        SubscriberFixture::with(DispatcherOptions { catch_up_rows_max: 2, ..DispatcherOptions::default() })
-            .await;
+    let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(2)).await;
     fixture.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
     let cursor = fixture.bus.cursor("c").unwrap();
     let delivered = Arc::new(Mutex::new(Vec::new()));

@@ -27,8 +27,7 @@ async fn fixture() -> (SubscriberFixture, notibus::store::testing::Faults) {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let options =
-        DispatcherOptions { catch_up_rows_max: 2, ring_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().catch_up_rows_max(2).ring_rows_max(1);
     let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let fixture = SubscriberFixture { store, bus, notifier, dispatcher };

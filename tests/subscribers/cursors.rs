@@ -88,7 +88,7 @@ async fn a_cursor_is_for_one_subscriber_at_a_time() {
 async fn each_node_has_cursors_of_its_own() {
     let fixture = SubscriberFixture::new().await;
     let node = async |id: u8| {
-        let options = NodeOptions { id: Some(NodeId([id; 16])), ..NodeOptions::default() };
+        let options = NodeOptions::default().id(Some(NodeId([id; 16])));
         fixture.bus.node(options).await.unwrap()
     };
     let (one, two) = (node(1).await, node(2).await);
@@ -182,11 +182,9 @@ async fn what_is_in_hand_is_not_saved() {
 async fn random_restarts_miss_nothing() {
     let mut random = common::dice();
     for _ in 0..10 {
-        let options = DispatcherOptions {
-            ring_rows_max: *random.choice(&[1, 4, 1_000]).unwrap(),
-            page_rows_max: *random.choice(&[1, 2, 1_000]).unwrap(),
-            ..DispatcherOptions::default()
-        };
+        let options = DispatcherOptions::default()
+            .ring_rows_max(*random.choice(&[1, 4, 1_000]).unwrap())
+            .page_rows_max(*random.choice(&[1, 2, 1_000]).unwrap());
         let fixture = SubscriberFixture::with(options).await;
         let all = ["a", "b", "c", "d"];
         let filters = [

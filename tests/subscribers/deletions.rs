@@ -33,7 +33,7 @@ fn filters() -> Vec<Filter> {
 
 /// A fixture in which the feed and the ring are read row by row.
 async fn by_rows() -> SubscriberFixture {
-    SubscriberFixture::with(DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() }).await
+    SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(1)).await
 }
 
 /// Deletes the instance `old` of `a` and creates the next one, in one fold.
@@ -218,9 +218,7 @@ async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
 async fn several_recreations_are_one_deletion_of_the_name() {
     for filter in filters() {
         // The ring holds one row, so newer rows replace those between.
-        let fixture =
-            SubscriberFixture::with(DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() })
-                .await;
+        let fixture = SubscriberFixture::with(DispatcherOptions::default().ring_rows_max(1)).await;
         fixture.event(&db("a", 1), EventKind::Created).await;
         let mut subscription = fixture.dispatcher.subscribe(filter.clone()).stream();
         assert!(ready(&mut subscription).is_empty());
@@ -240,7 +238,7 @@ async fn several_recreations_are_one_deletion_of_the_name() {
 async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().catch_up_rows_max(1);
     let fixture = SubscriberFixture {
         notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
         dispatcher: bus.dispatcher(options).await.unwrap(),

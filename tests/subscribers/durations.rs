@@ -43,20 +43,18 @@ async fn the_longest_pace_is_one_round() {
 async fn roles_bear_the_longest_durations() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
-    let node = NodeOptions { heartbeat: NEVER, expiry: NEVER, ..NodeOptions::default() };
+    let node = NodeOptions::default().heartbeat(NEVER).expiry(NEVER);
     let node = bus.node(node).await.unwrap();
-    let balance = BalanceOptions { handover: NEVER, ..BalanceOptions::default() };
-    let notifier =
-        NotifierOptions { balance: balance.clone(), poll_interval: NEVER, ..NotifierOptions::default() };
+    let balance = BalanceOptions::default().handover(NEVER);
+    let notifier = NotifierOptions::default().balance(balance.clone()).poll_interval(NEVER);
     let _notifier = node.notifier(notifier).await.unwrap();
-    let janitor = JanitorOptions {
-        interval: NEVER,
-        tombstone_retention: NEVER,
-        transaction_id_retention: NEVER,
-        balance,
-    };
+    let janitor = JanitorOptions::default()
+        .interval(NEVER)
+        .tombstone_retention(NEVER)
+        .transaction_id_retention(NEVER)
+        .balance(balance);
     let _janitor = node.janitor(janitor).await.unwrap();
-    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let mut updates = dispatcher.subscribe(Filter::all()).stream();
     for count in 1..=20 {
@@ -72,33 +70,25 @@ async fn roles_bear_the_longest_durations() {
 #[tokio::test(start_paused = true)]
 async fn two_consumers_on_two_nodes_bear_the_longest_durations() {
     let store = Database::memory();
-    let options = BusOptions { partitions: 1, shards: 4, ..BusOptions::default() };
+    let options = BusOptions::default().partitions(1).shards(4);
     let bus = Bus::open(&store, options).await.unwrap();
-    let node = NodeOptions { heartbeat: NEVER, expiry: NEVER, ..NodeOptions::default() };
+    let node = NodeOptions::default().heartbeat(NEVER).expiry(NEVER);
     let (one, other) = (bus.node(node.clone()).await.unwrap(), bus.node(node).await.unwrap());
-    let balance = BalanceOptions { handover: NEVER, ..BalanceOptions::default() };
-    let notifier =
-        NotifierOptions { balance: balance.clone(), poll_interval: NEVER, ..NotifierOptions::default() };
+    let balance = BalanceOptions::default().handover(NEVER);
+    let notifier = NotifierOptions::default().balance(balance.clone()).poll_interval(NEVER);
     let _notifier = one.notifier(notifier).await.unwrap();
     let group = bus.group("g").unwrap();
     group.create(&GroupOptions::default()).await.unwrap();
-    let never = RetryPolicy {
-        elapsed_max: Some(NEVER),
-        backoff_min: NEVER,
-        backoff_max: NEVER,
-        ..RetryPolicy::default()
-    };
+    let never = RetryPolicy::default().elapsed_max(Some(NEVER)).backoff_min(NEVER).backoff_max(NEVER);
     let consumed = Arc::new(AtomicUsize::new(0));
     let consume = async |node: &Node| {
-        let options = ConsumerOptions {
-            balance: balance.clone(),
-            poll_interval: NEVER,
-            checkpoint: CheckpointPolicy::Interval(NEVER),
-            retry: never.clone(),
-            parked_retry: never.clone(),
-            stuck_after: NEVER,
-            ..ConsumerOptions::default()
-        };
+        let options = ConsumerOptions::default()
+            .balance(balance.clone())
+            .poll_interval(NEVER)
+            .checkpoint(CheckpointPolicy::Interval(NEVER))
+            .retry(never.clone())
+            .parked_retry(never.clone())
+            .stuck_after(NEVER);
         let consumed = Arc::clone(&consumed);
         let observer = move |batch: GroupBatch<Notification>| {
             consumed.fetch_add(batch.rows.len(), Ordering::Relaxed);
@@ -137,13 +127,11 @@ async fn subscribers_and_triggers_bear_the_longest_durations() {
     let durable = fixture.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
     let durable = durable.durable(&cursor).await.unwrap();
     let listener = durable.listener(|| Patient).backoff(NEVER, NEVER).unwrap().start().unwrap();
-    let options = TriggerOptions {
-        debounce: NEVER,
-        backoff_min: NEVER,
-        backoff_max: NEVER,
-        checkpoint_interval: NEVER,
-        ..TriggerOptions::index("t")
-    };
+    let options = TriggerOptions::index("t")
+        .debounce(NEVER)
+        .backoff_min(NEVER)
+        .backoff_max(NEVER)
+        .checkpoint_interval(NEVER);
     let job = |_: notibus::jobs::IndexBuild| async { Ok(()) };
     let trigger = notibus::jobs::index_trigger(&fixture.dispatcher, options, job).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;

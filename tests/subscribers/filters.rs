@@ -228,7 +228,7 @@ async fn design_documents_cost_nothing_unless_they_are_asked_for() {
 /// Regression: a set of exact names was matched row by row against the events of all databases.
 #[tokio::test(start_paused = true)]
 async fn a_set_of_exact_names_is_looked_up() {
-    let options = notibus::DispatcherOptions { ring_rows_max: 1, ..notibus::DispatcherOptions::default() };
+    let options = notibus::DispatcherOptions::default().ring_rows_max(1);
     let fixture = SubscriberFixture::with(options).await;
     let count = |name: &str| fixture.dispatcher.subscribers_of(&name.parse().unwrap());
     let only = |name: &str, kind: EventKind| Filter::name(name).unwrap().kinds(kind.into()).unwrap();

@@ -308,7 +308,7 @@ async fn senders_learn_of_a_full_mailbox() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_is_informed_of_skipped_rows() {
-    let options = DispatcherOptions { ring_rows_max: 2, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().ring_rows_max(2);
     let fixture = SubscriberFixture::with(options).await;
     let (factory, mut calls) = call_reporters();
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).skip_when_lagging();
@@ -377,7 +377,7 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     }
 
     for is_replaced in [false, true] {
-        let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
+        let options = DispatcherOptions::default().ring_rows_max(1);
         let fixture = SubscriberFixture::with(options).await;
         let (heard, mut messages) = unbounded_channel();
         let has_panicked = Arc::new(Mutex::new(false));

@@ -42,7 +42,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
     const RING: usize = 2_000;
     const BATCH: usize = 1_000;
     let (bus, template) = template().await;
-    let options = DispatcherOptions { ring_rows_max: RING, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().ring_rows_max(RING);
     let most = options.catch_up_rows_max;
     let fanout = bus.suspended_dispatcher(options).await.unwrap();
     let filters = [Filter::all(), Filter::prefix("db"), Filter::glob("*").unwrap()];
@@ -65,7 +65,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
 #[tokio::test]
 async fn what_waits_for_a_slow_subscriber_is_in_the_ring_only() {
     let (bus, template) = template().await;
-    let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().ring_rows_max(1);
     let fanout = bus.suspended_dispatcher(options).await.unwrap();
     let names = ["db0", "db1", "db2"].map(|name| name.parse().unwrap());
     let slow = [Filter::names(names).unwrap(), Filter::prefix("db"), Filter::all()]

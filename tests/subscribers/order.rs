@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use notibus::{
-    Bus, BusOptions, Cursor, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, NotifierOptions,
-    Sequence, dispatcher::Subscription, store::Database,
+    Bus, BusOptions, Cursor, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
+    dispatcher::Subscription, store::Database,
 };
 
 use crate::{
@@ -58,12 +58,9 @@ async fn step(random: &mut fastrand::Rng, store: &Database, bus: &Bus, lives: &m
 /// Reshards, restarts of the notifier and the dispatcher, and subscribers that receive now and then.
 async fn run(mut random: fastrand::Rng) {
     let store = Database::memory();
-    let bus = Bus::open(&store, BusOptions { partitions: 2, ..BusOptions::default() }).await.unwrap();
+    let bus = Bus::open(&store, BusOptions::default().partitions(2)).await.unwrap();
     let mut notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    let options = DispatcherOptions {
-        ring_rows_max: *random.choice(&[2, 1_000]).unwrap(),
-        ..DispatcherOptions::default()
-    };
+    let options = DispatcherOptions::default().ring_rows_max(*random.choice(&[2, 1_000]).unwrap());
     let mut dispatcher = bus.dispatcher(options).await.unwrap();
     let filters = [
         Filter::all(),
@@ -89,8 +86,7 @@ async fn run(mut random: fastrand::Rng) {
             0 => drop(bus.feed().reshard(random.u32(1..8), None).await.unwrap()),
             1 => {
                 notifier.shutdown().await.unwrap();
-                let options =
-                    NotifierOptions { poll_interval: std::time::Duration::from_millis(50), ..eager() };
+                let options = eager().poll_interval(std::time::Duration::from_millis(50));
                 notifier = joined(&bus).await.notifier(options).await.unwrap();
             }
             2 => dispatcher = dispatcher.suspend().resume(),

@@ -48,8 +48,7 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
 /// was delivered only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
 async fn a_full_page_with_nothing_after_it_is_delivered() {
-    let fixture =
-        SubscriberFixture::with(DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() }).await;
+    let fixture = SubscriberFixture::with(DispatcherOptions::default().page_rows_max(1)).await;
     let mut paced = fixture.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
     let a = db("a", 1);
     for kind in [EventKind::Created, EventKind::Updated, EventKind::Deleted] {
@@ -66,7 +65,7 @@ async fn a_full_page_with_nothing_after_it_is_delivered() {
 #[tokio::test(start_paused = true)]
 async fn a_round_of_many_databases_delivers_each_once() {
     for ring_rows_max in [100, 100_000] {
-        let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
+        let options = DispatcherOptions::default().ring_rows_max(ring_rows_max);
         let fixture = SubscriberFixture::with(options).await;
         let mut paced = fixture.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
         fixture.event(&db("first", 1), EventKind::Created).await;

@@ -53,7 +53,7 @@ async fn reached_is_reported_though_a_catch_up_finds_nothing() {
 /// The barrier of a mirror did not complete while its tail was between two pages.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
-    let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().page_rows_max(1);
     let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } =
         SubscriberFixture::with(options).await;
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
@@ -166,7 +166,7 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
 /// Two replacements of the filter without a delivery in between lost rows.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_twice_delivers_once() {
-    let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().catch_up_rows_max(1);
     let fixture = SubscriberFixture::with(options).await;
     fixture.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
     let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
@@ -411,7 +411,7 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
 /// expired, although it had missed nothing while it was idle.
 #[tokio::test(start_paused = true)]
 async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
-    let options = DispatcherOptions { ring_rows_max: 4, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().ring_rows_max(4);
     let fixture = SubscriberFixture::with(options).await;
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
         let mut stream = fixture.dispatcher.subscribe(filter.clone()).stream();
@@ -430,8 +430,7 @@ async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
 /// and forgot everything; when it was started again, it began at the old saved cursor, and never got what it had forgotten.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_was_set_back_and_expires_gets_expired_again() {
-    let options =
-        DispatcherOptions { catch_up_rows_max: 1, ring_rows_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().catch_up_rows_max(1).ring_rows_max(1);
     let fixture = SubscriberFixture::with(options).await;
     let known = fixture.event(&db("x", 1), EventKind::Created).await;
     let cursor = fixture.bus.cursor("c").unwrap();

@@ -25,7 +25,7 @@ use crate::{
 #[tokio::test(start_paused = true)]
 async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
     for ring_rows_max in [1, 1_000] {
-        let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
+        let options = DispatcherOptions::default().ring_rows_max(ring_rows_max);
         let SubscriberFixture { store, bus, notifier, dispatcher } = SubscriberFixture::with(options).await;
         let filters = [Filter::all(), Filter::suffix("a"), Filter::name("a").unwrap()];
         let mut streams: Vec<_> =

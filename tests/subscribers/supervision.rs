@@ -225,7 +225,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let bus = narrow_bus(&faults.database()).await;
     let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
     fold(&store, &bus, &db("a", 1), EventKind::Created).await;
-    let options = DispatcherOptions { catch_ups_max: 1, ..DispatcherOptions::default() };
+    let options = DispatcherOptions::default().catch_ups_max(1);
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let (mut stalled, mut other) = (subscribe(), subscribe());

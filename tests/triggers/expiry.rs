@@ -8,7 +8,7 @@ use std::{
 
 use notibus::{
     Db, DispatcherOptions, EventKind, Trigger,
-    jobs::{IndexBuild, Tenants, TriggerOptions, index_trigger},
+    jobs::{IndexBuild, Tenants, index_trigger},
     store::{
         Database, StoreError,
         testing::{Faults, Operation},
@@ -187,7 +187,7 @@ async fn a_trigger_that_panics_after_it_has_expired_still_finds_out_what_is_gone
         name.to_string()
     });
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { tenants, ..quick() };
+    let options = quick().tenants(tenants);
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let gone = db("gone", 1);
     fixture.event(&gone, EventKind::Created).await;
@@ -227,7 +227,7 @@ async fn a_living_database_is_not_reported_as_gone_when_its_predecessor_is_repor
     fixture.event(&new, EventKind::Created).await;
     for crash in 0..2 {
         let (reporting, mut reports) = job::<IndexBuild>();
-        let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+        let options = quick().checkpoint_interval(Duration::from_hours(1));
         let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
         let (built, gone) = collect_all(&mut reports).await;
         assert_eq!((built, gone), ([(new.clone(), true)].into(), vec![old.clone()]), "after {crash}");

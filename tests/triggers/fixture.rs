@@ -154,7 +154,7 @@ impl<W> JobReports<W> {
 
 /// Options of an index trigger with a debounce of a second.
 pub fn quick() -> TriggerOptions {
-    TriggerOptions { debounce: Duration::from_secs(1), ..TriggerOptions::index("views") }
+    TriggerOptions::index("views").debounce(Duration::from_secs(1))
 }
 
 /// Waits until no work is left, and that is saved.

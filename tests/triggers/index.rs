@@ -12,7 +12,7 @@ use std::{
 use notibus::{
     DispatcherOptions, Error, EventKind, Filter,
     event::DdocId,
-    jobs::{IndexBuild, IndexDdocs, TriggerOptions, index_trigger},
+    jobs::{IndexBuild, IndexDdocs, index_trigger},
 };
 
 use crate::{
@@ -25,17 +25,17 @@ async fn options_out_of_their_limits_are_typed_errors() {
     let fixture = TriggerFixture::new().await;
     let created = Filter::all().kinds(EventKind::Created.into()).unwrap();
     for bad in [
-        TriggerOptions { name: String::new(), ..quick() },
-        TriggerOptions { jobs_max: 0, ..quick() },
-        TriggerOptions { pending_max: 0, ..quick() },
-        TriggerOptions { attempts_max: 0, ..quick() },
-        TriggerOptions { stall_limit: Duration::ZERO, ..quick() },
-        TriggerOptions { jobs_max: usize::MAX, ..quick() },
-        TriggerOptions { pending_max: usize::MAX, ..quick() },
-        TriggerOptions { checkpoint_interval: Duration::ZERO, ..quick() },
-        TriggerOptions { backoff_min: Duration::from_hours(1), ..quick() },
-        TriggerOptions { filter: created.clone(), ..quick() },
-        TriggerOptions { filter: Filter::any([created]).unwrap(), ..quick() },
+        quick().name(String::new()),
+        quick().jobs_max(0),
+        quick().pending_max(0),
+        quick().attempts_max(0),
+        quick().stall_limit(Duration::ZERO),
+        quick().jobs_max(usize::MAX),
+        quick().pending_max(usize::MAX),
+        quick().checkpoint_interval(Duration::ZERO),
+        quick().backoff_min(Duration::from_hours(1)),
+        quick().filter(created.clone()),
+        quick().filter(Filter::any([created]).unwrap()),
     ] {
         let refused = index_trigger(&fixture.dispatcher, bad.clone(), job::<IndexBuild>().0).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
@@ -93,7 +93,7 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
         }
     };
     // Even with room for fewer waiting databases than there are.
-    let options = TriggerOptions { jobs_max: 3, pending_max: 4, ..quick() };
+    let options = quick().jobs_max(3).pending_max(4);
     let trigger = index_trigger(&fixture.dispatcher, options, build).await.unwrap();
     tokio::time::sleep(Duration::from_secs(4)).await;
     for n in 0..10 {
@@ -217,7 +217,7 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_the_cursor_on() {
     let fixture = TriggerFixture::new().await;
-    let options = TriggerOptions { filter: Filter::suffix("/quiet"), ..quick() };
+    let options = quick().filter(Filter::suffix("/quiet"));
     let trigger = index_trigger(&fixture.dispatcher, options, job::<IndexBuild>().0).await.unwrap();
     fixture.event(&db("loud", 1), EventKind::Created).await;
     at_rest(&fixture, &trigger).await;
@@ -251,7 +251,7 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
     fixture.event(&busy, EventKind::Created).await;
     let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { filter, ..quick() };
+    let options = quick().filter(filter);
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     reports.done().await;
     reports.done().await;
@@ -272,7 +272,7 @@ async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() 
     let fixture = TriggerFixture::new().await;
     let (gone, other) = (db("gone", 1), db("other", 1));
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { pending_max: 1, ..quick() };
+    let options = quick().pending_max(1);
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     fixture.event(&gone, EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
@@ -320,12 +320,12 @@ async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_f
 async fn a_trigger_that_was_taken_over_builds_no_new_database() {
     let fixture = TriggerFixture::new().await;
     let (reporting, mut first) = job::<IndexBuild>();
-    let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+    let options = quick().checkpoint_interval(Duration::from_hours(1));
     let old = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
     first.done().await;
     let (reporting, mut second) = job::<IndexBuild>();
-    let options = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
+    let options = quick().filter(Filter::name("a").unwrap());
     let _new = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     assert_eq!(second.done().await.db, db("a", 1));
     fixture.event(&db("b", 1), EventKind::Created).await;
@@ -341,7 +341,7 @@ async fn a_trigger_that_is_restarted_with_another_filter_builds_what_the_old_one
     fixture.event(&wanted, EventKind::Created).await;
     fixture.event(&left_out, EventKind::Created).await;
     let (reporting, mut reports) = job::<IndexBuild>();
-    let narrow = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
+    let narrow = quick().filter(Filter::name("a").unwrap());
     let trigger = index_trigger(&fixture.dispatcher, narrow, reporting).await.unwrap();
     assert_eq!(reports.done().await.db, wanted);
     at_rest(&fixture, &trigger).await;

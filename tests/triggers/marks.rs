@@ -4,7 +4,7 @@ use std::{sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration};
 
 use notibus::{
     Db, DispatcherOptions, EventKind,
-    jobs::{IndexBuild, TaskResult, TriggerJob, TriggerOptions, index_trigger},
+    jobs::{IndexBuild, TaskResult, TriggerJob, index_trigger},
     store::{
         Database, Isolation, KeyRange, RangeRead, StoreError,
         testing::{CommitFault, Faults, Operation},
@@ -56,7 +56,7 @@ async fn marks(fixture: &TriggerFixture, name: &str) -> usize {
 async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_being_built() {
     let fixture = TriggerFixture::new().await;
     let (old, new) = (db("again", 1), db("again", 2));
-    let options = TriggerOptions { attempts_max: 2, ..quick() };
+    let options = quick().attempts_max(2);
     let (reporting, mut reports) = job::<IndexBuild>();
     let trigger = index_trigger(&fixture.dispatcher, options.clone(), Stubborn(reporting)).await.unwrap();
     fixture.event(&old, EventKind::Created).await;
@@ -85,7 +85,7 @@ async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_b
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
     let (fixture, faults) = faulty().await;
-    let options = TriggerOptions { attempts_max: 1, ..quick() };
+    let options = quick().attempts_max(1);
     let (reporting, mut reports) = job::<IndexBuild>();
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     faults.plan_reads(|operation| match operation {
@@ -110,7 +110,7 @@ async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
     let (fixture, faults) = faulty().await;
     let late = db("late", 1);
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+    let options = quick().checkpoint_interval(Duration::from_hours(1));
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let mut is_first = true;
     faults.plan_commits(move |attempt| {
@@ -156,7 +156,7 @@ async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
     until("the tombstones' end", async || fixture.bus.stats().tombstones_dropped == 20).await;
     fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { pending_max: 4, jobs_max: 1, ..quick() };
+    let options = quick().pending_max(4).jobs_max(1);
     let trigger = index_trigger(&fixture.dispatcher, options, Slow(reporting)).await.unwrap();
     let is_over = AtomicBool::new(false);
     let watch = async {

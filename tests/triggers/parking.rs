@@ -84,7 +84,7 @@ async fn databases_that_fail_forever_do_not_keep_others_from_being_built() {
     for db in &bad {
         fixture.event(db, EventKind::Created).await;
     }
-    let trigger = start(&fixture, TriggerOptions { pending_max: 10, ..quick() }, &fussy).await;
+    let trigger = start(&fixture, quick().pending_max(10), &fussy).await;
     until("the failures", async || trigger.status().parked >= 10).await;
     let listed: BTreeSet<_> = parked(&fixture).await.iter().map(ParkedDb::db).collect();
     assert_eq!(listed, bad.iter().cloned().collect());
@@ -147,7 +147,7 @@ async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
 async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
     let fixture = TriggerFixture::new().await;
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { attempts_max: 1, ..quick() };
+    let options = quick().attempts_max(1);
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let bad = db("bad", 1);
     fixture.event(&bad, EventKind::Created).await;
@@ -255,7 +255,7 @@ async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
     let fixture = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let hour = Duration::from_hours(1);
-    let trigger = start(&fixture, TriggerOptions { debounce: hour, ..quick() }, &fussy).await;
+    let trigger = start(&fixture, quick().debounce(hour), &fussy).await;
     let bad = db("bad", 1);
     fixture.event(&bad, EventKind::Created).await;
     tokio::time::sleep(hour).await;
@@ -311,7 +311,7 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let fixture = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (reporting, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { attempts_max: 1, debounce: Duration::ZERO, ..quick() };
+    let options = quick().attempts_max(1).debounce(Duration::ZERO);
     let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     let bad = db("bad", 1);
     fixture.event(&bad, EventKind::Created).await;

@@ -10,7 +10,7 @@ use std::{
 
 use notibus::{
     Db, EventKind,
-    jobs::{IndexBuild, TaskResult, TriggerJob, TriggerOptions, index_trigger},
+    jobs::{IndexBuild, TaskResult, TriggerJob, index_trigger},
     store::{
         Isolation, KeyRange, RangeRead, StoreError,
         testing::{Attempt, CommitFault, Gate, Operation},
@@ -38,7 +38,7 @@ const MARKS_OF_A: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x01\x02a\x0
 async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
     let fixture = TriggerFixture::new().await;
     let (reporter, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { attempts_max: 1, jobs_max: 2, ..quick() };
+    let options = quick().attempts_max(1).jobs_max(2);
     let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     let (first, second) = (db("a", 1), db("b", 1));
     for db in [&first, &second] {
@@ -109,7 +109,7 @@ async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() 
         (is_owed && hides.load(Ordering::Relaxed)).then_some(StoreError::IO_ERROR)
     });
     let (reporter, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { pending_max: 2, ..quick() };
+    let options = quick().pending_max(2);
     let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     for other in [db("x", 1), db("y", 1)] {
         fixture.event(&other, EventKind::Created).await;
@@ -206,7 +206,7 @@ async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterward
 async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
     let fixture = TriggerFixture::new().await;
     let (reporter, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_secs(10), ..quick() };
+    let options = quick().attempts_max(1).backoff_max(Duration::from_secs(10));
     let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     let (broken, other) = (db("a", 1), db("b", 1));
     for db in [&broken, &other] {
@@ -245,7 +245,7 @@ async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
 async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
     let fixture = TriggerFixture::new().await;
     let (reporter, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
+    let options = quick().attempts_max(1).backoff_max(Duration::from_hours(1));
     let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     let stored = fixture.bus.trigger("views").unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
@@ -270,7 +270,7 @@ async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
 async fn a_request_for_a_retry_outlives_a_failed_read() {
     let (fixture, faults) = faulty().await;
     let (reporter, mut reports) = job::<IndexBuild>();
-    let options = TriggerOptions { attempts_max: 1, backoff_max: Duration::from_hours(1), ..quick() };
+    let options = quick().attempts_max(1).backoff_max(Duration::from_hours(1));
     let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
     let (_, decide) = reports.next_work().await;

@@ -220,8 +220,7 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
         fixture.create(&gone).await;
         fixture.create(&stays).await;
         let start = async |fixture: &TriggerFixture, reporting| {
-            let options =
-                TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
+            let options = TriggerOptions::replication("r").backoff_min(Duration::from_mins(5));
             replication_trigger(&fixture.dispatcher, options, reporting).await.unwrap()
         };
         let (reporting, mut reports) = job::<Scan>();

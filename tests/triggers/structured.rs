@@ -52,8 +52,7 @@ impl Watched {
 
     /// Works through the changes of `db`, document by document; fails after `fails_after` of them.
     fn job(&self, db: &Db, fails_after: usize) -> impl Future<Output = notibus::Result<Cursor>> + use<> {
-        let options =
-            notibus::jobs::ParallelJobOptions { batch_rows_max: 1, attempts_max: 1, ..Default::default() };
+        let options = notibus::jobs::ParallelJobOptions::default().batch_rows_max(1).attempts_max(1);
         let job = ParallelJob::new(self.changes.feed(db), Cursor::NOTHING).with_options(options);
         let this = self.clone();
         async move {
@@ -88,7 +87,7 @@ impl TriggerJob<IndexBuild> for Watched {
 /// A database with documents in several shards.
 async fn fill(fixture: &TriggerFixture, db: &Db, docs: usize) {
     let (changes, producer) = (fixture.bus.changes(), fixture.bus.producer());
-    let options = ChangesOptions { shards: 4, ..ChangesOptions::default() };
+    let options = ChangesOptions::default().shards(4);
     let revision = Revision { position: 1, hash: [1; 16] };
     let write = async |tx| {
         changes.create(&tx, db, &options).await?;
@@ -105,7 +104,7 @@ async fn fill(fixture: &TriggerFixture, db: &Db, docs: usize) {
 
 /// A trigger of these jobs that begins at once.
 async fn start(fixture: &TriggerFixture, job: &Watched) -> notibus::Trigger {
-    let options = TriggerOptions { debounce: Duration::ZERO, ..TriggerOptions::index("views") };
+    let options = TriggerOptions::index("views").debounce(Duration::ZERO);
     index_trigger(&fixture.dispatcher, options, job.clone()).await.unwrap()
 }
 
@@ -250,7 +249,7 @@ async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refu
 async fn a_trigger_that_cannot_start_leaves_the_old_one_at_work() {
     let (fixture, faults) = faulty().await;
     let (reporting, mut reports) = crate::fixture::job::<IndexBuild>();
-    let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+    let options = quick().checkpoint_interval(Duration::from_hours(1));
     fixture.event(&db("a", 1), EventKind::Created).await;
     let old = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
     reports.done().await;

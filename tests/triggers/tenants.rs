@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Db, EventKind,
-    jobs::{IndexBuild, TaskResult, Tenants, TriggerJob, TriggerOptions, index_trigger},
+    jobs::{IndexBuild, TaskResult, Tenants, TriggerJob, index_trigger},
 };
 use tokio::time::Instant;
 
@@ -55,7 +55,7 @@ async fn happened(fixture: &TriggerFixture, dbs: &[Db], kind: EventKind) {
 async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     let fixture = TriggerFixture::new().await;
     let slow = Slow::default();
-    let options = TriggerOptions { jobs_max: 2, pending_max: 32, ..quick() };
+    let options = quick().jobs_max(2).pending_max(32);
     let trigger = index_trigger(&fixture.dispatcher, options, slow.clone()).await.unwrap();
     let mut many: Vec<_> = (0..200).map(|n| db(&format!("many/{n}"), 1)).collect();
     happened(&fixture, &many, EventKind::Created).await;
@@ -75,7 +75,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     many.extend(again);
     trigger.shutdown().await.unwrap();
     let built = slow.0.lock().unwrap().len();
-    let options = TriggerOptions { jobs_max: 8, pending_max: 32, ..quick() };
+    let options = quick().jobs_max(8).pending_max(32);
     let trigger = index_trigger(&fixture.dispatcher, options, slow.clone()).await.unwrap();
     tokio::time::sleep(BUILD * 60).await;
     let now = slow.0.lock().unwrap().clone();
@@ -98,7 +98,7 @@ async fn a_trigger_that_panics_begins_again() {
         assert!(name.as_str() != "odd" || panicked.swap(true, Ordering::SeqCst), "whose is this?");
         name.to_string()
     });
-    let options = TriggerOptions { tenants, ..quick() };
+    let options = quick().tenants(tenants);
     let trigger = index_trigger(&fixture.dispatcher, options, slow.clone()).await.unwrap();
     let dbs = ["even", "odd", "other"].map(|name| db(name, 1));
     happened(&fixture, &dbs, EventKind::Created).await;

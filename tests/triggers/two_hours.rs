@@ -221,12 +221,10 @@ impl Life {
     }
 
     async fn start(&self) -> Trigger {
-        let options = TriggerOptions {
-            debounce: DEBOUNCE,
-            jobs_max: 48,
-            tenants: Tenants::default().jobs_max(16),
-            ..TriggerOptions::index("views")
-        };
+        let options = TriggerOptions::index("views")
+            .debounce(DEBOUNCE)
+            .jobs_max(48)
+            .tenants(Tenants::default().jobs_max(16));
         index_trigger(&self.fixture.dispatcher, options, self.builder.clone()).await.unwrap()
     }
 

@@ -93,7 +93,7 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
     let bus = deadline.of("opening the bus", opened).await?;
     // No other process has the folder open, so all nodes that it lists are dead.
     let while_running = args.while_running || matches!(store, Store::Dir(_));
-    let options = ExportOptions { while_running };
+    let options = ExportOptions::default().while_running(while_running);
     let deadline = if while_running { deadline } else { deadline.and(WATCH_MAX) };
     let moves = Moves::default();
     if is_standard(&args.file) {

@@ -114,45 +114,37 @@ fn parse_canary(text: &str) -> Result<Canary, String> {
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let access = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
-    let limits = ServerOptions {
-        connections_max: connections_max(args.connections_max)?,
-        connections_per_address_max: args.connections_per_address_max,
-        write_timeout: args.write_timeout,
-        hosts: if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any },
-        cors: (!args.cors_origin.is_empty()).then(|| Cors {
+    let limits = ServerOptions::default()
+        .connections_max(connections_max(args.connections_max)?)
+        .connections_per_address_max(args.connections_per_address_max)
+        .write_timeout(args.write_timeout)
+        .hosts(if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any })
+        .cors((!args.cors_origin.is_empty()).then(|| Cors {
             origins: args.cors_origin,
             credentials: args.cors_credentials,
             methods: args.cors_methods.unwrap_or_else(|| Cors::default().methods),
             headers: args.cors_headers.unwrap_or_else(|| Cors::default().headers),
             max_age: args.cors_max_age,
-        }),
-        proxies: args.proxy,
-        is_public: !is_open,
-        ..ServerOptions::default()
-    };
+        }))
+        .proxies(args.proxy)
+        .is_public(!is_open);
     check(&limits, args.listen)?;
     if is_open {
         out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
-    let options = ApiOptions {
-        access,
-        timeout_max: args.timeout_max,
-        heartbeat_max: args.heartbeat_max,
-        feeds_per_client_max: args.feeds_per_client_max,
-        keeps_db_updates: !args.no_db_updates,
-        ..ApiOptions::default()
-    };
+    let options = ApiOptions::default()
+        .access(access)
+        .timeout_max(args.timeout_max)
+        .heartbeat_max(args.heartbeat_max)
+        .feeds_per_client_max(args.feeds_per_client_max)
+        .keeps_db_updates(!args.no_db_updates);
     let listener =
         TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
     let mut stopped = stopped()?;
     let db = args.store.open(deadline).await?;
-    let dispatcher = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
-    let roles = Roles {
-        dispatcher,
-        canary_interval: args.canary.0,
-        shutdown_timeout: deadline.0,
-        ..Roles::default()
-    };
+    let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
+    let roles =
+        Roles::default().dispatcher(dispatcher).canary_interval(args.canary.0).shutdown_timeout(deadline.0);
     let mut starting = Box::pin(start(&db, args.prefix.as_bytes(), listener, roles, options, limits));
     let running = tokio::select! {
         biased;
@@ -187,7 +179,7 @@ async fn start(
 async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
     match Bus::open_existing(db, prefix).await {
         Err(Error::Invalid { what: "prefix", .. }) => {
-            let options = BusOptions { prefix: prefix.to_vec(), ..BusOptions::default() };
+            let options = BusOptions::default().prefix(prefix.to_vec());
             Ok(Bus::open(db, options).await?)
         }
         opened => Ok(opened?),

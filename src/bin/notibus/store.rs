@@ -39,7 +39,7 @@ impl Store {
 #[cfg(feature = "foundationdb")]
 async fn cluster(file: &Path, Deadline(connect_timeout): Deadline) -> Result<Database> {
     use notibus::store::FoundationDbOptions;
-    Database::foundationdb_with(file, &FoundationDbOptions { connect_timeout, ..Default::default() }).await
+    Database::foundationdb_with(file, &FoundationDbOptions::default().connect_timeout(connect_timeout)).await
 }
 
 #[cfg(not(feature = "foundationdb"))]

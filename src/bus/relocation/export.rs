@@ -18,11 +18,14 @@ use crate::{
 
 /// Options of an export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExportOptions {
     /// Whether to export beside living nodes and producers. The export still has the state of one moment, or fails; later
     /// writes are not in it. Default: no.
     pub while_running: bool,
 }
+
+crate::base::options::setters!(ExportOptions { while_running: bool });
 
 /// A summary of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,6 +12,7 @@ const READS_MAX: usize = 10_000;
 
 /// How the routers answer.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ApiOptions {
     /// Who may send requests. Default: everyone who reaches the server. A layer with its own accounts checks them before the
     /// routers.
@@ -49,6 +50,8 @@ pub struct ApiOptions {
     /// keep (`_doc_ids`) have as many bytes beside them. Default: 64 MiB.
     pub bodies_len_max: usize,
 }
+
+crate::base::options::setters!(ApiOptions { access: Access, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_client_max: usize, reads_max: usize, doc_reads_max: usize, doc_reads_limit: Duration, keeps_db_updates: bool, fallback_interval: Duration, longpoll_max_age: Option<Duration>, body_len_max: usize, bodies_len_max: usize });
 
 impl Default for ApiOptions {
     fn default() -> Self {

@@ -61,6 +61,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// How many connections there may be; the next one gets 503. Each needs a file descriptor. Default: 16,384.
     pub connections_max: usize,
@@ -91,6 +92,8 @@ pub struct ServerOptions {
     /// them. Clients then need [`Hosts::Any`], or the names that they use. Default: no.
     pub is_public: bool,
 }
+
+crate::base::options::setters!(ServerOptions { connections_max: usize, connections_per_address_max: usize, header_len_max: usize, headers_max: usize, header_timeout: Duration, write_timeout: Duration, send_buffer_len: usize, drain_timeout: Duration, hosts: Hosts, cors: Option<Cors>, proxies: Vec<IpAddr>, is_public: bool });
 
 impl Default for ServerOptions {
     fn default() -> Self {

@@ -49,6 +49,7 @@ const TOPOLOGIES_MAX: usize = 10_000;
 
 /// Options for creating the changes feed of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChangesOptions {
     /// Number of shards, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
     pub shards: u32,
@@ -56,6 +57,8 @@ pub struct ChangesOptions {
     /// [`SchemeId::ID`].
     pub scheme: SchemeId,
 }
+
+crate::base::options::setters!(ChangesOptions { shards: u32, scheme: SchemeId });
 
 impl Default for ChangesOptions {
     fn default() -> Self {

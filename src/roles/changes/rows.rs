@@ -62,6 +62,7 @@ fn winner(doc: &DocSummary) -> Leaf {
 
 /// Which changes to read, and what to read with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChangesQuery {
     /// The start: rows after it, or, if descending, rows before its position. Default: [`Cursor::NOTHING`].
     pub from: Cursor,
@@ -76,6 +77,8 @@ pub struct ChangesQuery {
     /// Only the rows of this shard, oldest first. Default: rows of all shards.
     pub shard: Option<ShardId>,
 }
+
+crate::base::options::setters!(ChangesQuery { from: Cursor, limit: usize, descending: bool, all_leaves: bool, include_docs: bool, shard: Option<ShardId> });
 
 impl Default for ChangesQuery {
     fn default() -> Self {

@@ -18,6 +18,7 @@ const CATCH_UPS_MAX: usize = 10_000;
 
 /// How a dispatcher works.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DispatcherOptions {
     /// The most rows that the ring holds; subscribers further behind read the feed. Default: 65,536.
     pub ring_rows_max: usize,
@@ -31,6 +32,14 @@ pub struct DispatcherOptions {
     /// 10,000, and never more than [`DispatcherOptions::page_rows_max`]. Default: 256.
     pub catch_up_rows_max: usize,
 }
+
+crate::base::options::setters!(DispatcherOptions {
+    ring_rows_max: usize,
+    page_rows_max: usize,
+    poll_interval: Duration,
+    catch_ups_max: usize,
+    catch_up_rows_max: usize
+});
 
 impl Default for DispatcherOptions {
     fn default() -> Self {

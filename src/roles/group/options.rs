@@ -13,6 +13,7 @@ use crate::{
 
 /// Options for creating a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupOptions {
     /// The start. [`Start::Now`] delivers the first event after the creation, whenever the first consumer starts;
     /// [`Cursor::NOTHING`](crate::Cursor::NOTHING) delivers the newest row of each id first. A position must not
@@ -89,6 +90,7 @@ pub enum FailurePolicy {
 
 /// How a consumer works.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConsumerOptions {
     /// How nodes share the shards.
     pub balance: BalanceOptions,
@@ -113,6 +115,18 @@ pub struct ConsumerOptions {
     /// Default: 1 min.
     pub stuck_after: Duration,
 }
+
+crate::base::options::setters!(ConsumerOptions {
+    balance: BalanceOptions,
+    rows_max: usize,
+    bytes_max: usize,
+    checkpoint: CheckpointPolicy,
+    retry: RetryPolicy,
+    failure: FailurePolicy,
+    parked_retry: RetryPolicy,
+    poll_interval: Duration,
+    stuck_after: Duration
+});
 
 impl Default for ConsumerOptions {
     fn default() -> Self {

@@ -10,6 +10,7 @@ use crate::{
 
 /// How a janitor works.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct JanitorOptions {
     /// How often it searches for things to delete. Default: 10 min.
     pub interval: Duration,
@@ -22,6 +23,13 @@ pub struct JanitorOptions {
     /// How the nodes agree on which of them is the janitor.
     pub balance: BalanceOptions,
 }
+
+crate::base::options::setters!(JanitorOptions {
+    interval: Duration,
+    tombstone_retention: Duration,
+    transaction_id_retention: Duration,
+    balance: BalanceOptions
+});
 
 impl Default for JanitorOptions {
     fn default() -> Self {

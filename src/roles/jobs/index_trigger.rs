@@ -138,7 +138,7 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 ///     println!("building {:?} of {}", build.ddocs, build.db.name);
 ///     Ok(())
 /// };
-/// let options = TriggerOptions { debounce: std::time::Duration::ZERO, ..TriggerOptions::index("views") };
+/// let options = TriggerOptions::index("views").debounce(std::time::Duration::ZERO);
 /// let trigger = index_trigger(running.dispatcher(), options, build).await?;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());

@@ -54,6 +54,7 @@ pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + S
 
 /// How a parallel job works.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ParallelJobOptions {
     /// How many tasks work at once, 1 to 10,000; others wait. Default: 16.
     pub tasks_max: usize,
@@ -62,6 +63,12 @@ pub struct ParallelJobOptions {
     /// How often a batch is tried before the job fails, at least once. Default: 5.
     pub attempts_max: u32,
 }
+
+crate::base::options::setters!(ParallelJobOptions {
+    tasks_max: usize,
+    batch_rows_max: usize,
+    attempts_max: u32
+});
 
 impl Default for ParallelJobOptions {
     fn default() -> Self {
@@ -112,7 +119,7 @@ impl<R: FeedRow> Batch<R> {
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let (changes, db) = (bus.changes(), Db::new("orders".parse()?, DbInstance::new()));
-/// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions { shards: 8, ..Default::default() }).await).await?;
+/// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default().shards(8)).await).await?;
 /// store
 ///     .run(async |tx| {
 ///         let writer = changes.writer(&tx, &db).await?;

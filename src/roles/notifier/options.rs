@@ -9,6 +9,7 @@ use crate::{
 
 /// How a notifier works.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NotifierOptions {
     /// How it takes its share of the partitions.
     pub balance: BalanceOptions,
@@ -22,6 +23,14 @@ pub struct NotifierOptions {
     /// The most rows of counters that one fold reads. Default: 1,000.
     pub fold_rows_max: usize,
 }
+
+crate::base::options::setters!(NotifierOptions {
+    balance: BalanceOptions,
+    fold_percent: u8,
+    fold_interval_max: Duration,
+    poll_interval: Duration,
+    fold_rows_max: usize
+});
 
 impl Default for NotifierOptions {
     fn default() -> Self {

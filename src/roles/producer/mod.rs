@@ -28,6 +28,7 @@ use crate::{
 
 /// How events are recorded. Producers of one bus may have different options.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ProducerOptions {
     /// Over how many keys the counters of one database are spread, 1 to 256. A transaction picks one at random. Raise it
     /// when one database is so hot that the storage process of its single counter key is the bottleneck. Default: 1.
@@ -36,6 +37,8 @@ pub struct ProducerOptions {
     /// mutation per database and transaction. Default: false.
     pub record_versionstamps: bool,
 }
+
+crate::base::options::setters!(ProducerOptions { slots: u16, record_versionstamps: bool });
 
 impl Default for ProducerOptions {
     fn default() -> Self {

@@ -25,7 +25,7 @@ pub enum ShardEvent<R> {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
 /// use notibus::{Bus, BusOptions, Cursor, feed::ShardEvent, store::Database};
 ///
-/// let bus = Bus::open(&Database::memory(), BusOptions { shards: 2, ..BusOptions::default() }).await?;
+/// let bus = Bus::open(&Database::memory(), BusOptions::default().shards(2)).await?;
 /// let feed = bus.feed();
 /// let live = feed.topology_at(Cursor::NOTHING).await?;
 /// let mut reader = feed.shard_reader(live.shards[0], Cursor::NOTHING);

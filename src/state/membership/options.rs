@@ -13,6 +13,7 @@ const PACE_MAX: Duration = Duration::from_secs(3);
 /// How a node shows that it lives. Nodes of a bus can have different times: each stores how long others have to wait
 /// for it. [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeOptions {
     /// The node's id; no other process may use it at the same time. Default: a random one.
     pub id: Option<NodeId>,
@@ -22,6 +23,8 @@ pub struct NodeOptions {
     /// heartbeat. With a shorter expiry others take its work over sooner, and sooner by mistake. Default: 5 s.
     pub expiry: Duration,
 }
+
+crate::base::options::setters!(NodeOptions { id: Option<NodeId>, heartbeat: Duration, expiry: Duration });
 
 impl Default for NodeOptions {
     fn default() -> Self {
@@ -58,6 +61,7 @@ impl NodeOptions {
 /// A node's share of the work: as many leases as any other, give or take one. If it may not have so many, others have
 /// more.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BalanceOptions {
     /// How often it polls whether nodes or leases have changed. Default: 1 s.
     pub interval: Duration,
@@ -67,6 +71,8 @@ pub struct BalanceOptions {
     /// The most leases that it takes. Resources beyond all nodes' limits have no owner. Default: no limit.
     pub leases_max: Option<u32>,
 }
+
+crate::base::options::setters!(BalanceOptions { interval: Duration, handover: Duration, leases_max: Option<u32> });
 
 impl Default for BalanceOptions {
     fn default() -> Self {

@@ -20,6 +20,7 @@ use crate::base::error::{Error, OpenCause, Result};
 
 /// Options of the connection to a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FoundationDbOptions {
     /// The API version of the client library, 630 to 710. A process chooses it once. Default: 710, which every client
     /// since 7.1 offers.
@@ -27,6 +28,8 @@ pub struct FoundationDbOptions {
     /// How long opening waits for the cluster to answer. Default: 10 s.
     pub connect_timeout: Duration,
 }
+
+crate::base::options::setters!(FoundationDbOptions { api_version: i32, connect_timeout: Duration });
 
 impl Default for FoundationDbOptions {
     fn default() -> Self {

@@ -40,12 +40,8 @@ pub(super) async fn check(args: &Args, db: &Database) -> Result<(), Failure> {
             )))
         }
         Err(Error::Invalid { what: "prefix", .. }) => {
-            let options = BusOptions {
-                prefix: prefix.to_vec(),
-                partitions: args.partitions,
-                shards: args.shards,
-                ..BusOptions::default()
-            };
+            let options =
+                BusOptions::default().prefix(prefix.to_vec()).partitions(args.partitions).shards(args.shards);
             let began = began(&Bus::open(db, options).await?).await?;
             let set = async |tx: notibus::store::Transaction| {
                 if let Some(began) = &began {

@@ -48,20 +48,15 @@ async fn open(
     progress: &Progress,
 ) -> Result<(Bus, Producer, Vec<Notifier>), Failure> {
     let prefix = args.prefix.clone().into_bytes();
-    let options =
-        BusOptions { prefix, partitions: args.partitions, shards: args.shards, ..BusOptions::default() };
+    let options = BusOptions::default().prefix(prefix).partitions(args.partitions).shards(args.shards);
     let bus = Bus::open(db, options).await?;
-    let producer = bus.producer_with(ProducerOptions { slots: args.slots, ..ProducerOptions::default() })?;
+    let producer = bus.producer_with(ProducerOptions::default().slots(args.slots))?;
     let mut notifiers: Vec<Notifier> = Vec::new();
     for _ in 0..args.notifiers {
         // With this limit no notifier takes partitions that another one would have to ask for.
         let share = args.partitions.div_ceil(args.notifiers);
-        let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
-        let options = NotifierOptions {
-            balance,
-            fold_interval_max: args.fold_interval_max,
-            ..NotifierOptions::default()
-        };
+        let balance = BalanceOptions::default().leases_max(Some(share));
+        let options = NotifierOptions::default().balance(balance).fold_interval_max(args.fold_interval_max);
         notifiers.push(bus.node(NodeOptions::default()).await?.notifier(options).await?);
     }
     let all = args.partitions as usize;

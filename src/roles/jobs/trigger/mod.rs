@@ -98,6 +98,7 @@ const YEAR: Duration = Duration::from_hours(366 * 24);
 /// | `checkpoint_interval` | 1 ms | 1 h |
 /// | `tenants`: `jobs_max`, `pending_max` | 1 | |
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct TriggerOptions {
     /// The name of its cursor, 1 to 256 bytes: after a restart, a trigger of the same name continues where it was. If triggers of one
     /// name run on two nodes, the one that was started last continues, and the other one ends.
@@ -133,6 +134,20 @@ pub struct TriggerOptions {
     /// exceeds its room in memory waits in the store. Default: the tenant is the part of the database's name before the first `/`.
     pub tenants: Tenants,
 }
+
+crate::base::options::setters!(TriggerOptions {
+    name: String,
+    filter: Filter,
+    debounce: Duration,
+    jobs_max: usize,
+    attempts_max: u32,
+    stall_limit: Duration,
+    backoff_min: Duration,
+    backoff_max: Duration,
+    pending_max: usize,
+    checkpoint_interval: Duration,
+    tenants: Tenants
+});
 
 impl TriggerOptions {
     /// Defaults of an index trigger of this name, for all databases.
@@ -199,7 +214,7 @@ impl TriggerOptions {
     }
 
     /// The tenants, with the limits of each.
-    fn tenants(&self) -> Tenants {
+    fn tenants_with_limits(&self) -> Tenants {
         let mut tenants = self.tenants.clone();
         if tenants.pending_max == usize::MAX {
             tenants.pending_max = (self.pending_max / 8).max(self.jobs_max).min(self.pending_max);

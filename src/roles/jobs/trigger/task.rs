@@ -131,7 +131,7 @@ impl<K: Kind> Supervisor<K> {
         let is_unsure = self.cursor.stored().knew_nothing() && self.cursor.has_marks();
         TriggerTask {
             context: Arc::clone(&self.context),
-            plan: Plan::new(self.options.pacing(), self.options.tenants()),
+            plan: Plan::new(self.options.pacing(), self.options.tenants_with_limits()),
             options: self.options.clone(),
             kind: Arc::clone(&self.kind),
             subscription,

@@ -24,7 +24,7 @@ type Weight = Arc<dyn Fn(&str) -> u32 + Send + Sync>;
 /// let tenants = Tenants::by(|db| db.as_str().split('-').next().unwrap_or_default().to_owned())
 ///     .weighted(|tenant| if tenant == "gold" { 4 } else { 1 })
 ///     .jobs_max(2);
-/// let options = TriggerOptions { tenants, jobs_max: 16, ..TriggerOptions::index("views") };
+/// let options = TriggerOptions::index("views").tenants(tenants).jobs_max(16);
 /// ```
 #[derive(Clone)]
 pub struct Tenants {
