@@ -60,12 +60,10 @@ pub(crate) struct PatternKey {
     pub kinds: Kinds,
 }
 
-const GLOB_LEN_MAX: usize = 1_024;
-
 /// A matcher of the glob `pattern`, as [`Filter::glob`] has it.
 pub(crate) fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
-    if pattern.len() > GLOB_LEN_MAX {
-        return Err(Error::invalid("glob", format!("it is longer than {GLOB_LEN_MAX} bytes")));
+    if pattern.len() > Filter::GLOB_LEN_MAX {
+        return Err(Error::invalid("glob", format!("it is longer than {} bytes", Filter::GLOB_LEN_MAX)));
     }
     let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
     let glob = build_glob(pattern).map_err(invalid)?;
@@ -133,6 +131,9 @@ impl Set {
 }
 
 impl Filter {
+    /// The most bytes of a glob.
+    pub const GLOB_LEN_MAX: usize = 1_024;
+
     fn of(names: Names) -> Self {
         Self { names, kinds: Kinds::ALL, ddocs: None }
     }

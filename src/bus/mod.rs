@@ -41,7 +41,7 @@ use crate::{
     state::{
         context::{Background, Context},
         feed::{NewTopology, RawFeed},
-        keys::{Config, Keys, Partition},
+        keys::{self, Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
         named_cursor::NamedCursor,
         notification_feed::NotificationFeed,
@@ -53,6 +53,9 @@ use crate::{
 };
 
 /// Options for creating or opening a bus. An existing bus must be opened with the same prefix and number of partitions.
+///
+/// Options have a method for each field, because later versions may add fields:
+/// `BusOptions::default().prefix(b"events".to_vec())`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BusOptions {
@@ -70,19 +73,26 @@ pub struct BusOptions {
 
 crate::base::options::setters!(BusOptions { prefix: Vec<u8>, partitions: u32, shards: u32, schemes: Schemes });
 
+impl BusOptions {
+    /// The most partitions.
+    pub const PARTITIONS_MAX: u32 = 4_096;
+    /// The most bytes of a prefix.
+    pub const PREFIX_LEN_MAX: usize = keys::PREFIX_LEN_MAX;
+    /// The most shards of a feed.
+    pub const SHARDS_MAX: u32 = keys::SHARDS_MAX;
+}
+
 impl Default for BusOptions {
     fn default() -> Self {
         Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4, schemes: Schemes::default() }
     }
 }
 
-const PARTITIONS_MAX: u32 = 4_096;
-
 fn check_partitions(partitions: u32) -> Result<()> {
-    if (1..=PARTITIONS_MAX).contains(&partitions) {
+    if (1..=BusOptions::PARTITIONS_MAX).contains(&partitions) {
         Ok(())
     } else {
-        Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")))
+        Err(Error::invalid("partitions", format!("{partitions} is not 1 to {}", BusOptions::PARTITIONS_MAX)))
     }
 }
 

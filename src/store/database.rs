@@ -195,6 +195,7 @@ impl Database {
     }
 
     /// A handle on the store that `wrap` puts around this one. To the store it is another process.
+    #[cfg(any(test, feature = "test-util"))]
     pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self {
             backend: Arc::new(wrap(Arc::clone(&self.backend))),

@@ -31,6 +31,7 @@ mod pages;
 mod range;
 mod retry;
 mod sweeper;
+#[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 mod transaction;
 mod transaction_ids;

@@ -93,6 +93,7 @@ impl TransactionIds {
     }
 
     /// The ids of another process under the same prefix.
+    #[cfg(any(test, feature = "test-util"))]
     pub fn of_another_process(&self) -> Self {
         Self { prefix: self.prefix.clone(), state: Mutex::default() }
     }

@@ -245,7 +245,9 @@ fn users_get_no_simulation() {
     let default = features.lines().find(|line| line.starts_with("default = ")).unwrap();
     let image = fs::read_to_string(root().join("ops/Dockerfile")).unwrap();
     let image = image.lines().find(|line| line.starts_with("ARG FEATURES=")).unwrap();
-    assert!(!default.contains("simulation") && !image.contains("simulation"));
+    for helper in ["simulation", "test-util"] {
+        assert!(!default.contains(helper) && !image.contains(helper), "users get {helper}");
+    }
     let brings = |line: &&str| line.contains("\"simulation\"");
     assert_eq!(features.lines().find(brings), None, "another feature brings the simulation");
 }

@@ -8,8 +8,6 @@ use crate::{
     roles::changes::FALLBACK_INTERVAL,
 };
 
-const READS_MAX: usize = 10_000;
-
 /// How the routers answer.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -74,6 +72,10 @@ impl Default for ApiOptions {
 }
 
 impl ApiOptions {
+    /// The most that [`ApiOptions::reads_max`](field@Self::reads_max) and
+    /// [`ApiOptions::doc_reads_max`](field@Self::doc_reads_max) may be.
+    pub const READS_MAX: usize = 10_000;
+
     /// Fails if an option is out of its limits.
     pub(super) fn check(&self) -> Result<()> {
         let zero = |what| Err(Error::invalid(what, "it is zero"));
@@ -83,9 +85,10 @@ impl ApiOptions {
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
             Self { doc_reads_limit: Duration::ZERO, .. } => zero("limit of the reads of documents"),
             Self { reads_max, doc_reads_max, .. }
-                if [reads_max, doc_reads_max].iter().any(|max| !(1..=READS_MAX).contains(*max)) =>
+                if [reads_max, doc_reads_max].iter().any(|max| !(1..=Self::READS_MAX).contains(*max)) =>
             {
-                let reason = format!("{reads_max} and {doc_reads_max} at once are not 1 to {READS_MAX}");
+                let reason =
+                    format!("{reads_max} and {doc_reads_max} at once are not 1 to {}", Self::READS_MAX);
                 Err(Error::invalid("reads", reason))
             }
             Self { longpoll_max_age: Some(_), access: Access::Credentials(_), .. } => {

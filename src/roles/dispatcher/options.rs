@@ -14,8 +14,6 @@ use crate::{
     },
 };
 
-const CATCH_UPS_MAX: usize = 10_000;
-
 /// How a dispatcher works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -54,14 +52,20 @@ impl Default for DispatcherOptions {
 }
 
 impl DispatcherOptions {
+    /// The most that [`DispatcherOptions::catch_ups_max`](field@Self::catch_ups_max) may be.
+    pub const CATCH_UPS_MAX: usize = 10_000;
+    /// The most that [`DispatcherOptions::page_rows_max`](field@Self::page_rows_max) and
+    /// [`DispatcherOptions::catch_up_rows_max`](field@Self::catch_up_rows_max) may be.
+    pub const ROWS_MAX: usize = PAGE_ROWS_MAX;
+
     pub(super) fn check(&self) -> Result<()> {
         if self.ring_rows_max == 0 {
             return Err(Error::invalid("ring_rows_max", "it is zero"));
         }
         for (what, number, max) in [
-            ("page_rows_max", self.page_rows_max, PAGE_ROWS_MAX),
-            ("catch_up_rows_max", self.catch_up_rows_max, PAGE_ROWS_MAX),
-            ("catch_ups_max", self.catch_ups_max, CATCH_UPS_MAX),
+            ("page_rows_max", self.page_rows_max, Self::ROWS_MAX),
+            ("catch_up_rows_max", self.catch_up_rows_max, Self::ROWS_MAX),
+            ("catch_ups_max", self.catch_ups_max, Self::CATCH_UPS_MAX),
         ] {
             if !(1..=max).contains(&number) {
                 return Err(Error::invalid(what, format!("{number} is not 1 to {max}")));

@@ -13,13 +13,14 @@ use super::{
     shared::Shared,
     subscribe::Subscribe,
 };
+#[cfg(any(test, feature = "test-util"))]
+use crate::base::notification::Notification;
 use crate::{
     base::{
         encoding::Sequence,
         error::{Error, Result, panic_text},
         event::DbName,
         filter::Filter,
-        notification::Notification,
         tasks::Task,
     },
     state::{context::Context, notification_feed::NotificationTail},
@@ -130,6 +131,7 @@ impl Dispatcher {
     /// Publishes `rows` as if the tail had read them, and had read everything up to `to`; for tests and benchmarks. The rows must be
     /// in order, after the present position and not after `to`. Fails with [`Error::Invalid`] otherwise, or if a tail reads the feed.
     /// For one caller at a time.
+    #[cfg(any(test, feature = "test-util"))]
     pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
         let from = self.position();
         let ends = rows.first().map_or(to, |row| row.sequence)..=rows.last().map_or(to, |row| row.sequence);

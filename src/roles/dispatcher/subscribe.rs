@@ -25,8 +25,6 @@ use crate::{
     store::RetryPolicy,
 };
 
-const MESSAGES_MAX: usize = 1_000_000;
-
 /// Starts a subscription, with the options that its methods set.
 #[derive(Clone)]
 #[must_use = "choose a stream, a callback or a listener to subscribe"]
@@ -208,6 +206,9 @@ where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
+    /// The most that [`messages_max`](Self::messages_max) may be.
+    pub const MESSAGES_MAX: usize = 1_000_000;
+
     /// Gives the listener a name, by which [`Dispatcher::listener`](crate::Dispatcher::listener) finds it. Fails if the name is empty.
     /// If another listener has the name, starting it fails.
     pub fn named(self, name: &str) -> Result<Self> {
@@ -245,8 +246,11 @@ where
     /// The most messages that wait for the listener, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
     /// limits.
     pub fn messages_max(self, messages_max: usize) -> Result<Self> {
-        if !(1..=MESSAGES_MAX).contains(&messages_max) {
-            return Err(Error::invalid("messages", format!("{messages_max} is not 1 to {MESSAGES_MAX}")));
+        if !(1..=Self::MESSAGES_MAX).contains(&messages_max) {
+            return Err(Error::invalid(
+                "messages",
+                format!("{messages_max} is not 1 to {}", Self::MESSAGES_MAX),
+            ));
         }
         Ok(Self { messages_max, ..self })
     }

@@ -84,8 +84,13 @@ pub enum FailurePolicy {
     /// newest replacing the ones before, so that each id's rows come in order. If a batch of several rows fails, its rows are tried one
     /// by one, and only those that fail again are parked. An id is parked with the checkpoint that passes its row; with
     /// [`CheckpointPolicy::Explicit`] that is a checkpoint of the observer, while rows before it are not saved. A group can have
-    /// about 1,000 parked ids; beyond that a shard waits, as with [`FailurePolicy::KeepRetrying`].
+    /// about [`FailurePolicy::PARKED_MAX`] parked ids; beyond that a shard waits, as with [`FailurePolicy::KeepRetrying`].
     Park,
+}
+
+impl FailurePolicy {
+    /// The most parked ids of a group; a few more if several shards park at once.
+    pub const PARKED_MAX: usize = 1_000;
 }
 
 /// How a consumer works.
@@ -155,9 +160,12 @@ impl Default for ConsumerOptions {
 }
 
 impl ConsumerOptions {
+    /// The most that [`ConsumerOptions::rows_max`](field@Self::rows_max) may be.
+    pub const ROWS_MAX: usize = PAGE_ROWS_MAX;
+
     pub(super) fn check(&self) -> Result<()> {
-        if !(1..=PAGE_ROWS_MAX).contains(&self.rows_max) {
-            return Err(Error::invalid("rows", format!("{} is not 1 to {PAGE_ROWS_MAX}", self.rows_max)));
+        if !(1..=Self::ROWS_MAX).contains(&self.rows_max) {
+            return Err(Error::invalid("rows", format!("{} is not 1 to {}", self.rows_max, Self::ROWS_MAX)));
         }
         let zero = [
             ("poll interval", self.poll_interval.is_zero()),

@@ -46,9 +46,6 @@ use crate::{
 /// The most rows that the rounds after the first read ahead of the work.
 const ROWS_HELD_MAX: usize = 100_000;
 
-/// The most tasks at once: a feed has no more shards.
-const TASKS_MAX: usize = 10_000;
-
 /// The result of a task's work. The error says in its own terms why it failed.
 pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
@@ -69,6 +66,11 @@ crate::base::options::setters!(ParallelJobOptions {
     batch_rows_max: usize,
     attempts_max: u32
 });
+
+impl ParallelJobOptions {
+    /// The most tasks at once: a feed has no more shards.
+    pub const TASKS_MAX: usize = 10_000;
+}
 
 impl Default for ParallelJobOptions {
     fn default() -> Self {
@@ -204,8 +206,9 @@ impl<R: FeedRow> ParallelJob<R> {
         W: Future<Output = TaskResult> + Send + 'static,
     {
         let Self { feed, since, options, fence } = self;
-        if !(1..=TASKS_MAX).contains(&options.tasks_max) {
-            let reason = format!("{} at once is not 1 to {TASKS_MAX}", options.tasks_max);
+        if !(1..=ParallelJobOptions::TASKS_MAX).contains(&options.tasks_max) {
+            let reason =
+                format!("{} at once is not 1 to {}", options.tasks_max, ParallelJobOptions::TASKS_MAX);
             return Err(Error::invalid("tasks of a parallel job", reason));
         }
         if options.attempts_max == 0 {

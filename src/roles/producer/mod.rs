@@ -46,8 +46,10 @@ impl Default for ProducerOptions {
     }
 }
 
-/// The most slots that a database can have.
-const SLOTS_MAX: u16 = 256;
+impl ProducerOptions {
+    /// The most slots that a database can have.
+    pub const SLOTS_MAX: u16 = 256;
+}
 
 /// Records events. Clones are cheap.
 ///
@@ -77,8 +79,11 @@ pub struct Producer {
 
 impl Producer {
     pub(crate) fn new(context: Arc<Context>, options: ProducerOptions) -> Result<Self> {
-        if !(1..=SLOTS_MAX).contains(&options.slots) {
-            return Err(Error::invalid("slots", format!("{} is not 1 to {SLOTS_MAX}", options.slots)));
+        if !(1..=ProducerOptions::SLOTS_MAX).contains(&options.slots) {
+            return Err(Error::invalid(
+                "slots",
+                format!("{} is not 1 to {}", options.slots, ProducerOptions::SLOTS_MAX),
+            ));
         }
         Ok(Self { context, options })
     }

@@ -96,6 +96,9 @@ impl<R> fmt::Debug for Feed<R> {
 }
 
 impl<R: FeedRow> Feed<R> {
+    /// The most rows of a page.
+    pub const PAGE_ROWS_MAX: usize = PAGE_ROWS_MAX;
+
     pub(crate) fn new(context: Arc<Context>, id: FeedId) -> Self {
         Self { context, id, rows: PhantomData }
     }

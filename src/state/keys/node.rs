@@ -31,9 +31,6 @@ mod part {
     pub const NODE_OF_ROLE: u16 = 2;
 }
 
-/// The longest role, in bytes.
-const ROLE_LEN_MAX: usize = 256;
-
 /// The id of a node: 16 bytes that no other process has at the same time. As text, 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub [u8; 16]);
@@ -87,13 +84,16 @@ impl Role {
     /// Serves feeds over HTTP.
     pub const HTTP: Self = Self(Cow::Borrowed("http"));
 
+    /// The most bytes of a role's name.
+    pub const NAME_LEN_MAX: usize = 256;
+
     /// A role of another name, of 1 to 256 bytes.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
-        if name.is_empty() || name.len() > ROLE_LEN_MAX {
+        if name.is_empty() || name.len() > Self::NAME_LEN_MAX {
             return Err(Error::invalid(
                 "role",
-                format!("its name has {} bytes, 1 to {ROLE_LEN_MAX} are allowed", name.len()),
+                format!("its name has {} bytes, 1 to {} are allowed", name.len(), Self::NAME_LEN_MAX),
             ));
         }
         Ok(Self(name.into()))

@@ -25,11 +25,10 @@ mod transaction;
 mod undo;
 mod watches;
 
+pub(crate) use self::backend::Embedded;
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) use self::folder::{Access, File, Files, FolderOptions, Lock};
 pub use self::folder::{Damage, FolderReport};
-pub(crate) use self::{
-    backend::Embedded,
-    folder::{Access, File, Files, FolderOptions, Lock},
-};
 pub(super) use self::{
     engine::Engine,
     folder::{SystemFiles, copy_to, inspect},

@@ -27,9 +27,6 @@ use crate::{
     store::RetryPolicy,
 };
 
-/// The most parked ids of a group; a few more if several shards park at once.
-pub(super) const PARKED_MAX: usize = 1_000;
-
 /// The most rows of a shard that wait for a checkpoint to become dead letters: they have to fit into one transaction.
 const LETTERS_MAX: usize = 100;
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::{
-    parked::{PARKED_MAX, Replaced, Turn, due_after},
+    parked::{Replaced, Turn, due_after},
     task::{Chunk, End, Task},
 };
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     roles::group::{
         Checkpointer, GroupBatch, Observer,
         observer::{Failure, Session},
+        options::FailurePolicy,
     },
     state::{
         feed::{FeedRow, StoredRow, Topology},
@@ -194,7 +195,7 @@ where
     /// Parks the id of the only row of `rows`, which has failed `attempts` times. Returns whether it is parked, or will be
     /// with the next checkpoint; false if too many ids are parked.
     pub(super) async fn park(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<bool> {
-        if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX {
+        if self.parking.all.max(self.parking.parked.len()) >= FailurePolicy::PARKED_MAX {
             return Ok(false);
         }
         let stored = &rows.rows[0];

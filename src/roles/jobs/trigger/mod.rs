@@ -75,12 +75,6 @@ where
     }
 }
 
-/// The most jobs at once.
-const JOBS_MAX: usize = 10_000;
-
-/// The most databases with waiting work.
-const PENDING_MAX: usize = 10_000_000;
-
 const YEAR: Duration = Duration::from_hours(366 * 24);
 
 /// How a trigger works. Values out of these limits are refused; [`Duration::MAX`] means never:
@@ -150,6 +144,11 @@ crate::base::options::setters!(TriggerOptions {
 });
 
 impl TriggerOptions {
+    /// The most jobs at once.
+    pub const JOBS_MAX: usize = 10_000;
+    /// The most databases with waiting work.
+    pub const PENDING_MAX: usize = 10_000_000;
+
     /// Defaults of an index trigger of this name, for all databases.
     pub fn index(name: impl Into<String>) -> Self {
         Self {
@@ -175,8 +174,8 @@ impl TriggerOptions {
 
     fn check(&self) -> Result<()> {
         let counts = [
-            ("jobs at once", self.jobs_max, JOBS_MAX),
-            ("pending databases", self.pending_max, PENDING_MAX),
+            ("jobs at once", self.jobs_max, Self::JOBS_MAX),
+            ("pending databases", self.pending_max, Self::PENDING_MAX),
             ("attempts", self.attempts_max as usize, usize::MAX),
             ("jobs of a tenant", self.tenants.jobs_max, usize::MAX),
             ("pending databases of a tenant", self.tenants.pending_max, usize::MAX),

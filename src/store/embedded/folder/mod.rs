@@ -40,7 +40,9 @@ use std::{
 
 use parking_lot::Mutex;
 
-pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) use self::files::File;
+pub(crate) use self::files::{Access, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
 pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
 use self::{
