@@ -160,12 +160,10 @@ impl Parking {
         }
     }
 
-    /// Notes a checkpoint: earlier transactions conflict with it, so nothing is in doubt any more.
+    /// Notes a checkpoint: earlier transactions conflict with it, so nothing is in doubt any more. What they have done before is in the
+    /// store, and [`Parking::settle`] looks at it.
     pub fn was_written(&mut self) {
         self.doubted.clear();
-        if !self.parks.overtaken.is_empty() {
-            Arc::make_mut(&mut self.parks).overtaken.clear();
-        }
     }
 
     pub fn next_due(&self) -> Option<Duration> {
