@@ -119,6 +119,28 @@ async fn a_database_that_fails_forever_waits_and_its_shard_goes_on() {
     picky.log.check(true);
 }
 
+/// By then the observer could work on the newer row, whose turn comes with that of the parked one.
+#[tokio::test(start_paused = true)]
+async fn a_newer_row_waits_for_the_turn_of_a_parked_one() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    world.create(["bad"]).await;
+    let picky = Picky::new();
+    let hour = Duration::from_hours(1);
+    let slow = RetryPolicy { backoff_min: hour, backoff_max: hour, ..parking().parked_retry };
+    let options = ConsumerOptions { parked_retry: slow, ..parking() };
+    let consumer = picky.log.consume(&world.bus, &group, options).await;
+    until_parked(&group, 1).await;
+    picky.is_mended.store(true, Ordering::SeqCst);
+    let newer = world.update("bad", 0).await;
+    pass(Duration::from_mins(5)).await;
+    assert!(picky.done("bad").is_empty(), "it is not time yet");
+    pass(2 * hour).await;
+    assert_eq!(picky.done("bad"), [newer], "it has taken the place of the one before");
+    consumer.shutdown().await.unwrap();
+    picky.log.check(true);
+}
+
 /// Regression: a row waited in memory behind a parked one, which was then worked on. The idle shard saved its position, which parked the
 /// row; and nobody tried it until another row of the shard came. A world has found it (seed 920000245 of its day).
 #[tokio::test(start_paused = true)]
