@@ -197,13 +197,13 @@ async fn what_a_late_save_has_parked_is_tried() {
 /// deleted without the shard's knowledge: its next row waits behind it, and is given to the next observer.
 #[tokio::test(start_paused = true)]
 async fn what_a_late_save_has_parked_is_tried_although_the_shard_saves() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
     let (is_mended, saves) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
     let (begun, go_on) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let (mended, saving, begins, waits) =
         (Arc::clone(&is_mended), Arc::clone(&saves), Arc::clone(&begun), Arc::clone(&go_on));
-    let store = world.faults.database();
+    let store = fixture.faults.database();
     let log = Log::doing(move |batch: GroupBatch<Notification>| {
         let (is_mended, store) = (mended.load(Ordering::SeqCst), store.clone());
         let (saving, begins, waits) = (Arc::clone(&saving), Arc::clone(&begins), Arc::clone(&waits));
@@ -213,7 +213,7 @@ async fn what_a_late_save_has_parked_is_tried_although_the_shard_saves() {
                 return Err("it is bad".into());
             }
             if has("x") && saving.swap(false, Ordering::SeqCst) {
-                let once = RetryPolicy { attempts_max: Some(1), ..RetryPolicy::default() };
+                let once = RetryPolicy::default().attempts_max(Some(1));
                 let save = async |tx: Transaction| {
                     tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
                     batch.checkpoint_in(&tx).await.map(drop)
@@ -229,26 +229,26 @@ async fn what_a_late_save_has_parked_is_tried_although_the_shard_saves() {
         }
     });
     let mut is_first = true;
-    world.faults.plan_commits(move |attempt| {
+    fixture.faults.plan_commits(move |attempt| {
         let is_late = has_effect(attempt) && std::mem::take(&mut is_first);
         is_late.then_some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
     });
     let hour = Duration::from_hours(1);
-    let slow = RetryPolicy { backoff_min: hour, backoff_max: hour, ..explicit().parked_retry };
+    let slow = explicit().parked_retry.backoff_min(hour).backoff_max(hour);
     let checkpoint = CheckpointPolicy::EveryBatch;
-    let options = ConsumerOptions { parked_retry: slow, checkpoint, ..explicit() };
-    let consumer = log.consume(&world.bus, &group, options).await;
-    world.create(["bad"]).await;
+    let options = explicit().parked_retry(slow).checkpoint(checkpoint);
+    let consumer = log.consume(&fixture.bus, &group, options).await;
+    fixture.create(["bad"]).await;
     pass(Duration::from_secs(1)).await;
     assert!(group.delete_parked("bad").await.unwrap());
     is_mended.store(true, Ordering::SeqCst);
-    world.create(["gate"]).await;
+    fixture.create(["gate"]).await;
     begun.notified().await;
-    world.update("bad", 0).await;
-    world.create(["x"]).await;
+    fixture.update("bad", 0).await;
+    fixture.create(["x"]).await;
     go_on.notify_one();
     begun.notified().await;
-    assert!(world.faults.commit_late().await[0].is_ok());
+    assert!(fixture.faults.commit_late().await[0].is_ok());
     assert_eq!(group.parked("", 10).await.unwrap().len(), 1);
     go_on.notify_one();
     pass(Duration::from_mins(1)).await;

@@ -121,17 +121,17 @@ async fn a_database_that_fails_forever_waits_and_its_shard_goes_on() {
 /// By then the observer could work on the newer row, whose turn comes with that of the parked one.
 #[tokio::test(start_paused = true)]
 async fn a_newer_row_waits_for_the_turn_of_a_parked_one() {
-    let world = GroupFixture::new(1).await;
-    let group = world.group(Cursor::NOTHING).await;
-    world.create(["bad"]).await;
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    fixture.create(["bad"]).await;
     let picky = Picky::new();
     let hour = Duration::from_hours(1);
-    let slow = RetryPolicy { backoff_min: hour, backoff_max: hour, ..parking().parked_retry };
-    let options = ConsumerOptions { parked_retry: slow, ..parking() };
-    let consumer = picky.log.consume(&world.bus, &group, options).await;
+    let slow = parking().parked_retry.backoff_min(hour).backoff_max(hour);
+    let options = parking().parked_retry(slow);
+    let consumer = picky.log.consume(&fixture.bus, &group, options).await;
     until_parked(&group, 1).await;
     picky.is_mended.store(true, Ordering::SeqCst);
-    let newer = world.update("bad", 0).await;
+    let newer = fixture.update("bad", 0).await;
     pass(Duration::from_mins(5)).await;
     assert!(picky.done("bad").is_empty(), "it is not time yet");
     pass(2 * hour).await;
