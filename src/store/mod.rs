@@ -17,10 +17,10 @@
 //!   body must be right if it happens twice; the body of [`Database::run_once`] happens once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
-mod additions;
 mod backend;
 mod database;
 mod embedded;
+mod extension;
 #[cfg(feature = "foundationdb")]
 mod fdb;
 mod limits;
@@ -47,12 +47,12 @@ pub use database::Database;
 pub use embedded::{Damage, FolderReport};
 #[cfg(feature = "simulation")]
 pub(crate) use embedded::{Embedded, FolderOptions};
+pub(crate) use extension::Extension;
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
 pub(crate) use limits::{KEY_LEN_MAX, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, VALUE_LEN_MAX};
 pub use mutation::AtomicOp;
-#[cfg(feature = "simulation")]
-pub(crate) use mutation::Mutation;
+pub(crate) use mutation::{Mutation, write_len};
 pub use once::CommittedOnce;
 pub use options::{Isolation, Priority, TransactionOption};
 pub use pages::Pages;

@@ -43,7 +43,7 @@ pub(crate) enum Mutation {
 }
 
 /// The bytes that a store counts for a write of `operand_len` bytes to a key of `key_len` bytes.
-pub(super) fn write_len(key_len: usize, operand_len: usize) -> usize {
+pub(crate) fn write_len(key_len: usize, operand_len: usize) -> usize {
     /// What a store counts for a write and its conflict range besides their bytes.
     const OVERHEAD: usize = 64;
     OVERHEAD + 3 * key_len + operand_len

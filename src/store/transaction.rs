@@ -1,7 +1,6 @@
 //! [`Transaction`]: the reads and writes of a layer.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,13 +14,13 @@ use smallvec::SmallVec;
 
 use super::{
     AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
-    additions::Additions,
     backend::TransactionBackend,
+    extension::{Extension, Extensions},
     limits,
-    mutation::{Mutation, write_len},
+    mutation::Mutation,
 };
 use crate::base::{
-    encoding::{Tally, Versionstamp},
+    encoding::Versionstamp,
     error::{Error, Result, StoreError},
 };
 
@@ -53,7 +52,6 @@ pub struct Transaction(Arc<Inner>);
 /// A transaction, shared by its handles.
 struct Inner {
     backend: Box<dyn TransactionBackend>,
-    /// The merged writes that wait for the commit.
     held: Mutex<Held>,
     /// A random number, drawn for this transaction. Callers spread their load by it.
     salt: u64,
@@ -97,30 +95,12 @@ impl Tokens {
     }
 }
 
-/// The writes that a transaction holds back until its commit, to merge them.
+/// What a transaction keeps until its commit.
 #[derive(Default)]
 struct Held {
-    additions: Additions,
-    /// By feed, keys and the numbers of rows to add to each.
-    counts: BTreeMap<Bytes, BTreeMap<Bytes, i64>>,
-    /// Keys whose values get the versionstamp, each with the operand.
-    stamps: BTreeMap<Bytes, Bytes>,
-    /// By feed, the ids that have got a row, each with the index of its row among those of the feed in this
-    /// transaction.
-    rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
-    /// By feed, how often it was removed.
-    removals: BTreeMap<Bytes, u64>,
+    extensions: Extensions,
     /// The listeners to the commit, each with its tokens.
     listeners: Vec<(Arc<dyn AfterCommit>, Tokens)>,
-    /// About the bytes that `counts` and `stamps` add to the size of the transaction.
-    merged_len: usize,
-}
-
-impl Held {
-    /// About the bytes that the writes add to the size of the transaction: each key is also written as a conflict range.
-    fn len(&self) -> usize {
-        self.additions.len() + self.merged_len
-    }
 }
 
 impl Transaction {
@@ -218,18 +198,8 @@ impl Transaction {
 
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
-        let Held { additions, counts, stamps, listeners, .. } = std::mem::take(&mut *self.held());
-        for addition in additions.into_mutations() {
-            self.0.backend.mutate(addition);
-        }
-        for (key, rows) in counts.into_values().flatten().filter(|(_, rows)| *rows != 0) {
-            let operand = Bytes::copy_from_slice(&rows.to_le_bytes());
-            self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
-        }
-        for (key, operand) in stamps {
-            let op = AtomicOp::SetVersionstampedValue;
-            self.0.backend.mutate(Mutation::Atomic(op, key, operand));
-        }
+        let Held { extensions, listeners } = std::mem::take(&mut *self.held());
+        extensions.into_writes(|write| self.0.backend.mutate(write));
         let result = self.0.backend.commit().await;
         // After an unknown result the caller may find that all is done, and never try again.
         let is_certain = result.as_ref().is_ok_and(Option::is_some);
@@ -243,7 +213,7 @@ impl Transaction {
 
     /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
     pub async fn approximate_size(&self) -> Result<usize> {
-        let held = self.held().len();
+        let held = self.held().extensions.size();
         Ok(self.0.backend.approximate_size().await? + held)
     }
 
@@ -308,62 +278,10 @@ impl Transaction {
         Ok(())
     }
 
-    /// Adds `tally` to the counters at `key` with the commit. However often this is called for one key, the commit
-    /// has one `ADD` for it. Reads of this transaction do not see it.
-    pub(crate) fn add_merged(&self, key: Vec<u8>, tally: &Tally) {
-        self.held().additions.add(key, tally);
-    }
-
-    /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However
-    /// often this is called for one key, the commit sets it once. Reads of this transaction do not see it.
-    pub(crate) fn stamp_merged(&self, key: Bytes, operand: Bytes) {
-        let mut held = self.held();
-        let len = write_len(key.len(), operand.len());
-        if let Entry::Vacant(entry) = held.stamps.entry(key) {
-            entry.insert(operand);
-            held.merged_len += len;
-        }
-    }
-
-    /// The index of the row of `id` among the rows that this transaction writes to `feed`, and whether it is the
-    /// first row for the id. The index of an id stays the same, so that only the last row written for it remains.
-    /// `None` once all 65,535 indices are taken.
-    pub(crate) fn place_of_row(&self, feed: &[u8], id: &[u8]) -> Option<(u16, bool)> {
-        let mut held = self.held();
-        let places = held.rows.entry(Bytes::copy_from_slice(feed)).or_default();
-        if let Some(&place) = places.get(id) {
-            return Some((place, false));
-        }
-        let next = u16::try_from(places.len()).ok().filter(|&next| next < u16::MAX)?;
-        places.insert(Bytes::copy_from_slice(id), next);
-        Some((next, true))
-    }
-
-    /// Adds `rows` to the number of rows of `feed` at `key` with the commit. However often this is called for one
-    /// key, the commit has at most one `ADD` for it. Reads of this transaction do not see it.
-    pub(crate) fn count_merged(&self, feed: &[u8], key: Vec<u8>, rows: i64) {
-        let mut held = self.held();
-        let len = write_len(key.len(), size_of_val(&rows));
-        match held.counts.entry(Bytes::copy_from_slice(feed)).or_default().entry(key.into()) {
-            Entry::Occupied(mut entry) => *entry.get_mut() += rows,
-            Entry::Vacant(entry) => {
-                entry.insert(rows);
-                held.merged_len += len;
-            }
-        }
-    }
-
-    /// Notes that `feed` is removed, with all rows that this transaction has written to it: its writers have to read
-    /// it again.
-    pub(crate) fn note_removal(&self, feed: &[u8]) {
-        let mut held = self.held();
-        *held.removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;
-        held.counts.remove(feed);
-        held.rows.remove(feed);
-    }
-
-    pub(crate) fn removals(&self, feed: &[u8]) -> u64 {
-        self.held().removals.get(feed).copied().unwrap_or_default()
+    /// Calls `with` with the transaction's extension of this type, which is made on its first use. `with` must not use the
+    /// transaction.
+    pub(crate) fn extension<E: Extension, T>(&self, with: impl FnOnce(&mut E) -> T) -> T {
+        with(self.held().extensions.get())
     }
 
     /// Calls `listener` with `token`, a small number, once the commit has succeeded, or may have; once, however often
@@ -385,7 +303,7 @@ impl Transaction {
         self.0.resets.load(Ordering::Relaxed)
     }
 
-    /// A random number of this transaction, by which producers spread their load.
+    /// A random number of this transaction. Callers spread their load by it.
     pub(crate) fn salt(&self) -> u64 {
         self.0.salt
     }
@@ -395,7 +313,7 @@ impl Transaction {
         self.0.tries.lock()
     }
 
-    /// The merged writes.
+    /// What it keeps until its commit. No holder of the lock uses the transaction.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.0.held.lock()
     }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{root, source};
+use crate::{root, source, sources};
 
 /// Layers whose folders are rooms of their own.
 const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
@@ -109,4 +109,17 @@ fn refuse_circles(uses: &BTreeSet<(PathBuf, PathBuf)>) {
         lines.extend(pairs.map(|(from, to)| format!("  {} uses {}", from.display(), to.display())));
     }
     assert!(lines.is_empty(), "{}", lines.join("\n"));
+}
+
+/// A store that knows its users cannot be read, tested or replaced without them.
+#[test]
+fn the_store_knows_nothing_of_the_bus() {
+    for (path, text) in sources().into_iter().filter(|(path, _)| path.starts_with("src/store")) {
+        let lowered = text.to_lowercase();
+        for word in ["feed", "producer", "notifi", "shard", "tally"] {
+            let begins_word = |at: usize| !lowered[..at].ends_with(char::is_alphanumeric);
+            let found = lowered.match_indices(word).find(|(at, _)| begins_word(*at));
+            assert_eq!(found, None, "{}", path.display());
+        }
+    }
 }

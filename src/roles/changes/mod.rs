@@ -37,7 +37,7 @@ use crate::{
     },
     state::{
         context::Context,
-        feed::{Feed, FeedRow, NewTopology, RawFeed, Topology, check_legacy_prefix},
+        feed::{Feed, FeedRow, NewTopology, PendingRows, RawFeed, Topology, check_legacy_prefix},
         keys::{FeedId, RowSpace},
         routing::SchemeId,
     },
@@ -146,7 +146,7 @@ impl Changes {
         for range in &self.context.keys.whole_feed(&feed) {
             tx.clear_range(range);
         }
-        tx.note_removal(feed.bytes());
+        PendingRows::note_removal(tx, feed.bytes());
         self.topologies.remove(&db.instance);
     }
 

@@ -10,7 +10,7 @@ use crate::{
         event::{Db, DdocId},
     },
     state::{
-        feed::{RawFeed, RowPlace, Topology, append},
+        feed::{PendingRows, RawFeed, RowPlace, Topology, append},
         keys::FeedId,
     },
     store::{Committed, Transaction},
@@ -63,7 +63,7 @@ impl<'a> ChangesWriter<'a> {
         topology: Arc<Topology>,
     ) -> Self {
         let feed = FeedId::documents(db.instance);
-        let read_at = (tx.resets(), tx.removals(feed.bytes()));
+        let read_at = (tx.resets(), PendingRows::removals(tx, feed.bytes()));
         Self { changes, tx, db, feed, topology, read_at }
     }
 
@@ -83,12 +83,12 @@ impl<'a> ChangesWriter<'a> {
             let reason = "its transaction was reset since; make another writer";
             return Err(Error::invalid("changes writer", reason));
         }
-        if self.tx.removals(self.feed.bytes()) != removals {
+        if PendingRows::removals(self.tx, self.feed.bytes()) != removals {
             return Err(Error::NoFeed { feed: self.feed.to_string() });
         }
         let Changes { context, producer, .. } = self.changes;
         let id = doc.id.as_str();
-        let place = self.tx.place_of_row(self.feed.bytes(), id.as_bytes());
+        let place = PendingRows::index_of(self.tx, self.feed.bytes(), id.as_bytes());
         let (order, is_first) = place.ok_or_else(|| {
             Error::invalid("documents", "a transaction records at most 65,535 documents of a database")
         })?;

@@ -4,9 +4,11 @@
 //! per database and transaction, one more mutation per design-document id, and one more with
 //! [`ProducerOptions::record_versionstamps`]. The event exists if and only if the transaction commits.
 
+mod additions;
 mod doorbell;
 #[cfg(feature = "foundationdb")]
 mod foundationdb;
+mod pending_events;
 mod target;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 
+use super::pending_events::PendingEvents;
 use crate::{
     base::encoding::Tally,
     state::{context::Context, keys::Partition},
@@ -35,11 +36,11 @@ impl EventTarget for Transaction {
     type Receipt = ();
 
     fn add(&self, key: Vec<u8>, tally: &Tally) {
-        self.add_merged(key, tally);
+        PendingEvents::add(self, key, tally);
     }
 
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {
-        self.stamp_merged(Bytes::copy_from_slice(key), Bytes::copy_from_slice(operand));
+        PendingEvents::stamp(self, Bytes::copy_from_slice(key), Bytes::copy_from_slice(operand));
     }
 
     fn spread(&self) -> u64 {

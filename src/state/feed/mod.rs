@@ -21,6 +21,7 @@
 mod counting;
 mod handle;
 mod merge;
+mod pending_rows;
 mod pulse;
 mod reader;
 mod reshard;
@@ -33,6 +34,7 @@ mod writer;
 pub(crate) use self::counting::{Counted, Known, Mark};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
+    pending_rows::PendingRows,
     pulse::{Probe, Pulse, PulseRead},
     reshard::{NewTopology, check_legacy_prefix},
     stored_row::StoredRow,

@@ -1,6 +1,6 @@
 //! Writing rows within one transaction.
 
-use super::{RawFeed, Topology, topology::space_of};
+use super::{RawFeed, Topology, pending_rows::PendingRows, topology::space_of};
 use crate::{
     base::{
         encoding::Sequence,
@@ -64,7 +64,7 @@ pub(crate) fn remove(
 }
 
 fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
-    tx.count_merged(feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
+    PendingRows::count(tx, feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
 }
 
 /// Writes the rows of a feed that keeps track of the newest row of each id, within one transaction. The topology must have

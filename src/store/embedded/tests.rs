@@ -210,7 +210,7 @@ fn an_opening_that_fails_says_whether_another_attempt_can_help() {
     }
 }
 
-/// Operations of the store once never waited, so that a producer in a loop starved all other tasks of its thread:
+/// Operations of the store once never waited, so that a task in a loop starved all other tasks of its thread:
 /// nodes missed their beats and gave up their leases.
 #[tokio::test]
 async fn a_writer_in_a_loop_leaves_others_their_turn() {

@@ -2,11 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{
-    AtomicOp,
-    mutation::{Mutation, write_len},
+use crate::{
+    base::encoding::{COUNTERS_LEN, Tally},
+    store::{AtomicOp, Mutation, write_len},
 };
-use crate::base::encoding::{COUNTERS_LEN, Tally};
 
 /// Keys and the counters to add to each.
 #[derive(Default)]
