@@ -78,6 +78,9 @@ pub(super) fn send(
     } else {
         None
     };
+    if after.is_some() && !is_late && shared.plan.doubts_last && shared.draw(0..=1) == 0 {
+        back += link.slowness();
+    }
     link.note(|| format!("commits {}", show_all(&mutations)));
     let state = Mutex::new(FlightState::Under { is_awaited: true, waker: None });
     let (issuer, is_sure) = (link.issuer, is_late || shared.draw(0..=1) == 0);

@@ -3,6 +3,7 @@
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
 mod absences;
+mod doubts;
 mod jobs;
 mod real_time;
 mod relocation;
@@ -67,6 +68,8 @@ pub(super) struct Plan {
     pub latency_us: u64,
     /// The longest delay of a slow step, in milliseconds.
     pub slow_ms: u64,
+    /// Whether some commits whose result is unknown are answered as late as slow ones.
+    pub doubts_last: bool,
     /// The longest pause of a process, in milliseconds.
     pub pause_max_ms: u64,
     /// The greatest error of clocks, in millionths.
@@ -247,6 +250,7 @@ impl Plan {
             rates: rates(random, |fault| !fault.is_of_jobs(), options.intensity.max(0.0)),
             latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
             slow_ms: [50, 500, 4_000][random.usize(0..3)],
+            doubts_last: false,
             pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],
             drift_ppm: [0, 100, 50_000][random.usize(0..3)],
             groups: (0..groups).map(|number| group(balance(random), random, number)).collect(),
@@ -304,6 +308,7 @@ impl Plan {
         };
         let plan = plan.with_parking(&mut Rng::with_seed(seed ^ 0x7061_726b));
         let plan = plan.with_slow_observers(&mut Rng::with_seed(seed ^ 0x736c_6f77));
+        let plan = plan.with_doubts(&mut Rng::with_seed(seed ^ 0x646f_7562_7473), options.intensity.max(0.0));
         let plan = plan.with_jobs(&mut Rng::with_seed(seed ^ 0x6a6f_6273), options.intensity.max(0.0));
         #[cfg(feature = "http")]
         let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
