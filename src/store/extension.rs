@@ -37,8 +37,8 @@ pub(super) struct Extensions(Vec<Box<dyn Held>>);
 impl Extensions {
     /// The extension of this type, which is made on its first use.
     pub fn get<E: Extension>(&mut self) -> &mut E {
-        let is_of_type = |held: &Box<dyn Held>| (&**held as &dyn Any).is::<E>();
-        let index = self.0.iter().position(is_of_type).unwrap_or_else(|| {
+        let known = self.0.iter().position(|held| (&**held as &dyn Any).is::<E>());
+        let index = known.unwrap_or_else(|| {
             self.0.push(Box::<E>::default());
             self.0.len() - 1
         });

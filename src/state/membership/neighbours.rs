@@ -234,7 +234,7 @@ impl NeighbourWatch {
         let decode = |(key, value): &(Bytes, Bytes)| {
             let decoded = self.keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
             let skip = |error: &Error| {
-                self.skipped.note(self.env(), &self.stats, &SkippedAt::Key(key.clone()), error)
+                self.skipped.note(self.env(), &self.stats, &SkippedAt::Key(key.clone()), error);
             };
             decoded.inspect_err(skip).ok()
         };

@@ -127,7 +127,7 @@ impl Merge {
             | HistoryEvent::FollowedRows { id, .. }
             | HistoryEvent::FollowedOver { id, .. } => *id = self.readers.get(id).copied().unwrap_or(*id),
             HistoryEvent::Observed { group, generation, .. } => {
-                *generation = self.oracle.generation(&group.0)
+                *generation = self.oracle.generation(&group.0);
             }
             _ => {}
         }
