@@ -25,6 +25,17 @@
 //! # }
 //! ```
 //!
+//! # Which receiver do I want?
+//!
+//! | I want | receiver | guarantee | cost |
+//! |---|---|---|---|
+//! | events while the process runs | a stream, batches, a callback or a listener of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
+//! | to resume after a restart | the same, with [`durable`](dispatcher::Subscribe::durable) | at least once | a small transaction per save |
+//! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
+//! | to share work among nodes | a consumer of a [`group`] | exactly once, in the transaction of the effect | leases and checkpoints by shard |
+//! | to build or replicate per database | a trigger of [`jobs`] | every change leads to a later run | a durable subscriber, and a row per failing database |
+//! | to work on all documents of a database | a parallel job of [`jobs`], on its [`changes`] | each document at least once | a read of its feed |
+//!
 //! `ARCHITECTURE.md` describes the design, layer by layer.
 
 // There the pages say which feature an item needs; only a nightly compiler can do so.

@@ -19,8 +19,9 @@ use crate::{
     state::{
         feed::FeedRow,
         keys::{
-            Config, CursorRow, DeadLetterRow, FoldMark, GroupName, GroupRow, Idleness, Keys, Lease, NodeId,
-            NodeRow, ParkedRow, RowSpace, ShardId, TopologyRow, Trouble, checkpoint_position,
+            Config, CursorRow, DeadLetterRow, FoldMark, GroupName, GroupParkedRow, GroupRow, Idleness, Keys,
+            Lease, NodeId, NodeRow, OwedRow, ParkedRow, RowSpace, ShardId, TopologyRow, Trouble,
+            checkpoint_position,
         },
     },
     store::testing::SimulatedDisk,
@@ -97,6 +98,14 @@ fn keys(input: &[u8]) {
     drop(keys.drain_row(row.clone()));
     drop(keys.lease_row(key, value));
     drop(keys.cursor_id(key));
+    drop(keys.scan_db(&row));
+    drop(keys.owed_name(&row));
+    drop(keys.lowest_checkpoint_group(key));
+    drop(keys.group_parked_id(key));
+    drop(keys.leased(key));
+    drop(keys.newest_id(key));
+    drop(keys.entry_incarnation(key));
+    drop(keys.topology_key(key));
     drop(RowSpace::new(&b"bus"[..]).sequence(key));
     if let Ok((feed, row)) = keys.topology_row(&row) {
         assert_eq!(keys.topology(&feed, row.first), key, "a topology entry stands elsewhere");
@@ -119,6 +128,12 @@ fn values(input: &[u8]) {
     round(input, Config::from_bytes, |it| it.to_bytes());
     round(input, CursorRow::from_bytes, |it| it.to_bytes());
     round(input, |bytes| DeadLetterRow::from_bytes(&Bytes::copy_from_slice(bytes)), DeadLetterRow::to_bytes);
+    round(
+        input,
+        |bytes| GroupParkedRow::from_bytes(&Bytes::copy_from_slice(bytes)),
+        GroupParkedRow::to_bytes,
+    );
+    round(input, OwedRow::from_bytes, |it| it.to_bytes().to_vec());
     round(input, FoldMark::from_bytes, |it| it.to_bytes());
     round(input, GroupRow::from_bytes, |it| it.to_bytes());
     round(input, Idleness::from_bytes, |it| it.to_bytes());
