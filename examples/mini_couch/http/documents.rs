@@ -16,7 +16,7 @@ use super::super::{
     document::{Document, Edit, doc_id, revision},
     problem::Problem,
 };
-use super::{Answer, Places, Shared, database};
+use super::{Answer, PathSegments, Shared, database};
 
 /// The parameters of a request.
 type Params = Query<HashMap<String, String>>;
@@ -27,13 +27,13 @@ fn parse(body: &[u8]) -> Result<Value, Problem> {
 }
 
 /// Writes a document, whose id may be left to the server.
-pub async fn add(State(couch): Shared, path: Places, body: Bytes) -> Answer {
+pub async fn add(State(couch): Shared, path: PathSegments, body: Bytes) -> Answer {
     let edit = edit_of(parse(&body)?)?;
     Ok(answer(StatusCode::CREATED, &edit, couch.edit(&database(&path)?, &edit).await?))
 }
 
 /// The newest revision of a document.
-pub async fn read(State(couch): Shared, path: Places, params: Params) -> Answer {
+pub async fn read(State(couch): Shared, path: PathSegments, params: Params) -> Answer {
     let found = couch.document(&database(&path)?, &document(&path)?).await?;
     let document = found.ok_or(Problem::Missing("missing"))?;
     match params.get("rev") {
@@ -50,7 +50,7 @@ pub async fn read(State(couch): Shared, path: Places, params: Params) -> Answer 
 /// Writes a document.
 pub async fn write(
     State(couch): Shared,
-    path: Places,
+    path: PathSegments,
     params: Params,
     headers: HeaderMap,
     body: Bytes,
@@ -61,13 +61,13 @@ pub async fn write(
 }
 
 /// Deletes a document.
-pub async fn erase(State(couch): Shared, path: Places, params: Params, headers: HeaderMap) -> Answer {
+pub async fn erase(State(couch): Shared, path: PathSegments, params: Params, headers: HeaderMap) -> Answer {
     let edit = Edit::deletion(document(&path)?, based_on(&params, &headers)?);
     Ok(answer(StatusCode::OK, &edit, couch.edit(&database(&path)?, &edit).await?))
 }
 
 /// Makes many edits, each of which succeeds or fails by itself.
-pub async fn bulk(State(couch): Shared, path: Places, body: Bytes) -> Answer {
+pub async fn bulk(State(couch): Shared, path: PathSegments, body: Bytes) -> Answer {
     let mut request = parse(&body)?;
     if request["new_edits"] == false {
         return Err(Problem::Unsupported("revisions that were made elsewhere"));
@@ -89,7 +89,7 @@ pub async fn bulk(State(couch): Shared, path: Places, body: Bytes) -> Answer {
 }
 
 /// The documents with the `keys` of the body, or the living ones between `startkey` and `endkey`.
-pub async fn list(State(couch): Shared, path: Places, params: Params, body: Bytes) -> Answer {
+pub async fn list(State(couch): Shared, path: PathSegments, params: Params, body: Bytes) -> Answer {
     let name = database(&path)?;
     let with_docs = params.get("include_docs").is_some_and(|value| value == "true");
     let request = if body.is_empty() { Value::Null } else { parse(&body)? };
@@ -151,7 +151,7 @@ fn based_on(params: &Params, headers: &HeaderMap) -> Result<Option<Revision>, Pr
 }
 
 /// Parses the document id of a path.
-fn document(path: &Places) -> Result<DocId, Problem> {
+fn document(path: &PathSegments) -> Result<DocId, Problem> {
     match path.get("design") {
         Some(name) => doc_id(&format!("_design/{name}")),
         None => doc_id(&path["id"]),

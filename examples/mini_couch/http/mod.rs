@@ -28,7 +28,7 @@ pub const BODY_LEN_MAX: usize = 16 << 20;
 type Shared = State<Arc<Couch>>;
 
 /// The parameters of a path: `db`, and `id` or `design`.
-type Places = Path<HashMap<String, String>>;
+type PathSegments = Path<HashMap<String, String>>;
 
 /// The result of a handler.
 type Answer = Result<Response, Problem>;
@@ -67,7 +67,7 @@ async fn list(State(couch): Shared) -> Answer {
     Ok(Json(couch.databases().await?).into_response())
 }
 
-async fn info(State(couch): Shared, path: Places) -> Answer {
+async fn info(State(couch): Shared, path: PathSegments) -> Answer {
     let name = database(&path)?;
     let Info { living, deleted, bytes, last_change } = couch.info(&name).await?;
     let body = json!({
@@ -83,17 +83,17 @@ async fn info(State(couch): Shared, path: Places) -> Answer {
     Ok(Json(body).into_response())
 }
 
-async fn create(State(couch): Shared, path: Places) -> Answer {
+async fn create(State(couch): Shared, path: PathSegments) -> Answer {
     couch.create_database(&database(&path)?).await?;
     Ok((StatusCode::CREATED, Json(json!({ "ok": true }))).into_response())
 }
 
-async fn remove(State(couch): Shared, path: Places) -> Answer {
+async fn remove(State(couch): Shared, path: PathSegments) -> Answer {
     couch.delete_database(&database(&path)?).await?;
     Ok(Json(json!({ "ok": true })).into_response())
 }
 
 /// Parses the database of a path.
-fn database(path: &Places) -> Result<DbName, Problem> {
+fn database(path: &PathSegments) -> Result<DbName, Problem> {
     Ok(DbName::new(&path["db"])?)
 }

@@ -37,14 +37,14 @@ pub(super) async fn in_time<T, E: Into<Failure>>(
 }
 
 /// Extracts the placeholders of a path. Its refusals have the same form as all others.
-pub(super) struct Places<T>(pub T);
+pub(super) struct PathSegments<T>(pub T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathSegments<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let places = Path::from_request_parts(parts, state).await;
-        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
+        let segments = Path::from_request_parts(parts, state).await;
+        segments.map(|Path(segments)| Self(segments)).map_err(|error| Failure::bad_request(error.body_text()))
     }
 }
 

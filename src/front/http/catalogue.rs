@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
-    answer::{Places, at, json as answer},
+    answer::{PathSegments, at, json as answer},
     caller::Permission,
     manage::parameters,
     stream::respond,
@@ -117,7 +117,7 @@ impl Listing {
 /// Answers with the properties of a database that the bus knows.
 async fn info(
     State(known): State<Arc<Known>>,
-    Places(name): Places<String>,
+    PathSegments(name): PathSegments<String>,
     caller: Option<Extension<Caller>>,
 ) -> Response {
     let find = async {

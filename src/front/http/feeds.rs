@@ -8,15 +8,14 @@ use axum::{
     http::{StatusCode, request::Parts},
     routing::any,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt;
 
 use super::{
     Api, Failure, Inner,
-    answer::{Answered, Places, Shared, at, json as answer},
+    answer::{Answered, PathSegments, Shared, at, json as answer},
     caller::Permission,
-    manage::{instance_of, posted, reads},
+    manage::{ReshardRequest, instance_of, posted, reads},
     page::{PageSize, cut_at},
     updates::size_of_row,
 };
@@ -35,15 +34,6 @@ use crate::{
 /// The most rows of a page, and how many it has if nothing is said.
 const PAGE_ROWS: usize = 1_000;
 
-/// How to spread a feed.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReshardRequest {
-    shards: u32,
-    /// The number of the scheme that routes ids to them; as before, if not said.
-    scheme: Option<u16>,
-}
-
 impl Api {
     /// The shards of feeds below `/_notibus/feeds/{feed}/topology`, for those who may see the status, and `…/reshard`, for admins;
     /// and `/_notibus/feeds/notifications/rows` for those who may read `_db_updates`.
@@ -59,7 +49,7 @@ impl Api {
 }
 
 /// The history of a feed's shards, with `rows` also how many rows each has.
-async fn topology(State(inner): Shared, Places(feed): Places<String>, parts: Parts) -> Answered {
+async fn topology(State(inner): Shared, PathSegments(feed): PathSegments<String>, parts: Parts) -> Answered {
     let counts = match reads(&parts, &["rows"])?.get("rows").map(String::as_str) {
         None | Some("false") => false,
         Some("true") => true,
@@ -101,7 +91,11 @@ fn object(entry: &TopologyEntry) -> Value {
 }
 
 /// Spreads a feed over another number of shards.
-async fn reshard(State(inner): Shared, Places(feed): Places<String>, request: Request) -> Answered {
+async fn reshard(
+    State(inner): Shared,
+    PathSegments(feed): PathSegments<String>,
+    request: Request,
+) -> Answered {
     let wanted: ReshardRequest = posted(&inner, request, "{\"shards\":8}").await?;
     let scheme = wanted.scheme.map(SchemeId);
     let entry = match instance_of(Some(&feed))? {

@@ -6,10 +6,19 @@ use axum::{
     extract::Request,
     http::{Method, StatusCode, header, request::Parts},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{Caller, Failure, Inner, caller::Permission};
 use crate::base::event::DbInstance;
+
+/// How to spread a feed.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReshardRequest {
+    pub shards: u32,
+    /// The number of the scheme that routes ids to them; `None` keeps the present one.
+    pub scheme: Option<u16>,
+}
 
 /// Fails unless the request only reads.
 pub(super) fn check_reads(parts: &Parts) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Api, Failure, Inner,
-    answer::{Answered, Places, Shared, done, json as answer, routes},
+    answer::{Answered, PathSegments, Shared, done, json as answer, routes},
     caller::Permission,
     manage::{check_changes, parameters, posted, reads},
 };
@@ -86,7 +86,7 @@ async fn list(State(inner): Shared, parts: Parts) -> Answered {
 }
 
 /// Answers with one trigger, and a page of its parked databases.
-async fn show(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
+async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
     let last = after(&parts)?;
     let trigger = find(&inner, &name).await?;
     let mut shown = summary(&inner, &trigger).await?;
@@ -110,7 +110,7 @@ fn after(parts: &Parts) -> Result<Option<Db>, Failure> {
 }
 
 /// Retries parked databases.
-async fn retry(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+async fn retry(State(inner): Shared, PathSegments(name): PathSegments<String>, request: Request) -> Answered {
     let request: RetryRequest = posted(&inner, request, "{\"db\":\"name\"}").await?;
     let db = request.db.map(|name| DbName::new(&name)).transpose()?;
     let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
@@ -121,7 +121,7 @@ async fn retry(State(inner): Shared, Places(name): Places<String>, request: Requ
 }
 
 /// Forgets all that the bus has saved of a trigger.
-async fn reset(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
+async fn reset(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
     check_changes(&parts)?;
     parameters(&parts, &[])?;
     find(&inner, &name).await?.reset().await?;

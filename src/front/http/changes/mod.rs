@@ -27,7 +27,7 @@ use self::{
 };
 use super::{
     Api, Caller, Databases, Failure,
-    answer::{Places, at, in_time, routes},
+    answer::{PathSegments, at, in_time, routes},
     caller::Permission,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
@@ -55,7 +55,7 @@ impl Api {
 /// Answers with the changes of all shards.
 async fn whole(
     State(served): State<Arc<Served>>,
-    Places(name): Places<String>,
+    PathSegments(name): PathSegments<String>,
     request: Request,
 ) -> Response {
     let began = in_time(&served.inner, "reading a feed", Box::pin(feed(&served, &name, None, request))).await;
@@ -65,7 +65,7 @@ async fn whole(
 /// Answers with the changes of one shard.
 async fn one_shard(
     State(served): State<Arc<Served>>,
-    Places((name, shard)): Places<(String, String)>,
+    PathSegments((name, shard)): PathSegments<(String, String)>,
     request: Request,
 ) -> Response {
     let answer = async {

@@ -7,32 +7,23 @@ use axum::{
     extract::{Request, State},
     http::{Method, StatusCode, request::Parts},
 };
-use serde::Deserialize;
 
 use super::served::Served;
 use crate::{
     base::cursor::Start,
     front::http::{
         Caller, Failure,
-        answer::{Answered, Places, json},
-        manage::{check_page, parameters, reads},
+        answer::{Answered, PathSegments, json},
+        manage::{ReshardRequest, check_page, parameters, reads},
         query::{Query, Topic},
     },
     state::{feed::TopologyEntry, routing::SchemeId},
 };
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReshardRequest {
-    shards: u32,
-    /// The number of a hashing scheme; `None` keeps the present one.
-    scheme: Option<u16>,
-}
-
 /// Answers with the shards that were live at `since`.
 pub(super) async fn meta(
     State(served): State<Arc<Served>>,
-    Places(name): Places<String>,
+    PathSegments(name): PathSegments<String>,
     parts: Parts,
 ) -> Answered {
     reads(&parts, &["since"])?;
@@ -50,7 +41,7 @@ pub(super) async fn meta(
 /// Shows or changes the number of shards.
 pub(super) async fn administer(
     State(served): State<Arc<Served>>,
-    Places(name): Places<String>,
+    PathSegments(name): PathSegments<String>,
     request: Request,
 ) -> Answered {
     let (parts, body) = request.into_parts();

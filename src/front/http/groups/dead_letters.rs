@@ -11,7 +11,7 @@ use crate::{
     base::encoding::Sequence,
     front::http::{
         Failure,
-        answer::{Answered, Places, Shared, done},
+        answer::{Answered, PathSegments, Shared, done},
         manage::posted,
     },
 };
@@ -29,14 +29,22 @@ struct DeadLettersRequest {
 }
 
 /// Lists a page of dead letters.
-pub(super) async fn list(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
+pub(super) async fn list(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    parts: Parts,
+) -> Answered {
     let (group, after) = listed_after(&inner, &name, &parts).await?;
     let after = after.map_or(Ok(Sequence::MIN), |text| text.parse())?;
     Ok(page("dead_letters", &group.dead_letters(after, PAGE_ROWS).await?, |last| last.sequence))
 }
 
 /// Deletes one, or all.
-pub(super) async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+pub(super) async fn delete(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    request: Request,
+) -> Answered {
     let which: DeadLettersRequest = posted(&inner, request, "{\"seq\":\"…\"} or {\"all\":true}").await?;
     let group = find_existing(&inner, &name, which.feed.as_deref()).await?;
     match (which.seq, which.all) {

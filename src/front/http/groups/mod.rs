@@ -19,7 +19,7 @@ use serde_json::json;
 use self::found::find;
 use super::{
     Api, Failure, Inner,
-    answer::{Answered, Places, Shared, done, json as answer, routes},
+    answer::{Answered, PathSegments, Shared, done, json as answer, routes},
     caller::Permission,
     manage::{check_reads, parameters, posted, reads},
 };
@@ -98,7 +98,7 @@ async fn create(inner: &Inner, request: Request) -> Answered {
 }
 
 /// How far a group is behind in each shard.
-async fn lag(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
+async fn lag(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
     let given = reads(&parts, &["feed"])?;
     let group = find(&inner, &name, given.get("feed").map(String::as_str))?;
     Ok(answer(StatusCode::OK, &json!({ "lag": group.lag().await? })))
@@ -110,14 +110,18 @@ async fn changed(inner: &Inner, name: &str, request: Request) -> Result<(Group<(
 }
 
 /// Sets a group to another position.
-async fn reset(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+async fn reset(State(inner): Shared, PathSegments(name): PathSegments<String>, request: Request) -> Answered {
     let (group, asked) = changed(&inner, &name, request).await?;
     let to = asked.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
     group.reset(to.parse::<Start>()?, asked.force).await?;
     Ok(done())
 }
 
-async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+async fn delete(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    request: Request,
+) -> Answered {
     let (group, asked) = changed(&inner, &name, request).await?;
     if asked.to.is_some() {
         return Err(Failure::bad_request("A group that is deleted goes nowhere."));

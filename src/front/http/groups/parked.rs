@@ -11,7 +11,7 @@ use super::found::{PAGE_ROWS, find_existing, listed_after, page};
 use crate::{
     front::http::{
         Failure, Inner,
-        answer::{Answered, Places, Shared, done, json as answer},
+        answer::{Answered, PathSegments, Shared, done, json as answer},
         manage::posted,
     },
     roles::group::Group,
@@ -28,7 +28,11 @@ struct ParkedRequest {
 }
 
 /// Lists a page of parked ids.
-pub(super) async fn list(State(inner): Shared, Places(name): Places<String>, parts: Parts) -> Answered {
+pub(super) async fn list(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    parts: Parts,
+) -> Answered {
     let (group, after) = listed_after(&inner, &name, &parts).await?;
     Ok(page("parked", &group.parked(&after.unwrap_or_default(), PAGE_ROWS).await?, |last| &last.id))
 }
@@ -44,7 +48,11 @@ async fn changed(
 }
 
 /// Has all of them tried again soon.
-pub(super) async fn retry(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+pub(super) async fn retry(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    request: Request,
+) -> Answered {
     let (group, id) = changed(&inner, &name, request).await?;
     if id.is_some() {
         return Err(Failure::bad_request("All are tried again; there is no choice of one."));
@@ -53,7 +61,11 @@ pub(super) async fn retry(State(inner): Shared, Places(name): Places<String>, re
 }
 
 /// Drops what waits of one.
-pub(super) async fn delete(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+pub(super) async fn delete(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    request: Request,
+) -> Answered {
     let (group, id) = changed(&inner, &name, request).await?;
     let id = id.ok_or_else(|| Failure::bad_request("Say which: \"id\"."))?;
     if !group.delete_parked(&id).await? {

@@ -11,7 +11,7 @@ use super::found::find;
 use crate::{
     base::filter::glob_matcher,
     front::http::{
-        answer::{Answered, Places, Shared, json as answer},
+        answer::{Answered, PathSegments, Shared, json as answer},
         manage::posted,
     },
 };
@@ -31,7 +31,11 @@ struct ReplayRequest {
 }
 
 /// Replays a part: the answer says how many rows wait for consumers because of it, and where the next request goes on.
-pub(super) async fn replay(State(inner): Shared, Places(name): Places<String>, request: Request) -> Answered {
+pub(super) async fn replay(
+    State(inner): Shared,
+    PathSegments(name): PathSegments<String>,
+    request: Request,
+) -> Answered {
     let wanted: ReplayRequest = posted(&inner, request, "{\"filter\":\"eu/*\"}").await?;
     let group = find(&inner, &name, wanted.feed.as_deref())?;
     let glob = wanted.filter.as_deref().map(glob_matcher).transpose()?;

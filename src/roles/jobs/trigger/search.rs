@@ -28,7 +28,7 @@ pub(super) struct Search {
     planned: Option<Vec<Db>>,
     /// The last marked database that was checked.
     last: Option<Db>,
-    /// Places in the plan that the present step may take.
+    /// PathSegments in the plan that the present step may take.
     reserved: usize,
     step: Option<BoxFuture<'static, Found>>,
 }
@@ -69,7 +69,7 @@ impl Search {
         }
     }
 
-    /// Places in the plan that are reserved for results.
+    /// PathSegments in the plan that are reserved for results.
     pub fn reserved(&self) -> usize {
         self.reserved
     }
