@@ -25,4 +25,5 @@ mod pace;
 mod parity;
 mod regressions;
 mod restarts;
+mod streams;
 mod supervision;

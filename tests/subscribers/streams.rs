@@ -1,8 +1,4 @@
-//! Dispatching: every subscriber gets its deliveries, derived for its own cursor, however slow it is.
-
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
+//! Streams: every subscriber gets its deliveries, derived for its own cursor, however slow it is.
 
 use std::{
     collections::BTreeSet,
@@ -13,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-use common::{NEVER, db, eager, joined, narrow_bus, record, row_with, until, within};
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Kinds,
-    Notifier, Sequence,
+    Bus, Cursor, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Kinds, Notifier, Sequence,
     cursor::Start,
-    dispatcher::{Interruption, Subscription},
+    dispatcher::Interruption,
     event::{Incarnation, Versionstamp},
     store::{
         Database, StoreError,
@@ -28,84 +22,16 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// A bus with all its roles in one process.
-struct Node {
-    store: Database,
-    bus: Bus,
-    /// Folds at once.
-    _notifier: Notifier,
-    dispatcher: Dispatcher,
-}
-
-impl Node {
-    async fn new(options: DispatcherOptions) -> Self {
-        let store = Database::memory();
-        let bus = narrow_bus(&store).await;
-        Self {
-            _notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
-            dispatcher: bus.dispatcher(options).await.unwrap(),
-            store,
-            bus,
-        }
-    }
-
-    /// Commits an event, and waits until it is folded and the tail has read it.
-    async fn event(&self, database: &Db, kind: EventKind) -> Sequence {
-        let before = self.bus.stats().folded.total();
-        record(&self.store, &self.bus, database, kind.once().lanes()).await;
-        until("a fold", async || self.bus.stats().folded.total() > before).await;
-        let row = common::row(&self.bus, database).await.unwrap();
-        until("the tail", async || self.dispatcher.position() >= row.sequence).await;
-        row.sequence
-    }
-
-    /// Events of one kind in the databases `names`.
-    async fn events(&self, names: &[&str], kind: EventKind) {
-        for name in names {
-            self.event(&db(name, 1), kind).await;
-        }
-    }
-}
+use super::fixture::{SubscriberFixture, changes, drain, kinds, names, next, ready};
+use crate::common::{self, NEVER, db, eager, joined, narrow_bus, record, row_with, until, within};
 
 fn ring(ring_rows_max: usize) -> DispatcherOptions {
     DispatcherOptions::default().ring_rows_max(ring_rows_max)
 }
 
-async fn next(subscription: &mut Subscription) -> Delivery {
-    within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
-}
-
-fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
-    std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
-}
-
-/// All deliveries within a good while.
-async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
-    let mut deliveries = Vec::new();
-    while let Ok(Some(item)) =
-        tokio::time::timeout(Duration::from_secs(10), common::next_news(subscription)).await
-    {
-        deliveries.push(item.unwrap());
-    }
-    deliveries
-}
-
-fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
-    deliveries.iter().map(|delivery| delivery.notification().name.as_str()).collect()
-}
-
-fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
-    delivery.news().iter().collect()
-}
-
-/// The kinds of events in a delivery's news.
-fn kinds(delivery: &Delivery) -> Vec<EventKind> {
-    delivery.news().iter().map(|(_, kind)| kind).collect()
-}
-
 #[tokio::test(start_paused = true)]
 async fn every_filter_gets_its_databases_and_no_others() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let cases = [
         (Filter::all(), vec!["_replicator", "a/_replicator", "a/b", "ab", "b", "b/_replicator"]),
         (Filter::name("ab").unwrap(), vec!["ab"]),
@@ -134,7 +60,7 @@ async fn every_filter_gets_its_databases_and_no_others() {
 #[tokio::test(start_paused = true)]
 async fn only_the_wanted_kinds_are_delivered() {
     for filter in [Filter::name("a").unwrap(), Filter::all(), Filter::prefix("a")] {
-        let node = Node::new(DispatcherOptions::default()).await;
+        let node = SubscriberFixture::with(DispatcherOptions::default()).await;
         let wanted = Kinds::from(EventKind::Deleted) | EventKind::DdocUpdated.into();
         let mut subscription = node.dispatcher.subscribe(filter.kinds(wanted).unwrap()).stream();
         let a = db("a", 1);
@@ -189,7 +115,7 @@ async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
         (1_000, Filter::prefix("db")),
         (1_000, Filter::names(["db1", "db2", "db3"].map(|name| name.parse().unwrap())).unwrap()),
     ] {
-        let node = Node::new(DispatcherOptions::default().page_rows_max(page_rows_max)).await;
+        let node = SubscriberFixture::with(DispatcherOptions::default().page_rows_max(page_rows_max)).await;
         for kind in [EventKind::Created, EventKind::DdocUpdated, EventKind::Updated] {
             node.events(&["db1", "db2", "db3"], kind).await;
         }
@@ -208,7 +134,7 @@ async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
 
 #[tokio::test(start_paused = true)]
 async fn a_kind_from_before_the_last_row_reaches_a_subscriber_of_that_kind_only() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     for kind in [EventKind::Created, EventKind::Updated] {
         node.events(&["a", "b", "c"], kind).await;
     }
@@ -220,7 +146,7 @@ async fn a_kind_from_before_the_last_row_reaches_a_subscriber_of_that_kind_only(
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_from_a_sequence_gets_what_came_after_it() {
     for filter in [Filter::all(), Filter::prefix("d"), Filter::name("d").unwrap()] {
-        let node = Node::new(DispatcherOptions::default()).await;
+        let node = SubscriberFixture::with(DispatcherOptions::default()).await;
         let known = node.event(&db("d", 1), EventKind::Created).await;
         node.event(&db("d", 1), EventKind::DdocUpdated).await;
         node.event(&db("d", 1), EventKind::Updated).await;
@@ -241,7 +167,7 @@ async fn a_subscriber_from_a_sequence_gets_what_came_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_from_now_gets_nothing_old() {
     for filter in [Filter::all(), Filter::name("d").unwrap()] {
-        let node = Node::new(DispatcherOptions::default()).await;
+        let node = SubscriberFixture::with(DispatcherOptions::default()).await;
         node.event(&db("d", 1), EventKind::Created).await;
         let mut subscription = node.dispatcher.subscribe(filter).stream();
         node.event(&db("d", 1), EventKind::Updated).await;
@@ -255,7 +181,7 @@ async fn a_subscriber_from_now_gets_nothing_old() {
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_deleted() {
     let options = DispatcherOptions::default().page_rows_max(1);
-    let node = Node::new(options).await;
+    let node = SubscriberFixture::with(options).await;
     // Enough for two rows in a shard.
     let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
     node.events(&all, EventKind::Created).await;
@@ -274,7 +200,7 @@ async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_del
 /// A subscriber that starts again from the `since` of a delivery misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     for kind in [EventKind::Created, EventKind::Updated] {
         node.events(&["a", "b"], kind).await;
     }
@@ -288,7 +214,7 @@ async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_row_has_all_that_was_missed_before_it() {
     // The ring holds the last row only.
-    let node = Node::new(ring(1)).await;
+    let node = SubscriberFixture::with(ring(1)).await;
     let mut subscription = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let (old, new) = (db("a", 1), db("a", 2));
     node.event(&old, EventKind::Created).await;
@@ -315,7 +241,7 @@ async fn a_row_has_all_that_was_missed_before_it() {
 #[tokio::test(start_paused = true)]
 async fn a_laggard_reads_the_feed_again_and_misses_nothing() {
     for page_rows_max in [1, 1_000] {
-        let node = Node::new(ring(2).page_rows_max(page_rows_max)).await;
+        let node = SubscriberFixture::with(ring(2).page_rows_max(page_rows_max)).await;
         let mut subscription = node.dispatcher.subscribe(Filter::all()).stream();
         let all = ["a", "b", "c", "d", "e"];
         node.events(&all, EventKind::Created).await;
@@ -338,7 +264,7 @@ async fn a_laggard_reads_the_feed_again_and_misses_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_skips_is_informed_of_skipped_rows() {
-    let node = Node::new(ring(2)).await;
+    let node = SubscriberFixture::with(ring(2)).await;
     let mut subscription = node.dispatcher.subscribe(Filter::all()).skip_when_lagging().stream();
     let first = node.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(next(&mut subscription).await.sequence(), first);
@@ -361,7 +287,7 @@ async fn a_subscriber_that_skips_is_informed_of_skipped_rows() {
 /// `Lagged`.
 #[tokio::test(start_paused = true)]
 async fn nobody_falls_behind_while_nothing_happens() {
-    let node = Node::new(ring(4)).await;
+    let node = SubscriberFixture::with(ring(4)).await;
     let mut subscription = node.dispatcher.subscribe(Filter::all()).skip_when_lagging().stream();
     node.event(&db("a", 1), EventKind::Created).await;
     for second in 0..100_u8 {
@@ -391,7 +317,7 @@ async fn nobody_falls_behind_while_nothing_happens() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_subscription_is_not_registered_any_more() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let exact = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let other = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let pattern = node.dispatcher.subscribe(Filter::prefix("a")).stream();
@@ -410,7 +336,7 @@ async fn a_dropped_subscription_is_not_registered_any_more() {
 
 #[tokio::test(start_paused = true)]
 async fn a_callback_is_called_with_each_delivery_in_order() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let calls = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&calls);
     let handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
@@ -431,7 +357,7 @@ async fn a_callback_is_called_with_each_delivery_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     let _handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
@@ -452,7 +378,7 @@ async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
 /// Regression: a predicate that panicked ended the subscription silently.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_predicate_is_counted_and_the_callback_goes_on() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let filter = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "bad", "the predicate panics");
         true
@@ -470,7 +396,7 @@ async fn a_panic_of_a_predicate_is_counted_and_the_callback_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_streams_after_what_they_have_been_given() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let mut streams: Vec<_> = [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()]
         .into_iter()
         .map(|filter| node.dispatcher.subscribe(filter).stream())
@@ -495,7 +421,7 @@ async fn a_shutdown_ends_streams_after_what_they_have_been_given() {
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_is_made_after_the_shutdown_ends() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let node = Node::new(DispatcherOptions::default()).await;
+        let node = SubscriberFixture::with(DispatcherOptions::default()).await;
         let late = node.dispatcher.subscribe(filter);
         node.dispatcher.shutdown().await;
         assert!(within("the end", late.stream().next()).await.is_none());
@@ -579,7 +505,7 @@ async fn a_callback_pauses_while_reads_fail() {
 /// Regression: a subscriber that started ahead of the store received nothing until the store had reached that position.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_store_is_a_typed_error() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     node.event(&db("a", 1), EventKind::Created).await;
     let now = node.bus.feed().now().await.unwrap();
     let version = now.versionstamp().version() + 1_000_000_000;
@@ -746,7 +672,7 @@ async fn receive_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
 /// are made without a pause until the tail has passed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_comes_while_a_subscription_is_made_is_delivered() {
-    let node = Node::new(DispatcherOptions::default()).await;
+    let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let a = db("a", 1);
     node.event(&a, EventKind::Created).await;
     for round in 0..80 {
