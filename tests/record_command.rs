@@ -62,8 +62,15 @@ fn a_repetition_records_only_what_is_missing() {
     assert_eq!(found.len(), 1_500);
     assert!(found.iter().all(|(_, updates)| *updates == 1), "{found:?}");
 
+    // Regression: the answer counts the events of its request, and 501 was taken for the number of a line.
+    let (code, said) =
+        record(&["-", "--url", &url], &format!("{good}{{\"db\":\"a\",\"type\":\"nonsense\"}}\n"));
+    assert!(code == Some(2) && said.contains("Event 501: "), "{code:?}: {said}");
+    assert!(said.contains("event 1 of this thousand is in line 1001"), "{said}");
+    updates(&served);
+
     // Without a key it is another event.
-    for total in [2, 3] {
+    for total in [3, 4] {
         assert_eq!(record(&["db-0", "--url", &url], "").0, Some(0));
         let found = updates(&served);
         assert!(found.contains(&("db-0".to_owned(), total)), "{total}");

@@ -196,7 +196,7 @@ async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
         import(b"something else, and of some length").await,
         Err(Error::Invalid { what: "export", .. })
     ));
-    assert!(matches!(import(&bytes[..10]).await, Err(Error::Io { .. })));
+    assert!(matches!(import(&bytes[..10]).await, Err(Error::Invalid { what: "export", .. })));
     let mut random = common::dice();
     for _ in 0..200 {
         let cut = random.usize(..bytes.len());

@@ -41,7 +41,8 @@ enum Command {
         /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long, default_value = "now")]
         start: String,
-        /// Delete it after this time without a living member. Default: never.
+        /// Delete it after this time without a living member. A janitor looks every ten minutes, and counts what it has seen, so it may
+        /// take up to twenty minutes longer. Default: never.
         #[arg(long, value_parser = humantime::parse_duration)]
         expiry: Option<Duration>,
     },

@@ -82,11 +82,21 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     crate::out::line(&text)
 }
 
+/// The failure of a request whose first event is in the line `first`, from which the answer counts events.
+fn counted(failure: Failure, first: usize) -> Failure {
+    match failure {
+        failure @ Failure::BadInput(_) if first > 1 => {
+            failure.and(&format!("event 1 of this thousand is in line {first}"))
+        }
+        failure => failure,
+    }
+}
+
 impl Recorder {
     /// Records the events of standard input. Of those before a bad line, whole requests are recorded, so that a repetition has the same
     /// requests again.
     async fn record_lines(&mut self) -> Result<(), Failure> {
-        let mut events = Vec::new();
+        let (mut events, mut first) = (Vec::new(), 1);
         for (number, line) in stdin().lock().lines().enumerate() {
             let line = line.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
             if !line.trim().is_empty() {
@@ -94,10 +104,11 @@ impl Recorder {
                 events.push(serde_json::from_str::<Value>(&line).map_err(bad)?);
             }
             if events.len() == EVENTS_PER_REQUEST {
-                self.record(&std::mem::take(&mut events)).await?;
+                self.record(&std::mem::take(&mut events)).await.map_err(|failure| counted(failure, first))?;
+                first = number + 2;
             }
         }
-        self.record(&events).await
+        self.record(&events).await.map_err(|failure| counted(failure, first))
     }
 
     async fn record(&mut self, events: &[Value]) -> Result<(), Failure> {

@@ -214,7 +214,7 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
         Some(file) => {
             check_mode(file)?;
             let text = std::fs::read_to_string(file)
-                .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
+                .map_err(|error| Failure::BadInput(format!("--credentials {}: {error}", file.display())))?;
             (Some(text), file.display().to_string())
         }
         None => match env::var(VARIABLE) {

@@ -20,8 +20,14 @@ pub struct Args {
     #[command(flatten)]
     target: Target,
     /// Print it again after each such time, until interrupted.
-    #[arg(long, num_args = 0..=1, default_missing_value = "2s", value_parser = humantime::parse_duration)]
+    #[arg(long, num_args = 0..=1, default_missing_value = "2s", value_parser = parse_pause)]
     watch: Option<Duration>,
+}
+
+/// A pause, which must not be zero: the screen would be printed as fast as the store answers.
+fn parse_pause(text: &str) -> Result<Duration, String> {
+    let pause = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if pause.is_zero() { Err("a pause of zero would never end".to_owned()) } else { Ok(pause) }
 }
 
 /// Prints the status.

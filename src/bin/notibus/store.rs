@@ -126,7 +126,10 @@ impl Reading {
     /// The store, if no other process has it open.
     pub fn at_rest(self) -> Result<Database, Failure> {
         if self.is_past {
-            return Err(Failure::Failed(format!("{} is open in another process: stop it first", self.store)));
+            return Err(Failure::Failed(format!(
+                "{} is open in another process: follow its node by --url, or stop it first",
+                self.store
+            )));
         }
         Ok(self.db)
     }

@@ -244,11 +244,13 @@ impl Request {
     fn of(host: &str, Ask { what, path, body, key }: &Ask<'_>) -> Self {
         let method = if body.is_some() { "POST" } else { "GET" };
         let authorization = match std::env::var(VARIABLE) {
+            Err(_) => String::new(),
+            // A variable that is set to nothing is as good as none.
+            Ok(nobody) if nobody.is_empty() => String::new(),
             Ok(name) if name.contains(':') => {
                 format!("Authorization: Basic {}\r\n", base64(name.as_bytes()))
             }
             Ok(token) => format!("Authorization: Bearer {token}\r\n"),
-            Err(_) => String::new(),
         };
         let key = key.map_or_else(String::new, |key| format!("{KEY_HEADER}: {key}\r\n"));
         let body = body.as_deref().unwrap_or_default();

@@ -20,6 +20,9 @@ pub(super) const ROW: u8 = 1;
 
 /// Wraps a failure of reading or writing an export.
 pub(super) fn io(error: std::io::Error) -> Error {
+    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+        return Error::invalid("export", "it ends early: copy it again, or export the bus once more");
+    }
     Error::Io { what: "export", source: Arc::new(error) }
 }
 
