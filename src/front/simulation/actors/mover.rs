@@ -129,11 +129,11 @@ impl Mover {
 
     /// Imports an export that is cut off, or has another byte. That must fail, and leave nothing.
     async fn import_damaged(&self, mut bytes: Vec<u8>) {
-        let actor = self.random(bytes.len() as u64) as usize;
+        let at = self.random(bytes.len() as u64) as usize;
         if self.random(2) == 0 {
-            bytes.truncate(actor);
+            bytes.truncate(at);
         } else {
-            bytes[actor] ^= 1 << self.random(8);
+            bytes[at] ^= 1 << self.random(8);
         }
         let (faults, before) = (self.shared.faults_count(), rows_of_bus(&*self.engine));
         let imported = Bus::import(&self.new, BUS_PREFIX, &mut &bytes[..]).await;

@@ -105,11 +105,11 @@ impl Reply {
 
     /// The received text up to `mark`.
     fn until(&mut self, mark: &[u8]) -> Result<Option<String>, String> {
-        let Some(actor) = self.received.windows(mark.len()).position(|window| window == mark) else {
+        let Some(at) = self.received.windows(mark.len()).position(|window| window == mark) else {
             return Ok(None);
         };
-        let mut text: Vec<_> = self.received.drain(..actor + mark.len()).collect();
-        text.truncate(actor);
+        let mut text: Vec<_> = self.received.drain(..at + mark.len()).collect();
+        text.truncate(at);
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
 
@@ -227,11 +227,11 @@ impl Reply {
 
     /// The text of the body up to `mark`.
     fn part(&mut self, mark: &[u8]) -> Result<Option<String>, String> {
-        let Some(actor) = self.body.windows(mark.len()).position(|window| window == mark) else {
+        let Some(at) = self.body.windows(mark.len()).position(|window| window == mark) else {
             return Ok(None);
         };
-        let mut text: Vec<_> = self.body.drain(..actor + mark.len()).collect();
-        text.truncate(actor);
+        let mut text: Vec<_> = self.body.drain(..at + mark.len()).collect();
+        text.truncate(at);
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
 }
