@@ -105,7 +105,7 @@ impl Owed {
         }
     }
 
-    /// PathSegments in the plan that are reserved for the names being looked up.
+    /// How much room of the plan is reserved for the names being looked up.
     pub fn reserved(&self) -> usize {
         self.looked_up.len()
     }

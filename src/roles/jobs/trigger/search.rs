@@ -28,7 +28,7 @@ pub(super) struct Search {
     planned: Option<Vec<Db>>,
     /// The last marked database that was checked.
     last: Option<Db>,
-    /// PathSegments in the plan that the present step may take.
+    /// How much room of the plan the present step may take.
     reserved: usize,
     step: Option<BoxFuture<'static, Found>>,
 }
@@ -69,7 +69,7 @@ impl Search {
         }
     }
 
-    /// PathSegments in the plan that are reserved for results.
+    /// How much room of the plan is reserved for results.
     pub fn reserved(&self) -> usize {
         self.reserved
     }
