@@ -1,6 +1,9 @@
 //! The end: everything has come to rest, and the store agrees with the model, key by key.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
@@ -156,10 +159,19 @@ impl Oracle {
         let mut newest = 0;
         let mut placed = 0;
         let mut ddocs = 0;
+        let items = rows.keys().map(|key| StoredItem::of(key));
+        let owed: BTreeSet<_> = items
+            .filter_map(|item| match item {
+                StoredItem::Owed(trigger, name) => Some((trigger, name)),
+                _ => None,
+            })
+            .collect();
         for (key, value) in rows {
             let item = StoredItem::of(key);
             match &item {
                 StoredItem::Broken => {}
+                // The end has cut off the work on an instance that is gone; the trigger goes on with the name when it starts again.
+                StoredItem::Mark(trigger, db) if owed.contains(&(trigger.clone(), db.name.clone())) => {}
                 StoredItem::Row(feed, ..) if feed == Self::feed() && value == BROKEN => {}
                 StoredItem::Row(feed, shard, at) if feed == Self::feed() => {
                     placed += 1;
