@@ -21,6 +21,7 @@ use crate::{
         encoding::Sequence,
         error::{Error, Result},
         event::{Db, DbName},
+        filter::Filter,
     },
     state::{
         context::Context,
@@ -91,21 +92,23 @@ impl NamedCursor {
     /// Opens it, takes it from an earlier owner, and returns its position. A new cursor begins at `start`.
     ///
     /// A cursor that knows nothing begins now, because rows that are delivered before the first save may be known
-    /// when it is opened again. A cursor that was saved in the middle of a reading, for a filter with another hash
-    /// than `filter`, starts over: it has passed over rows that the new filter may want.
+    /// when it is opened again. A cursor that was saved in the middle of a reading starts over, unless it was saved for this
+    /// very filter: it has passed over rows that another one may want. Predicates hash alike, so any of them may be another one.
     ///
     /// `starts_over` is for work that must miss nothing: a cursor that was saved for another filter begins at nothing
     /// again.
-    pub(crate) async fn open(&self, start: Cursor, filter: u64, starts_over: bool) -> Result<OpenCursor> {
-        let token = self.token();
+    pub(crate) async fn open(&self, start: Cursor, filter: &Filter, starts_over: bool) -> Result<OpenCursor> {
+        let (token, has_predicate, filter) = (self.token(), filter.has_predicate(), filter.hash());
         let open = async |tx: Transaction| {
             self.check_bus()?;
             let version = tx.read_version().await?;
             let stored = self.row(&tx).await?;
             let is_other = stored.is_some_and(|row| row.filter != filter);
             let mut cursor = stored.map_or(start, |row| row.cursor);
-            if is_other {
-                cursor = if starts_over { Cursor::NOTHING } else { cursor.rewound() };
+            if is_other && starts_over {
+                cursor = Cursor::NOTHING;
+            } else if is_other || has_predicate {
+                cursor = cursor.rewound();
             }
             let marks = RangeRead::new(self.context.keys.scans(&self.id)).limit(1);
             let has_marks = starts_over && !tx.get_range(&marks, Isolation::Snapshot).await?.rows.is_empty();

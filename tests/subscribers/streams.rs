@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::FutureExt;
 use notibus::{
     Bus, Cursor, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Kinds, Notifier, Sequence,
     cursor::Start,

@@ -97,7 +97,7 @@ impl Subscribe {
     /// A stream does not save when it is dropped or the dispatcher ends: call [`Subscription::checkpoint`] before. A subscription that
     /// continues after its first scan does not get [`Interruption::Synced`](super::Interruption) again. If the filter differs from the
     /// one that the cursor was saved with, databases that only the new filter wants come with their next event; in the middle of
-    /// the first scan, the scan starts over.
+    /// the first scan, the scan starts over. It also does with a predicate, which cannot be compared.
     pub async fn durable(self, cursor: &NamedCursor) -> Result<Self> {
         self.durable_from(cursor, false).await
     }
@@ -106,7 +106,7 @@ impl Subscribe {
     /// again: for work that must not miss a database.
     pub(crate) async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.order.start);
-        let cursor = cursor.open(start, self.order.filter.hash(), starts_over).await?;
+        let cursor = cursor.open(start, &self.order.filter, starts_over).await?;
         let mut subscribe = self.since(cursor.stored());
         subscribe.order.cursor = Some(cursor);
         Ok(subscribe)

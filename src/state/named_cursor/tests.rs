@@ -5,6 +5,7 @@ use crate::{
     base::{
         encoding::{Incarnation, Versionstamp},
         error::StoreError,
+        filter::Filter,
     },
     state::keys::{Config, Keys},
     store::{
@@ -23,7 +24,7 @@ async fn a_save_that_has_failed_and_was_committed_can_be_taken_back() {
     let context = Context::new(faults.database(), keys, config, <_>::default());
     let at = |version| Cursor::from(Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0));
     let cursor = NamedCursor::new(&context, None, "c").unwrap();
-    let mut open = cursor.open(at(1), 0, false).await.unwrap();
+    let mut open = cursor.open(at(1), &Filter::all(), false).await.unwrap();
     faults.script_commits([CommitFault::After(StoreError::IO_ERROR)]);
     open.save(at(2)).await.unwrap_err();
     assert_eq!(cursor.read().await.unwrap(), Some(at(2)));

@@ -96,8 +96,8 @@ impl Oracle {
         }
         let Some(before) = before else { return Ok(()) };
         if before.token != after.token {
-            // With another filter, a reading starts over.
-            let starts_over = before.filter != after.filter && before.cursor.rewound() == after.cursor;
+            // With another filter, or a predicate, a reading starts over.
+            let starts_over = before.cursor.rewound() == after.cursor;
             if before.cursor != after.cursor && !starts_over {
                 return Guarantee::Bookmarkable.fails(format!(
                     "{cursor} was opened at {}, and stood at {}",
