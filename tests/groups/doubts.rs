@@ -10,7 +10,7 @@ use std::{
 
 use notibus::{
     Cursor, Notification,
-    group::{CheckpointPolicy, Checkpointer, ConsumerOptions, FailurePolicy, GroupBatch},
+    group::{CheckpointPolicy, Checkpointer, ConsumerOptions, GroupBatch},
     store::{
         AtomicOp, Isolation, RetryPolicy, StoreError, Transaction,
         testing::{Attempt, CommitFault, Operation},
@@ -18,24 +18,13 @@ use notibus::{
 };
 
 use crate::{
-    common::NEVER,
     fixture::{GroupFixture, Log, behind, pass},
+    parking::parking,
 };
 
 /// An observer that saves by other tasks, and parks soon.
 fn explicit() -> ConsumerOptions {
-    let retry = RetryPolicy::default()
-        .attempts_max(Some(3))
-        .elapsed_max(None)
-        .backoff_min(Duration::from_millis(10))
-        .backoff_max(Duration::from_secs(1));
-    let parked_retry = retry.clone().backoff_min(Duration::from_secs(1));
-    ConsumerOptions::default()
-        .retry(retry)
-        .parked_retry(parked_retry)
-        .failure(FailurePolicy::Park)
-        .checkpoint(CheckpointPolicy::Explicit)
-        .poll_interval(NEVER)
+    parking().checkpoint(CheckpointPolicy::Explicit)
 }
 
 /// The names of the rows with which an observer has succeeded, each with the checkpoint of its batch.

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Consumers that park soon, and try again each second.
-fn parking() -> ConsumerOptions {
+pub fn parking() -> ConsumerOptions {
     let retry = RetryPolicy::default()
         .attempts_max(Some(3))
         .elapsed_max(None)

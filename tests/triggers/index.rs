@@ -36,6 +36,8 @@ async fn options_out_of_their_limits_are_typed_errors() {
         quick().backoff_min(Duration::from_hours(1)),
         quick().filter(created.clone()),
         quick().filter(Filter::any([created]).unwrap()),
+        // Regression: a trigger with another predicate went on, and never ran for what only the new one wanted.
+        quick().filter(Filter::predicate(|row| row.name.as_str() == "a")),
     ] {
         let refused = index_trigger(&fixture.dispatcher, bad.clone(), job::<IndexBuild>().0).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");

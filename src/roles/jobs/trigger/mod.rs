@@ -97,7 +97,8 @@ pub struct TriggerOptions {
     /// The name of its cursor, 1 to 256 bytes: after a restart, a trigger of the same name continues where it was. If triggers of one
     /// name run on two nodes, the one that was started last continues, and the other one ends.
     pub name: String,
-    /// The databases to follow, by their names. It must want all kinds of events.
+    /// The databases to follow, by their names. It must want all kinds of events, and have no predicate: a trigger with another filter
+    /// than before begins again, and predicates cannot be compared.
     pub filter: Filter,
     /// How long work waits for more changes: however often a database changes, its work is done once per this time, and
     /// not later than this time after the first change. Default: 5 s for indexes, none for replications.
@@ -203,6 +204,10 @@ impl TriggerOptions {
         }
         if !self.filter.wants_all_kinds() {
             let reason = "a trigger needs all kinds of events: narrow the names only";
+            return Err(Error::invalid("filter", reason));
+        }
+        if self.filter.has_predicate() {
+            let reason = "a trigger cannot notice that it has another predicate than before: follow names, and let the job return";
             return Err(Error::invalid("filter", reason));
         }
         Ok(())
