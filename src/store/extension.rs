@@ -2,6 +2,8 @@
 
 use std::any::Any;
 
+use smallvec::SmallVec;
+
 use super::mutation::Mutation;
 
 /// State of a layer that belongs to one attempt of a transaction: a commit takes it, a reset or a retry drops it. A layer holds
@@ -32,7 +34,7 @@ impl<E: Extension> Held for E {
 
 /// The extensions of a transaction, at most one of each type. There are few types.
 #[derive(Default)]
-pub(super) struct Extensions(Vec<Box<dyn Held>>);
+pub(super) struct Extensions(SmallVec<[Box<dyn Held>; 2]>);
 
 impl Extensions {
     /// The extension of this type, which is made on its first use.

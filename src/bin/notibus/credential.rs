@@ -1,7 +1,8 @@
 //! `notibus credential`: prints lines for the credentials file of `notibus serve`.
 
-use std::io::Read;
+use std::io::{self, IsTerminal, Read};
 
+use console::Term;
 use notibus::http::{Credentials, Grant};
 
 use crate::failure::Failure;
@@ -9,7 +10,7 @@ use crate::failure::Failure;
 /// The longest secret, in bytes.
 const SECRET_LEN_MAX: u64 = 1_024;
 
-/// What to make. The secret is read from standard input, so that no list of processes shows it.
+/// What to make. The secret is read from standard input, so that no list of processes shows it; a terminal does not show it either.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// A line for a name with a password.
@@ -53,14 +54,7 @@ impl Granted {
 
 /// Prints the line.
 pub fn run(command: &Command) -> Result<(), Failure> {
-    let mut secret = String::new();
-    std::io::stdin()
-        .take(SECRET_LEN_MAX + 1)
-        .read_to_string(&mut secret)
-        .map_err(|error| Failure::BadInput(format!("standard input: {error}")))?;
-    if secret.len() as u64 > SECRET_LEN_MAX {
-        return Err(Failure::BadInput(format!("the secret has more than {SECRET_LEN_MAX} bytes")));
-    }
+    let secret = secret()?;
     let secret = secret.trim_end_matches(['\n', '\r']);
     let line = match command {
         Command::Password { name, grant } => Credentials::password(name, secret)? + &grant.text()?,
@@ -68,4 +62,20 @@ pub fn run(command: &Command) -> Result<(), Failure> {
     };
     println!("{line}");
     Ok(())
+}
+
+/// The secret: what somebody types, which the terminal does not show, or all of standard input.
+fn secret() -> Result<String, Failure> {
+    let unreadable = |error: io::Error| Failure::BadInput(format!("standard input: {error}"));
+    let mut secret = String::new();
+    if io::stdin().is_terminal() && io::stderr().is_terminal() {
+        eprint!("Secret: ");
+        secret = Term::stderr().read_secure_line().map_err(unreadable)?;
+    } else {
+        io::stdin().take(SECRET_LEN_MAX + 1).read_to_string(&mut secret).map_err(unreadable)?;
+    }
+    if secret.len() as u64 > SECRET_LEN_MAX {
+        return Err(Failure::BadInput(format!("the secret has more than {SECRET_LEN_MAX} bytes")));
+    }
+    Ok(secret)
 }
