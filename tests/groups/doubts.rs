@@ -245,3 +245,36 @@ async fn what_a_late_save_has_parked_is_tried_although_the_shard_saves() {
     assert!(group.parked("", 10).await.unwrap().is_empty(), "{:?}", log.all());
     consumer.shutdown().await.unwrap();
 }
+
+/// Regression: an observer that saves by other tasks gave a save up, which came late and parked a row that had waited for it. The shard took
+/// the row for one that still waited, as its observer had reported no other save. Until another row of the shard came and was saved, nobody
+/// tried the parked one. Now an idle shard with rows that wait for a save asks the store at each of its polls.
+#[tokio::test(start_paused = true)]
+async fn what_a_late_save_has_parked_is_tried_although_no_other_save_follows() {
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    let (log, is_mended, given) = keeping();
+    let consumer = log.consume(&fixture.bus, &group, explicit().poll_interval(Duration::from_secs(5))).await;
+    for name in ["a", "bad", "c"] {
+        fixture.create([name]).await;
+        pass(Duration::from_secs(1)).await;
+    }
+    let mut fault = Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT));
+    fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
+    let saved = given.lock().unwrap()[1].1.clone();
+    let once = RetryPolicy::default().attempts_max(Some(1));
+    let save = async |tx: Transaction| {
+        let _ = saved.checkpoint_in(&tx).await?;
+        tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
+        Ok(())
+    };
+    fixture.faults.database().run_with(&once, save).await.unwrap_err();
+    pass(Duration::from_secs(5)).await;
+    is_mended.store(true, Ordering::SeqCst);
+    assert!(fixture.faults.commit_late().await[0].is_ok());
+    assert_eq!(group.parked("", 10).await.unwrap().len(), 1);
+    pass(Duration::from_hours(1)).await;
+    assert_eq!(behind(&group).await, 0);
+    assert!(group.parked("", 10).await.unwrap().is_empty(), "{:?}", log.all());
+    consumer.shutdown().await.unwrap();
+}

@@ -289,9 +289,13 @@ where
     /// Saves the position of a shard without new rows: unsaved work, and, now and then while other shards receive
     /// rows, the position itself, because the janitor keeps the tombstones after it. Feeds of documents have no tombstones.
     async fn idle(&mut self) -> Result<()> {
+        if self.waits_for_save() {
+            // A save that the observer has given up may have come late. Only the store knows.
+            self.shard_context.stored.doubt();
+        }
         self.saved.mark_unchanged();
         self.resolve_doubt().await?;
-        if self.is_explicit() && self.parking.has_pending() {
+        if self.waits_for_save() {
             self.flush().await?;
         }
         if self.advance_at().is_some_and(|at| at <= self.env().now()) {
@@ -299,6 +303,11 @@ where
             self.write_checkpoint(self.read).await?;
         }
         Ok(())
+    }
+
+    /// Whether rows are to be parked or given up with a save of the observer.
+    fn waits_for_save(&self) -> bool {
+        self.is_explicit() && self.parking.has_pending()
     }
 
     /// When the position without rows is to be saved; `None` if it need not be.
@@ -343,7 +352,7 @@ where
                 }
                 () = env.sleep(until.saturating_sub(env.now())) => {
                     let polled = std::mem::replace(&mut polls, self.shard_context.context.wakeups.polls());
-                    if until < poll || polled == polls || !self.is_seen_empty() {
+                    if until < poll || polled == polls || !self.is_seen_empty() || self.waits_for_save() {
                         return;
                     }
                     // The watcher has polled for all shards at once.
