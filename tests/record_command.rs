@@ -80,3 +80,22 @@ fn a_repetition_records_only_what_is_missing() {
     assert!(code == Some(2) && said.contains("was used for other events"), "{code:?}: {said}");
     assert_eq!(record(&["a", "--url", &url, "--repeats", "a b"], "").0, Some(2));
 }
+
+/// Regression: empty lines before the first event of a request were taken for events, so its line was wrong, or was not named at all.
+#[test]
+fn empty_lines_are_no_events() {
+    let served = Served::start(&["--store", "memory"], None);
+    let url = format!("http://{}", served.at);
+    let (bad, fine) = ("{\"db\":\"a\",\"type\":\"nonsense\"}\n", "{\"db\":\"a\",\"type\":\"updated\"}\n");
+    let good: Vec<_> = (0..1_000).map(|n| format!("{{\"db\":\"db-{n}\",\"type\":\"updated\"}}\n")).collect();
+    for (before, line) in [("\n\n".to_owned(), 3), (good.concat() + "\n\n", 1_003)] {
+        let (code, said) = record(&["-", "--url", &url], &(before + bad));
+        assert!(code == Some(2) && said.contains("Event 1: "), "{code:?}: {said}");
+        assert!(said.contains(&format!("in line {line}, ")), "{said}");
+    }
+    let (code, said) = record(&["-", "--url", &url], &format!("{fine}\n{bad}"));
+    assert!(
+        code == Some(2) && said.contains("Event 2: ") && said.contains("empty lines are no events"),
+        "{said}"
+    );
+}

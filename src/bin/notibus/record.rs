@@ -82,13 +82,13 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     crate::out::line(&text)
 }
 
-/// The failure of a request whose first event is in the line `first`, from which the answer counts events.
-fn counted(failure: Failure, first: usize) -> Failure {
-    match failure {
-        failure @ Failure::BadInput(_) if first > 1 => {
-            failure.and(&format!("event 1 of this thousand is in line {first}"))
-        }
-        failure => failure,
+/// The failure of a request, whose answer counts events. `lines` are those of its events.
+fn counted(failure: Failure, lines: &[usize]) -> Failure {
+    let is_counted_so = lines.iter().copied().eq(1..=lines.len());
+    match (failure, lines) {
+        (failure @ Failure::BadInput(_), [first, ..]) if !is_counted_so => failure
+            .and(&format!("event 1 of this thousand is in line {first}, and empty lines are no events")),
+        (failure, _) => failure,
     }
 }
 
@@ -96,19 +96,22 @@ impl Recorder {
     /// Records the events of standard input. Of those before a bad line, whole requests are recorded, so that a repetition has the same
     /// requests again.
     async fn record_lines(&mut self) -> Result<(), Failure> {
-        let (mut events, mut first) = (Vec::new(), 1);
+        let (mut events, mut lines) = (Vec::new(), Vec::new());
         for (number, line) in stdin().lock().lines().enumerate() {
             let line = line.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
             if !line.trim().is_empty() {
                 let bad = |error| Failure::BadInput(format!("line {}: {error}", number + 1));
                 events.push(serde_json::from_str::<Value>(&line).map_err(bad)?);
+                lines.push(number + 1);
             }
             if events.len() == EVENTS_PER_REQUEST {
-                self.record(&std::mem::take(&mut events)).await.map_err(|failure| counted(failure, first))?;
-                first = number + 2;
+                self.record(&std::mem::take(&mut events))
+                    .await
+                    .map_err(|failure| counted(failure, &lines))?;
+                lines.clear();
             }
         }
-        self.record(&events).await.map_err(|failure| counted(failure, first))
+        self.record(&events).await.map_err(|failure| counted(failure, &lines))
     }
 
     async fn record(&mut self, events: &[Value]) -> Result<(), Failure> {
