@@ -420,6 +420,39 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
     assert_eq!(group.status().await.unwrap().generation, 1, "the new one is there");
 }
 
+/// Regression: a creation with an unknown result was committed, and its group deleted. Tried again, it created a group with the same identity,
+/// which a deletion that was tried again took for the one that it had deleted before. A world has found it.
+#[tokio::test(start_paused = true)]
+async fn a_creation_that_is_tried_again_makes_another_group() {
+    let fixture = GroupFixture::new(2).await;
+    let (group, other) = (fixture.bus.group("g").unwrap(), fixture.other.group("g").unwrap());
+    let identity = async || {
+        let read = RangeRead::new(KeyRange::prefix(b"notibus\x15\x0c\x01n\x00\x14\x02g\x00"));
+        let rows = fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+        // Behind the number of the format.
+        rows.first().map(|(_, value)| value[1..17].to_vec())
+    };
+    let is_blocked = Arc::new(AtomicBool::new(false));
+    let (blocks, mut is_first) = (Arc::clone(&is_blocked), true);
+    fixture.faults.plan_commits(move |attempt| {
+        let is_it = attempt.writes() && std::mem::take(&mut is_first);
+        blocks.fetch_or(is_it, Ordering::Relaxed);
+        is_it.then(|| CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT))
+    });
+    let blocked = Arc::clone(&is_blocked);
+    fixture.faults.plan_reads(move |_| {
+        blocked.load(Ordering::Relaxed).then_some(StoreError::TRANSACTION_TOO_OLD)
+    });
+    let creation = tokio::spawn(async move { group.create(&GroupOptions::default()).await });
+    until("it was committed", async || is_blocked.load(Ordering::Relaxed)).await;
+    let first = identity().await.expect("the group is there");
+    other.delete(true).await.unwrap();
+    assert_eq!(identity().await, None);
+    is_blocked.store(false, Ordering::Relaxed);
+    assert!(creation.await.unwrap().unwrap(), "by this call");
+    assert_ne!(identity().await, Some(first));
+}
+
 /// Regression: members were watched for 10 s, whatever expiry they had: one with a heartbeat each minute was taken for dead.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_slow_beats_is_no_dead_one() {

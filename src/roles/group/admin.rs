@@ -48,21 +48,24 @@ impl<R> Group<R> {
     /// it is ahead of a cluster or of a later incarnation, or an option is out of its limits; and [`Error::NoFeed`] if there is no such
     /// feed. Then nothing is changed.
     pub async fn create(&self, options: &GroupOptions) -> Result<bool> {
-        let (expiry_ms, token) = (options.expiry_ms()?, draw(self.context.env()));
-        self.context.db.run(async |tx| self.create_in(&tx, options.start, expiry_ms, token).await).await
+        let (expiry_ms, drawn) = (options.expiry_ms()?, &Mutex::new(Vec::new()));
+        self.context.db.run(async |tx| self.create_in(&tx, options.start, expiry_ms, drawn).await).await
     }
 
-    /// [`Group::create`] in one transaction.
+    /// [`Group::create`] in one transaction, after attempts that have `drawn` these identities. Each attempt draws its own: an earlier
+    /// one may have created a group that was deleted since, and another group has another identity.
     async fn create_in(
         &self,
         tx: &Transaction,
         start: Start,
         expiry_ms: u64,
-        token: [u8; 16],
+        drawn: &Mutex<Vec<[u8; 16]>>,
     ) -> Result<bool> {
         if let Some(row) = self.row(tx).await? {
-            return Ok(row.identity == token);
+            return Ok(drawn.lock().contains(&row.identity));
         }
+        let token = draw(self.context.env());
+        drawn.lock().push(token);
         let created_ms = self.context.env().wall_ms();
         self.begin_at(
             tx,

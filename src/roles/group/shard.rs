@@ -48,7 +48,12 @@ where
     pub async fn run(mut self) -> Result<()> {
         loop {
             if !self.load().await? {
-                break;
+                // The shard has no checkpoint any more. A round of balancing ends this task, unless the group comes to the shard again
+                // before, as after a reset: then the lease has stayed, and nobody else works on the shard.
+                if self.sleep(self.consuming.options.balance.interval).await {
+                    return Ok(());
+                }
+                continue;
             }
             let end = if self.is_at_end().await? {
                 // Rows that were given up are saved, or newer rows have replaced them.
@@ -82,9 +87,6 @@ where
                 },
             }
         }
-        // The shard has no checkpoint any more, so a round of balancing ends this task.
-        self.stop.requested().await;
-        Ok(())
     }
 
     /// Loads the stored position; false if the group does not read the shard.
