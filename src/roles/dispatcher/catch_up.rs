@@ -15,7 +15,7 @@ use crate::{
     state::notification_feed::{ChangedDdocs, NotificationPage},
 };
 
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 const DDOC_READS_MAX: usize = 8;
 

@@ -1,11 +1,12 @@
 //! [`Dispatcher`], and its tail: the one task of a node that reads the feed as it grows.
 
-use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt};
 use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use super::{
+    catch_up::FAILURE_PAUSE,
     handle::{ListenerHandle, SHUTDOWN_LIMIT},
     listener::{Missed, StopReason, SupervisionEvents},
     log::SubscriberId,
@@ -18,17 +19,15 @@ use crate::base::notification::Notification;
 use crate::{
     base::{
         encoding::Sequence,
-        error::{Error, Result, panic_text},
+        error::{Error, Result},
         event::DbName,
         filter::Filter,
-        tasks::Task,
+        tasks::{Task, supervised},
     },
-    state::{context::Context, notification_feed::NotificationTail},
+    state::context::Context,
 };
 
 const TAIL: &str = "tail of a dispatcher";
-
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that
 /// wait for them.
@@ -177,28 +176,25 @@ impl Drop for Dispatcher {
     }
 }
 
-/// Reads the feed from the position of the ring, and publishes what it reads, until it is aborted or the dispatcher is closed. After
-/// a panic it starts again, which subscribers do not notice.
+/// Follows the feed until it is aborted or the dispatcher is closed. Subscribers do not notice its panics.
 async fn run_tail(shared: Arc<Shared>) {
-    let options = &shared.options;
-    loop {
-        let tail = shared.feed.tail(shared.ring.read().position());
-        let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
-        let followed = tokio::select! {
-            biased;
-            () = shared.closed() => return,
-            followed = AssertUnwindSafe(follow(&shared, tail)).catch_unwind() => followed,
-        };
-        let Err(panic) = followed;
-        let (stats, env) = (&shared.context.stats, shared.context.env());
+    let (stats, env) = (&shared.context.stats, shared.context.env());
+    let panicked = |panic: &str| {
         stats.tail_panics.add(1);
-        stats.health.panicked(env, TAIL, panic_text(&*panic));
-        env.sleep(FAILURE_PAUSE).await;
+        stats.health.panicked(env, TAIL, panic);
+    };
+    tokio::select! {
+        biased;
+        () = shared.closed() => {}
+        () = supervised(env, || follow(&shared), panicked) => {}
     }
 }
 
-async fn follow(shared: &Shared, mut tail: NotificationTail) -> Infallible {
-    let health = &shared.context.stats.health;
+/// Reads the feed from the position of the ring, and publishes what it reads.
+async fn follow(shared: &Shared) {
+    let (health, options) = (&shared.context.stats.health, &shared.options);
+    let tail = shared.feed.tail(shared.ring.read().position());
+    let mut tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
     loop {
         match tail.next().await {
             Ok(page) => {
