@@ -39,9 +39,8 @@ pub(crate) struct Shared {
     /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
-    /// The position up to which the ring is complete; barriers wait for it.
-    known: watch::Sender<Sequence>,
-    /// Whether the dispatcher is closed, for waiters that do not wait for rows.
+    /// What a subscriber knows that was delivered all its rows of the ring; barriers wait for it.
+    known: watch::Sender<Knowledge>,
     closed: watch::Sender<bool>,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
@@ -56,7 +55,6 @@ struct Subscribers {
     /// In the order of their ids, so that a run can be replayed.
     states: BTreeMap<SubscriberId, Arc<SubscriberState>>,
     last_id: u64,
-    is_closed: bool,
 }
 
 impl Shared {
@@ -67,7 +65,7 @@ impl Shared {
             ring: RwLock::new(Ring::new(start, options.ring_rows_max)),
             patterns: Mutex::new(Patterns::new()),
             subscribers: Mutex::default(),
-            known: watch::Sender::new(start),
+            known: watch::Sender::new(Knowledge::UpTo(start)),
             closed: watch::Sender::new(false),
             turns: Semaphore::new(options.catch_ups_max),
             batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
@@ -82,7 +80,7 @@ impl Shared {
         subscribers.last_id += 1;
         let id = SubscriberId(subscribers.last_id);
         let state = Arc::new(SubscriberState::new(id));
-        if subscribers.is_closed {
+        if *self.closed.borrow() {
             state.close();
         }
         subscribers.states.insert(id, Arc::clone(&state));
@@ -162,13 +160,11 @@ impl Shared {
 
     fn inform_barriers(&self) {
         let knowledge = self.ring.read().end.cursor.knowledge();
-        if let Knowledge::UpTo(to) = knowledge {
-            self.known.send_if_modified(|known| {
-                *known = to.max(*known);
-                // A later barrier reads the value before it waits, so nothing is sent while no barrier waits.
-                self.known.receiver_count() > 0
-            });
-        }
+        self.known.send_if_modified(|known| {
+            *known = knowledge.max(*known);
+            // A later barrier reads the value before it waits, so nothing is sent while no barrier waits.
+            self.known.receiver_count() > 0
+        });
     }
 
     /// Continues at `horizon`, although rows up to there may have been deleted unseen. All subscribers are then behind, and their own
@@ -188,29 +184,25 @@ impl Shared {
     }
 
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
-        let at = tokio::select! {
-            biased;
-            at = self.feed.folded(version) => at?,
-            () = self.closed() => return Err(self.ended()),
+        let reached = async {
+            let at = self.feed.folded(version).await?;
+            let mut known = self.known.subscribe();
+            known.wait_for(|known| *known >= Knowledge::UpTo(at)).await.expect("the sender is here");
+            Ok(at)
         };
-        let mut known = self.known.subscribe();
-        let reached = known.wait_for(|known| *known >= at || self.subscribers.lock().is_closed).await;
-        if reached.is_ok_and(|known| *known >= at) {
-            return Ok(at);
+        tokio::select! {
+            biased;
+            at = reached => at,
+            () = self.closed() => {
+                let gone = self.context.stats.health.ended().cloned();
+                Err(gone.unwrap_or_else(|| Error::NoSubscriber { subscriber: "tail".into() }))
+            }
         }
-        Err(self.ended())
     }
 
-    /// Completes once it is closed.
     pub async fn closed(&self) {
         let mut closed = self.closed.subscribe();
         closed.wait_for(|closed| *closed).await.expect("the sender is here");
-    }
-
-    /// Why it is closed.
-    fn ended(&self) -> Error {
-        let gone = self.context.stats.health.ended().cloned();
-        gone.unwrap_or_else(|| Error::NoSubscriber { subscriber: "tail".into() })
     }
 
     /// Wakes all of them, even if some wakers panic.
@@ -224,13 +216,9 @@ impl Shared {
     }
 
     pub fn close(&self) {
-        let all: Vec<_> = {
-            let mut subscribers = self.subscribers.lock();
-            subscribers.is_closed = true;
-            subscribers.states.values().cloned().collect()
-        };
-        self.known.send_modify(|_| {});
+        // A subscriber that enters from now on is closed at once.
         self.closed.send_replace(true);
+        let all: Vec<_> = self.subscribers.lock().states.values().cloned().collect();
         for state in &all {
             state.close();
         }
