@@ -206,7 +206,7 @@ impl Reader {
             return Poll::Ready(None);
         }
         let was_closed = self.state.is_closed();
-        self.state.register(context.waker());
+        self.state.waker.register(context.waker());
         let polled = self.poll(context, was_closed);
         if polled.is_pending() && (self.state.is_closed() != was_closed || self.state.is_ended()) {
             context.waker().wake_by_ref();
@@ -214,13 +214,7 @@ impl Reader {
         polled
     }
 
-    /// Completes when the subscriber has ended. It receives nothing; any append wakes its task.
-    pub fn poll_rest(&self, context: &Context<'_>) -> Poll<()> {
-        self.state.register(context.waker());
-        if self.state.is_closed() { Poll::Ready(()) } else { Poll::Pending }
-    }
-
-    /// [`Reader::poll_next`] after the waker is registered and the end is checked.
+    /// [`Reader::poll_next`] after the waker is registered.
     fn poll(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<NextItem> {
         loop {
             let item = match &mut self.step {
