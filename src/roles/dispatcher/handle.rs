@@ -153,10 +153,8 @@ impl<M: Send + 'static> ListenerHandle<M> {
     ///
     /// Fails with [`CastError::Ended`] if it has ended. The message is lost if the listener ends or panics before it handles it.
     pub async fn cast(&self, message: M) -> Result<(), CastError<M>> {
-        match self.messages.reserve().await {
-            Ok(place) => place.send(Message::Cast(message)),
-            Err(_) => return Err(CastError::Ended(message)),
-        }
+        let Ok(place) = self.messages.reserve().await else { return Err(CastError::Ended(message)) };
+        place.send(Message::Cast(message));
         Ok(())
     }
 

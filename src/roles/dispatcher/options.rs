@@ -79,7 +79,7 @@ impl DispatcherOptions {
 }
 
 /// The start and the options of a subscription.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(super) struct Order {
     pub filter: Filter,
     pub start: Start,
@@ -94,7 +94,6 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// A subscription from now on, with defaults.
     pub fn new(filter: Filter) -> Self {
         Self {
             ddocs: filter.ddocs.is_some(),

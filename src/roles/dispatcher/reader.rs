@@ -1,9 +1,6 @@
 //! [`Reader`]: the one path from the tail to a subscriber. It follows the ring, by the log of its pattern or row by row. It reads
 //! the feed where the ring does not reach: at its start, and when it has fallen behind.
 //!
-//! A delivery is always derived from a row and the reader's own [`Cursor`]. So it is right whichever way the row came, and after one
-//! update as well as after a thousand coalesced ones.
-//!
 //! # States
 //!
 //! A reader is *on the ring* while `batch_number` has the number of its next batch, and on the feed otherwise. What is under way goes first,
@@ -75,8 +72,7 @@ enum Step {
     Idle,
     Reading(Load),
     Choosing(Box<Choice>),
-    /// The design documents of a batch are being read; `None` if that has failed and has to begin again.
-    Documents(Box<(DeliveryBatch, Option<DdocRead>)>),
+    Documents(Box<(DeliveryBatch, DdocRead)>),
 }
 
 /// A batch whose wanted rows are being chosen. It survives a panic of the predicate, which then has seen its row.
@@ -86,9 +82,6 @@ struct Choice {
     judged: usize,
     passed: Indices,
 }
-
-/// What was taken from the ring: a batch to return, or other progress.
-type Took = Result<Option<DeliveryBatch>, Empty>;
 
 struct Pace {
     every: Duration,
@@ -115,7 +108,6 @@ pub(super) struct Reader {
     ddocs: bool,
     /// Earlier filters of the present reading, each with the position up to which it was served. Their rows are not delivered again.
     before: Vec<(Filter, Sequence)>,
-    /// The pattern whose log it follows.
     pattern: Arc<Pattern>,
     cursor: Cursor,
     batch_number: Option<u64>,
@@ -202,9 +194,6 @@ impl Reader {
 
     /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
-        if self.state.is_ended() {
-            return Poll::Ready(None);
-        }
         let was_closed = self.state.is_closed();
         self.state.waker.register(context.waker());
         let polled = self.poll(context, was_closed);
@@ -247,7 +236,11 @@ impl Reader {
     }
 
     /// Takes what follows from the ring, once the next round may begin.
-    fn poll_ring(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<Took> {
+    fn poll_ring(
+        &mut self,
+        context: &mut Context<'_>,
+        is_closed: bool,
+    ) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
         if std::mem::take(&mut self.is_at_end) {
             self.take_batch_number(true);
         }
@@ -268,7 +261,7 @@ impl Reader {
     }
 
     /// Takes the next batch of the ring, or all that waits as a round.
-    fn take(&mut self, batch_number: u64) -> Took {
+    fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
         let entry = self.pattern.log.read_or_wait(batch_number, &self.state)?;
         let since = self.cursor.joined(entry.content.batch.since);
         if self.pace.is_some() {
@@ -299,7 +292,6 @@ impl Reader {
             }
             let is_full = newest.len() > ROUND_ROWS_MAX;
             if is_full && !self.state.is_closed() {
-                self.batch_number = None;
                 self.begin_load();
                 return None;
             }
@@ -334,7 +326,6 @@ impl Reader {
         None
     }
 
-    /// Chooses the wanted rows, then delivers them.
     fn poll_choice(&mut self, context: &mut Context<'_>) -> Poll<Option<DeliveryBatch>> {
         let Step::Choosing(choice) = &mut self.step else { return Poll::Ready(None) };
         while choice.judged < choice.matched.len() {
@@ -365,7 +356,8 @@ impl Reader {
         let filters = self.filter.set_and_kinds();
         let batch = DeliveryBatch::new(Deliveries { rows, since, filters, ddocs: None });
         if self.ddocs {
-            self.step = Step::Documents(Box::new((batch, None)));
+            let read = read_ddocs(&self.shared, batch.clone(), false);
+            self.step = Step::Documents(Box::new((batch, read)));
             return None;
         }
         self.move_to(batch.cursor());
@@ -376,13 +368,10 @@ impl Reader {
     fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
-        let reading = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone(), self.has_failed));
-        let found = ready!(reading.as_mut().poll(context));
-        self.has_failed = found.is_err();
-        let ddocs = match found {
+        let ddocs = match ready!(read.as_mut().poll(context)) {
             Ok(ddocs) => ddocs,
             Err(error) => {
-                *read = None;
+                *read = read_ddocs(&self.shared, batch.clone(), true);
                 return Poll::Ready(Some(Err(Interruption::Failed(error))));
             }
         };
@@ -413,12 +402,11 @@ impl Reader {
         if self.batch_number.is_some() {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
-        if let Some(lagged) = self.skip() {
-            return Some(lagged);
+        let lagged = self.skip();
+        if lagged.is_none() {
+            self.begin_load();
         }
-        self.batch_number = None;
-        self.begin_load();
-        None
+        lagged
     }
 
     /// Continues in the ring, if it skips missed rows. It cannot skip if it began with nothing or is within a reading, because rows then
@@ -456,6 +444,7 @@ impl Reader {
     }
 
     fn begin_load(&mut self) {
+        self.batch_number = None;
         self.begin_round();
         let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();

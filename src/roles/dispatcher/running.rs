@@ -10,7 +10,7 @@ use super::{
     handle::{ListenerHandle, SHUTDOWN_LIMIT},
     listener::{Missed, StopReason, SupervisionEvents},
     log::SubscriberId,
-    options::DispatcherOptions,
+    options::{DispatcherOptions, Order},
     shared::Shared,
     subscribe::Subscribe,
 };
@@ -63,7 +63,7 @@ impl Dispatcher {
 
     /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        Subscribe::new(Arc::clone(&self.shared), filter)
+        Subscribe { shared: Arc::clone(&self.shared), order: Order::new(filter) }
     }
 
     /// Ends the subscriber `id`: its stream ends, or its callback or listener is stopped. Fails with [`Error::NoSubscriber`] if

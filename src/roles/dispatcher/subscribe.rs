@@ -19,25 +19,20 @@ use crate::{
     base::{
         cursor::Start,
         error::{Error, Result},
-        filter::Filter,
     },
     state::named_cursor::NamedCursor,
     store::RetryPolicy,
 };
 
 /// Starts a subscription, with the options that its methods set.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use = "choose a stream, a callback or a listener to subscribe"]
 pub struct Subscribe {
-    shared: Arc<Shared>,
-    order: Order,
+    pub(super) shared: Arc<Shared>,
+    pub(super) order: Order,
 }
 
 impl Subscribe {
-    pub(super) fn new(shared: Arc<Shared>, filter: Filter) -> Self {
-        Self { shared, order: Order::new(filter) }
-    }
-
     /// Starts at a cursor, at [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: after the tail's
     /// present position; this can include events that were committed before and are not folded yet.
     ///
@@ -182,14 +177,6 @@ impl Subscribe {
     }
 }
 
-impl fmt::Debug for Subscribe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Order { filter, start, pace, .. } = &self.order;
-        let debug = &mut f.debug_struct("Subscribe");
-        debug.field("filter", filter).field("start", start).field("pace", pace).finish_non_exhaustive()
-    }
-}
-
 /// Starts a listener, with the options that its methods set.
 #[must_use = "start it"]
 pub struct Listen<L, F> {
@@ -247,10 +234,8 @@ where
     /// limits.
     pub fn messages_max(self, messages_max: usize) -> Result<Self> {
         if !(1..=Self::MESSAGES_MAX).contains(&messages_max) {
-            return Err(Error::invalid(
-                "messages",
-                format!("{messages_max} is not 1 to {}", Self::MESSAGES_MAX),
-            ));
+            let reason = format!("{messages_max} is not 1 to {}", Self::MESSAGES_MAX);
+            return Err(Error::invalid("messages", reason));
         }
         Ok(Self { messages_max, ..self })
     }

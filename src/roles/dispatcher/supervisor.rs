@@ -85,8 +85,7 @@ pub(super) struct Supervisor<L: Listener, F> {
     /// Gets true, or an error, when the parent ends.
     ending: watch::Receiver<bool>,
     source: Source,
-    /// The messages; `None` once all senders are gone.
-    inbox: Option<mpsc::Receiver<Message<L::Message>>>,
+    inbox: mpsc::Receiver<Message<L::Message>>,
     factory: F,
     terms: SupervisionPolicy,
     given: Option<Given>,
@@ -117,7 +116,7 @@ where
             control,
             ending,
             source,
-            inbox: Some(inbox),
+            inbox,
             factory,
             terms,
             given: None,
@@ -128,9 +127,7 @@ where
     }
 
     pub async fn run(mut self) {
-        if let Some(task) = tokio::task::try_id() {
-            self.control.task.get_or_init(|| task);
-        }
+        self.control.task.get_or_init(tokio::task::id);
         self.emit(Supervised::Started);
         self.reason = self.run_sessions().await;
         // If it was not saved, an unfinished interruption comes again.
@@ -190,13 +187,9 @@ where
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
         let at = self.given.as_ref().and_then(Given::batch).map(|batch| batch.delivery(0).sequence());
-        let id = self.control.id;
-        let what = self
-            .control
-            .name
-            .as_ref()
-            .map_or_else(|| format!("subscriber {id}"), |name| format!("subscriber {name}"));
-        stats.health.panicked(self.shared.context.env(), &what, text);
+        let Control { id, name, .. } = &*self.control;
+        let who = name.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
+        stats.health.panicked(self.shared.context.env(), &format!("subscriber {who}"), text);
         self.emit(Supervised::Panicked { text: text.to_owned(), at });
     }
 
@@ -273,23 +266,19 @@ where
             });
             tokio::select! {
                 () = commanded(&mut self.state, &mut self.ending) => {}
-                // `None` once all senders are gone, and then never again.
-                Some(message) = OptionFuture::from(self.inbox.as_mut().map(mpsc::Receiver::recv)) => match message {
-                    Some(message) => return catch(async { listener.handle_message(message).await }).await,
-                    None => self.inbox = None,
-                },
+                Some(message) = self.inbox.recv() => {
+                    return catch(async { listener.handle_message(message).await }).await;
+                }
                 received = catch(receive) => match received {
                     Ok(None) => return Ok(Next::Stop(StopReason::Shutdown)),
-                    Ok(Some(item)) => {
-                        if let Err(Interruption::Failed(error @ Error::CursorLost { .. })) = &item {
-                            tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
-                            return Ok(Next::Stop(StopReason::CursorLost));
-                        }
-                        if let Err(Interruption::Failed(Error::BusGone { .. })) = &item {
-                            return Ok(Next::Stop(StopReason::BusGone));
-                        }
-                        self.given = Some(Given { item, attempts: 0 });
+                    Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. })))) => {
+                        tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
+                        return Ok(Next::Stop(StopReason::CursorLost));
                     }
+                    Ok(Some(Err(Interruption::Failed(Error::BusGone { .. })))) => {
+                        return Ok(Next::Stop(StopReason::BusGone));
+                    }
+                    Ok(Some(item)) => self.given = Some(Given { item, attempts: 0 }),
                     // A predicate of the filter has panicked. It has seen the row, the listener has not, and the next row follows.
                     Err(text) => self.note_panic(&text),
                 },
@@ -309,7 +298,6 @@ where
         is_ended.then_some(StopReason::ParentEnded)
     }
 
-    /// Replaces the filter, if a command says so.
     async fn replace(&mut self) {
         let mut taken = None;
         self.control.state.send_if_modified(|state| {
