@@ -242,39 +242,3 @@ async fn shut_down(actor: &ActorContext, consumer: Option<Consumer>) {
         }
     }
 }
-
-/// Reads the documents of all databases in small pages, and has the oracle judge them.
-pub(super) async fn audit(actor: &ActorContext) {
-    if actor.shared.plan.documents.is_none() {
-        return;
-    }
-    let changes = actor.bus.changes();
-    let living = actor.shared.oracle().living();
-    for db in living {
-        let feed = changes.feed(&db);
-        let (mut cursor, mut rows) = (Cursor::NOTHING, Vec::new());
-        loop {
-            match feed.page(cursor, 3).await {
-                Ok(page) => {
-                    rows.extend(page.rows);
-                    cursor = page.next;
-                    if !page.more {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    return actor.shared.fail(format!("the documents of {db:?} cannot be read: {error}"));
-                }
-            }
-        }
-        let judged = actor.shared.oracle().judge_doc_pages(db.instance, &rows);
-        let judged = match (judged, actor.bus.skipped_rows().await) {
-            (Ok(()), Ok(skipped)) => actor.shared.oracle().judge_skipped_documents(db.instance, &skipped),
-            (Err(reason), _) => Err(reason),
-            (_, Err(error)) => Err(format!("the skipped rows cannot be listed: {error}").into()),
-        };
-        if let Err(reason) = judged {
-            actor.shared.fail(reason);
-        }
-    }
-}

@@ -1,5 +1,6 @@
 //! The processes of a world: the roles of the bus, and their users.
 
+mod audit;
 mod choice;
 mod consumer;
 mod context;
@@ -112,8 +113,8 @@ async fn judge_at_rest(actor: &ActorContext, mirrored: Option<mirrored::Mirrored
         mirrored.judge_at_rest().await;
     }
     if actor.issuer.process == 0 {
-        audit(actor).await;
-        documents::audit(actor).await;
+        audit::feed(actor).await;
+        audit::documents(actor).await;
     }
 }
 
@@ -239,26 +240,4 @@ async fn consume(actor: &ActorContext, node: &Node, groups: &[GroupPlan]) -> Res
         consumers.push(consumer::start(actor, node, group).await?);
     }
     Ok(consumers)
-}
-
-/// Reads the whole feed in small pages, and has the oracle judge that each database is in it once, in one total
-/// order.
-async fn audit(actor: &ActorContext) {
-    let feed = actor.bus.feed();
-    let (mut cursor, mut rows) = (crate::base::cursor::Cursor::NOTHING, Vec::new());
-    loop {
-        match feed.page(cursor, 3).await {
-            Ok(page) => {
-                rows.extend(page.rows);
-                cursor = page.next;
-                if !page.more {
-                    break;
-                }
-            }
-            Err(error) => return actor.shared.fail(format!("the feed cannot be read: {error}")),
-        }
-    }
-    if let Err(reason) = actor.shared.oracle().judge_pages(&rows) {
-        actor.shared.fail(reason);
-    }
 }
