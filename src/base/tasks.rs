@@ -37,31 +37,43 @@ use crate::base::{
     error::{Error, panic_text},
 };
 
-/// The first pause before work that has panicked begins again.
-const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+/// The pauses of work that begins again after panics. They double with each panic in a row.
+pub(crate) struct RestartPauses(Duration);
 
-/// The longest one. Work that has lasted for longer begins with a short pause again.
-const RESTART_PAUSE_MAX: Duration = Duration::from_mins(1);
+impl RestartPauses {
+    /// The first pause.
+    const MIN: Duration = Duration::from_secs(1);
+
+    /// The longest one. Work that has lasted for longer begins with a short pause again.
+    const MAX: Duration = Duration::from_mins(1);
+
+    pub fn new() -> Self {
+        Self(Self::MIN)
+    }
+
+    /// The pause after a panic of work that has lasted for `lasted`.
+    pub fn next_after(&mut self, lasted: Duration) -> Duration {
+        let pause = if lasted > Self::MAX { Self::MIN } else { self.0 };
+        self.0 = (pause * 2).min(Self::MAX);
+        pause
+    }
+}
 
 /// Runs the work that `make` returns until it ends. After a panic, `panicked` is called with its message, and another
-/// work is made after a pause, which doubles with each panic in a row.
+/// work is made after one of the [`RestartPauses`].
 pub(crate) async fn supervised<W: Future<Output = ()>>(
     env: &Env,
     mut make: impl FnMut() -> W,
     panicked: impl Fn(&str),
 ) {
-    let mut pause = RESTART_PAUSE_MIN;
+    let mut pauses = RestartPauses::new();
     loop {
         let began = env.now();
         // `make` may panic as well, so the guard covers it.
         let work = AssertUnwindSafe(async { make().await });
         let Err(panic) = work.catch_unwind().await else { return };
         panicked(panic_text(&*panic));
-        if env.now().saturating_sub(began) > RESTART_PAUSE_MAX {
-            pause = RESTART_PAUSE_MIN;
-        }
-        env.sleep(pause).await;
-        pause = (pause * 2).min(RESTART_PAUSE_MAX);
+        env.sleep(pauses.next_after(env.now().saturating_sub(began))).await;
     }
 }
 
@@ -335,6 +347,14 @@ mod tests {
         })
         .await;
         assert_eq!((count.into_inner(), panics.into_inner()), (3, 2));
+    }
+
+    #[test]
+    fn pauses_double_until_work_has_lasted() {
+        let mut pauses = RestartPauses::new();
+        let mut next = |lasted| pauses.next_after(Duration::from_secs(lasted)).as_secs();
+        assert_eq!([(); 8].map(|()| next(60)), [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!([next(61), next(0)], [1, 2]);
     }
 
     /// An abort would have returned in the middle of the poll.

@@ -75,6 +75,12 @@ where
     }
 }
 
+/// How many names one read looks up in the feed.
+const LOOK_UPS_MAX: usize = 64;
+
+/// Pause after a failed read.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
 const YEAR: Duration = Duration::from_hours(366 * 24);
 
 /// How a trigger works. Values out of these limits are refused; [`Duration::MAX`] means never:

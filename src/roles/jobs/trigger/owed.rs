@@ -7,6 +7,7 @@ use std::{
 
 use futures_util::future::{BoxFuture, try_join_all};
 
+use super::{FAILURE_PAUSE, LOOK_UPS_MAX};
 use crate::{
     base::{
         error::Result,
@@ -17,12 +18,6 @@ use crate::{
 
 /// How many names are read at once.
 const PAGE_ROWS: usize = 500;
-
-/// How many names are looked up at once.
-const LOOK_UPS_MAX: usize = 64;
-
-/// Pause after a failed read.
-const FAILURE_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The owed work of a name.
 pub(super) struct OwedDb {

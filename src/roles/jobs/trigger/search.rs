@@ -1,11 +1,11 @@
 //! [`Search`]: finds databases that have gone without a delivery, a few at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
 use super::{
-    is_gone,
+    FAILURE_PAUSE, LOOK_UPS_MAX, is_gone,
     plan::{Plan, Work},
 };
 use crate::{
@@ -13,13 +13,8 @@ use crate::{
     state::{context::Context, named_cursor::OpenCursor, notification_feed::NotificationFeed},
 };
 
-const LOOK_UPS_MAX: usize = 64;
-
 /// How many databases one step checks.
 const STEP_MAX: usize = 1_000;
-
-/// Pause after a failed read.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A search for gone databases: first among those of the plan, then among all marked ones.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_stream::StreamExt;
 
 use super::{
-    Trigger, TriggerOptions,
+    FAILURE_PAUSE, Trigger, TriggerOptions,
     attempt::{self, AttemptLimits},
     cursor,
     kind::{Ended, Failure, Kind},
@@ -24,7 +24,7 @@ use crate::{
         cursor::Cursor,
         error::{Error, Result, panic_text},
         event::{Db, DbName},
-        tasks::{self, Canceller, Joined, Task, Tasks},
+        tasks::{self, Canceller, Joined, RestartPauses, Task, Tasks},
     },
     roles::dispatcher::{Delivery, Dispatcher, Interruption, Subscribe, Subscription},
     state::{
@@ -34,15 +34,6 @@ use crate::{
         trigger_board::TriggerStatus,
     },
 };
-
-/// Pause after a failed read of the feed.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
-
-/// The first and the longest pause before it starts again after a panic.
-const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
-
-/// See [`RESTART_PAUSE_MIN`].
-const RESTART_PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// How long work may hold the cursor back. After that the store lists it as owed, so that work that others have done meanwhile is
 /// not repeated after a crash.
@@ -94,7 +85,7 @@ impl<K: Kind> Supervisor<K> {
     async fn run(mut self, mut subscription: Subscription, mut stop: watch::Receiver<bool>) -> Result<()> {
         // This guard also acts if the future is dropped, so that the status does not show a running trigger.
         let _finished = Finished(self.status.clone());
-        let mut pause = RESTART_PAUSE_MIN;
+        let mut pauses = RestartPauses::new();
         loop {
             let env = self.context.env().clone();
             let begun = env.now();
@@ -108,13 +99,11 @@ impl<K: Kind> Supervisor<K> {
             self.context.stats.health.panicked(&env, &what, panic_text(&*panic));
             self.context.stats.trigger_restarts.add(1);
             self.status.send_modify(|status| (status.restarts, status.running) = (status.restarts + 1, 0));
-            pause =
-                if env.now().saturating_sub(begun) > RESTART_PAUSE_MAX { RESTART_PAUSE_MIN } else { pause };
+            let pause = pauses.next_after(env.now().saturating_sub(begun));
             tokio::select! {
                 () = env.sleep(pause) => {}
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             }
-            pause = (pause * 2).min(RESTART_PAUSE_MAX);
             self.cursor = match self.cursor.read_again().await {
                 Ok(cursor) => cursor,
                 Err(error @ Error::CursorLost { .. }) => return Err(error),
