@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::plan::View;
+use super::plan::{OwnState, View};
 use crate::{
     base::explore::{Model, explore},
     state::keys::{Lease, NodeId, Owner},
@@ -170,14 +170,16 @@ impl Membership {
             members: members.map(|node| (id(node), u32::MAX)).collect(),
             resources: (0..self.resources).collect(),
             leases: leases.collect(),
-            held: held.collect(),
-            token: [me.number; 16],
-            awaited: &awaited,
-            paused: BTreeMap::new(),
-            hopeless: BTreeSet::new(),
-            max: u32::MAX,
-            now: if is_late { HANDOVER } else { Duration::ZERO },
-            handover: HANDOVER,
+            own: OwnState {
+                held: held.collect(),
+                token: [me.number; 16],
+                awaited: &awaited,
+                paused: BTreeMap::new(),
+                hopeless: BTreeSet::new(),
+                max: u32::MAX,
+                now: if is_late { HANDOVER } else { Duration::ZERO },
+                handover: HANDOVER,
+            },
         };
         let plan = view.plan();
         let epoch_of = |resource: &u64| state.leases.get(resource).map_or(0, |(epoch, _)| *epoch);

@@ -25,6 +25,12 @@ pub(super) struct View<'a> {
     pub members: Vec<(NodeId, u32)>,
     pub resources: Vec<u64>,
     pub leases: BTreeMap<u64, Lease>,
+    pub own: OwnState<'a>,
+}
+
+/// What a node knows about a pool before a round, without reading.
+#[derive(Debug, Clone)]
+pub(super) struct OwnState<'a> {
     /// The acquisitions with running work: owner and epoch by resource.
     pub held: BTreeMap<u64, (Owner, u64)>,
     /// The token for the acquisitions of this round. A lease that already has it was acquired by an attempt whose
@@ -99,7 +105,7 @@ impl View<'_> {
         for (resource, owner) in assignment.iter() {
             self.decide(&mut plan, resource, owner == Some(self.me));
         }
-        for (&resource, &(owner, epoch)) in &self.held {
+        for (&resource, &(owner, epoch)) in &self.own.held {
             if !assignment.has(resource) {
                 // Its lease may be removed already.
                 plan.gone.push(resource);
@@ -112,7 +118,7 @@ impl View<'_> {
         for (&resource, lease) in &self.leases {
             let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
             let is_free = lease.owner.is_none_or(|owner| !self.is_member(owner.node));
-            let is_gone = !assignment.has(resource) && !self.held.contains_key(&resource);
+            let is_gone = !assignment.has(resource) && !self.own.held.contains_key(&resource);
             if is_gone && (is_mine || is_free && is_first) {
                 plan.gone.push(resource);
             }
@@ -123,16 +129,17 @@ impl View<'_> {
     /// A plan that leaves as many of the hopeless resources to others as these may own.
     fn shun(&self, owners: &[(u64, Option<NodeId>)]) -> Plan {
         let mut members = self.members.clone();
-        let me = members.iter_mut().find(|(member, _)| *member == self.me && !self.hopeless.is_empty());
+        let me = members.iter_mut().find(|(member, _)| *member == self.me && !self.own.hopeless.is_empty());
         let Some((_, max)) = me else { return Plan::default() };
-        *max = self.max;
+        *max = self.own.max;
         let assignment = assign(owners, &members);
         let assigned = assignment.iter().filter(|(_, owner)| *owner == Some(self.me)).count();
         let others = members.iter().filter(|(member, _)| *member != self.me);
         let others = others.fold(0_usize, |sum, (_, max)| sum.saturating_add(*max as usize));
         let spare = assigned.saturating_sub(owners.len().saturating_sub(others));
+        let hopeless = self.own.hopeless.iter().copied();
         let shunned: BTreeSet<_> =
-            self.hopeless.iter().copied().filter(|resource| assignment.has(*resource)).take(spare).collect();
+            hopeless.filter(|resource| assignment.has(*resource)).take(spare).collect();
         // It has not more than its maximum, which fits.
         let max = (!shunned.is_empty()).then(|| (assigned - shunned.len()) as u32);
         Plan { shunned, max, ..Plan::default() }
@@ -141,12 +148,12 @@ impl View<'_> {
     /// Decides about `resource`, which the node should own if `is_to_be_mine`.
     fn decide(&self, plan: &mut Plan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
-        let held = self.held.get(&resource);
+        let held = self.own.held.get(&resource);
         let is_held =
             held.is_some_and(|(owner, epoch)| lease == Lease { epoch: *epoch, owner: Some(*owner) });
-        let is_signed = lease.owner == Some(Owner { node: self.me, token: self.token });
+        let is_signed = lease.owner == Some(Owner { node: self.me, token: self.own.token });
         let is_shunned = plan.shunned.contains(&resource);
-        let is_paused = self.paused.get(&resource).is_some_and(|until| *until > self.now);
+        let is_paused = self.own.paused.get(&resource).is_some_and(|until| *until > self.own.now);
         match lease.owner {
             _ if is_held && is_to_be_mine => {}
             _ if is_held => plan.hand_over.push(resource),
@@ -162,9 +169,9 @@ impl View<'_> {
             }
             _ if !is_to_be_mine || is_shunned => {}
             Some(owner) if self.is_member(owner.node) => {
-                let since = self.awaited.get(&resource).filter(|(epoch, _)| *epoch == lease.epoch);
-                let waited = since.map_or(Duration::ZERO, |(_, since)| self.now.saturating_sub(*since));
-                if since.is_some() && waited >= self.handover {
+                let since = self.own.awaited.get(&resource).filter(|(epoch, _)| *epoch == lease.epoch);
+                let waited = since.map_or(Duration::ZERO, |(_, since)| self.own.now.saturating_sub(*since));
+                if since.is_some() && waited >= self.own.handover {
                     plan.acquire.push(resource);
                 } else {
                     plan.awaits.push((resource, lease.epoch));
@@ -199,14 +206,16 @@ mod tests {
             members: members.into_iter().map(|node| (node, u32::MAX)).collect(),
             resources: (0..count).collect(),
             leases: held.iter().map(|&resource| (resource, owned(mine))).chain(theirs).collect(),
-            held: held.iter().map(|&resource| (resource, (mine, EPOCH))).collect(),
-            token: TOKEN,
-            awaited: NOBODY,
-            paused: BTreeMap::new(),
-            hopeless: BTreeSet::new(),
-            max: u32::MAX,
-            now: Duration::from_hours(1),
-            handover: HANDOVER,
+            own: OwnState {
+                held: held.iter().map(|&resource| (resource, (mine, EPOCH))).collect(),
+                token: TOKEN,
+                awaited: NOBODY,
+                paused: BTreeMap::new(),
+                hopeless: BTreeSet::new(),
+                max: u32::MAX,
+                now: Duration::from_hours(1),
+                handover: HANDOVER,
+            },
         }
     }
 
@@ -233,15 +242,15 @@ mod tests {
 
         // The other node has kept the last one for too long; but time that was spent on an earlier acquisition does
         // not count.
-        let since = joined.now.checked_sub(HANDOVER).unwrap();
+        let since = joined.own.now.checked_sub(HANDOVER).unwrap();
         let late = BTreeMap::from([(3, (EPOCH, since))]);
-        joined.awaited = &late;
+        joined.own.awaited = &late;
         assert_eq!(joined.plan().acquire, [2, 3]);
         let before = BTreeMap::from([(3, (EPOCH - 1, since))]);
-        joined.awaited = &before;
+        joined.own.awaited = &before;
         assert_eq!(joined.plan().acquire, [2]);
-        joined.awaited = &late;
-        joined.handover = Duration::MAX;
+        joined.own.awaited = &late;
+        joined.own.handover = Duration::MAX;
         assert_eq!(joined.plan().acquire, [2], "never");
     }
 
@@ -253,7 +262,7 @@ mod tests {
         asked.members[1].1 = 1;
         assert_eq!(asked.plan(), Plan { hand_over: vec![3], ..Plan::default() });
         // Owned without running work, so there is no work to end.
-        asked.held.remove(&3);
+        asked.own.held.remove(&3);
         assert_eq!(asked.plan(), Plan { release: vec![3], ..Plan::default() });
     }
 
@@ -268,20 +277,20 @@ mod tests {
         // deleted group.
         assert!(plan.concerns_others(&view.leases) && !plan.concerns_others(&BTreeMap::new()));
         view.me = B;
-        view.held.clear();
+        view.own.held.clear();
         assert_eq!(view.plan().gone, [2, 3], "the first member removes what nobody owns");
     }
 
     #[test]
     fn what_is_owned_without_work_is_taken_again_after_its_pause() {
         let mut orphan = view(2, &[0, 1], &[]);
-        orphan.held.remove(&1);
+        orphan.own.held.remove(&1);
         let renewed = Plan { renew: vec![1], ..Plan::default() };
         assert_eq!(orphan.plan(), renewed);
         assert!(!renewed.concerns_others(&orphan.leases));
-        orphan.paused.insert(1, orphan.now + Duration::from_millis(1));
+        orphan.own.paused.insert(1, orphan.own.now + Duration::from_millis(1));
         assert_eq!(orphan.plan(), Plan::default());
-        orphan.paused.insert(1, orphan.now);
+        orphan.own.paused.insert(1, orphan.own.now);
         assert_eq!(orphan.plan(), renewed);
     }
 
@@ -289,9 +298,9 @@ mod tests {
     #[test]
     fn what_fails_here_is_left_to_others_as_far_as_they_may_own_it() {
         let mut failing = view(4, &[0, 1], &[(2, A), (3, A)]);
-        failing.held.remove(&0);
-        failing.hopeless.insert(0);
-        failing.paused.insert(0, failing.now + Duration::from_secs(9));
+        failing.own.held.remove(&0);
+        failing.own.hopeless.insert(0);
+        failing.own.paused.insert(0, failing.own.now + Duration::from_secs(9));
         let shunning = Plan { shunned: [0].into(), max: Some(1), ..Plan::default() };
         assert_eq!(failing.plan(), Plan { release: vec![0], ..shunning.clone() });
         // It is released, and the smaller maximum not published yet.
@@ -300,13 +309,13 @@ mod tests {
         // Both are done: the other one takes it, and this one keeps the rest.
         failing.members[0].1 = 1;
         assert_eq!(failing.plan(), shunning);
-        let other = View {
-            me: A,
+        let own = OwnState {
             hopeless: BTreeSet::new(),
             paused: BTreeMap::new(),
             held: BTreeMap::new(),
-            ..failing.clone()
+            ..failing.own.clone()
         };
+        let other = View { me: A, own, ..failing.clone() };
         assert_eq!(other.plan().acquire, [0]);
         failing.leases.insert(0, Lease { epoch: EPOCH + 1, owner: Some(Owner { node: A, token: [7; 16] }) });
         assert_eq!(failing.plan(), shunning);
@@ -318,7 +327,7 @@ mod tests {
             assert_eq!((plan.shunned.len(), plan.max), (0, None));
             alone.members[0].1 = u32::MAX;
             assert!(!alone.plan().acquire.contains(&0));
-            alone.now += Duration::from_secs(9);
+            alone.own.now += Duration::from_secs(9);
             assert!(alone.plan().acquire.contains(&0));
         }
     }

@@ -3,17 +3,13 @@
 //! It reads everything by snapshot. So rounds of several nodes conflict only where they write: each written lease,
 //! and the version of the pool's role, are in the conflict set. A node that is removed or leaves moves the versions of all of its roles.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
     Held, Pool, Work,
     changes::{self, OfPool, changed},
     member::Shared,
-    plan::{Plan, View},
+    plan::{OwnState, Plan, View},
     roles::members,
 };
 use crate::{
@@ -32,21 +28,7 @@ pub(super) struct Known<'a> {
     pub joined: [u8; 16],
     pub pool: &'a Pool,
     pub work: &'a dyn Work,
-    pub held: BTreeMap<u64, (Owner, u64)>,
-    /// See [`View::token`].
-    pub token: [u8; 16],
-    /// See [`View::awaited`].
-    pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
-    /// See [`View::paused`].
-    pub paused: BTreeMap<u64, Duration>,
-    /// See [`View::hopeless`].
-    pub hopeless: BTreeSet<u64>,
-    /// See [`View::max`].
-    pub max: u32,
-    /// See [`View::now`].
-    pub now: Duration,
-    /// See [`View::handover`].
-    pub handover: Duration,
+    pub own: OwnState<'a>,
 }
 
 /// The result of a round.
@@ -92,26 +74,13 @@ impl Known<'_> {
             };
             leases.insert(resource, lease);
         }
-        let view = View {
-            me: self.member.id(),
-            members,
-            resources,
-            leases,
-            held: self.held.clone(),
-            token: self.token,
-            awaited: self.awaited,
-            paused: self.paused.clone(),
-            hopeless: self.hopeless.clone(),
-            max: self.max,
-            now: self.now,
-            handover: self.handover,
-        };
+        let view = View { me: self.member.id(), members, resources, leases, own: self.own.clone() };
         let mut plan = view.plan();
         let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(Outcome { plan, acquired, more, versions, at: self.now }))
+        Ok(Some(Outcome { plan, acquired, more, versions, at: self.own.now }))
     }
 
     /// Writes `plan`; returns the acquired leases.
@@ -140,7 +109,7 @@ impl Known<'_> {
                 tx.clear(&claim(resource));
             }
         }
-        let owner = Owner { node: view.me, token: self.token };
+        let owner = Owner { node: view.me, token: self.own.token };
         let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
             let epoch = lease_of(resource).epoch + 1;
             tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());

@@ -23,7 +23,7 @@ use super::{
     heartbeat::{Entered, Registration, draw},
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
-    plan::Plan,
+    plan::{OwnState, Plan},
     round::{Known, Outcome},
 };
 use crate::{
@@ -319,19 +319,21 @@ impl WorkerTask {
             joined,
             pool: &self.pool,
             work: &*self.work,
-            held: self.held.iter().map(|(&key, job)| (key, (job.lease.owner, job.lease.epoch))).collect(),
-            token: draw(&env),
-            awaited: &self.awaited,
-            paused: self.failures.iter().map(|(&key, failures)| (key, failures.until)).collect(),
-            hopeless: self
-                .failures
-                .iter()
-                .filter(|(_, it)| it.is_hopeless(now))
-                .map(|(&key, _)| key)
-                .collect(),
-            max: self.options.leases_max.unwrap_or(u32::MAX),
-            now,
-            handover: self.options.handover,
+            own: OwnState {
+                held: self.held.iter().map(|(&key, job)| (key, (job.lease.owner, job.lease.epoch))).collect(),
+                token: draw(&env),
+                awaited: &self.awaited,
+                paused: self.failures.iter().map(|(&key, failures)| (key, failures.until)).collect(),
+                hopeless: self
+                    .failures
+                    .iter()
+                    .filter(|(_, it)| it.is_hopeless(now))
+                    .map(|(&key, _)| key)
+                    .collect(),
+                max: self.options.leases_max.unwrap_or(u32::MAX),
+                now,
+                handover: self.options.handover,
+            },
         };
         self.member.db.run(async |tx| known.round(&tx).await).await
     }
