@@ -1,4 +1,4 @@
-//! The layer of the examples of triggers: databases of documents, each with a field, and the feed of their changes.
+//! The layer of the examples of jobs: databases of documents, each with a field, and the feed of their changes.
 //!
 //! Each document has a row under its database and id, with the sequence of its last edit, the number of its revision, and its field;
 //! the field of a deleted document is empty. One transaction writes the row, the change, and the event of the database.
