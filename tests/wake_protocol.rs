@@ -173,6 +173,20 @@ async fn receive(
     received
 }
 
+/// Receives `enough` batches from the first one on, as a new subscriber.
+fn receive_as_new(fixture: &WakeModel, enough: usize) -> Received {
+    block_on(receive(fixture, &Arc::new(SubscriberState::default()), 0, enough))
+}
+
+/// Does `work` in another thread.
+fn spawn<T: 'static>(
+    fixture: &Arc<WakeModel>,
+    work: impl FnOnce(&WakeModel) -> T + 'static,
+) -> thread::JoinHandle<T> {
+    let fixture = Arc::clone(fixture);
+    thread::spawn(move || work(&fixture))
+}
+
 /// Fails unless every batch before a known position had been delivered by then.
 fn check_known(received: &Received, matching: &[u64]) {
     for (known, had) in &received.known {
@@ -198,12 +212,8 @@ fn check_up_to(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'sta
 fn one_batch_reaches_one_subscriber_in_each_interleaving() {
     check_up_to(None, || {
         let fixture = WakeModel::new();
-        let tail = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || fixture.put(0, true))
-        };
-        let subscriber = Arc::new(SubscriberState::default());
-        let received = block_on(receive(&fixture, &subscriber, 0, 1));
+        let tail = spawn(&fixture, |fixture| fixture.put(0, true));
+        let received = receive_as_new(&fixture, 1);
         assert_eq!((&received.batches[..], received.behind), (&[0][..], 0));
         check_known(&received, &[0]);
         tail.join().unwrap();
@@ -215,14 +225,11 @@ fn one_batch_reaches_one_subscriber_in_each_interleaving() {
 fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() {
     check(|| {
         let fixture = WakeModel::new();
-        let tail = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || {
-                fixture.put(0, false);
-                fixture.put(1, true);
-                fixture.put_last(2);
-            })
-        };
+        let tail = spawn(&fixture, |fixture| {
+            fixture.put(0, false);
+            fixture.put(1, true);
+            fixture.put_last(2);
+        });
         let subscriber = Arc::new(SubscriberState::default());
         // Either it receives both, or it is behind and reads the first one in the feed.
         let mut received = Received { batches: Vec::new(), known: Vec::new(), behind: 0 };
@@ -253,14 +260,11 @@ fn one_that_was_taken_off_the_list_by_a_pruned_entry_knows_what_was_before_it() 
 fn one_that_is_skipped_ahead_receives_what_comes_next() {
     check(|| {
         let fixture = WakeModel::new();
-        let tail = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || {
-                fixture.put(0, true);
-                let next = fixture.expire();
-                fixture.put(next, true);
-            })
-        };
+        let tail = spawn(&fixture, |fixture| {
+            fixture.put(0, true);
+            let next = fixture.expire();
+            fixture.put(next, true);
+        });
         let subscriber = Arc::new(SubscriberState::default());
         let first = block_on(receive(&fixture, &subscriber, 0, 1));
         let mut batches = first.batches.clone();
@@ -306,14 +310,12 @@ fn one_that_is_ended_does_not_sleep_on() {
     check(|| {
         let fixture = WakeModel::new();
         let subscriber = Arc::new(SubscriberState::default());
-        let tail = {
-            let (fixture, subscriber) = (Arc::clone(&fixture), Arc::clone(&subscriber));
-            thread::spawn(move || {
-                fixture.put(0, true);
-                subscriber.end();
-                subscriber.waker.wake();
-            })
-        };
+        let ended = Arc::clone(&subscriber);
+        let tail = spawn(&fixture, move |fixture| {
+            fixture.put(0, true);
+            ended.end();
+            ended.waker.wake();
+        });
         let received = block_on(receive(&fixture, &subscriber, 0, usize::MAX));
         assert!(received.batches.is_empty() || received.batches == [0]);
         check_known(&received, &[0]);
@@ -325,15 +327,11 @@ fn one_that_is_ended_does_not_sleep_on() {
 fn no_batch_and_no_wake_is_lost() {
     check(|| {
         let fixture = WakeModel::new();
-        let tail = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || {
-                fixture.put(0, true);
-                fixture.put(1, true);
-            })
-        };
-        let subscriber = Arc::new(SubscriberState::default());
-        let received = block_on(receive(&fixture, &subscriber, 0, 2));
+        let tail = spawn(&fixture, |fixture| {
+            fixture.put(0, true);
+            fixture.put(1, true);
+        });
+        let received = receive_as_new(&fixture, 2);
         assert_eq!(received.batches, [0, 1]);
         check_known(&received, &[0, 1]);
         tail.join().unwrap();
@@ -344,15 +342,11 @@ fn no_batch_and_no_wake_is_lost() {
 fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_delivered() {
     check(|| {
         let fixture = WakeModel::new();
-        let tail = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || {
-                fixture.put(0, false);
-                fixture.put(1, true);
-            })
-        };
-        let subscriber = Arc::new(SubscriberState::default());
-        let received = block_on(receive(&fixture, &subscriber, 0, 1));
+        let tail = spawn(&fixture, |fixture| {
+            fixture.put(0, false);
+            fixture.put(1, true);
+        });
+        let received = receive_as_new(&fixture, 1);
         assert_eq!(received.batches, [1]);
         check_known(&received, &[1]);
         tail.join().unwrap();
@@ -363,15 +357,8 @@ fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_deliv
 fn all_subscribers_of_a_pattern_are_woken() {
     check(|| {
         let fixture = WakeModel::new();
-        let receivers: Vec<_> = (0..2)
-            .map(|_| {
-                let fixture = Arc::clone(&fixture);
-                thread::spawn(move || {
-                    let subscriber = Arc::new(SubscriberState::default());
-                    block_on(receive(&fixture, &subscriber, 0, 1)).batches
-                })
-            })
-            .collect();
+        let receivers: Vec<_> =
+            (0..2).map(|_| spawn(&fixture, |fixture| receive_as_new(fixture, 1).batches)).collect();
         fixture.put(0, true);
         for receiver in receivers {
             assert_eq!(receiver.join().unwrap(), [0]);
@@ -384,13 +371,11 @@ fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
     check(|| {
         let fixture = WakeModel::new();
         let subscriber = Arc::new(SubscriberState::default());
-        let tail = {
-            let (fixture, subscriber) = (Arc::clone(&fixture), Arc::clone(&subscriber));
-            thread::spawn(move || {
-                fixture.put(0, true);
-                WakeModel::close(&subscriber);
-            })
-        };
+        let closed = Arc::clone(&subscriber);
+        let tail = spawn(&fixture, move |fixture| {
+            fixture.put(0, true);
+            WakeModel::close(&closed);
+        });
         let received = block_on(receive(&fixture, &subscriber, 0, usize::MAX));
         assert_eq!(received.batches, [0]);
         check_known(&received, &[0]);
@@ -404,17 +389,8 @@ fn one_that_leaves_takes_no_other_off_the_list() {
         let fixture = WakeModel::new();
         let leaver = Arc::new(SubscriberState::default());
         assert_eq!(fixture.log.read_or_wait(0, &leaver), Err(Empty::Nothing));
-        let stayer = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || {
-                let subscriber = Arc::new(SubscriberState::default());
-                block_on(receive(&fixture, &subscriber, 0, 1)).batches
-            })
-        };
-        let tail = {
-            let fixture = Arc::clone(&fixture);
-            thread::spawn(move || fixture.put(0, true))
-        };
+        let stayer = spawn(&fixture, |fixture| receive_as_new(fixture, 1).batches);
+        let tail = spawn(&fixture, |fixture| fixture.put(0, true));
         fixture.log.leave(&leaver);
         tail.join().unwrap();
         assert_eq!(stayer.join().unwrap(), [0]);
