@@ -18,6 +18,13 @@ async fn writer(f: &Fixture) -> Result<Transaction> {
     Ok(tx)
 }
 
+/// A [`writer`] that has read the key "k".
+async fn reader(f: &Fixture) -> Result<Transaction> {
+    let tx = writer(f).await?;
+    tx.get(&f.key("k"), Serializable).await?;
+    Ok(tx)
+}
+
 /// A [`writer`] that has read the rows of `read`.
 async fn scanner(f: &Fixture, read: RangeRead) -> Result<Transaction> {
     let tx = writer(f).await?;
@@ -27,16 +34,14 @@ async fn scanner(f: &Fixture, read: RangeRead) -> Result<Transaction> {
 
 pub(crate) async fn a_changed_key_conflicts(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     f.put("k", "w").await?;
     conflicts(&tx).await;
     Ok(())
 }
 
 pub(crate) async fn a_created_key_conflicts(f: &Fixture) -> Result<()> {
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     f.put("k", "v").await?;
     conflicts(&tx).await;
     Ok(())
@@ -44,8 +49,7 @@ pub(crate) async fn a_created_key_conflicts(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_cleared_key_conflicts(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     f.remove("k").await?;
     conflicts(&tx).await;
     Ok(())
@@ -53,8 +57,7 @@ pub(crate) async fn a_cleared_key_conflicts(f: &Fixture) -> Result<()> {
 
 pub(crate) async fn a_key_set_to_the_same_value_conflicts(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     f.put("k", "v").await?;
     conflicts(&tx).await;
     Ok(())
@@ -62,14 +65,12 @@ pub(crate) async fn a_key_set_to_the_same_value_conflicts(f: &Fixture) -> Result
 
 pub(crate) async fn a_write_before_the_read_version_does_not_conflict(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     tx.commit().await.map(drop)
 }
 
 pub(crate) async fn a_write_elsewhere_does_not_conflict(f: &Fixture) -> Result<()> {
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     f.fill(&["j", "k\0", "l"]).await?;
     tx.commit().await.map(drop)
 }
@@ -128,11 +129,11 @@ pub(crate) async fn an_empty_range_never_conflicts(f: &Fixture) -> Result<()> {
     tx.commit().await.map(drop)
 }
 
-pub(crate) async fn a_limited_read_conflicts_up_to_its_last_row(f: &Fixture) -> Result<()> {
+/// Changes each of these keys after `read`, where b, d and f are there, and asserts which changes conflict with it.
+async fn conflict_where(f: &Fixture, read: &RangeRead, changes: [(&str, bool); 5]) -> Result<()> {
     f.fill(&["b", "d", "f"]).await?;
-    for (changed, conflicting) in [("a", true), ("c", true), ("d", true), ("d\0", false), ("f", false)] {
-        let read = RangeRead::new(f.range("a", "g")).limit(2);
-        let tx = scanner(f, read).await?;
+    for (changed, conflicting) in changes {
+        let tx = scanner(f, read.clone()).await?;
         f.put(changed, "changed").await?;
         if conflicting {
             conflicts(&tx).await;
@@ -146,22 +147,16 @@ pub(crate) async fn a_limited_read_conflicts_up_to_its_last_row(f: &Fixture) -> 
     Ok(())
 }
 
+pub(crate) async fn a_limited_read_conflicts_up_to_its_last_row(f: &Fixture) -> Result<()> {
+    let read = RangeRead::new(f.range("a", "g")).limit(2);
+    let changes = [("a", true), ("c", true), ("d", true), ("d\0", false), ("f", false)];
+    conflict_where(f, &read, changes).await
+}
+
 pub(crate) async fn a_limited_reverse_read_conflicts_down_to_its_last_row(f: &Fixture) -> Result<()> {
-    f.fill(&["b", "d", "f"]).await?;
-    for (changed, conflicting) in [("f\0", true), ("e", true), ("d", true), ("c", false), ("b", false)] {
-        let read = RangeRead::new(f.range("a", "g")).limit(2).reverse();
-        let tx = scanner(f, read).await?;
-        f.put(changed, "changed").await?;
-        if conflicting {
-            conflicts(&tx).await;
-        } else {
-            tx.commit().await?;
-        }
-        if !["b", "d", "f"].contains(&changed) {
-            f.remove(changed).await?;
-        }
-    }
-    Ok(())
+    let read = RangeRead::new(f.range("a", "g")).limit(2).reverse();
+    let changes = [("f\0", true), ("e", true), ("d", true), ("c", false), ("b", false)];
+    conflict_where(f, &read, changes).await
 }
 
 pub(crate) async fn a_read_below_its_limit_conflicts_to_the_end(f: &Fixture) -> Result<()> {
@@ -212,8 +207,7 @@ pub(crate) async fn an_atomic_operation_makes_its_readers_conflict(f: &Fixture) 
         AtomicOp::ByteMin,
         AtomicOp::CompareAndClear,
     ] {
-        let tx = writer(f).await?;
-        tx.get(&f.key("k"), Serializable).await?;
+        let tx = reader(f).await?;
         f.operate(op, "k", &[1]).await?;
         conflicts(&tx).await;
     }
@@ -429,15 +423,13 @@ pub(crate) async fn a_failed_transaction_makes_no_one_conflict(f: &Fixture) -> R
     failing.get(&f.key("a"), Serializable).await?;
     failing.set(&f.key("k"), b"v");
     f.put("a", "v").await?;
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     conflicts(&failing).await;
     tx.commit().await.map(drop)
 }
 
 pub(crate) async fn a_conflict_is_found_long_after_the_write(f: &Fixture) -> Result<()> {
-    let tx = writer(f).await?;
-    tx.get(&f.key("k"), Serializable).await?;
+    let tx = reader(f).await?;
     f.put("k", "v").await?;
     for n in 0..50 {
         f.put(format!("other{n}"), "v").await?;
