@@ -10,8 +10,18 @@ use notibus::{
     },
 };
 
-use super::fixture::{EXPIRY, INTERVAL, NODES, is_even, removes, shares, writes};
+use super::fixture::{EXPIRY, INTERVAL, NODES, is_even, removes, shares, started_at_once, writes};
 use crate::common::{joined, unpolled, until, wide_bus};
+
+/// A notifier, and 80 that start one after the other after it.
+async fn one_beside_80(bus: &Bus) -> (Notifier, Vec<Notifier>) {
+    let notifier = joined(bus).await.notifier(unpolled()).await.unwrap();
+    let mut others = Vec::new();
+    for _ in 0..80 {
+        others.push(joined(bus).await.notifier(unpolled()).await.unwrap());
+    }
+    (notifier, others)
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
@@ -47,9 +57,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
 async fn a_third_of_many_nodes_dies_at_once() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let start = (0..60).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
-    let mut notifiers: Vec<_> =
-        futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
+    let mut notifiers = started_at_once(&bus, 60).await;
     tokio::time::sleep(INTERVAL * 4).await;
     let even = |notifiers: &[Notifier]| is_even(&notifiers.iter().collect::<Vec<_>>(), 64);
     assert!(even(&notifiers));
@@ -68,9 +76,7 @@ async fn a_third_of_many_nodes_dies_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     let bus = wide_bus(&Database::memory()).await;
-    let start = (0..40).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
-    let mut notifiers: Vec<_> =
-        futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
+    let mut notifiers = started_at_once(&bus, 40).await;
     tokio::time::sleep(INTERVAL * 4).await;
     notifiers.truncate(1);
     tokio::time::sleep((EXPIRY + INTERVAL) * 2 + INTERVAL).await;
@@ -85,11 +91,7 @@ async fn dead_nodes_are_removed_although_large_transactions_fail() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
-    let mut others = Vec::new();
-    for _ in 0..80 {
-        others.push(joined(&bus).await.notifier(unpolled()).await.unwrap());
-    }
+    let (notifier, others) = one_beside_80(&bus).await;
     tokio::time::sleep(INTERVAL * 4).await;
     faults.plan_commits(|attempt| {
         let is_large = writes(attempt, NODES) && attempt.reads().count() > 40;
@@ -131,11 +133,7 @@ async fn time_to_replace(takes: Duration) -> Duration {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
-    let mut others = Vec::new();
-    for _ in 0..80 {
-        others.push(joined(&bus).await.notifier(unpolled()).await.unwrap());
-    }
+    let (notifier, others) = one_beside_80(&bus).await;
     tokio::time::sleep(INTERVAL * 6).await;
     faults.plan_commits(move |attempt| {
         removes(attempt, NODES).then(|| {

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use notibus::{
-    Notifier,
+    Bus, Notifier,
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead,
         testing::{Attempt, Operation},
     },
 };
+
+use crate::common::{joined, unpolled};
 
 /// The default heartbeat, which is longer than the balance interval.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
@@ -40,6 +42,12 @@ pub(crate) fn removes(attempt: &Attempt, prefix: &[u8]) -> bool {
 
 pub(crate) fn is_fold(attempt: &Attempt) -> bool {
     attempt.applies(AtomicOp::CompareAndClear)
+}
+
+/// `count` notifiers that start together.
+pub(crate) async fn started_at_once(bus: &Bus, count: usize) -> Vec<Notifier> {
+    let start = (0..count).map(|_| async { joined(bus).await.notifier(unpolled()).await.unwrap() });
+    futures_util::future::join_all(start).await
 }
 
 /// How many partitions each works on.

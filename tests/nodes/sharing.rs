@@ -9,7 +9,7 @@ use notibus::{
     store::{Database, testing::Faults},
 };
 
-use super::fixture::{INTERVAL, is_even, owned, shares};
+use super::fixture::{INTERVAL, is_even, owned, shares, started_at_once};
 use crate::{
     common,
     common::{counts, db, eager, joined, record, row_with, rows, unpolled, until, waiting, wide_bus},
@@ -49,9 +49,7 @@ async fn a_new_node_has_its_share_after_the_balance_interval() {
 async fn nodes_that_start_together_share_evenly() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let start = (0..10).map(|_| async { joined(&bus).await.notifier(unpolled()).await });
-    let notifiers: Vec<_> =
-        futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
+    let notifiers = started_at_once(&bus, 10).await;
     tokio::time::sleep(INTERVAL * 3).await;
     let all: Vec<_> = notifiers.iter().collect();
     assert!(is_even(&all, 64), "{:?}", shares(&all));
