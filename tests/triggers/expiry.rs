@@ -7,24 +7,16 @@ use std::{
 };
 
 use notibus::{
-    Db, DispatcherOptions, EventKind, Trigger,
-    jobs::{IndexBuild, Tenants, index_trigger},
-    store::{
-        Database, StoreError,
-        testing::{Faults, Operation},
-    },
+    Db, DispatcherOptions, EventKind, Janitor,
+    jobs::{IndexBuild, Tenants},
+    store::{StoreError, testing::Operation},
 };
 
 use crate::{
-    common::{db, eager, forgetful, joined, record, until, wide_bus, within},
-    fixture::{JobReports, TriggerFixture, at_rest, job, quick},
+    common::{db, forgetful, joined, record, until, within},
+    fixture::{JobReports, TriggerFixture, at_rest, quick},
     marks::faulty,
 };
-
-async fn start(fixture: &TriggerFixture) -> (Trigger, JobReports<IndexBuild>) {
-    let (reporting, reports) = job::<IndexBuild>();
-    (index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap(), reports)
-}
 
 /// Collects reports until nothing comes any more: the databases that were built, each with whether that
 /// was a fresh build, and those that are gone.
@@ -56,7 +48,7 @@ async fn databases_that_went_unseen_are_reported_as_gone() {
     for db in [&gone, &again, &stays] {
         fixture.event(db, EventKind::Created).await;
     }
-    let (trigger, mut reports) = start(&fixture).await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     collect_all(&mut reports).await;
     at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
@@ -72,40 +64,48 @@ async fn databases_that_went_unseen_are_reported_as_gone() {
     fixture.event(&back, EventKind::Created).await;
     // Another process: the ring of the old one may still hold the tombstones.
     fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, mut reports) = start(&fixture).await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let (built, ended) = collect_all(&mut reports).await;
     assert_eq!(built, [(back, true), (stays, true)].into());
     assert_eq!(ended, [again, gone], "each once, and no other");
     at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     // It has been reported, and is not reported again.
-    let (trigger, mut reports) = start(&fixture).await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     assert_eq!(collect_all(&mut reports).await, (BTreeSet::new(), Vec::new()));
     trigger.shutdown().await.unwrap();
+}
+
+/// Lets the trigger build two databases, and deletes one of them while it is away for longer than tombstones are kept. Returns that one,
+/// and the janitor that has removed its tombstone.
+async fn forgotten_after_a_build(fixture: &mut TriggerFixture) -> (Db, Janitor) {
+    let (gone, stays) = (db("gone", 1), db("stays", 2));
+    for db in [&gone, &stays] {
+        fixture.event(db, EventKind::Created).await;
+    }
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
+    collect_all(&mut reports).await;
+    at_rest(fixture, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    fixture.event(&gone, EventKind::Deleted).await;
+    let janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
+    // Another process: the ring of the old one may still hold the tombstone.
+    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    (gone, janitor)
 }
 
 /// The same, if the trigger crashes after it has learnt of a gone database and before its job is informed.
 #[tokio::test(start_paused = true)]
 async fn an_index_trigger_that_crashes_after_it_has_expired_still_reports_gone_databases() {
     let mut fixture = TriggerFixture::new().await;
-    let (gone, stays) = (db("gone", 1), db("stays", 2));
-    for db in [&gone, &stays] {
-        fixture.event(db, EventKind::Created).await;
-    }
-    let (trigger, mut reports) = start(&fixture).await;
-    collect_all(&mut reports).await;
-    at_rest(&fixture, &trigger).await;
-    trigger.shutdown().await.unwrap();
-    fixture.event(&gone, EventKind::Deleted).await;
-    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
-    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, JobReports { mut works, gone: deaf }) = start(&fixture).await;
+    let (gone, _janitor) = forgotten_after_a_build(&mut fixture).await;
+    let (trigger, JobReports { mut works, gone: deaf }) = fixture.index_trigger(quick()).await;
     drop(deaf);
     within("a build", works.recv()).await.unwrap().1.send(Ok(())).unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
     drop(trigger);
-    let (trigger, mut reports) = start(&fixture).await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
@@ -117,7 +117,7 @@ async fn every_built_instance_is_reported_as_gone_however_many_have_come_since()
         let mut fixture = TriggerFixture::new().await;
         let [first, second, third] = [1, 2, 3].map(|instance| db("a", instance));
         fixture.event(&first, EventKind::Created).await;
-        let (trigger, mut reports) = start(&fixture).await;
+        let (trigger, mut reports) = fixture.index_trigger(quick()).await;
         assert!(reports.done().await.is_fresh);
         at_rest(&fixture, &trigger).await;
         trigger.shutdown().await.unwrap();
@@ -130,7 +130,7 @@ async fn every_built_instance_is_reported_as_gone_however_many_have_come_since()
         }
         // Another process: the ring of the old one holds every row.
         fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let (trigger, mut reports) = start(&fixture).await;
+        let (trigger, mut reports) = fixture.index_trigger(quick()).await;
         let (built, gone) = collect_all(&mut reports).await;
         let expected = if lives { [(third.clone(), true)].into() } else { BTreeSet::new() };
         assert_eq!(built, expected);
@@ -143,25 +143,9 @@ async fn every_built_instance_is_reported_as_gone_however_many_have_come_since()
 /// While it cannot find out which databases are gone, it saves no position: a trigger that starts again has to find out.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_again() {
-    let store = Database::memory();
-    let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
-    let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut fixture = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
-    let (gone, stays) = (db("gone", 1), db("stays", 2));
-    for db in [&gone, &stays] {
-        fixture.event(db, EventKind::Created).await;
-    }
-    let (trigger, mut reports) = start(&fixture).await;
-    collect_all(&mut reports).await;
-    at_rest(&fixture, &trigger).await;
-    trigger.shutdown().await.unwrap();
-    fixture.event(&gone, EventKind::Deleted).await;
-    let _janitor = joined(&fixture.bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || fixture.bus.stats().tombstones_dropped == 1).await;
-    fixture.dispatcher = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, reports) = start(&fixture).await;
+    let (mut fixture, faults) = faulty().await;
+    let (gone, _janitor) = forgotten_after_a_build(&mut fixture).await;
+    let (trigger, reports) = fixture.index_trigger(quick()).await;
     // From now on the marks, of family 16, cannot be read.
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
@@ -171,7 +155,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     tokio::time::sleep(Duration::from_secs(30)).await;
     drop((trigger, reports));
     faults.heal();
-    let (trigger, mut reports) = start(&fixture).await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
@@ -186,9 +170,8 @@ async fn a_trigger_that_panics_after_it_has_expired_still_finds_out_what_is_gone
         assert!(name.as_str() != "odd" || has_panicked.swap(true, Ordering::SeqCst), "whose is this?");
         name.to_string()
     });
-    let (reporting, mut reports) = job::<IndexBuild>();
     let options = quick().tenants(tenants);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let gone = db("gone", 1);
     fixture.event(&gone, EventKind::Created).await;
     collect_all(&mut reports).await;
@@ -219,16 +202,15 @@ async fn a_living_database_is_not_reported_as_gone_when_its_predecessor_is_repor
     let fixture = TriggerFixture::new().await;
     let (old, new) = (db("a", 1), db("a", 2));
     fixture.event(&old, EventKind::Created).await;
-    let (trigger, mut reports) = start(&fixture).await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     collect_all(&mut reports).await;
     at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     fixture.event(&old, EventKind::Deleted).await;
     fixture.event(&new, EventKind::Created).await;
     for crash in 0..2 {
-        let (reporting, mut reports) = job::<IndexBuild>();
         let options = quick().checkpoint_interval(Duration::from_hours(1));
-        let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+        let (trigger, mut reports) = fixture.index_trigger(options).await;
         let (built, gone) = collect_all(&mut reports).await;
         assert_eq!((built, gone), ([(new.clone(), true)].into(), vec![old.clone()]), "after {crash}");
         drop(trigger);

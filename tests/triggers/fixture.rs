@@ -6,7 +6,7 @@ use notibus::{
     Bus, Cursor, Db, Dispatcher, DispatcherOptions, EventKind, Notifier, Trigger,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     event::DdocId,
-    jobs::{TaskResult, TriggerJob, TriggerOptions},
+    jobs::{IndexBuild, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::Database,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -30,6 +30,12 @@ impl TriggerFixture {
         let notifier = joined(&bus).await.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         Self { store, bus, _notifier: notifier, dispatcher }
+    }
+
+    /// Starts an index trigger whose job reports its calls.
+    pub async fn index_trigger(&self, options: TriggerOptions) -> (Trigger, JobReports<IndexBuild>) {
+        let (reporting, reports) = job();
+        (index_trigger(&self.dispatcher, options, reporting).await.unwrap(), reports)
     }
 
     /// Commits an event, and waits until the dispatcher has read it.
@@ -143,6 +149,13 @@ impl<W> JobReports<W> {
     pub async fn done(&mut self) -> W {
         let (work, decide) = self.next_work().await;
         decide.send(Ok(())).unwrap();
+        work
+    }
+
+    /// The next work, which fails.
+    pub async fn fails(&mut self) -> W {
+        let (work, decide) = self.next_work().await;
+        decide.send(Err("no disk".into())).unwrap();
         work
     }
 

@@ -47,8 +47,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
 #[tokio::test(start_paused = true)]
 async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let a = db("a", 1);
     fixture.event(&a, EventKind::Created).await;
     for _ in 0..10 {
@@ -134,8 +133,7 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let (old, new) = (db("a", 1), db("a", 2));
     fixture.event(&old, EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
@@ -178,19 +176,15 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
 #[tokio::test(start_paused = true)]
 async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     let fixture = TriggerFixture::new().await;
-    let start = async || {
-        let (reporting, reports) = job::<IndexBuild>();
-        (index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap(), reports)
-    };
     let (a, b) = (db("a", 1), db("b", 1));
-    let (trigger, mut reports) = start().await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     fixture.event(&a, EventKind::Created).await;
     reports.done().await;
     at_rest(&fixture, &trigger).await;
     // Within the debounce.
     fixture.event(&a, EventKind::Updated).await;
     drop((trigger, reports));
-    let (trigger, mut reports) = start().await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     assert_eq!(reports.done().await.db, a);
     at_rest(&fixture, &trigger).await;
     // While it runs, after others were done and that was saved.
@@ -202,7 +196,7 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     drop((trigger, reports));
     // And events while there is no trigger.
     fixture.event(&db("c", 1), EventKind::Created).await;
-    let (trigger, mut reports) = start().await;
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let mut built = BTreeSet::new();
     while built.len() < 2 || !built.contains("c") {
         built.insert(reports.done().await.db.name.to_string());
@@ -212,7 +206,7 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     at_rest(&fixture, &trigger).await;
     // After an orderly end nothing comes again.
     trigger.shutdown().await.unwrap();
-    let (_trigger, mut reports) = start().await;
+    let (_trigger, mut reports) = fixture.index_trigger(quick()).await;
     assert!(reports.is_quiet().await);
 }
 
@@ -229,8 +223,7 @@ async fn databases_that_are_not_wanted_move_the_cursor_on() {
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_started_elsewhere_takes_over() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut first) = job::<IndexBuild>();
-    let old = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (old, mut first) = fixture.index_trigger(quick()).await;
     fixture.event(&db("a", 1), EventKind::Created).await;
     let (_build, decide) = first.next_work().await;
     let other = fixture.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -252,9 +245,8 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
     fixture.event(&quiet, EventKind::Created).await;
     fixture.event(&busy, EventKind::Created).await;
     let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
-    let (reporting, mut reports) = job::<IndexBuild>();
     let options = quick().filter(filter);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     reports.done().await;
     reports.done().await;
     fixture.event(&busy, EventKind::Updated).await;
@@ -273,9 +265,8 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
 async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
     let fixture = TriggerFixture::new().await;
     let (gone, other) = (db("gone", 1), db("other", 1));
-    let (reporting, mut reports) = job::<IndexBuild>();
     let options = quick().pending_max(1);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     fixture.event(&gone, EventKind::Created).await;
     let (_, decide) = reports.next_work().await;
     fixture.event(&gone, EventKind::Deleted).await;
@@ -296,8 +287,7 @@ async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() 
 #[tokio::test(start_paused = true)]
 async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let a = db("a", 1);
     fixture.event(&a, EventKind::Created).await;
     reports.done().await;
@@ -321,14 +311,12 @@ async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_f
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_was_taken_over_builds_no_new_database() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut first) = job::<IndexBuild>();
     let options = quick().checkpoint_interval(Duration::from_hours(1));
-    let old = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (old, mut first) = fixture.index_trigger(options).await;
     fixture.event(&db("a", 1), EventKind::Created).await;
     first.done().await;
-    let (reporting, mut second) = job::<IndexBuild>();
     let options = quick().filter(Filter::name("a").unwrap());
-    let _new = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (_new, mut second) = fixture.index_trigger(options).await;
     assert_eq!(second.done().await.db, db("a", 1));
     fixture.event(&db("b", 1), EventKind::Created).await;
     until("the end of the old one", async || old.status().is_finished).await;
@@ -342,21 +330,18 @@ async fn a_trigger_that_is_restarted_with_another_filter_builds_what_the_old_one
     let (wanted, left_out) = (db("a", 1), db("b", 1));
     fixture.event(&wanted, EventKind::Created).await;
     fixture.event(&left_out, EventKind::Created).await;
-    let (reporting, mut reports) = job::<IndexBuild>();
     let narrow = quick().filter(Filter::name("a").unwrap());
-    let trigger = index_trigger(&fixture.dispatcher, narrow, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(narrow).await;
     assert_eq!(reports.done().await.db, wanted);
     at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let built = BTreeSet::from([reports.done().await.db, reports.done().await.db]);
     assert!(built.contains(&left_out));
     at_rest(&fixture, &trigger).await;
     trigger.shutdown().await.unwrap();
     // With the same filter nothing comes again.
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     assert!(reports.is_quiet().await);
     trigger.shutdown().await.unwrap();
 }

@@ -86,8 +86,7 @@ async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_b
 async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
     let (fixture, faults) = faulty().await;
     let options = quick().attempts_max(1);
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     faults.plan_reads(|operation| match operation {
         Operation::GetRange { range, .. } => range.begin.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
         Operation::Get { key, .. } => key.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
@@ -109,9 +108,8 @@ async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
 async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
     let (fixture, faults) = faulty().await;
     let late = db("late", 1);
-    let (reporting, mut reports) = job::<IndexBuild>();
     let options = quick().checkpoint_interval(Duration::from_hours(1));
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let mut is_first = true;
     faults.plan_commits(move |attempt| {
         let is_mark = attempt.operations.iter().any(|operation| {
@@ -137,8 +135,7 @@ async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
 async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
     let mut fixture = TriggerFixture::new().await;
     let all: Vec<_> = (0..20).map(|n| db(&format!("db{n:02}"), 1)).collect();
-    let (reporting, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     for db in &all {
         fixture.event(db, EventKind::Created).await;
     }

@@ -20,7 +20,7 @@ use notibus::{
 
 use crate::{
     common::{db, joined, until},
-    fixture::{TriggerFixture, at_rest, job, quick},
+    fixture::{TriggerFixture, at_rest, quick},
 };
 
 /// Builds every database. Builds of names that begin with `bad` fail until they are repaired; those of `hung` hang.
@@ -146,9 +146,8 @@ async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut reports) = job::<IndexBuild>();
     let options = quick().attempts_max(1);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let bad = db("bad", 1);
     fixture.event(&bad, EventKind::Created).await;
     let fail = async |reports: &mut crate::fixture::JobReports<IndexBuild>| {
@@ -310,12 +309,11 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let notifier = joined(&bus).await.notifier(crate::common::eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let fixture = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
-    let (reporting, mut reports) = job::<IndexBuild>();
     let options = quick().attempts_max(1).debounce(Duration::ZERO);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let bad = db("bad", 1);
     fixture.event(&bad, EventKind::Created).await;
-    reports.next_work().await.1.send(Err("no disk".into())).unwrap();
+    reports.fails().await;
     until("it is parked", async || trigger.status().parked == 1).await;
     // In the next round.
     let (_, decide) = reports.works.recv().await.unwrap();

@@ -19,7 +19,7 @@ use notibus::{
 
 use crate::{
     common::{db, until, within},
-    fixture::{TriggerFixture, at_rest, job, quick},
+    fixture::{TriggerFixture, at_rest, quick},
     marks::faulty,
 };
 
@@ -37,14 +37,12 @@ const MARKS_OF_A: &[u8] = b"notibus\x15\x10\x01\x00\x02views\x00\x15\x01\x02a\x0
 #[tokio::test(start_paused = true)]
 async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
     let fixture = TriggerFixture::new().await;
-    let (reporter, mut reports) = job::<IndexBuild>();
     let options = quick().attempts_max(1).jobs_max(2);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let (first, second) = (db("a", 1), db("b", 1));
     for db in [&first, &second] {
         fixture.event(db, EventKind::Created).await;
-        let (_, decide) = reports.next_work().await;
-        decide.send(Err("no disk".into())).unwrap();
+        reports.fails().await;
     }
     until("both to be parked", async || trigger.status().parked == 2).await;
     fixture.bus.trigger("views").unwrap().retry(None).await.unwrap();
@@ -63,8 +61,7 @@ async fn a_parked_database_that_is_deleted_before_its_turn_is_not_built() {
 #[tokio::test(start_paused = true)]
 async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
     let (fixture, faults) = faulty().await;
-    let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let slow = db("slow", 1);
     fixture.event(&slow, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
@@ -81,8 +78,7 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
     trigger.shutdown().await.unwrap();
     drop(reports);
 
-    let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let built = [reports.done().await.db, reports.done().await.db];
     assert!(built.contains(&slow), "{built:?}");
     at_rest(&fixture, &trigger).await;
@@ -95,8 +91,7 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
 async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() {
     let (fixture, faults) = faulty().await;
     let (old, new) = (db("a", 1), db("a", 2));
-    let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     fixture.event(&old, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
     trigger.shutdown().await.unwrap();
@@ -108,9 +103,8 @@ async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() 
         let is_owed = matches!(operation, Operation::GetRange { range, .. } if range.begin.starts_with(OWED));
         (is_owed && hides.load(Ordering::Relaxed)).then_some(StoreError::IO_ERROR)
     });
-    let (reporter, mut reports) = job::<IndexBuild>();
     let options = quick().pending_max(2);
-    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     for other in [db("x", 1), db("y", 1)] {
         fixture.event(&other, EventKind::Created).await;
     }
@@ -169,8 +163,7 @@ impl TriggerJob<IndexBuild> for Informed {
 async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterwards() {
     let (fixture, faults) = faulty().await;
     let gone = db("a", 1);
-    let (reporter, mut reports) = job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     fixture.event(&gone, EventKind::Created).await;
     let (_, _undecided) = reports.next_work().await;
     trigger.shutdown().await.unwrap();
@@ -205,14 +198,12 @@ async fn a_database_that_is_deleted_while_it_is_looked_up_is_not_built_afterward
 #[tokio::test(start_paused = true)]
 async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
     let fixture = TriggerFixture::new().await;
-    let (reporter, mut reports) = job::<IndexBuild>();
     let options = quick().attempts_max(1).backoff_max(Duration::from_secs(10));
-    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let (broken, other) = (db("a", 1), db("b", 1));
     for db in [&broken, &other] {
         fixture.event(db, EventKind::Created).await;
-        let (_, decide) = reports.next_work().await;
-        decide.send(Err("no disk".into())).unwrap();
+        reports.fails().await;
     }
     until("both to be parked", async || trigger.status().parked == 2).await;
     let read = RangeRead::new(KeyRange::prefix(PARKED)).limit(1);
@@ -244,22 +235,18 @@ async fn a_parked_row_that_cannot_be_decoded_keeps_no_other_one_waiting() {
 #[tokio::test(start_paused = true)]
 async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
     let fixture = TriggerFixture::new().await;
-    let (reporter, mut reports) = job::<IndexBuild>();
     let options = quick().attempts_max(1).backoff_max(Duration::from_hours(1));
-    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     let stored = fixture.bus.trigger("views").unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
-    let (_, decide) = reports.next_work().await;
-    decide.send(Err("no disk".into())).unwrap();
+    reports.fails().await;
     until("it to be parked", async || trigger.status().parked == 1).await;
     assert_eq!(stored.retry(None).await.unwrap(), 1);
     let (_, decide) = reports.next_work().await;
     assert_eq!(stored.retry(None).await.unwrap(), 1);
     tokio::time::sleep(Duration::from_secs(30)).await;
     decide.send(Err("still no disk".into())).unwrap();
-    let (build, decide) = reports.next_work().await;
-    assert_eq!(build.attempt, 3);
-    decide.send(Err("still no disk".into())).unwrap();
+    assert_eq!(reports.fails().await.attempt, 3);
     assert!(reports.is_quiet().await, "nobody has asked since");
     trigger.shutdown().await.unwrap();
 }
@@ -269,12 +256,10 @@ async fn a_retry_that_is_requested_during_a_retry_comes_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_request_for_a_retry_outlives_a_failed_read() {
     let (fixture, faults) = faulty().await;
-    let (reporter, mut reports) = job::<IndexBuild>();
     let options = quick().attempts_max(1).backoff_max(Duration::from_hours(1));
-    let trigger = index_trigger(&fixture.dispatcher, options, reporter).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(options).await;
     fixture.event(&db("a", 1), EventKind::Created).await;
-    let (_, decide) = reports.next_work().await;
-    decide.send(Err("no disk".into())).unwrap();
+    reports.fails().await;
     until("it to be parked", async || trigger.status().parked == 1).await;
     assert_eq!(fixture.bus.trigger("views").unwrap().retry(None).await.unwrap(), 1);
     let left = Arc::new(AtomicU32::new(3));

@@ -224,8 +224,7 @@ async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen
 #[tokio::test(start_paused = true)]
 async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refuses() {
     let fixture = TriggerFixture::new().await;
-    let (reporting, mut reports) = crate::fixture::job::<IndexBuild>();
-    let trigger = index_trigger(&fixture.dispatcher, quick(), reporting).await.unwrap();
+    let (trigger, mut reports) = fixture.index_trigger(quick()).await;
     let a = db("a", 1);
     let checked = async |build: &IndexBuild| {
         let checked = fixture.store.run(async |tx| build.check_in(&tx).await).await;
