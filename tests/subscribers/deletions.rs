@@ -7,11 +7,10 @@ use notibus::{
     Cursor, DispatcherOptions, EventKind, Filter,
     cursor::Start,
     dispatcher::{Interruption, Subscription},
-    store::Database,
 };
 
 use crate::{
-    common::{self, db, eager, forgetful, joined, narrow_bus, next_news, until, within},
+    common::{self, db, forgetful, joined, next_news, until, within},
     fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
@@ -94,24 +93,31 @@ async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
     }
 }
 
+/// A durable subscriber that begins at the begin of the feed, or where the last one has stopped.
+async fn durable(fixture: &SubscriberFixture, filter: &Filter) -> Subscription {
+    let cursor = fixture.bus.cursor("c").unwrap();
+    let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+    subscribe.durable(&cursor).await.unwrap().stream()
+}
+
+/// A fixture whose durable subscriber has stopped after the first of three databases, `a`.
+async fn stopped_within_the_first_scan(filter: &Filter) -> SubscriberFixture {
+    let fixture = by_rows().await;
+    fixture.events(&["a", "b", "c"], EventKind::Created).await;
+    let mut subscription = durable(&fixture, filter).await;
+    assert_eq!(name(&next(&mut subscription).await), "a");
+    subscription.checkpoint().await.unwrap();
+    fixture
+}
+
 /// Regression: a durable subscriber that was restarted within its first scan had saved zero. It never got the deletion of databases
 /// that it had been delivered and that were created again.
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
-        let fixture = by_rows().await;
-        let cursor = fixture.bus.cursor("c").unwrap();
-        fixture.events(&["a", "b", "c"], EventKind::Created).await;
-        let durable = async || {
-            let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
-            subscribe.durable(&cursor).await.unwrap().stream()
-        };
-        let mut first = durable().await;
-        assert_eq!(name(&next(&mut first).await), "a");
-        first.checkpoint().await.unwrap();
-        drop(first);
+        let fixture = stopped_within_the_first_scan(&filter).await;
         recreate(&fixture, 1).await;
-        let mut second = durable().await;
+        let mut second = durable(&fixture, &filter).await;
         let deliveries = drain(&mut second).await;
         let of_a = deliveries.iter().find(|delivery| name(delivery) == "a").unwrap();
         assert_eq!(kinds(of_a), [EventKind::Deleted, EventKind::Created], "{filter:?}");
@@ -122,20 +128,10 @@ async fn a_restart_within_the_first_scan_misses_no_deletion() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     for filter in filters() {
-        let fixture = by_rows().await;
-        let cursor = fixture.bus.cursor("c").unwrap();
-        fixture.events(&["a", "b", "c"], EventKind::Created).await;
-        let durable = async || {
-            let subscribe = fixture.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
-            subscribe.durable(&cursor).await.unwrap().stream()
-        };
-        let mut first = durable().await;
-        assert_eq!(name(&next(&mut first).await), "a");
-        first.checkpoint().await.unwrap();
-        drop(first);
+        let fixture = stopped_within_the_first_scan(&filter).await;
         fixture.event(&db("a", 1), EventKind::Deleted).await;
         forget(&fixture).await;
-        let mut second = durable().await;
+        let mut second = durable(&fixture, &filter).await;
         let first = within("it hears of it", next_news(&mut second)).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{filter:?}: {first:?}");
         let again = drain(&mut second).await;
@@ -236,15 +232,7 @@ async fn several_recreations_are_one_deletion_of_the_name() {
 /// A cursor in the middle of a first scan keeps all its parts in the store as well.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
-    let store = Database::memory();
-    let bus = narrow_bus(&store).await;
-    let options = DispatcherOptions::default().catch_up_rows_max(1);
-    let fixture = SubscriberFixture {
-        notifier: joined(&bus).await.notifier(eager()).await.unwrap(),
-        dispatcher: bus.dispatcher(options).await.unwrap(),
-        store,
-        bus,
-    };
+    let fixture = by_rows().await;
     fixture.events(&["a", "b"], EventKind::Created).await;
     let cursor = fixture.bus.cursor("c").unwrap();
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);

@@ -427,6 +427,14 @@ async fn a_subscription_that_is_made_after_the_shutdown_ends() {
     }
 }
 
+/// Starts a notifier, and waits until the feed has one row.
+async fn with_a_row(store: &Database, bus: &Bus) -> Notifier {
+    let notifier = joined(bus).await.notifier(eager()).await.unwrap();
+    record(store, bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(bus, &db("a", 1), [1, 0, 0, 0]).await;
+    notifier
+}
+
 /// Regression: a subscriber of exact names whose first read of the feed had failed never read again.
 #[tokio::test(start_paused = true)]
 async fn a_failed_read_is_reported_and_tried_again() {
@@ -434,9 +442,7 @@ async fn a_failed_read_is_reported_and_tried_again() {
         let store = Database::memory();
         let faults = Faults::new(&store);
         let bus = narrow_bus(&faults.database()).await;
-        let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-        record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-        row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+        let _notifier = with_a_row(&store, &bus).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let mut subscription = dispatcher.subscribe(filter).since(Cursor::NOTHING).stream();
         faults.plan_reads(|_| Some(StoreError::IO_ERROR));
@@ -458,9 +464,7 @@ async fn a_read_that_panics_is_reported_and_tried_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (bus, reading) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
-    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let _notifier = with_a_row(&store, &bus).await;
     let dispatcher = reading.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut subscription = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     faults.plan_reads(|_| panic!("it breaks"));
@@ -478,9 +482,7 @@ async fn a_callback_pauses_while_reads_fail() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
-    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
-    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let _notifier = with_a_row(&store, &bus).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut failures = 0;
     faults.plan_reads(move |_| {
