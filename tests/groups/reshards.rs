@@ -1,19 +1,13 @@
 //! Groups that move from shard to shard, while the janitor drops empty shards. Simulated worlds found these defects.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use notibus::{
     Cursor, JanitorOptions, Notification, Sequence,
     feed::ShardId,
     group::{CloseReason, ConsumerOptions, Group},
 };
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use crate::{
     common::{joined, until},
@@ -40,6 +34,21 @@ async fn checkpoint(group: &Group<Notification>) -> Sequence {
     group.status().await.unwrap().shards[0].checkpoint
 }
 
+/// A log whose observers of `shard` wait with each batch until `true` is sent.
+fn held_up(shard: ShardId) -> (Log, watch::Sender<bool>) {
+    let (goes_on, received) = watch::channel(false);
+    let log = Log::doing(move |batch| {
+        let mut received = received.clone();
+        async move {
+            if batch.shard == shard {
+                received.wait_for(|goes_on| *goes_on).await?;
+            }
+            Ok(())
+        }
+    });
+    (log, goes_on)
+}
+
 /// Regression: one shard was drained, and saved that, up to the begin of its successors. Before the other shard was drained, the
 /// janitor dropped these successors, which were empty. So the end of the other shard was further on, the first one did not
 /// seem to have reached it, and both waited for each other forever.
@@ -47,18 +56,7 @@ async fn checkpoint(group: &Group<Notification>) -> Sequence {
 async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
     let fixture = GroupFixture::new(2).await;
     let group = fixture.group(Cursor::NOTHING).await;
-    let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
-    let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
-    let log = Log::doing(move |batch| {
-        let (opens, waits) =
-            (Arc::clone(&opens), batch.shard == ShardId(2) && closed.load(Ordering::Relaxed));
-        async move {
-            if waits {
-                opens.notified().await;
-            }
-            Ok(())
-        }
-    });
+    let (log, goes_on) = held_up(ShardId(2));
     let consumer = log.consume(&fixture.bus, &group, polled()).await;
     fixture.create(names("db", 8)).await;
     log.until_names(&names("db", 8)).await;
@@ -70,8 +68,7 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
     let janitor = joined(&fixture.other).await.janitor(eager()).await.unwrap();
     until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
 
-    is_closed.store(false, Ordering::Relaxed);
-    goes_on.notify_waiters();
+    goes_on.send_replace(true);
     until("the group has gone over", async || begun(&group).await == [6]).await;
     fixture.create(["new"]).await;
     until_done(&group).await;
@@ -86,18 +83,7 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
 async fn an_entry_is_kept_until_all_groups_have_left_it() {
     let fixture = GroupFixture::new(2).await;
     let group = fixture.group(Cursor::NOTHING).await;
-    let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
-    let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
-    let log = Log::doing(move |batch| {
-        let (opens, waits) =
-            (Arc::clone(&opens), batch.shard == ShardId(1) && closed.load(Ordering::Relaxed));
-        async move {
-            if waits {
-                opens.notified().await;
-            }
-            Ok(())
-        }
-    });
+    let (log, goes_on) = held_up(ShardId(1));
     let consumer = log.consume(&fixture.bus, &group, polled()).await;
     let all = names("db", 8);
     fixture.create(&all).await;
@@ -113,8 +99,7 @@ async fn an_entry_is_kept_until_all_groups_have_left_it() {
     assert_eq!((begun(&group).await, feed.topology().await.unwrap().len()), (vec![1, 2], 2));
     assert_eq!(log.closed(), [CloseReason::Resharded], "of the other shard; the batch goes on");
 
-    is_closed.store(false, Ordering::Relaxed);
-    goes_on.notify_waiters();
+    goes_on.send_replace(true);
     until("the group has gone over", async || begun(&group).await == [3]).await;
     until_done(&group).await;
     until("the entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
