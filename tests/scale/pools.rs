@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use notibus::{
-    Bus, NodeOptions, Notification, NotifierOptions,
+    Bus, Node, NodeOptions, Notification, NotifierOptions,
     cursor::Start,
     group::{Consumer, ConsumerOptions, Group, GroupBatch, GroupOptions},
 };
@@ -20,7 +20,7 @@ fn is_full() -> bool {
 }
 
 /// A consumer of `group` on a node of `bus`, that does nothing.
-async fn consumer(node: &notibus::Node, group: &Group<Notification>) -> Consumer {
+async fn consumer(node: &Node, group: &Group<Notification>) -> Consumer {
     let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
     node.consumer(group, move |_| observe, ConsumerOptions::default()).await.unwrap()
 }
@@ -31,65 +31,70 @@ async fn group(bus: &Bus, name: &str) -> Group<Notification> {
     group
 }
 
-/// The reads, and their bytes, that `nodes` nodes with `groups` groups each make more than at rest when the leases of another group change.
-async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
-    let fixture = ScaleFixture::new(1, 4).await;
-    let (mut members, mut consumers) = (Vec::new(), Vec::new());
-    for number in 0..groups {
-        group(&fixture.others, &format!("group{number:04}")).await;
-    }
-    for _ in 0..nodes {
-        let node = joined(&fixture.counted).await;
-        for number in 0..groups {
-            let group = fixture.counted.group(&format!("group{number:04}")).unwrap();
-            consumers.push(consumer(&node, &group).await);
-        }
-        members.push(node);
-    }
-    let other = group(&fixture.others, "other").await;
-    let _other = consumer(&joined(&fixture.others).await, &other).await;
-    tokio::time::sleep(Duration::from_mins(5)).await;
-    let rest = fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
-    let changed = fixture
-        .during(async {
-            other.reset(Start::Now, true).await.unwrap();
-            tokio::time::sleep(Duration::from_mins(1)).await;
-        })
-        .await;
-    println!("{nodes} nodes × {groups} groups: {rest:?}, with a change of another pool {changed:?}");
-    (changed.reads.saturating_sub(rest.reads), changed.read_bytes.saturating_sub(rest.read_bytes))
+/// Names of the groups that [`BusyBus`] consumes.
+fn names(groups: usize) -> impl Iterator<Item = String> {
+    (0..groups).map(|number| format!("group{number:04}"))
 }
 
-/// The reads, and their bytes, that `nodes` nodes with `groups` groups each make more than at rest when a consumer of another group joins and
-/// leaves.
-async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
-    let fixture = ScaleFixture::new(1, 4).await;
-    let (mut members, mut consumers) = (Vec::new(), Vec::new());
-    for number in 0..groups {
-        group(&fixture.others, &format!("group{number:04}")).await;
-    }
-    for _ in 0..nodes {
-        let node = joined(&fixture.counted).await;
-        for number in 0..groups {
-            let group = fixture.counted.group(&format!("group{number:04}")).unwrap();
-            consumers.push(consumer(&node, &group).await);
+/// `nodes` nodes that count what they read, with a consumer of each of `groups` groups on each of them; and another group.
+struct BusyBus {
+    fixture: ScaleFixture,
+    other: Group<Notification>,
+    _members: Vec<Node>,
+    _consumers: Vec<Consumer>,
+}
+
+impl BusyBus {
+    async fn new(nodes: usize, groups: usize) -> Self {
+        let fixture = ScaleFixture::new(1, 4).await;
+        let (mut members, mut consumers) = (Vec::new(), Vec::new());
+        for name in names(groups) {
+            group(&fixture.others, &name).await;
         }
-        members.push(node);
+        for _ in 0..nodes {
+            let node = joined(&fixture.counted).await;
+            for name in names(groups) {
+                let group = fixture.counted.group(&name).unwrap();
+                consumers.push(consumer(&node, &group).await);
+            }
+            members.push(node);
+        }
+        let other = group(&fixture.others, "other").await;
+        Self { fixture, other, _members: members, _consumers: consumers }
     }
-    let other = group(&fixture.others, "other").await;
-    let node = joined(&fixture.others).await;
-    tokio::time::sleep(Duration::from_mins(5)).await;
-    let rest = fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
-    let changed = fixture
-        .during(async {
-            let joined = consumer(&node, &other).await;
-            tokio::time::sleep(Duration::from_secs(30)).await;
-            joined.shutdown().await.unwrap();
-            tokio::time::sleep(Duration::from_secs(30)).await;
-        })
-        .await;
-    println!("{nodes} nodes × {groups} groups: {rest:?}, with a consumer of another group {changed:?}");
-    (changed.reads.saturating_sub(rest.reads), changed.read_bytes.saturating_sub(rest.read_bytes))
+
+    /// The reads, and their bytes, that the nodes make during `change`, which takes a minute, more than in a minute at rest.
+    async fn reads_beside(&self, change: impl Future<Output = ()>) -> (u64, u64) {
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        let rest = self.fixture.during(tokio::time::sleep(Duration::from_mins(1))).await;
+        let changed = self.fixture.during(change).await;
+        println!("at rest {rest:?}, beside the change {changed:?}");
+        (changed.reads.saturating_sub(rest.reads), changed.read_bytes.saturating_sub(rest.read_bytes))
+    }
+}
+
+/// [`BusyBus::reads_beside`] a change of the leases of another group.
+async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
+    let bus = BusyBus::new(nodes, groups).await;
+    let _other = consumer(&joined(&bus.fixture.others).await, &bus.other).await;
+    let change = async {
+        bus.other.reset(Start::Now, true).await.unwrap();
+        tokio::time::sleep(Duration::from_mins(1)).await;
+    };
+    bus.reads_beside(change).await
+}
+
+/// [`BusyBus::reads_beside`] a consumer of another group that joins and leaves.
+async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
+    let bus = BusyBus::new(nodes, groups).await;
+    let node = joined(&bus.fixture.others).await;
+    let change = async {
+        let joined = consumer(&node, &bus.other).await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        joined.shutdown().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+    };
+    bus.reads_beside(change).await
 }
 
 /// Regression: each consumer that joined or left made every worker of every node read the members, leases and resources of its own pool.
