@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use notibus::{
-    DbName, EventKind,
+    Bus, DbName, Dispatcher, DispatcherOptions, EventKind,
     http::{Api, ApiOptions, Server, ServerOptions},
     store::{
         Database, StoreError,
@@ -21,6 +21,16 @@ async fn fixture() -> HttpFixture {
     let options = ApiOptions::default().body_len_max(10_000);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events().merge(api.db_updates()))
         .await
+}
+
+/// A server on `store` that records events, which nobody folds.
+async fn recorder(store: &Database) -> (Bus, Dispatcher, Server) {
+    let bus = narrow_bus(store).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::start(listener, api.events(), ServerOptions::default(), store.env()).unwrap();
+    (bus, dispatcher, server)
 }
 
 async fn post(fixture: &HttpFixture, body: &str) -> Answer {
@@ -113,13 +123,7 @@ async fn all_or_nothing() {
 #[tokio::test]
 async fn all_events_of_a_request_are_one_transaction() {
     let trace = Trace::new(&Database::memory());
-    let store = trace.database();
-    let bus = narrow_bus(&store).await;
-    let dispatcher =
-        std::sync::Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
-    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = Server::start(listener, api.events(), ServerOptions::default(), store.env()).unwrap();
+    let (_bus, _dispatcher, server) = recorder(&trace.database()).await;
     trace.take();
     let body = r#"[{"db":"a","type":"created"},{"db":"b","type":"updated"},{"db":"c","type":"deleted"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
@@ -165,13 +169,7 @@ async fn requests_that_meet_agree_on_what_a_name_stands_for() {
 #[tokio::test]
 async fn an_unknown_result_counts_once() {
     let faults = Faults::new(&Database::memory());
-    let store = faults.database();
-    let bus = narrow_bus(&store).await;
-    let dispatcher =
-        std::sync::Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
-    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = Server::start(listener, api.events(), ServerOptions::default(), store.env()).unwrap();
+    let (bus, _dispatcher, server) = recorder(&faults.database()).await;
     faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
     let body = r#"[{"db":"a","type":"updated"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
