@@ -36,22 +36,22 @@ pub(super) struct OfPool {
 }
 
 impl OfPool {
-    /// Reads them by snapshot, except for those of `known` that have not moved.
+    /// Reads them by snapshot, except for those that are `unmoved`.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
         pool: &str,
         role: &Role,
-        known: Known<'_>,
+        unmoved: Unmoved<'_>,
     ) -> Result<Self> {
         let members = async {
-            match known.members {
+            match unmoved.members {
                 Some(known) => Ok(known.clone()),
                 None => tx.get(&keys.role_version(role), Isolation::Snapshot).await,
             }
         };
         let leases = async {
-            match known.leases {
+            match unmoved.leases {
                 Some(known) => Ok(known.clone()),
                 None => tx.get(&keys.pool_version(pool), Isolation::Snapshot).await,
             }
@@ -63,7 +63,7 @@ impl OfPool {
 
 /// What has not moved of the versions of a pool.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Known<'a> {
+pub(super) struct Unmoved<'a> {
     members: Option<&'a Version>,
     leases: Option<&'a Version>,
 }
@@ -87,7 +87,7 @@ impl Versions {
             let before = before.of_pool.get(&pool);
             let members = before.filter(|_| same_members).map(|before| &before.members);
             let leases = before.filter(|_| same_pools).map(|before| &before.leases);
-            let of_pool = OfPool::read(tx, keys, &pool, &role, Known { members, leases }).await?;
+            let of_pool = OfPool::read(tx, keys, &pool, &role, Unmoved { members, leases }).await?;
             Ok::<_, Error>((pool, of_pool))
         });
         let of_pool = try_join_all(read).await?.into_iter().collect();

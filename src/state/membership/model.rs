@@ -57,7 +57,7 @@ struct Flight {
 
 /// A transaction of the work under a lease.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Work {
+struct WorkTransaction {
     /// The node, and its acquisition.
     node: (u8, u8),
     resource: u64,
@@ -88,7 +88,7 @@ struct State {
     nodes: Vec<Node>,
     /// Commits of processes that have crashed.
     orphans: Vec<Flight>,
-    work: Vec<Work>,
+    work: Vec<WorkTransaction>,
     commits: u8,
     /// How many crashes and removals are left.
     mishaps: u8,
@@ -293,7 +293,7 @@ impl Model for Membership {
             }
             for (resource, (epoch, acquisition)) in node.held.iter().filter(|_| node.lives) {
                 let is_held = state.leases.get(resource) == Some(&(*epoch, Some((number, *acquisition))));
-                let work = Work { node: (number, node.life), resource: *resource, is_valid: true };
+                let work = WorkTransaction { node: (number, node.life), resource: *resource, is_valid: true };
                 if is_held && state.work.len() < 2 && !state.work.contains(&work) {
                     let mut next = state.clone();
                     next.work.push(work);
@@ -346,8 +346,9 @@ impl Model for Membership {
 
     fn check(&self, state: &State) -> Result<(), String> {
         for (place, one) in state.work.iter().enumerate().filter(|(_, work)| work.is_valid) {
-            let is_other =
-                |other: &&Work| other.is_valid && other.resource == one.resource && other.node != one.node;
+            let is_other = |other: &&WorkTransaction| {
+                other.is_valid && other.resource == one.resource && other.node != one.node
+            };
             if let Some(other) = state.work[place + 1..].iter().find(is_other) {
                 return Err(format!("{one:?} and {other:?} would both be committed"));
             }

@@ -52,7 +52,7 @@ pub(super) struct OwnState<'a> {
 
 /// The actions of a node in a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct RoundPlan {
     /// Acquire: free resources, and those that others have kept for too long.
     pub acquire: Vec<u64>,
     /// Acquire again: resources that the node owns without working on them.
@@ -75,7 +75,7 @@ pub(super) struct Plan {
     pub max: Option<u32>,
 }
 
-impl Plan {
+impl RoundPlan {
     /// Whether the plan changes `leases` in a way that other nodes must see. Taking its own lease again does not
     /// matter to them, and a lease that was removed before, with its group or feed, does not change.
     pub fn concerns_others(&self, leases: &BTreeMap<u64, Lease>) -> bool {
@@ -94,7 +94,7 @@ impl View<'_> {
         self.members.binary_search_by_key(&node, |(member, _)| *member).is_ok()
     }
 
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> RoundPlan {
         let owners: Vec<_> = self
             .resources
             .iter()
@@ -127,10 +127,10 @@ impl View<'_> {
     }
 
     /// A plan that leaves as many of the hopeless resources to others as these may own.
-    fn shun(&self, owners: &[(u64, Option<NodeId>)]) -> Plan {
+    fn shun(&self, owners: &[(u64, Option<NodeId>)]) -> RoundPlan {
         let mut members = self.members.clone();
         let me = members.iter_mut().find(|(member, _)| *member == self.me && !self.own.hopeless.is_empty());
-        let Some((_, max)) = me else { return Plan::default() };
+        let Some((_, max)) = me else { return RoundPlan::default() };
         *max = self.own.max;
         let assignment = assign(owners, &members);
         let assigned = assignment.iter().filter(|(_, owner)| *owner == Some(self.me)).count();
@@ -142,11 +142,11 @@ impl View<'_> {
             hopeless.filter(|resource| assignment.has(*resource)).take(spare).collect();
         // It has not more than its maximum, which fits.
         let max = (!shunned.is_empty()).then(|| (assigned - shunned.len()) as u32);
-        Plan { shunned, max, ..Plan::default() }
+        RoundPlan { shunned, max, ..RoundPlan::default() }
     }
 
     /// Decides about `resource`, which the node should own if `is_to_be_mine`.
-    fn decide(&self, plan: &mut Plan, resource: u64, is_to_be_mine: bool) {
+    fn decide(&self, plan: &mut RoundPlan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
         let held = self.own.held.get(&resource);
         let is_held =
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_node_alone_takes_everything_at_once() {
         let plan = view(100, &[], &[]).plan();
-        assert_eq!(plan, Plan { acquire: (0..100).collect(), ..Plan::default() });
+        assert_eq!(plan, RoundPlan { acquire: (0..100).collect(), ..RoundPlan::default() });
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
     fn what_a_living_node_has_is_awaited_until_the_deadline_or_the_release() {
         let all: Vec<_> = (0..4).map(|resource| (resource, A)).collect();
         let mut joined = view(4, &[], &all);
-        assert_eq!(joined.plan(), Plan { awaits: vec![(2, EPOCH), (3, EPOCH)], ..Plan::default() });
+        assert_eq!(joined.plan(), RoundPlan { awaits: vec![(2, EPOCH), (3, EPOCH)], ..RoundPlan::default() });
         joined.leases.insert(2, Lease { epoch: EPOCH, owner: None });
         assert_eq!((joined.plan().acquire, joined.plan().awaits), (vec![2], vec![(3, EPOCH)]));
 
@@ -258,12 +258,12 @@ mod tests {
     fn an_owner_gives_up_what_is_to_be_anothers() {
         let mut asked = view(4, &[0, 1, 2, 3], &[]);
         asked.members.push((A, u32::MAX));
-        assert_eq!(asked.plan(), Plan { hand_over: vec![2, 3], ..Plan::default() });
+        assert_eq!(asked.plan(), RoundPlan { hand_over: vec![2, 3], ..RoundPlan::default() });
         asked.members[1].1 = 1;
-        assert_eq!(asked.plan(), Plan { hand_over: vec![3], ..Plan::default() });
+        assert_eq!(asked.plan(), RoundPlan { hand_over: vec![3], ..RoundPlan::default() });
         // Owned without running work, so there is no work to end.
         asked.own.held.remove(&3);
-        assert_eq!(asked.plan(), Plan { release: vec![3], ..Plan::default() });
+        assert_eq!(asked.plan(), RoundPlan { release: vec![3], ..RoundPlan::default() });
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         view.leases.insert(4, Lease { epoch: EPOCH, owner: None });
         view.resources = vec![0];
         let plan = view.plan();
-        assert_eq!(plan, Plan { gone: vec![1, 4], ..Plan::default() });
+        assert_eq!(plan, RoundPlan { gone: vec![1, 4], ..RoundPlan::default() });
         // The version of a pool that was removed with its leases was once written again for good, one key for each
         // deleted group.
         assert!(plan.concerns_others(&view.leases) && !plan.concerns_others(&BTreeMap::new()));
@@ -285,11 +285,11 @@ mod tests {
     fn what_is_owned_without_work_is_taken_again_after_its_pause() {
         let mut orphan = view(2, &[0, 1], &[]);
         orphan.own.held.remove(&1);
-        let renewed = Plan { renew: vec![1], ..Plan::default() };
+        let renewed = RoundPlan { renew: vec![1], ..RoundPlan::default() };
         assert_eq!(orphan.plan(), renewed);
         assert!(!renewed.concerns_others(&orphan.leases));
         orphan.own.paused.insert(1, orphan.own.now + Duration::from_millis(1));
-        assert_eq!(orphan.plan(), Plan::default());
+        assert_eq!(orphan.plan(), RoundPlan::default());
         orphan.own.paused.insert(1, orphan.own.now);
         assert_eq!(orphan.plan(), renewed);
     }
@@ -301,8 +301,8 @@ mod tests {
         failing.own.held.remove(&0);
         failing.own.hopeless.insert(0);
         failing.own.paused.insert(0, failing.own.now + Duration::from_secs(9));
-        let shunning = Plan { shunned: [0].into(), max: Some(1), ..Plan::default() };
-        assert_eq!(failing.plan(), Plan { release: vec![0], ..shunning.clone() });
+        let shunning = RoundPlan { shunned: [0].into(), max: Some(1), ..RoundPlan::default() };
+        assert_eq!(failing.plan(), RoundPlan { release: vec![0], ..shunning.clone() });
         // It is released, and the smaller maximum not published yet.
         failing.leases.insert(0, Lease { epoch: EPOCH, owner: None });
         assert_eq!(failing.plan(), shunning);
@@ -337,7 +337,7 @@ mod tests {
         let mut unknown = view(2, &[0], &[]);
         let signed = Owner { node: ME, token: TOKEN };
         unknown.leases.insert(1, Lease { epoch: 7, owner: Some(signed) });
-        assert_eq!(unknown.plan(), Plan { acquired: vec![(1, 7)], ..Plan::default() });
+        assert_eq!(unknown.plan(), RoundPlan { acquired: vec![(1, 7)], ..RoundPlan::default() });
     }
 
     #[test]
@@ -346,6 +346,6 @@ mod tests {
         lost.members.push((A, u32::MAX));
         let theirs = Owner { node: A, token: [7; 16] };
         lost.leases.insert(1, Lease { epoch: EPOCH + 1, owner: Some(theirs) });
-        assert_eq!(lost.plan(), Plan { lost: vec![1], ..Plan::default() });
+        assert_eq!(lost.plan(), RoundPlan { lost: vec![1], ..RoundPlan::default() });
     }
 }

@@ -9,7 +9,7 @@ use super::{
     Held, Pool, Work,
     changes::{self, OfPool, changed},
     member::Shared,
-    plan::{OwnState, Plan, View},
+    plan::{OwnState, RoundPlan, View},
     roles::members,
 };
 use crate::{
@@ -21,8 +21,8 @@ use crate::{
 /// The most leases that are acquired in one transaction; the rest follows at once in the next.
 const ACQUISITIONS_MAX: usize = 1_000;
 
-/// The state of a worker before a round.
-pub(super) struct Known<'a> {
+/// A round of a worker.
+pub(super) struct Round<'a> {
     pub member: &'a Shared,
     /// The token of the node's membership.
     pub joined: [u8; 16],
@@ -32,8 +32,8 @@ pub(super) struct Known<'a> {
 }
 
 /// The result of a round.
-pub(super) struct Outcome {
-    pub plan: Plan,
+pub(super) struct RoundOutcome {
+    pub plan: RoundPlan,
     pub acquired: Vec<Held>,
     /// Whether more leases are to be acquired than fit a transaction.
     pub more: bool,
@@ -43,14 +43,14 @@ pub(super) struct Outcome {
     pub at: Duration,
 }
 
-impl Known<'_> {
-    /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
-    pub async fn round(&self, tx: &Transaction) -> Result<Option<Outcome>> {
+impl Round<'_> {
+    /// The transaction of the round. Returns `None` if the node has no row, which its heartbeat will find.
+    pub async fn run(&self, tx: &Transaction) -> Result<Option<RoundOutcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let mine = keys.node(self.member.id());
         let (row, versions, members, rows, resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
-            OfPool::read(tx, keys, pool, &self.pool.role, changes::Known::default()),
+            OfPool::read(tx, keys, pool, &self.pool.role, changes::Unmoved::default()),
             members(tx, keys, &self.pool.role, |key, error| self.work.skip(key, error)),
             tx.all_rows(keys.leases(pool), Isolation::Snapshot),
             self.work.resources(tx),
@@ -80,11 +80,11 @@ impl Known<'_> {
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(Outcome { plan, acquired, more, versions, at: self.own.now }))
+        Ok(Some(RoundOutcome { plan, acquired, more, versions, at: self.own.now }))
     }
 
     /// Writes `plan`; returns the acquired leases.
-    fn write(&self, tx: &Transaction, view: &View<'_>, plan: &Plan) -> Vec<Held> {
+    fn write(&self, tx: &Transaction, view: &View<'_>, plan: &RoundPlan) -> Vec<Held> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
         // Leases were read by snapshot, so a written one must not have changed since.

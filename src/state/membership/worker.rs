@@ -23,8 +23,8 @@ use super::{
     heartbeat::{Entered, Registration, draw},
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
-    plan::{OwnState, Plan},
-    round::{Known, Outcome},
+    plan::{OwnState, RoundPlan},
+    round::{Round, RoundOutcome},
 };
 use crate::{
     base::{
@@ -307,14 +307,14 @@ impl WorkerTask {
     }
 
     /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
-    async fn attempt(&mut self) -> Result<Option<Outcome>> {
+    async fn attempt(&mut self) -> Result<Option<RoundOutcome>> {
         let env = self.env().clone();
         let now = env.now();
         // Every failure leads to another round.
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
-        let known = Known {
+        let round = Round {
             member: &self.member,
             joined,
             pool: &self.pool,
@@ -335,12 +335,12 @@ impl WorkerTask {
                 handover: self.options.handover,
             },
         };
-        self.member.db.run(async |tx| known.round(&tx).await).await
+        self.member.db.run(async |tx| round.run(&tx).await).await
     }
 
     /// Starts and ends jobs as a round has decided, and schedules the next round.
-    fn adopt(&mut self, outcome: Outcome) {
-        let Outcome { plan, acquired, versions, at, .. } = outcome;
+    fn adopt(&mut self, outcome: RoundOutcome) {
+        let RoundOutcome { plan, acquired, versions, at, .. } = outcome;
         let now = self.env().now();
         for resource in plan.lost.iter().chain(&plan.gone) {
             if let Some(job) = self.held.remove(resource) {
@@ -398,7 +398,7 @@ impl WorkerTask {
     }
 
     /// Stays away from the resources that a round of the time `at` has left to others.
-    fn give_up(&mut self, plan: &Plan, at: Duration) {
+    fn give_up(&mut self, plan: &RoundPlan, at: Duration) {
         for (resource, failures) in &mut self.failures {
             let asked = std::mem::take(&mut failures.asks);
             failures.is_away = plan.shunned.contains(resource);
