@@ -59,7 +59,7 @@ pub struct SkippedRow {
 
 /// A remembered row.
 #[derive(Debug)]
-struct Known {
+struct RememberedRow {
     /// Why it cannot be decoded.
     reason: String,
     /// When it was first met, in milliseconds since 1970; then when it was last met.
@@ -78,7 +78,7 @@ pub(crate) struct Skipped(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    rows: BTreeMap<SkippedAt, Known>,
+    rows: BTreeMap<SkippedAt, RememberedRow>,
     /// When the present [`LOG_PAUSE`] began, and the number of lines since.
     log_since: Duration,
     lines: u32,
@@ -100,7 +100,7 @@ impl Skipped {
         let may_log = met.lines < LINES_MAX;
         let known = match met.rows.entry(place.clone()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(Known {
+            Entry::Vacant(new) => new.insert(RememberedRow {
                 reason: String::new(),
                 since_ms: env.wall_ms(),
                 last: now,
@@ -133,7 +133,7 @@ impl Skipped {
 
     /// All rows.
     pub fn rows(&self) -> Vec<SkippedRow> {
-        let row = |(place, known): (&SkippedAt, &Known)| SkippedRow {
+        let row = |(place, known): (&SkippedAt, &RememberedRow)| SkippedRow {
             place: place.to_string(),
             reason: known.reason.clone(),
             since_ms: known.since_ms,

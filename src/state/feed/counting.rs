@@ -34,7 +34,7 @@ pub(crate) struct Mark {
 
 /// Marks of earlier counts. They hold as long as the newest row is the same.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Known {
+pub(crate) struct KnownMarks {
     /// The position of the newest row.
     pub newest: Sequence,
     /// The last mark at or before the position.
@@ -136,7 +136,7 @@ impl RawFeed<'_> {
         (topology, newest): (&Topology, Sequence),
         shard: Option<ShardId>,
         position: Sequence,
-        known: Option<Known>,
+        known: Option<KnownMarks>,
     ) -> Result<Counting> {
         let entries = topology.after(position);
         let (spaces, later, all) = if let Some(shard) = shard {
@@ -193,7 +193,7 @@ impl<R: FeedRow> Feed<R> {
         &self,
         shard: Option<ShardId>,
         position: Sequence,
-        known: Option<Known>,
+        known: Option<KnownMarks>,
     ) -> Result<Counted> {
         let feed = self.raw();
         let (mut begun, mut restarts): (Option<Counting>, u32) = (None, 0);

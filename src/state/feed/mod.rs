@@ -31,7 +31,7 @@ mod topology;
 mod writer;
 
 #[cfg(feature = "http")]
-pub(crate) use self::counting::{Counted, Known, Mark};
+pub(crate) use self::counting::{Counted, KnownMarks, Mark};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     pending_rows::PendingRows,

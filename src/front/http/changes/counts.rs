@@ -12,7 +12,7 @@ use crate::{
     base::{encoding::Sequence, error::Result, event::DbInstance},
     roles::changes::Change,
     state::{
-        feed::{Counted, Feed, Known, Mark},
+        feed::{Counted, Feed, KnownMarks, Mark},
         keys::ShardId,
     },
 };
@@ -47,13 +47,13 @@ impl Counts {
     }
 
     /// Returns the counts for the nearest positions around `position`.
-    fn known(&self, of: Of, position: Sequence) -> Option<Known> {
+    fn known(&self, of: Of, position: Sequence) -> Option<KnownMarks> {
         let counts = self.0.lock();
         let memory = counts.get(&of)?;
         let mark = |(at, behind): (&Sequence, &u64)| Mark { at: *at, behind: *behind };
         let below = memory.behind.range(..=position).next_back().map(mark);
         let above = memory.behind.range(position..).next().map(mark);
-        Some(Known { newest: memory.newest, below, above })
+        Some(KnownMarks { newest: memory.newest, below, above })
     }
 
     fn remember(&self, of: Of, newest: Sequence, (position, behind): (Sequence, u64)) {
