@@ -25,12 +25,12 @@ use super::{
 use crate::base::{error::Result, event::DbName};
 
 /// The state that the routes share.
-struct Known {
+struct Catalogue {
     inner: Arc<Inner>,
     databases: Arc<dyn Databases>,
 }
 
-impl Known {
+impl Catalogue {
     /// Returns the next names after `after`, as [`Databases::names`] does.
     async fn names(&self, after: Option<&DbName>) -> Result<Option<Vec<DbName>>> {
         let _turn = self.inner.reads.acquire().await.expect("the semaphore is never closed");
@@ -42,7 +42,7 @@ impl Api {
     /// Serves `/_up` for everyone, `/_all_dbs` for callers that may read `_db_updates`, and `/{db}` of `databases` for callers that
     /// may read the database. It is for servers without a layer; a layer has these routes itself.
     pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
-        let known = Arc::new(Known { inner: Arc::clone(&self.inner), databases });
+        let catalogue = Arc::new(Catalogue { inner: Arc::clone(&self.inner), databases });
         let open = at(
             Router::new(),
             "/_up",
@@ -52,7 +52,7 @@ impl Api {
             .map(|(path, methods)| at(Router::new(), path, methods));
         let [open, list, info] = [open, list, info].map(|router| {
             let allowed = async || Failure::method_not_allowed("GET,HEAD");
-            router.method_not_allowed_fallback(allowed).with_state(Arc::clone(&known))
+            router.method_not_allowed_fallback(allowed).with_state(Arc::clone(&catalogue))
         });
         self.counted(open)
             .merge(self.guarded(list, Permission::Updates))
@@ -61,15 +61,15 @@ impl Api {
 }
 
 /// Answers with the names of all databases. CouchDB's parameters for a part of them are refused.
-async fn list(State(known): State<Arc<Known>>, request: Request) -> Response {
+async fn list(State(catalogue): State<Arc<Catalogue>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let first = async {
         parameters(&parts, &[])?;
-        known.names(None).await?.ok_or_else(|| Failure::not_found("missing"))
+        catalogue.names(None).await?.ok_or_else(|| Failure::not_found("missing"))
     };
     match first.await {
         Ok(page) => {
-            let listing = Listing { known, page, last: None, mark: b'[', is_over: false };
+            let listing = Listing { catalogue, page, last: None, mark: b'[', is_over: false };
             respond(WireFormat::Array, Body::from_stream(stream::try_unfold(listing, Listing::next)))
         }
         Err(failure) => failure.into_response(),
@@ -79,7 +79,7 @@ async fn list(State(known): State<Arc<Known>>, request: Request) -> Response {
 /// A list of names that is being sent. It reads a page when the client has room for it, so a client that does not read holds one
 /// page, however many databases there are.
 struct Listing {
-    known: Arc<Known>,
+    catalogue: Arc<Catalogue>,
     /// The names that were read and not sent.
     page: Vec<DbName>,
     /// The last name that was sent.
@@ -96,7 +96,7 @@ impl Listing {
             return Ok(None);
         }
         if self.page.is_empty() {
-            self.page = self.known.names(self.last.as_ref()).await?.unwrap_or_default();
+            self.page = self.catalogue.names(self.last.as_ref()).await?.unwrap_or_default();
         }
         let mut bytes = Vec::new();
         for name in &self.page {
@@ -116,19 +116,19 @@ impl Listing {
 
 /// Answers with the properties of a database that the bus knows.
 async fn info(
-    State(known): State<Arc<Known>>,
+    State(catalogue): State<Arc<Catalogue>>,
     PathSegments(name): PathSegments<String>,
     caller: Option<Extension<Caller>>,
 ) -> Response {
     let find = async {
         let name = DbName::new(&name).map_err(|_| Failure::no_database())?;
-        let databases = &known.databases;
+        let databases = &catalogue.databases;
         let find = async |tx| databases.find(&tx, &name).await;
-        let db = known.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)?;
+        let db = catalogue.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)?;
         if !databases.may_read(caller.as_deref(), &db).await? {
             return Err(Failure::not_readable());
         }
-        let row = known.inner.feed.newest(&db.name).await?;
+        let row = catalogue.inner.feed.newest(&db.name).await?;
         let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
         // CouchDB's clients take a database for another one if this value changes, so it identifies the creation.
         let known =
