@@ -1,4 +1,4 @@
-//! [`Plan`]: the draw of a seed: sizes, options, and the mix of faults.
+//! [`WorldPlan`]: the draw of a seed: sizes, options, and the mix of faults.
 //!
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
@@ -47,7 +47,7 @@ use crate::{
 /// The draw of a world.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
-pub(super) struct Plan {
+pub(super) struct WorldPlan {
     /// The threads of each process, in real time; `None` if all share one, in simulated time.
     pub threads: Option<NonZeroUsize>,
     /// Partitions of the bus.
@@ -184,7 +184,7 @@ pub(super) struct ProcessPlan {
 
 /// How a group saves its checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum Saving {
     /// With its effects, in one transaction.
     ExactlyOnce,
     /// After its effects, by itself or by the observer.
@@ -195,7 +195,7 @@ pub(super) enum Work {
 pub(super) struct GroupPlan {
     pub name: String,
     pub start: Start,
-    pub work: Work,
+    pub saving: Saving,
     /// The average number of batches between checkpoints of an observer that works first and saves later.
     pub saves_every: u64,
     /// The names of the databases with which its observers fail forever.
@@ -223,7 +223,7 @@ impl GroupPlan {
     }
 }
 
-impl Plan {
+impl WorldPlan {
     /// The plan of `seed`.
     pub fn draw(seed: u64, options: &Options) -> Self {
         let random = &mut Rng::with_seed(seed);
@@ -593,17 +593,17 @@ fn processes(
 }
 
 fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan {
-    let work = if random.bool() { Work::ExactlyOnce } else { Work::AtLeastOnce };
-    let checkpoint = match work {
-        Work::ExactlyOnce => CheckpointPolicy::Explicit,
-        Work::AtLeastOnce => match random.u32(0..4) {
+    let saving = if random.bool() { Saving::ExactlyOnce } else { Saving::AtLeastOnce };
+    let checkpoint = match saving {
+        Saving::ExactlyOnce => CheckpointPolicy::Explicit,
+        Saving::AtLeastOnce => match random.u32(0..4) {
             0 => CheckpointPolicy::EveryBatch,
             1 => CheckpointPolicy::Rows(random.u64(1..20)),
             2 => CheckpointPolicy::Interval(Duration::from_millis(random.u64(1..2_000))),
             _ => CheckpointPolicy::Explicit,
         },
     };
-    let saves_late = (&work, &checkpoint) == (&Work::AtLeastOnce, &CheckpointPolicy::Explicit);
+    let saves_late = (&saving, &checkpoint) == (&Saving::AtLeastOnce, &CheckpointPolicy::Explicit);
     let saves_every = if saves_late { random.u64(1..=6) } else { 1 };
     let retry = RetryPolicy {
         attempts_max: Some(random.u32(1..=4)),
@@ -614,7 +614,7 @@ fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan 
     let mut plan = GroupPlan {
         name: format!("group-{number}"),
         start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
-        work,
+        saving,
         saves_every,
         unworkable: Vec::new(),
         batch_max_ms: 20,

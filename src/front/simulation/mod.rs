@@ -60,7 +60,7 @@ pub use options::Options;
 pub use part::{Actor, Part};
 pub use witness::{Fault, Witness};
 
-use self::{draw::Plan, findings::Findings, shared::Shared, time::Time, trace::Listener, world::World};
+use self::{draw::WorldPlan, findings::Findings, shared::Shared, time::Time, trace::Listener, world::World};
 use crate::base::error::Result;
 
 /// The result of a world.
@@ -95,7 +95,7 @@ pub fn is_replayable() -> bool {
 pub fn simulate(seed: u64, options: &Options) -> Outcome {
     run(
         seed,
-        Plan::draw(seed, options),
+        WorldPlan::draw(seed, options),
         options,
         Findings::new(Time::default(), &Arc::default(), options.trace),
     )
@@ -104,13 +104,13 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
 /// Makes the world of `seed` in real time, in which each process has so many threads, and runs it to its end. What happens in it is
 /// not the same each time. It counts in `done`. It blocks the thread, and must not be called within a runtime.
 pub fn torture(seed: u64, threads: NonZeroUsize, options: &Options, done: &Arc<Done>) -> Outcome {
-    let mut plan = Plan::draw(seed, options).in_real_time(seed, threads);
+    let mut plan = WorldPlan::draw(seed, options).in_real_time(seed, threads);
     plan.is_durable &= options.folder.is_none();
     run(seed, plan, options, Findings::new(Time::real(), done, options.trace))
 }
 
 /// Runs the world of `plan`, which was drawn from `seed`, to its end.
-fn run(seed: u64, plan: Plan, options: &Options, findings: Findings) -> Outcome {
+fn run(seed: u64, plan: WorldPlan, options: &Options, findings: Findings) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
     let shared = Shared::new(plan, random.fork(), findings);
     shared.keep_rows(options.rows);

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
-    draw::Plan,
+    draw::WorldPlan,
     event::Event,
     findings::Findings,
     issuer::{Issuer, ProcessId},
@@ -39,7 +39,7 @@ pub(super) enum Phase {
 
 /// The state that all parts of a world share. It stands for its findings, so that each part can add to them.
 pub(super) struct Shared {
-    pub plan: Plan,
+    pub plan: WorldPlan,
     findings: Findings,
     oracle: Mutex<Oracle>,
     random: Mutex<fastrand::Rng>,
@@ -72,7 +72,7 @@ impl Deref for Shared {
 
 impl Shared {
     /// A world of `plan`, whose faults are drawn from `random`.
-    pub fn new(plan: Plan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
+    pub fn new(plan: WorldPlan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
         let failing = plan.jobs.as_ref().map(|jobs| jobs.failing.clone());
         let mut oracle = Oracle::new(plan.partitions, plan.names.clone(), plan.documents.is_some(), failing);
         if plan.rate(Fault::ClockJump) == 0.0 {

@@ -18,7 +18,7 @@ use futures_util::future::Either;
 use super::{
     actors::{self, mover::Mover},
     commits::{Doubt, ready, rows},
-    draw::Plan,
+    draw::WorldPlan,
     event::Event,
     flight::Flight,
     guarantee::Guarantee,
@@ -151,7 +151,7 @@ impl World {
 
     /// Runs the world to its end.
     pub fn run(mut self) {
-        let Plan { chaos, processes, relocation, .. } = &self.shared.plan;
+        let WorldPlan { chaos, processes, relocation, .. } = &self.shared.plan;
         let time = self.shared.time.clone();
         for process in 0..processes.len() {
             time.after(Duration::from_millis(self.random.u64(0..500)), Event::Start(process));

@@ -11,7 +11,7 @@ use crate::{
     bus::Node,
     front::simulation::{
         app,
-        draw::{GroupPlan, Work},
+        draw::{GroupPlan, Saving},
         oracle::group_key,
         witness::{Fault, Witness},
     },
@@ -93,9 +93,9 @@ impl<R: FeedRow> Observer<R> for Worker {
         if batch.rows.iter().any(|row| is_unworkable(row)) {
             return Err("an observer of a simulation fails with this database forever".into());
         }
-        match plan.work {
-            Work::ExactlyOnce => self.work_once(&batch).await?,
-            Work::AtLeastOnce => self.work(&batch).await?,
+        match plan.saving {
+            Saving::ExactlyOnce => self.work_once(&batch).await?,
+            Saving::AtLeastOnce => self.work(&batch).await?,
         }
         if self.actor.shared.strikes(Fault::ObserverError) {
             return Err("an observer of a simulation fails after its work".into());

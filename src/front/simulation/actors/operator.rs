@@ -7,7 +7,7 @@ use crate::{
         error::Result,
         notification::Notification,
     },
-    front::simulation::draw::Plan,
+    front::simulation::draw::WorldPlan,
     roles::group::{Group, GroupOptions},
 };
 
@@ -29,7 +29,7 @@ pub(super) async fn run(actor: ActorContext) {
 }
 
 async fn act(actor: &ActorContext) -> Result<()> {
-    let Plan { groups, churns_groups, .. } = &actor.shared.plan;
+    let WorldPlan { groups, churns_groups, .. } = &actor.shared.plan;
     if actor.shared.plan.documents.is_some() && actor.random(2) == 0 {
         return documents::reshard(actor).await;
     }

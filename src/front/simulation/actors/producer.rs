@@ -99,7 +99,7 @@ async fn break_rows(actor: &ActorContext) -> Result<()> {
     Ok(())
 }
 
-struct Work {
+struct PlannedChanges {
     /// The changes, by database, if it exists.
     changes: BTreeMap<DbName, DatabaseChange>,
     /// Whether the events are of instances that are gone, without a check.
@@ -107,7 +107,7 @@ struct Work {
 }
 
 /// Draws the work of the next transaction.
-fn draw(actor: &ActorContext) -> Work {
+fn draw(actor: &ActorContext) -> PlannedChanges {
     let names = &actor.shared.plan.names;
     let mut changes = BTreeMap::new();
     let is_burst = actor.shared.plan.sizes.is_crowded && actor.random(3) == 0;
@@ -128,7 +128,7 @@ fn draw(actor: &ActorContext) -> Work {
         let change = if is_edit { DatabaseChange::Edit(1 + actor.random(3)) } else { change };
         changes.insert(name, change);
     }
-    Work { changes, is_late: actor.shared.plan.has_late_events && actor.random(10) == 0 }
+    PlannedChanges { changes, is_late: actor.shared.plan.has_late_events && actor.random(10) == 0 }
 }
 
 /// The layer on top of the bus.
@@ -140,7 +140,7 @@ struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    async fn run(&self, work: &Work, tx: &Transaction) -> Result<()> {
+    async fn run(&self, work: &PlannedChanges, tx: &Transaction) -> Result<()> {
         let Self { actor, producer, .. } = self;
         let mut lines = Vec::new();
         for (name, change) in &work.changes {

@@ -20,7 +20,7 @@ use crate::{
     },
     front::simulation::{
         Options, actors,
-        draw::Plan,
+        draw::WorldPlan,
         event::Event,
         findings::Findings,
         guarantee::Broken,
@@ -39,11 +39,11 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The plan of a world on a cluster.
-pub(super) fn plan(member: &Member) -> Plan {
+pub(super) fn plan(member: &Member) -> WorldPlan {
     let chaos = Some(Duration::from_millis(member.chaos_ms));
     let options = Options { chaos, intensity: member.intensity, ..Options::default() };
     let threads = NonZeroUsize::new(member.threads).unwrap_or(NonZeroUsize::MIN);
-    Plan::draw(member.seed, &options).in_real_time(member.seed, threads).on_cluster()
+    WorldPlan::draw(member.seed, &options).in_real_time(member.seed, threads).on_cluster()
 }
 
 /// Is a process of a world on the cluster `db`, until the standard input says that it is to end. Returns what it has found broken by

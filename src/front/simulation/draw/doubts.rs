@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::{AbsencePlan, Plan};
+use super::{AbsencePlan, WorldPlan};
 use crate::front::simulation::witness::Fault;
 
-impl Plan {
+impl WorldPlan {
     /// Leaves many results unknown in some worlds, and answers late, so that others act before the transaction is tried again. Groups
     /// give rows up after two attempts there: what the first one has left in doubt is decided between the two. More groups expire, each
     /// after a few passes of the janitor, some of which fail.

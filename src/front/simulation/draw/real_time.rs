@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use fastrand::Rng;
 
-use super::Plan;
+use super::WorldPlan;
 use crate::front::simulation::witness::Fault;
 
 /// How many times more rarely faults strike each operation than in simulated time: there are as many times more operations.
@@ -14,7 +14,7 @@ const RARER: f64 = 4.0;
 const HEARTBEAT_MIN: Duration = Duration::from_millis(400);
 const EXPIRY_MIN: Duration = Duration::from_secs(2);
 
-impl Plan {
+impl WorldPlan {
     /// The plan in real time, with so many threads for each process. The network is quick, and producers hardly rest.
     pub fn in_real_time(mut self, seed: u64, threads: NonZeroUsize) -> Self {
         let random = &mut Rng::with_seed(seed ^ 0x0074_6f72_7475_7265);

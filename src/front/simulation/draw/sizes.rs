@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::Plan;
+use super::WorldPlan;
 use crate::{base::event::DbName, state::membership::BalanceOptions};
 
 /// Which sizes of a world are unusual.
@@ -37,7 +37,7 @@ impl SizePlan {
     }
 }
 
-impl Plan {
+impl WorldPlan {
     /// Makes sizes hurt, in some worlds.
     pub(super) fn with_sizes(mut self, random: &mut Rng) -> Self {
         self.sizes = SizePlan::draw(random);

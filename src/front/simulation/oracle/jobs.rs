@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The work of a trigger on a database.
-type Work = (String, DbInstance);
+type TriggerWork = (String, DbInstance);
 
 /// The feeds of the documents of all databases that exist.
 type Feeds = BTreeMap<DbInstance, DocFeed>;
@@ -37,13 +37,13 @@ pub(super) struct Jobs {
     /// The names of the databases whose jobs fail forever.
     failing: Vec<DbName>,
     /// The derived rows: by document, the edit from which they were derived.
-    derived: BTreeMap<Work, BTreeMap<String, Sequence>>,
-    saved: BTreeSet<Work>,
+    derived: BTreeMap<TriggerWork, BTreeMap<String, Sequence>>,
+    saved: BTreeSet<TriggerWork>,
     /// Work after which the job has cleaned up.
-    cleaned: BTreeSet<Work>,
+    cleaned: BTreeSet<TriggerWork>,
     /// The marks of work, and the process that has last begun or ended it.
-    marks: BTreeMap<Work, Issuer>,
-    parked: BTreeSet<Work>,
+    marks: BTreeMap<TriggerWork, Issuer>,
+    parked: BTreeSet<TriggerWork>,
     /// Names with work that is listed as owed, by trigger.
     owed: BTreeSet<(String, DbName)>,
 }
@@ -102,7 +102,7 @@ impl Jobs {
     }
 
     /// Judges whether `issuer` may write on behalf of `work`.
-    fn judge_writer(&self, issuer: Issuer, work: &Work) -> Verdict {
+    fn judge_writer(&self, issuer: Issuer, work: &TriggerWork) -> Verdict {
         let (trigger, instance) = work;
         if self.cleaned.contains(work) {
             let reason = format!("{trigger} has cleaned up after {instance}, and wrote again");
@@ -123,7 +123,7 @@ impl Jobs {
         &mut self,
         findings: &Findings,
         issuer: Issuer,
-        (work, id): (Work, &str),
+        (work, id): (TriggerWork, &str),
         change: &Change,
     ) -> Verdict {
         let Some(value) = &change.after else {
@@ -140,7 +140,7 @@ impl Jobs {
     }
 
     /// Judges the change of the saved position of `work`.
-    fn judge_saved(&mut self, issuer: Issuer, work: &Work, change: &Change, feeds: &Feeds) -> Verdict {
+    fn judge_saved(&mut self, issuer: Issuer, work: &TriggerWork, change: &Change, feeds: &Feeds) -> Verdict {
         let Some(value) = &change.after else {
             self.saved.remove(work);
             return Ok(());
@@ -156,7 +156,7 @@ impl Jobs {
         &mut self,
         findings: &Findings,
         issuer: Issuer,
-        work: &Work,
+        work: &TriggerWork,
         change: &Change,
         feeds: &Feeds,
     ) -> Verdict {
@@ -179,7 +179,7 @@ impl Jobs {
     }
 
     /// Judges whether everything up to `to` was derived.
-    fn judge_position(&self, work: &Work, to: Cursor, feeds: &Feeds) -> Verdict {
+    fn judge_position(&self, work: &TriggerWork, to: Cursor, feeds: &Feeds) -> Verdict {
         let (trigger, instance) = work;
         let Some(feed) = feeds.get(instance) else { return Ok(()) };
         let rows = self.derived.get(work);
