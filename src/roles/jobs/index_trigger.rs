@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Fence,
-    trigger::{self, Kind, SeenCursor, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+    trigger::{self, Kind, Merge, SeenCursor, Trigger, TriggerJob, TriggerOptions, Turn},
 };
 use crate::{
     base::{
@@ -60,7 +60,7 @@ struct Wanted {
     is_fresh: bool,
 }
 
-impl Work for Wanted {
+impl Merge for Wanted {
     fn merge(&mut self, later: Self) {
         self.is_fresh |= later.is_fresh;
         match (&mut self.ddocs, later.ddocs) {

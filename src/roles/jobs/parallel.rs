@@ -226,7 +226,7 @@ impl<R: FeedRow> ParallelJob<R> {
             job.since = job.since.begin(seen);
             let mut entries = Vec::new();
             for entry in topology.after(since.position()) {
-                let task = |shard| Task {
+                let task = |shard| RoundTask {
                     feed: feed.clone(),
                     shard,
                     options: options.clone(),
@@ -285,7 +285,7 @@ type Held<R> = (Vec<Arc<R>>, Cursor, bool);
 /// Reads the rest of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much for memory, or
 /// takes too long.
 async fn read_ahead<R, F, W>(
-    entries: &[Vec<(Task<R, F>, Cursor)>],
+    entries: &[Vec<(RoundTask<R, F>, Cursor)>],
     version: u64,
 ) -> Result<Option<Vec<HashMap<ShardId, Held<R>>>>>
 where
@@ -318,7 +318,7 @@ fn panicked(ended: Ended) -> Error {
 }
 
 /// The task of one shard in one round.
-struct Task<R, F> {
+struct RoundTask<R, F> {
     feed: Feed<R>,
     shard: ShardId,
     options: ParallelJobOptions,
@@ -327,7 +327,7 @@ struct Task<R, F> {
     fence: Option<Fence>,
 }
 
-impl<R, F, W> Task<R, F>
+impl<R, F, W> RoundTask<R, F>
 where
     R: FeedRow,
     F: Fn(Batch<R>) -> W + Send + Sync + 'static,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{
     Fence,
-    trigger::{self, Kind, SeenCursor, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+    trigger::{self, Kind, Merge, SeenCursor, Trigger, TriggerJob, TriggerOptions, Turn},
 };
 use crate::{
     base::{cursor::Cursor, error::Result, event::Db},
@@ -106,7 +106,7 @@ impl ScanReporter {
 #[derive(Debug, Clone)]
 struct Wanted;
 
-impl Work for Wanted {
+impl Merge for Wanted {
     fn merge(&mut self, _: Self) {}
 }
 

@@ -8,7 +8,7 @@ use super::{
     TriggerJob,
     kind::{Ended, Failure, Kind, Turn},
     marks,
-    plan::Task,
+    plan::PlannedTask,
 };
 use crate::{
     base::{
@@ -35,19 +35,19 @@ pub(super) async fn attempt<K: Kind>(
     context: Arc<Context>,
     kind: Arc<K>,
     cursor: OpenCursor,
-    task: Task<K::Work>,
+    task: PlannedTask<K::Work>,
     terms: AttemptLimits,
 ) -> Ended {
     let progress = Progress::new(context.env());
     let turn = Turn { attempt: terms.number, is_retry: terms.parked.is_some(), progress: progress.clone() };
     let (db, is_gone, is_fresh) = match &task {
-        Task::Gone(db) => (db.clone(), true, false),
-        Task::Work(db, work) => (db.clone(), false, K::is_fresh(work)),
+        PlannedTask::Gone(db) => (db.clone(), true, false),
+        PlannedTask::Work(db, work) => (db.clone(), false, K::is_fresh(work)),
     };
     let work = async {
         match task {
-            Task::Gone(db) => inform(&context, kind.job(), &cursor, db).await,
-            Task::Work(db, work) => run(&context, &*kind, &cursor, (db, work, turn)).await,
+            PlannedTask::Gone(db) => inform(&context, kind.job(), &cursor, db).await,
+            PlannedTask::Work(db, work) => run(&context, &*kind, &cursor, (db, work, turn)).await,
         }
     };
     let (error, is_stuck) = match in_time(work, &progress, terms.stall_limit).await {

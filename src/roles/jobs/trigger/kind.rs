@@ -4,7 +4,7 @@ use std::{error::Error as StdError, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::{TriggerJob, plan::Work};
+use super::{TriggerJob, plan::Merge};
 use crate::{
     base::{cursor::Cursor, error::Error, event::Db},
     roles::{dispatcher::Delivery, jobs::fence::Progress},
@@ -52,7 +52,7 @@ pub(in crate::roles::jobs) struct Turn {
 pub(in crate::roles::jobs) type SeenCursor = Arc<Mutex<Cursor>>;
 
 pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
-    type Work: Work;
+    type Work: Merge;
     type Given: Send + 'static;
     type Job: TriggerJob<Self::Given>;
 

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use self::plan::Pacing;
 pub(super) use self::{
     kind::{Kind, SeenCursor, Turn},
-    plan::Work,
+    plan::Merge,
     task::start,
 };
 pub use self::{

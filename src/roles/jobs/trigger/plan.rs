@@ -27,8 +27,8 @@ use crate::base::{
     event::{Db, DbName},
 };
 
-/// The work for a database, merged from several observations.
-pub(in crate::roles::jobs) trait Work: Clone + Send + Sync + 'static {
+/// Work for a database, which that of later observations is merged into.
+pub(in crate::roles::jobs) trait Merge: Clone + Send + Sync + 'static {
     fn merge(&mut self, later: Self);
 }
 
@@ -43,13 +43,13 @@ pub(super) struct Observed<W> {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Task<W> {
+pub(super) enum PlannedTask<W> {
     /// Informs the job that a database is gone.
     Gone(Db),
     Work(Db, W),
 }
 
-impl<W> Task<W> {
+impl<W> PlannedTask<W> {
     pub fn db(&self) -> &Db {
         match self {
             Self::Gone(db) | Self::Work(db, _) => db,
@@ -79,7 +79,7 @@ fn both(one: Option<Hold>, other: Option<Hold>) -> Option<Hold> {
 struct Running<W> {
     /// Distinguishes it from all other tasks.
     number: u64,
-    task: Task<W>,
+    task: PlannedTask<W>,
     /// Its cause; `None` for a parked database, which the store knows.
     hold: Option<Hold>,
     /// Whether its end is to be ignored.
@@ -140,7 +140,7 @@ impl<W> Entry<W> {
     /// Whether its database was created since the last work on it, as `is_fresh` says.
     fn is_fresh(&self, is_fresh: impl Fn(&W) -> bool) -> bool {
         let running = match &self.running {
-            Some(Running { task: Task::Work(_, work), is_cancelled: false, .. }) => Some(work),
+            Some(Running { task: PlannedTask::Work(_, work), is_cancelled: false, .. }) => Some(work),
             _ => None,
         };
         self.work.as_ref().map(|(_, work)| work).into_iter().chain(running).any(is_fresh)
@@ -155,7 +155,8 @@ impl<W> Entry<W> {
         let mut over: Vec<_> =
             self.work.take_if(|(known, _)| !kept(known)).into_iter().map(|(db, _)| db).collect();
         let mut cancelled = None;
-        if let Some(Running { number, task: Task::Work(known, _), is_cancelled, .. }) = &mut self.running
+        if let Some(Running { number, task: PlannedTask::Work(known, _), is_cancelled, .. }) =
+            &mut self.running
             && !*is_cancelled
             && !kept(known)
         {
@@ -167,13 +168,13 @@ impl<W> Entry<W> {
     }
 
     /// Makes a task wait again, before newer work.
-    fn put_back(&mut self, task: Task<W>)
+    fn put_back(&mut self, task: PlannedTask<W>)
     where
-        W: Work,
+        W: Merge,
     {
         match task {
-            Task::Gone(db) => self.gone.insert(0, db),
-            Task::Work(db, mut work) => {
+            PlannedTask::Gone(db) => self.gone.insert(0, db),
+            PlannedTask::Work(db, mut work) => {
                 if let Some((_, later)) = self.work.take() {
                     work.merge(later);
                 }
@@ -253,7 +254,7 @@ pub(super) struct Plan<W> {
     next: u64,
 }
 
-impl<W: Work> Plan<W> {
+impl<W: Merge> Plan<W> {
     pub fn new(pacing: Pacing, tenants: Tenants) -> Self {
         Self {
             pacing,
@@ -435,8 +436,10 @@ impl<W: Work> Plan<W> {
                 // The feed may have delivered the end of this instance since, or another one, which is newer. A retry of
                 // a parked one did not come from the feed, and is older.
                 let is_over = match &entry.running {
-                    Some(Running { task: Task::Gone(known), .. }) => *known == db,
-                    Some(Running { task: Task::Work(known, _), is_retry, .. }) => *known != db && !is_retry,
+                    Some(Running { task: PlannedTask::Gone(known), .. }) => *known == db,
+                    Some(Running { task: PlannedTask::Work(known, _), is_retry, .. }) => {
+                        *known != db && !is_retry
+                    }
                     None => false,
                 };
                 let is_wanted = !is_over && !entry.gone.contains(&db);
@@ -473,7 +476,9 @@ impl<W: Work> Plan<W> {
     /// The living databases with waiting or running work, in order: a seed always makes the same world.
     pub fn living(&self) -> Vec<Db> {
         let of = |entry: &Entry<W>| match (&entry.work, &entry.running) {
-            (Some((db, _)), _) | (None, Some(Running { task: Task::Work(db, _), .. })) => Some(db.clone()),
+            (Some((db, _)), _) | (None, Some(Running { task: PlannedTask::Work(db, _), .. })) => {
+                Some(db.clone())
+            }
             _ => None,
         };
         let mut living: Vec<_> = self.entries.values().filter_map(of).collect();
@@ -517,16 +522,16 @@ impl<W: Work> Plan<W> {
     }
 
     /// Starts the next due task, if one more may run. Returns its number, the task, and the number of the attempt.
-    pub fn start(&mut self, now: Duration) -> Option<(u64, Task<W>, u32)> {
+    pub fn start(&mut self, now: Duration) -> Option<(u64, PlannedTask<W>, u32)> {
         let name = if self.has_room() { self.queue.next(now)? } else { return None };
         let entry = self.entries.get_mut(&name).expect("what is due is there");
         entry.due = None;
         let hold = entry.hold;
         let task = if entry.gone.is_empty() {
             let (db, work) = entry.work.take().expect("something waits");
-            Task::Work(db, work)
+            PlannedTask::Work(db, work)
         } else {
-            Task::Gone(entry.gone.remove(0))
+            PlannedTask::Gone(entry.gone.remove(0))
         };
         if !entry.waits() {
             entry.hold = None;
@@ -542,11 +547,13 @@ impl<W: Work> Plan<W> {
     /// Starts `task` of a parked database. Returns its number; `None` if no more may run, or the name has running work, or waiting work
     /// of another instance. Waiting work of the same instance is done afterwards: else a database that changes all the time would never
     /// be tried.
-    pub fn start_retry(&mut self, task: &Task<W>) -> Option<u64> {
+    pub fn start_retry(&mut self, task: &PlannedTask<W>) -> Option<u64> {
         let name = &task.db().name;
         let is_free = self.entries.get(name).is_none_or(|entry| {
             let is_same = entry.work.as_ref().is_none_or(|(db, _)| db == task.db());
-            entry.running.is_none() && entry.gone.is_empty() && (is_same || matches!(task, Task::Gone(_)))
+            entry.running.is_none()
+                && entry.gone.is_empty()
+                && (is_same || matches!(task, PlannedTask::Gone(_)))
         });
         if !self.has_room() || !is_free || !self.queue.may_run(&self.queue.tenant(name)) {
             return None;
@@ -588,7 +595,7 @@ impl<W: Work> Plan<W> {
             End::Done(gone) => {
                 entry.attempts = 0;
                 // Work that waited for the end of another instance may have waited long enough.
-                let is_news = matches!(task, Task::Gone(_));
+                let is_news = matches!(task, PlannedTask::Gone(_));
                 (Outcome::Done, gone, if is_news { now } else { debounced })
             }
             End::Parked => {

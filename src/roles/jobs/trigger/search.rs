@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 
 use super::{
     FAILURE_PAUSE, LOOK_UPS_MAX, is_gone,
-    plan::{Plan, Work},
+    plan::{Merge, Plan},
 };
 use crate::{
     base::{error::Result, event::Db},
@@ -38,7 +38,7 @@ pub(super) struct Found {
 
 impl Search {
     /// Begins the next step, unless one is under way, or the plan has no room for its results.
-    pub fn begin<W: Work>(
+    pub fn begin<W: Merge>(
         &mut self,
         context: &Arc<Context>,
         cursor: &OpenCursor,

@@ -423,9 +423,9 @@ impl<K: Kind> TriggerTask<K> {
         // A database with waiting or running work has its turn later.
         while let Some((db, row)) = self.retries.next() {
             let task = if row.is_gone {
-                plan::Task::Gone(db)
+                plan::PlannedTask::Gone(db)
             } else {
-                plan::Task::Work(db, K::all_work(row.is_fresh))
+                plan::PlannedTask::Work(db, K::all_work(row.is_fresh))
             };
             if let Some(number) = self.plan.start_retry(&task) {
                 self.spawn(number, task, row.attempts.saturating_add(1), Some(row));
@@ -437,7 +437,13 @@ impl<K: Kind> TriggerTask<K> {
     }
 
     /// Starts a job for `task`.
-    fn spawn(&mut self, number: u64, task: plan::Task<K::Work>, attempt: u32, parked: Option<ParkedRow>) {
+    fn spawn(
+        &mut self,
+        number: u64,
+        task: plan::PlannedTask<K::Work>,
+        attempt: u32,
+        parked: Option<ParkedRow>,
+    ) {
         let name = task.db().name.clone();
         let terms = AttemptLimits {
             number: attempt,

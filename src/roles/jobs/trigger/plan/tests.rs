@@ -6,7 +6,7 @@ use crate::base::{
     event::DbInstance,
 };
 
-impl Work for Vec<u32> {
+impl Merge for Vec<u32> {
     fn merge(&mut self, later: Self) {
         self.extend(later);
     }
@@ -47,7 +47,7 @@ fn work_waits_for_more_of_the_same_but_is_not_put_off() {
     plan.observe(SECOND * 19 / 10, seen(1, 2, 2));
     assert_eq!(plan.start(SECOND * 19 / 10), None);
     let (number, task, attempt) = plan.start(SECOND * 2).unwrap();
-    assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 1));
+    assert_eq!((task, attempt), (PlannedTask::Work(db(1), vec![1, 2]), 1));
     assert_eq!(since(&plan), Some(at(1)));
     assert_eq!(end(&mut plan, SECOND * 3, number, true), Outcome::Done);
     assert_eq!((plan.len(), since(&plan), plan.next_due()), (0, None, None));
@@ -63,20 +63,20 @@ fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
     let put_off = End::PutOff(Vec::new());
     assert_eq!(plan.end(SECOND * 2, (&name, number), put_off, backoff), Outcome::Failed);
     let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
-    assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
+    assert_eq!((task, attempt), (PlannedTask::Work(db(3), vec![1]), 1));
     let put_off = End::PutOff(vec![db(2)]);
     assert_eq!(plan.end(SECOND * 12, (&name, number), put_off, backoff), Outcome::PutOff);
     assert_eq!(since(&plan), Some(at(1)));
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
-    assert_eq!(task, Task::Gone(db(2)));
+    assert_eq!(task, PlannedTask::Gone(db(2)));
     // A task may find a gone instance, too; the job is informed before the work.
     let done = End::Done(vec![db(1)]);
     assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
-    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(task, PlannedTask::Gone(db(1)));
     assert_eq!(plan.end(SECOND * 12, (&name, number), End::Parked, backoff), Outcome::Parked);
     let (_, task, attempt) = plan.start(SECOND * 13).unwrap();
-    assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
+    assert_eq!((task, attempt), (PlannedTask::Work(db(3), vec![1]), 1));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn what_comes_while_a_task_runs_causes_another_one_afterwards() {
     assert_eq!(end(&mut plan, SECOND * 100, first, true), Outcome::Done);
     assert_eq!(since(&plan), Some(at(2)), "the first is done");
     let (second, task, _) = plan.start(SECOND * 101).unwrap();
-    assert_eq!(task, Task::Work(db(1), vec![2]));
+    assert_eq!(task, PlannedTask::Work(db(1), vec![2]));
     assert_eq!(end(&mut plan, SECOND * 102, first, true), Outcome::Stale);
     assert_eq!(end(&mut plan, SECOND * 102, second, true), Outcome::Done);
     assert_eq!(end(&mut plan, SECOND * 102, second, true), Outcome::Stale);
@@ -105,7 +105,7 @@ fn a_failure_is_tried_again_later_with_what_came_since() {
     assert_eq!(since(&plan), Some(at(1)));
     assert_eq!(plan.next_due(), Some(SECOND * 12));
     let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
-    assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 2));
+    assert_eq!((task, attempt), (PlannedTask::Work(db(1), vec![1, 2]), 2));
     assert_eq!(end(&mut plan, SECOND * 12, number, false), Outcome::Failed);
     assert_eq!(plan.next_due(), Some(SECOND * 32));
 }
@@ -119,7 +119,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     assert_eq!(plan.end(SECOND * 2, (&name, number), End::Parked, backoff), Outcome::Parked);
     assert_eq!((plan.len(), since(&plan)), (0, None));
-    let task = Task::Work(db(1), vec![9]);
+    let task = PlannedTask::Work(db(1), vec![9]);
     let number = plan.start_retry(&task).unwrap();
     assert_eq!((plan.len(), since(&plan), plan.running(), plan.retrying()), (1, None, 1, 1));
     assert_eq!(plan.start_retry(&task), None, "one at a time");
@@ -130,15 +130,15 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     assert_eq!(plan.end(SECOND * 3, (&name, number), put_off, backoff), Outcome::Failed);
     assert_eq!((plan.running(), plan.retrying()), (0, 0));
     let (number, task, _) = plan.start(SECOND * 13).unwrap();
-    assert_eq!(task, Task::Work(db(1), vec![2]), "the store knows the rest");
+    assert_eq!(task, PlannedTask::Work(db(1), vec![2]), "the store knows the rest");
     assert_eq!(plan.end(SECOND * 13, (&name, number), End::OutOfTurn, backoff), Outcome::Stale);
     assert_eq!((plan.len(), since(&plan)), (0, None));
     // The database is deleted during a retry.
-    let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
+    let number = plan.start_retry(&PlannedTask::Work(db(1), vec![9])).unwrap();
     let gone = Observed { db: db(1), replaced: None, work: None, since: at(7) };
     assert_eq!(plan.observe(SECOND * 14, gone), Some(number));
     assert_eq!(plan.end(SECOND * 14, (&name, number), End::Parked, backoff), Outcome::Stale);
-    assert_eq!(plan.start(SECOND * 14).unwrap().1, Task::Gone(db(1)));
+    assert_eq!(plan.start(SECOND * 14).unwrap().1, PlannedTask::Gone(db(1)));
     assert_eq!(plan.retrying(), 0);
 }
 
@@ -152,7 +152,7 @@ fn a_deletion_cancels_and_the_job_is_informed_once_the_task_has_ended() {
     assert_eq!(plan.start(SECOND * 3), None, "it has not ended yet");
     assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Stale);
     let (number, task, _) = plan.start(SECOND * 4).unwrap();
-    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(task, PlannedTask::Gone(db(1)));
     assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Done);
     assert_eq!(plan.len(), 0);
 }
@@ -168,11 +168,11 @@ fn a_recreation_begins_afresh_after_the_job_is_informed_of_the_end_of_the_old_on
     assert_eq!(plan.runs(&db(1).name), Some(&db(1)));
     assert_eq!(end(&mut plan, SECOND * 3, number, false), Outcome::Stale);
     let (number, task, _) = plan.start(SECOND * 3).unwrap();
-    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(task, PlannedTask::Gone(db(1)));
     assert_eq!(plan.living(), [db(2)]);
     end(&mut plan, SECOND * 3, number, true);
     let (_, task, attempt) = plan.start(SECOND * 4).unwrap();
-    assert_eq!((task, attempt), (Task::Work(db(2), vec![7]), 1), "nothing of the old one is left");
+    assert_eq!((task, attempt), (PlannedTask::Work(db(2), vec![7]), 1), "nothing of the old one is left");
 }
 
 #[test]
@@ -181,13 +181,13 @@ fn an_instance_that_is_found_to_be_gone_does_not_take_its_successor_along() {
     plan.observe(SECOND, seen(2, 1, 5));
     assert_eq!(plan.forget(SECOND, db(1), at(6)), None);
     let (number, task, _) = plan.start(SECOND).unwrap();
-    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(task, PlannedTask::Gone(db(1)));
     end(&mut plan, SECOND, number, true);
     let (number, task, _) = plan.start(SECOND).unwrap();
-    assert_eq!(task, Task::Work(db(2), vec![1]));
+    assert_eq!(task, PlannedTask::Work(db(2), vec![1]));
     assert_eq!(plan.forget(SECOND, db(2), at(6)), Some(number));
     end(&mut plan, SECOND, number, false);
-    assert_eq!(plan.start(SECOND).unwrap().1, Task::Gone(db(2)));
+    assert_eq!(plan.start(SECOND).unwrap().1, PlannedTask::Gone(db(2)));
 }
 
 #[test]
@@ -247,14 +247,14 @@ fn what_was_owed_is_done_after_a_restart() {
     plan.observe_owed(now, &name, Some((db(2), vec![7])), Vec::new());
     assert!(!plan.wants_owed(&name), "it is in hand");
     let (number, task, _) = plan.start(now).unwrap();
-    assert_eq!((task, since(&plan)), (Task::Work(db(2), vec![7]), None));
+    assert_eq!((task, since(&plan)), (PlannedTask::Work(db(2), vec![7]), None));
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
     assert!(!plan.wants_owed(&name), "it is done");
     assert_eq!(plan.settled(5), std::slice::from_ref(&name));
     // A name whose instance is gone, and a name without any work.
     plan.observe_owed(now, &name, None, vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
-    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(task, PlannedTask::Gone(db(1)));
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
     plan.set_unlisted(std::slice::from_ref(&name));
     plan.observe_owed(now, &name, None, Vec::new());
@@ -263,10 +263,10 @@ fn what_was_owed_is_done_after_a_restart() {
     plan.observe(now, seen(3, 1, 9));
     plan.observe_owed(now, &name, Some((db(2), vec![7])), vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
-    assert_eq!(task, Task::Work(db(3), vec![1]));
+    assert_eq!(task, PlannedTask::Work(db(3), vec![1]));
     plan.observe_owed(now, &name, Some((db(3), vec![8])), Vec::new());
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
-    assert_eq!(plan.start(now + SECOND).unwrap().1, Task::Work(db(3), vec![8]));
+    assert_eq!(plan.start(now + SECOND).unwrap().1, PlannedTask::Work(db(3), vec![8]));
 }
 
 #[test]
@@ -328,19 +328,19 @@ fn a_name_that_is_to_be_listed_is_not_removed_from_the_list() {
 fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
     let mut plan = plan();
     let name = db(1).name;
-    let number = plan.start_retry(&Task::Work(db(1), vec![1])).unwrap();
+    let number = plan.start_retry(&PlannedTask::Work(db(1), vec![1])).unwrap();
     plan.observe_owed(SECOND, &name, Some((db(2), vec![2])), Vec::new());
     plan.end(SECOND, (&name, number), End::Parked, |_| SECOND);
     assert!(plan.settled(5).is_empty());
     let (number, task, _) = plan.start(SECOND * 3).unwrap();
-    assert_eq!(task, Task::Work(db(2), vec![2]));
+    assert_eq!(task, PlannedTask::Work(db(2), vec![2]));
 
     // The feed has delivered the end of the instance since.
     plan.observe(SECOND * 3, Observed { db: db(2), replaced: None, work: None, since: at(1) });
     plan.observe_owed(SECOND * 3, &name, Some((db(2), vec![2])), Vec::new());
     plan.end(SECOND * 3, (&name, number), End::Done(Vec::new()), |_| SECOND);
     let (number, task, _) = plan.start(SECOND * 9).unwrap();
-    assert_eq!(task, Task::Gone(db(2)));
+    assert_eq!(task, PlannedTask::Gone(db(2)));
     plan.end(SECOND * 9, (&name, number), End::Done(Vec::new()), |_| SECOND);
     assert_eq!(plan.len(), 0);
 }
@@ -356,7 +356,7 @@ fn the_end_of_a_retry_does_not_settle_work_that_found_no_room() {
     plan.observe(SECOND, Observed { db: of(&other), ..seen(1, 1, 5) });
     assert!(plan.is_full_for(&name));
     plan.spill(SECOND, name.clone(), at(6), false);
-    let retry = plan.start_retry(&Task::Work(of(&name), vec![1])).unwrap();
+    let retry = plan.start_retry(&PlannedTask::Work(of(&name), vec![1])).unwrap();
     let owed = plan.overdue(SECOND, (SECOND * 9, 5), |_| false);
     assert_eq!(owed, [(name.clone(), false)]);
     plan.set_listed(owed.iter().map(|(name, _)| name));
@@ -367,7 +367,7 @@ fn the_end_of_a_retry_does_not_settle_work_that_found_no_room() {
     assert!(plan.has_place_for_left() && plan.wants_owed(&name));
     plan.observe_owed(SECOND * 3, &name, None, vec![of(&name)]);
     let (number, task, _) = plan.start(SECOND * 3).unwrap();
-    assert_eq!(task, Task::Gone(of(&name)));
+    assert_eq!(task, PlannedTask::Gone(of(&name)));
     plan.end(SECOND * 3, (&name, number), End::Done(Vec::new()), |_| SECOND);
     assert_eq!(plan.settled(5), [name]);
 }
@@ -393,7 +393,7 @@ fn a_name_that_takes_long_before_the_list_is_read_is_read_nevertheless() {
             plan.observe_owed(SECOND * 5, &name, Some((db(1), vec![7])), Vec::new());
         }
         let (number, task, _) = plan.start(SECOND * 9).unwrap();
-        assert_eq!(task, Task::Work(db(1), vec![7]));
+        assert_eq!(task, PlannedTask::Work(db(1), vec![7]));
         assert_eq!(end(&mut plan, SECOND * 9, number, true), Outcome::Done);
         assert_eq!(plan.settled(5), [name]);
     }
@@ -423,7 +423,7 @@ fn what_is_read_while_older_work_of_the_name_runs_is_not_removed_undone() {
         assert!(plan.wants_owed(&name));
         plan.observe_owed(SECOND * 3, &name, Some((of(&name, 1), vec![1])), Vec::new());
         let (number, task, _) = plan.start(SECOND * 3).unwrap();
-        assert_eq!(task, Task::Work(of(&name, 1), vec![1]));
+        assert_eq!(task, PlannedTask::Work(of(&name, 1), vec![1]));
         let owed = plan.overdue(SECOND * 3, (SECOND * 9, 5), |_| false);
         assert_eq!(plan.set_listed(owed.iter().map(|(name, _)| name)), std::slice::from_ref(&name));
         // The list is read again, while that runs.
@@ -443,9 +443,9 @@ fn what_is_read_while_older_work_of_the_name_runs_is_not_removed_undone() {
         }
         let (number, task, _) = plan.start(SECOND * 9).expect("the rest is done as well");
         if lives_again {
-            assert_eq!(task, Task::Work(of(&name, 2), vec![2]));
+            assert_eq!(task, PlannedTask::Work(of(&name, 2), vec![2]));
         } else {
-            assert_eq!(task, Task::Gone(of(&name, 1)));
+            assert_eq!(task, PlannedTask::Gone(of(&name, 1)));
         }
         plan.end(SECOND * 9, (&name, number), End::Done(Vec::new()), |_| SECOND);
         assert_eq!(plan.settled(5), std::slice::from_ref(&name));
