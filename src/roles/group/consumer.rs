@@ -17,7 +17,7 @@ use super::{
     consuming::Consuming,
     lowest::{Lowest, Working},
     observer::{Alive, PendingCloses},
-    shard::Task,
+    shard::ShardTask,
     watcher,
 };
 use crate::{
@@ -195,7 +195,7 @@ where
         let present = Present::enter(&self.shards, ShardId(lease.resource));
         async move {
             let _present = present;
-            Task::new(self, lease, stop).run().await
+            ShardTask::new(self, lease, stop).run().await
         }
         .boxed()
     }

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 
-pub(super) use self::task::Task;
+pub(super) use self::task::ShardTask;
 use self::task::{Chunk, End};
 use super::{
     CheckpointPolicy, CloseReason, FencingToken, Observer,
@@ -37,7 +37,7 @@ const ADVANCE_PAUSE: Duration = Duration::from_secs(30);
 /// Time limit for saving a trouble, which is for people only.
 const TROUBLE_TIME_MAX: Duration = Duration::from_secs(1);
 
-impl<R, F, O> Task<R, F>
+impl<R, F, O> ShardTask<R, F>
 where
     R: FeedRow,
     F: Fn(ShardId) -> O + Send + Sync + 'static,

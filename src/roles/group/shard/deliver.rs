@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::task::{Chunk, End, Failing, Task};
+use super::task::{Chunk, End, Failing, ShardTask};
 use crate::{
     base::error::Result,
     roles::group::{
@@ -18,7 +18,7 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-impl<R, F, O> Task<R, F>
+impl<R, F, O> ShardTask<R, F>
 where
     R: FeedRow,
     F: Fn(ShardId) -> O + Send + Sync + 'static,

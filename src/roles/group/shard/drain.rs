@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod model;
 
-use super::task::Task;
+use super::task::ShardTask;
 use crate::{
     base::{
         encoding::Sequence,
@@ -29,7 +29,7 @@ pub(super) enum Drained {
     Behind,
 }
 
-impl<R, F, O> Task<R, F>
+impl<R, F, O> ShardTask<R, F>
 where
     R: FeedRow,
     F: Fn(ShardId) -> O + Send + Sync + 'static,

@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 
 use super::{
     parked::{Replaced, Turn, due_after},
-    task::{Chunk, End, Task},
+    task::{Chunk, End, ShardTask},
 };
 use crate::{
     base::{
@@ -28,7 +28,7 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-impl<R, F, O> Task<R, F>
+impl<R, F, O> ShardTask<R, F>
 where
     R: FeedRow,
     F: Fn(ShardId) -> O + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! [`Task`]: the state of the task of a shard.
+//! [`ShardTask`]: the state of the task of a shard.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     store::Database,
 };
 
-pub(in crate::roles::group) struct Task<R, F> {
+pub(in crate::roles::group) struct ShardTask<R, F> {
     pub consuming: Arc<Consuming<R, F>>,
     /// The lease and the stored position.
     pub shard_context: Arc<BatchContext>,
@@ -110,7 +110,7 @@ pub(super) struct Failing {
     pub began: Duration,
 }
 
-impl<R, F, O> Task<R, F>
+impl<R, F, O> ShardTask<R, F>
 where
     R: FeedRow,
     F: Fn(ShardId) -> O + Send + Sync + 'static,
