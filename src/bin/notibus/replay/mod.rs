@@ -28,7 +28,7 @@ use self::{
     observer::Latencies,
     observers::Observers,
     progress::Progress,
-    report::{Dump, Outcome, Report},
+    report::{Dump, Replayed, Report},
     reshard::Resharder,
 };
 use tokio::sync::watch;
@@ -151,7 +151,7 @@ async fn replay(
     if let Some(resharder) = &resharder {
         differences.extend(resharder.check(reshards).await?);
     }
-    let report = Report::new(&Outcome {
+    let report = Report::new(&Replayed {
         history,
         loaded: &loaded,
         feed: &feed,

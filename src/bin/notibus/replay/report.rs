@@ -14,7 +14,7 @@ use super::{check::FinalFeed, history::History, load::Loaded, observer::Latencie
 use crate::{failure::Failure, out::private_file};
 
 /// The result of a replay.
-pub struct Outcome<'a> {
+pub struct Replayed<'a> {
     pub history: &'a History,
     /// The result of the load.
     pub loaded: &'a Loaded,
@@ -89,8 +89,8 @@ struct Latency {
 }
 
 impl Report {
-    pub fn new(outcome: &Outcome<'_>) -> Self {
-        let Outcome { history, loaded, feed, observers, latencies, folded, reshards, before, after } =
+    pub fn new(outcome: &Replayed<'_>) -> Self {
+        let Replayed { history, loaded, feed, observers, latencies, folded, reshards, before, after } =
             outcome;
         let last = observers.all().iter().filter_map(|observer| observer.last()).max();
         let seconds = last.map_or(Duration::ZERO, |last| last.duration_since(loaded.started)).as_secs_f64();
