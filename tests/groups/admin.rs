@@ -427,7 +427,7 @@ async fn a_creation_that_is_tried_again_makes_another_group() {
     let fixture = GroupFixture::new(2).await;
     let (group, other) = (fixture.bus.group("g").unwrap(), fixture.other.group("g").unwrap());
     let identity = async || {
-        let read = RangeRead::new(KeyRange::prefix(b"notibus\x15\x0c\x01n\x00\x14\x02g\x00"));
+        let read = RangeRead::new(KeyRange::prefix(&b"notibus\x15\x0c\x01n\x00\x14\x02g\x00"[..]));
         let rows = fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
         // Behind the number of the format.
         rows.first().map(|(_, value)| value[1..17].to_vec())
@@ -440,9 +440,9 @@ async fn a_creation_that_is_tried_again_makes_another_group() {
         is_it.then(|| CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT))
     });
     let blocked = Arc::clone(&is_blocked);
-    fixture.faults.plan_reads(move |_| {
-        blocked.load(Ordering::Relaxed).then_some(StoreError::TRANSACTION_TOO_OLD)
-    });
+    fixture
+        .faults
+        .plan_reads(move |_| blocked.load(Ordering::Relaxed).then_some(StoreError::TRANSACTION_TOO_OLD));
     let creation = tokio::spawn(async move { group.create(&GroupOptions::default()).await });
     until("it was committed", async || is_blocked.load(Ordering::Relaxed)).await;
     let first = identity().await.expect("the group is there");

@@ -1,11 +1,18 @@
 //! Groups that move from shard to shard, while the janitor drops empty shards. Simulated worlds found these defects.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use notibus::{
     Cursor, JanitorOptions, Notification, Sequence,
     feed::ShardId,
     group::{CloseReason, ConsumerOptions, Group},
+    store::{Isolation, KeyRange, RangeRead, StoreError, Transaction, testing::Operation},
 };
 use tokio::sync::watch;
 
@@ -13,6 +20,9 @@ use crate::{
     common::{joined, until},
     fixture::{GroupFixture, Log, names, pass, until_done},
 };
+
+/// The beginning of the keys of the checkpoints of the group `g`.
+const CHECKPOINTS: &[u8] = b"notibus\x15\x0c\x01n\x00\x15\x01\x02g\x00";
 
 /// A janitor that works all the time.
 fn eager() -> JanitorOptions {
@@ -105,5 +115,49 @@ async fn an_entry_is_kept_until_all_groups_have_left_it() {
     until("the entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
     assert!(!log.closed().contains(&CloseReason::LeaseLost));
     janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// Regression: a node took the lease of a shard that a reset had just taken out of its group, and waited there to be stopped. The group came
+/// back to the shard before the node had looked at its leases again: so it kept the lease, and nobody worked on the shard. A world has
+/// found it.
+#[tokio::test(start_paused = true)]
+async fn a_shard_that_leaves_its_group_and_comes_back_is_worked_on() {
+    let fixture = GroupFixture::new(1).await;
+    let group = fixture.group(Cursor::NOTHING).await;
+    // How many reads of the checkpoint have failed, until they are let through; and then how many were made.
+    let (reads, is_blocked) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(true)));
+    let (counted, blocked) = (Arc::clone(&reads), Arc::clone(&is_blocked));
+    fixture.faults.plan_reads(move |operation| match operation {
+        Operation::Get { key, .. } if key.starts_with(CHECKPOINTS) => {
+            counted.fetch_add(1, Ordering::Relaxed);
+            blocked.load(Ordering::Relaxed).then_some(StoreError::TRANSACTION_TOO_OLD)
+        }
+        _ => None,
+    });
+    let log = Log::new();
+    let consumer = log.consume(&fixture.bus, &group, polled()).await;
+    until("the node has the lease", async || reads.load(Ordering::Relaxed) > 0).await;
+    let read = RangeRead::new(KeyRange::prefix(CHECKPOINTS));
+    let [(key, value)] = &fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows[..]
+    else {
+        panic!("a group has a checkpoint of its only shard");
+    };
+    let change = async |tx: Transaction| {
+        tx.clear(key);
+        Ok(())
+    };
+    fixture.store.run(change).await.unwrap();
+    is_blocked.store(false, Ordering::Relaxed);
+    reads.store(0, Ordering::Relaxed);
+    until("the node has found no checkpoint", async || reads.load(Ordering::Relaxed) > 0).await;
+    assert!(log.all().is_empty(), "the group does not read the shard");
+    let change = async |tx: Transaction| {
+        tx.set(key, value);
+        Ok(())
+    };
+    fixture.store.run(change).await.unwrap();
+    fixture.create(names("a", 1)).await;
+    log.until_names(&names("a", 1)).await;
     consumer.shutdown().await.unwrap();
 }

@@ -81,7 +81,7 @@ async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
         bus.other.reset(Start::Now, true).await.unwrap();
         tokio::time::sleep(Duration::from_mins(1)).await;
     };
-    bus.reads_beside(change).await
+    Box::pin(bus.reads_beside(change)).await
 }
 
 /// [`BusyBus::reads_beside`] a consumer of another group that joins and leaves.
@@ -94,7 +94,7 @@ async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
         joined.shutdown().await.unwrap();
         tokio::time::sleep(Duration::from_secs(30)).await;
     };
-    bus.reads_beside(change).await
+    Box::pin(bus.reads_beside(change)).await
 }
 
 /// Regression: each consumer that joined or left made every worker of every node read the members, leases and resources of its own pool.
