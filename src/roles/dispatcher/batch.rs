@@ -2,7 +2,7 @@
 
 #[cfg(feature = "http")]
 use std::any::Any;
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 #[cfg(feature = "http")]
 use parking_lot::Mutex;
@@ -30,7 +30,6 @@ pub(super) fn batch_len(rows: &[Arc<Notification>], rows_max: usize) -> usize {
 }
 
 /// Rows of the feed, read by the tail or by a subscriber that catches up.
-#[derive(Debug)]
 pub(crate) struct Batch {
     pub rows: Vec<Arc<Notification>>,
     /// Where the reading began that the batch is part of: every receiver of the batch knew at least this.
@@ -75,14 +74,20 @@ impl Batch {
 
     /// The cursor of a reader whose reading began at `since` and that was delivered the whole batch.
     pub fn cursor_after(&self, since: Cursor) -> Cursor {
-        if !self.is_complete {
-            return since.begin(self.to).at(since.position().max(self.to));
+        if self.is_complete {
+            // The reader may know more than the batch covers.
+            return match since.knowledge() {
+                Knowledge::UpTo(known) => known.max(self.to).into(),
+                Knowledge::Nothing => self.to.into(),
+            };
         }
-        // The reader may know more than the batch covers.
-        match since.knowledge() {
-            Knowledge::UpTo(known) => known.max(self.to).into(),
-            Knowledge::Nothing => self.to.into(),
-        }
+        Cursor::resumed(since.knowledge(), since.began().unwrap_or(self.to), since.position().max(self.to))
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("rows", &self.rows.len()).field("to", &self.to).finish_non_exhaustive()
     }
 }
 

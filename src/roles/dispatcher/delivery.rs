@@ -29,6 +29,10 @@ pub(super) struct Deliveries {
 }
 
 impl Deliveries {
+    fn changed(&self, index: usize) -> Option<&Arc<ChangedDdocs>> {
+        self.ddocs.as_ref().map(|changed| &changed[index])
+    }
+
     fn cursor_after(&self, count: usize) -> Cursor {
         let Self { rows, since, .. } = self;
         if count >= rows.len() {
@@ -36,7 +40,8 @@ impl Deliveries {
         }
         let Some(last) = count.checked_sub(1) else { return *since };
         let to = rows.batch.to;
-        since.begin(to).at(rows.row(last).sequence.min(to).max(since.position()))
+        let at = rows.row(last).sequence.min(to).max(since.position());
+        Cursor::resumed(since.knowledge(), since.began().unwrap_or(to), at)
     }
 }
 
@@ -88,14 +93,17 @@ impl DeliveryBatch {
     /// If `index` is out of bounds.
     pub fn delivery(&self, index: usize) -> Delivery {
         assert!(index < self.len(), "there is no delivery {index} of {}", self.len());
-        let start = self.start + index as u32;
-        Delivery(Self { all: Arc::clone(&self.all), start, end: start + 1 })
+        Delivery { batch: Arc::clone(&self.all), index: self.start as usize + index }
     }
 
     /// Removes the first delivery and returns it, as a batch of its own.
     pub(super) fn take_first(&mut self) -> Self {
         self.start += 1;
         Self { all: Arc::clone(&self.all), start: self.start - 1, end: self.start }
+    }
+
+    pub(super) fn into_first(self) -> Delivery {
+        Delivery { batch: self.all, index: self.start as usize }
     }
 
     /// The cursor of a subscriber that has worked on the whole batch.
@@ -117,7 +125,7 @@ impl DeliveryBatch {
         let mut all = Deliveries { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
         let wanted = |index: &usize| is_wanted(DeliveryRef::new(&all, *index));
         let wanted: Vec<_> = (0..all.rows.len()).filter(wanted).collect();
-        all.ddocs = all.ddocs.map(|ddocs| wanted.iter().map(|index| Arc::clone(&ddocs[*index])).collect());
+        all.ddocs = Some(wanted.iter().filter_map(|index| all.changed(*index).cloned()).collect());
         all.rows.chosen = Some(wanted.iter().map(|index| all.rows.index_of(*index)).collect());
         Self::new(all)
     }
@@ -176,9 +184,11 @@ impl ExactSizeIterator for Iter<'_> {}
 ///
 /// A database is known by its name. If several instances had the name one after the other, the news say that the last one
 /// before the present one is deleted, whichever of them the subscriber knew.
-// It is a batch of one.
 #[derive(Clone)]
-pub struct Delivery(pub(super) DeliveryBatch);
+pub struct Delivery {
+    batch: Arc<Deliveries>,
+    index: usize,
+}
 
 /// A delivery within its [`DeliveryBatch`]. It has all methods of [`Delivery`].
 #[derive(Clone, Copy)]
@@ -192,43 +202,39 @@ impl<'a> DeliveryRef<'a> {
     fn new(batch: &'a Deliveries, index: usize) -> Self {
         Self { batch, row: batch.rows.row(index), index }
     }
-
-    fn changed(self) -> Option<&'a ChangedDdocs> {
-        self.batch.ddocs.as_ref().map(|changed| &*changed[self.index])
-    }
 }
 
 impl Delivery {
     /// Borrows the delivery.
     #[inline]
     pub fn as_ref(&self) -> DeliveryRef<'_> {
-        DeliveryRef::new(&self.0.all, self.0.start as usize)
+        DeliveryRef::new(&self.batch, self.index)
     }
 
     /// The batch in which it came.
     pub fn batch(&self) -> DeliveryBatch {
-        DeliveryBatch { start: 0, end: self.0.all.rows.len() as u32, all: Arc::clone(&self.0.all) }
+        DeliveryBatch { all: Arc::clone(&self.batch), start: 0, end: self.batch.rows.len() as u32 }
+    }
+
+    pub(super) fn alone(self) -> DeliveryBatch {
+        let start = self.index as u32;
+        DeliveryBatch { all: self.batch, start, end: start + 1 }
     }
 }
 
 /// The methods of a delivery, for the owned and the borrowed type.
 macro_rules! delivery {
-    ([$($of:lifetime)?] $type:ty, $life:lifetime, |$delivery:ident| $borrowed:expr) => {
+    ([$($of:lifetime)?] $type:ty, $life:lifetime, |$delivery:ident| $row:expr) => {
         impl $(<$of>)? $type {
-            #[inline]
-            fn borrowed(&self) -> DeliveryRef<$life> {
-                let $delivery = self;
-                $borrowed
-            }
-
             /// The newest row of the database.
             #[inline]
             pub fn notification(&self) -> &$life Arc<Notification> {
-                self.borrowed().row
+                let $delivery = self;
+                $row
             }
 
             pub(super) fn batch_since(&self) -> &$life Cursor {
-                &self.borrowed().batch.since
+                &self.batch.since
             }
 
             /// What is new to this subscriber, in the order in which it happened.
@@ -236,13 +242,13 @@ macro_rules! delivery {
             /// Nothing is left out. If a database changes while the subscriber catches up over several pages of the feed, kinds that were
             /// delivered before can be delivered again.
             pub fn news(&self) -> News {
-                self.notification().news_since(*self.batch_since())
+                self.notification().news_since(self.batch.since)
             }
 
             /// The cursor at which the present reading began. A subscriber that starts again from here misses nothing, and may get
             /// deliveries of this reading again.
             pub fn since(&self) -> Cursor {
-                self.batch_since().rewound()
+                self.batch.since.rewound()
             }
 
             /// The position of the row. Do not start again from here: events of other databases before this position may not be delivered
@@ -259,13 +265,13 @@ macro_rules! delivery {
             /// They are read after the row, so they include later changes, which will be delivered again. Other design documents may have
             /// changed as well if [`may_be_any_ddoc`](Self::may_be_any_ddoc) is true.
             pub fn ddocs(&self) -> Option<&$life [(DdocId, Sequence)]> {
-                self.borrowed().changed().map(|changed| &changed.ids[..])
+                self.batch.changed(self.index).map(|changed| &changed.ids[..])
             }
 
             /// Whether an unknown design document has changed: a producer has not recorded its id,
             /// the ids were not asked for, or the database is deleted by now.
             pub fn may_be_any_ddoc(&self) -> bool {
-                let changed = self.borrowed().changed();
+                let changed = self.batch.changed(self.index);
                 let ids_say_all =
                     changed.is_some_and(|changed| changed.nameless.is_none() && !changed.ids.is_empty());
                 self.news().kinds().contains(EventKind::DdocUpdated) && !ids_say_all
@@ -274,9 +280,8 @@ macro_rules! delivery {
             /// Indices of the filters in the subscriber's set ([`Filter::any`](crate::Filter::any)) that want this delivery. Only 0 if
             /// the subscriber has no set.
             pub fn wanted_by(&self) -> Vec<usize> {
-                let DeliveryRef { batch, row, .. } = self.borrowed();
-                let Some((set, kinds)) = &batch.filters else { return vec![0] };
-                set.wanting_of(*kinds, row, &batch.since)
+                let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
+                set.wanting_of(*kinds, self.notification(), &self.batch.since)
             }
         }
 
@@ -289,8 +294,8 @@ macro_rules! delivery {
     };
 }
 
-delivery!([] Delivery, '_, |delivery| delivery.as_ref());
-delivery!(['a] DeliveryRef<'a>, 'a, |delivery| *delivery);
+delivery!([] Delivery, '_, |delivery| delivery.batch.rows.row(delivery.index));
+delivery!(['a] DeliveryRef<'a>, 'a, |delivery| delivery.row);
 
 /// An item of a subscription that is not a row. The subscription goes on with the next item, unless the item says
 /// otherwise.

@@ -139,7 +139,7 @@ impl Subscribe {
         F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        self.call(false, move |item: Result<DeliveryBatch, _>| callback(item.map(Delivery)))
+        self.call(false, move |item: Result<DeliveryBatch, _>| callback(item.map(DeliveryBatch::into_first)))
     }
 
     /// Receives batches through an async callback, otherwise as [`Subscribe::callback`]. A batch on which it panics is
@@ -294,7 +294,7 @@ where
     type Message = ();
 
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.handle_batch(delivery.0).await
+        self.handle_batch(delivery.alone()).await
     }
 
     async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {

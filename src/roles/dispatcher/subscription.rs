@@ -171,7 +171,7 @@ subscription!(BatchSubscription, DeliveryBatch, true, identity);
 /// If the future is dropped, the next call returns the delivery.
 pub struct Subscription(pub(super) Source);
 
-subscription!(Subscription, Delivery, false, Delivery);
+subscription!(Subscription, Delivery, false, DeliveryBatch::into_first);
 
 impl Subscription {
     /// Takes the cursor of a durable subscription, which then no longer saves.

@@ -10,7 +10,7 @@ use futures_util::{
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    delivery::{Delivery, DeliveryBatch, Interruption},
+    delivery::{DeliveryBatch, Interruption},
     handle::{Control, ListenerHandle, State},
     listener::{Listener, Message, Next, StopReason, Supervised, Supervision},
     shared::Shared,
@@ -240,15 +240,16 @@ where
             self.replace().await;
             if let Some(given) = &mut self.given {
                 given.attempts += 1;
-                let (item, in_batches) = (given.item.clone(), self.terms.in_batches);
-                let handle = async {
-                    match item {
-                        Ok(batch) if in_batches => listener.handle_batch(batch).await,
-                        Ok(batch) => listener.handle_event(Delivery(batch)).await,
-                        Err(item) => listener.handle_message(Message::Interrupted(item)).await,
+                let next = match given.item.clone() {
+                    Ok(batch) if self.terms.in_batches => {
+                        catch(async { listener.handle_batch(batch).await }).await?
+                    }
+                    Ok(batch) => catch(async { listener.handle_event(batch.into_first()).await }).await?,
+                    Err(interruption) => {
+                        let message = Message::Interrupted(interruption);
+                        catch(async { listener.handle_message(message).await }).await?
                     }
                 };
-                let next = catch(handle).await?;
                 if given.is_worked_on(&next) {
                     (self.given, self.in_a_row) = (None, 0);
                 }
