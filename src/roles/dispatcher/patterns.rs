@@ -111,7 +111,7 @@ impl Patterns {
         }
     }
 
-    /// The patterns of one kind, for a change.
+    /// Returns the patterns of one kind, for a change.
     fn of(&mut self, by: MatchedBy) -> &mut ByText {
         if by == MatchedBy::Glob {
             self.compiled = None;
@@ -134,24 +134,33 @@ impl Patterns {
             [prefixes, suffixes].map(|affixes| affixes.lengths.keys().copied().collect::<Vec<_>>());
         for (index, row) in (0..).zip(&batch.rows) {
             let name = row.name.as_str();
-            let fits = |length: &&usize| **length <= name.len();
-            let by_prefix = prefix_lengths.iter().take_while(fits);
-            let by_prefix = by_prefix.filter_map(|length| prefixes.patterns.get(name.get(..*length)?));
-            let by_suffix = suffix_lengths.iter().take_while(fits).map(|length| name.len() - length);
-            let by_suffix = by_suffix.filter_map(|start| suffixes.patterns.get(name.get(start..)?));
-            let by_glob = globs
-                .iter()
-                .flat_map(|some| some.set.matches(name).into_iter().map(|index| &some.patterns[index]));
-            let by_name =
-                exact.patterns.get(name).into_iter().chain(by_prefix).chain(by_suffix).chain(by_glob);
             let mut kinds = None;
-            by_name.flatten().for_each(|pattern| {
-                let wanted = pattern.key.kinds;
-                let mut news = || *kinds.get_or_insert_with(|| row.news_since(batch.since).kinds());
-                if wanted == Kinds::ALL || wanted.intersects(news()) {
-                    pattern.add_row(index, &mut found);
+            let mut add = |patterns: &Few| {
+                for pattern in patterns {
+                    let wanted = pattern.key.kinds;
+                    let passes = wanted == Kinds::ALL
+                        || wanted
+                            .intersects(*kinds.get_or_insert_with(|| row.news_since(batch.since).kinds()));
+                    if passes {
+                        pattern.add_row(index, &mut found);
+                    }
                 }
-            });
+            };
+            exact.patterns.get(name).into_iter().for_each(&mut add);
+            let fits = |length: &&usize| **length <= name.len();
+            for &length in prefix_lengths.iter().take_while(fits) {
+                let text = name.get(..length);
+                text.and_then(|text| prefixes.patterns.get(text)).into_iter().for_each(&mut add);
+            }
+            for &length in suffix_lengths.iter().take_while(fits) {
+                let text = name.get(name.len() - length..);
+                text.and_then(|text| suffixes.patterns.get(text)).into_iter().for_each(&mut add);
+            }
+            for some in &*globs {
+                for index in some.set.matches(name) {
+                    add(&some.patterns[index]);
+                }
+            }
         }
         found
     }
