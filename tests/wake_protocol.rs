@@ -68,23 +68,23 @@ impl WakeModel {
     fn put(&self, number: u64, matches: bool) {
         let mut woken = Vec::new();
         if matches {
-            self.log.append(number, number.into(), number, &mut woken);
+            self.log.append(number, [number, 0], number, &mut woken);
         }
         self.end.store(number + 1, Ordering::Release);
         for subscriber in &woken {
-            subscriber.waker.wake();
+            subscriber.wake();
         }
     }
 
     /// Does what the tail does with the batch `number`, which pushes all before it out of the ring.
     fn put_last(&self, number: u64) {
         let mut woken = Vec::new();
-        self.log.append(number, number.into(), number, &mut woken);
+        self.log.append(number, [number, 0], number, &mut woken);
         self.begin.store(number, Ordering::Release);
         self.end.store(number + 1, Ordering::Release);
         self.log.prune(number);
         for subscriber in &woken {
-            subscriber.waker.wake();
+            subscriber.wake();
         }
     }
 
@@ -95,7 +95,7 @@ impl WakeModel {
         self.begin.store(next, Ordering::Release);
         self.end.store(next, Ordering::Release);
         for subscriber in &woken {
-            subscriber.waker.wake();
+            subscriber.wake();
         }
         next
     }
@@ -103,7 +103,7 @@ impl WakeModel {
     /// Closes the dispatcher for `subscriber`.
     fn close(subscriber: &SubscriberState) {
         subscriber.close();
-        subscriber.waker.wake();
+        subscriber.wake();
     }
 }
 
@@ -132,7 +132,7 @@ async fn receive(
                 return Poll::Ready(());
             }
             let was_closed = subscriber.is_closed();
-            subscriber.waker.register(context.waker());
+            subscriber.register(context.waker());
             match fixture.log.read_or_wait(batch_number, subscriber) {
                 Ok(Entry { number, content, .. }) => {
                     assert_eq!(number, content);
@@ -145,7 +145,7 @@ async fn receive(
                 }
                 Err(Empty::Nothing) => {}
                 Err(Empty::Behind) => {
-                    let known = fixture.log.taken_at(subscriber) as u64;
+                    let [known, _] = fixture.log.taken_at(subscriber);
                     received.known.push((known, received.batches.len()));
                     batch_number = fixture.begin.load(Ordering::Acquire).max(fixture.log.begin());
                     received.behind += 1;
@@ -295,7 +295,7 @@ fn one_that_joins_another_log_misses_nothing_there() {
         let subscriber = Arc::new(SubscriberState::default());
         let first = before.log.read_or_wait(0, &subscriber).ok().map(|entry| entry.number);
         before.log.leave(&subscriber);
-        assert_eq!(after.log.taken_at(&subscriber), 0, "it may have missed what the other log has");
+        assert_eq!(after.log.taken_at(&subscriber), [0, 0], "it may have missed what the other log has");
         let batch_number = first.map_or(0, |number| number + 1);
         let received =
             block_on(receive(&after, &subscriber, batch_number, if first.is_some() { 1 } else { 2 }));
@@ -314,7 +314,7 @@ fn one_that_is_ended_does_not_sleep_on() {
         let tail = spawn(&fixture, move |fixture| {
             fixture.put(0, true);
             ended.end();
-            ended.waker.wake();
+            ended.wake();
         });
         let received = block_on(receive(&fixture, &subscriber, 0, usize::MAX));
         assert!(received.batches.is_empty() || received.batches == [0]);

@@ -94,11 +94,13 @@ impl fmt::Debug for Batch {
 pub(super) fn to_mark(position: Sequence) -> Mark {
     let mut bytes = [0; 16];
     bytes[..position.as_bytes().len()].copy_from_slice(position.as_bytes());
-    u128::from_be_bytes(bytes)
+    let (high, low) = bytes.split_at(8);
+    [high, low].map(|half| u64::from_be_bytes(half.try_into().expect("they are 8 bytes each")))
 }
 
 pub(super) fn of_mark(mark: Mark) -> Sequence {
-    Sequence::from_bytes(&mark.to_be_bytes()[..Sequence::MIN.as_bytes().len()]).expect("it was one")
+    let bytes = [mark[0].to_be_bytes(), mark[1].to_be_bytes()].concat();
+    Sequence::from_bytes(&bytes[..Sequence::MIN.as_bytes().len()]).expect("it was one")
 }
 
 /// Rows of a batch, in order; mostly one.

@@ -28,7 +28,7 @@
 //! 4. A subscriber that was taken off the list has missed nothing before the entry that took it, and [`Mark`] gives the begin of that
 //!    entry. However late the subscriber polls, and whatever has left the ring by then, it knows everything up to there.
 
-use std::{collections::VecDeque, fmt};
+use std::{collections::VecDeque, fmt, task::Waker};
 
 use smallvec::SmallVec;
 
@@ -40,7 +40,7 @@ use super::sync::{
 const NEAR: usize = 8;
 
 /// An encoded position; later positions are larger. The log does not interpret it.
-pub type Mark = u128;
+pub type Mark = [u64; 2];
 
 /// The id of a subscriber of a dispatcher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,8 +63,7 @@ pub struct SubscriberState {
     waits_from: AtomicU64,
     /// The begin of the entry that last took it off a list; changed and read under the lock of the log only.
     taken_at: [AtomicU64; 2],
-    /// It runs the code of the subscriber, and may panic.
-    pub waker: AtomicWaker,
+    waker: AtomicWaker,
 }
 
 impl SubscriberState {
@@ -94,9 +93,24 @@ impl SubscriberState {
         self.phase.load(Ordering::Acquire) == Self::ENDED
     }
 
+    /// Whether it is on the list, and its log has no entry from `batch_number` on.
+    fn waits(&self, batch_number: u64) -> bool {
+        self.listed.load(Ordering::Acquire) != 0 && self.waits_from.load(Ordering::Relaxed) <= batch_number
+    }
+
     fn take_at(&self, begin: Mark) {
-        self.taken_at[0].store((begin >> 64) as u64, Ordering::Relaxed);
-        self.taken_at[1].store(begin as u64, Ordering::Relaxed);
+        for (part, begin) in self.taken_at.iter().zip(begin) {
+            part.store(begin, Ordering::Relaxed);
+        }
+    }
+
+    pub fn register(&self, waker: &Waker) {
+        self.waker.register(waker);
+    }
+
+    /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
+    pub fn wake(&self) {
+        self.waker.wake();
     }
 }
 
@@ -105,11 +119,13 @@ impl SubscriberState {
 pub struct Entry<P> {
     pub number: u64,
     pub content: P,
+    /// Whether there are entries after it.
     pub more: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Empty {
+    /// There is none yet.
     Nothing,
     /// It has left the ring, or may have.
     Behind,
@@ -194,9 +210,7 @@ impl<P: Clone> Log<P> {
         batch_number: u64,
         subscriber: &Arc<SubscriberState>,
     ) -> Result<Entry<P>, Empty> {
-        // While it is on the list, there is no entry from where it waits.
-        let is_listed = subscriber.listed.load(Ordering::Acquire) != 0;
-        if is_listed && subscriber.waits_from.load(Ordering::Relaxed) <= batch_number {
+        if subscriber.waits(batch_number) {
             return Err(Empty::Nothing);
         }
         let mut state = self.state();
@@ -214,18 +228,17 @@ impl<P: Clone> Log<P> {
         found
     }
 
-    /// The begin of the entry that last took `subscriber` off the list: it has missed nothing before. Zero if there is none.
+    /// The begin of the entry that last took `subscriber` off the list: it has missed nothing before. All zeros if there is none.
     pub fn taken_at(&self, subscriber: &SubscriberState) -> Mark {
         let _unchanged = self.state();
-        let [high, low] = subscriber.taken_at.each_ref().map(|half| Mark::from(half.load(Ordering::Relaxed)));
-        high << 64 | low
+        subscriber.taken_at.each_ref().map(|part| part.load(Ordering::Relaxed))
     }
 
     /// Takes `subscriber` off the waiting list for good.
     pub fn leave(&self, subscriber: &Arc<SubscriberState>) {
         let mut state = self.state();
         // Its next pattern may have matched earlier rows, which it has missed.
-        subscriber.take_at(0);
+        subscriber.take_at([0, 0]);
         let listed = subscriber.listed.swap(0, Ordering::Relaxed);
         let Some(index) = listed.checked_sub(1) else { return };
         state.waiting.swap_remove(index);
@@ -249,6 +262,7 @@ impl<P: Clone> State<P> {
         Ok(Entry { number, content, more: index + 1 < self.entries.len() })
     }
 
+    /// Moves the waiting subscribers to `woken`.
     fn take_waiting(&mut self, woken: &mut Vec<Arc<SubscriberState>>) {
         for subscriber in self.waiting.drain(..) {
             subscriber.listed.store(0, Ordering::Relaxed);

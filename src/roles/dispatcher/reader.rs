@@ -195,7 +195,7 @@ impl Reader {
     /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
         let was_closed = self.state.is_closed();
-        self.state.waker.register(context.waker());
+        self.state.register(context.waker());
         let polled = self.poll(context, was_closed);
         if polled.is_pending() && (self.state.is_closed() != was_closed || self.state.is_ended()) {
             context.waker().wake_by_ref();
@@ -203,7 +203,13 @@ impl Reader {
         polled
     }
 
-    /// [`Reader::poll_next`] after the waker is registered.
+    /// Completes when the subscriber has ended. It receives nothing; any append wakes its task.
+    pub fn poll_rest(&self, context: &Context<'_>) -> Poll<()> {
+        self.state.register(context.waker());
+        if self.state.is_closed() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// [`Reader::poll_next`] after the waker is registered and the end is checked.
     fn poll(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<NextItem> {
         loop {
             let item = match &mut self.step {

@@ -206,7 +206,7 @@ impl Shared {
     /// Wakes all of them, even if some wakers panic.
     fn wake(&self, subscribers: Vec<Arc<SubscriberState>>) {
         for subscriber in subscribers {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.waker.wake())) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {
                 let Context { stats, .. } = &*self.context;
                 stats.health.panicked(self.context.env(), "waker of a subscriber", panic_text(&*panic));
             }

@@ -83,10 +83,7 @@ impl Source {
         }
         if self.current.is_none() {
             if self.autosave.as_ref().is_some_and(|autosave| autosave.is_ahead()) {
-                // It receives nothing until that is saved.
-                let state = &self.reader.state;
-                state.waker.register(context.waker());
-                return if state.is_closed() { Poll::Ready(None) } else { Poll::Pending };
+                return self.reader.poll_rest(context).map(|()| None);
             }
             match ready!(self.reader.poll_next(context)) {
                 Some(Ok(batch)) if !in_batches => self.current = Some(batch),
