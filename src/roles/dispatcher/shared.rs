@@ -110,6 +110,7 @@ impl Shared {
         }
     }
 
+    /// Adds a subscriber to the pattern of `filter`.
     pub fn join(&self, filter: &Filter) -> Arc<Pattern> {
         let key = filter.key();
         // No batch is half matched now, so the log of a new pattern has all batches from here on.
@@ -124,12 +125,11 @@ impl Shared {
         loop {
             let rest = rows.split_off(batch_len(&rows, self.batch_rows_max));
             let since = self.ring.read().end.cursor.rewound();
-            let is_last = rest.is_empty();
-            let to = rows.last().filter(|_| !is_last).map_or(to, |row| row.sequence);
-            self.put(Batch::new(rows, since, to, is_last && is_complete), &mut woken);
-            if is_last {
+            let Some(last) = rows.last().filter(|_| !rest.is_empty()).map(|row| row.sequence) else {
+                self.put(Batch::new(rows, since, to, is_complete), &mut woken);
                 break;
-            }
+            };
+            self.put(Batch::new(rows, since, last, false), &mut woken);
             rows = rest;
         }
         // A waker may panic, so subscribers are woken last.
@@ -141,13 +141,15 @@ impl Shared {
         let batch = Arc::new(batch);
         let (number, begin) = (self.ring.read().end.batch_number, to_mark(batch.since.position()));
         let mut patterns = self.patterns.lock();
-        let found = patterns.matches(&batch).into_iter().map(|(pattern, rows)| (pattern, Some(rows)));
-        let everything = (!batch.rows.is_empty()).then(|| (Arc::clone(&patterns.everything), None));
-        let append = |(pattern, chosen): (Arc<Pattern>, _)| {
+        let mut append = |pattern: Arc<Pattern>, chosen| {
             pattern.log.append(number, begin, Matched { batch: Arc::clone(&batch), chosen }, woken);
             pattern
         };
-        let matching = found.chain(everything).map(append).collect();
+        let found = patterns.matches(&batch).into_iter();
+        let mut matching: Vec<_> = found.map(|(pattern, rows)| append(pattern, Some(rows))).collect();
+        if !batch.rows.is_empty() {
+            matching.push(append(Arc::clone(&patterns.everything), None));
+        }
         let pruned = self.ring.write().push(&batch, matching);
         let begin = self.ring.read().begin.0;
         for pattern in pruned {
