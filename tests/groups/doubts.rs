@@ -30,6 +30,17 @@ fn explicit() -> ConsumerOptions {
 /// The names of the rows with which an observer has succeeded, each with the checkpoint of its batch.
 type Given = Arc<Mutex<Vec<(String, Checkpointer)>>>;
 
+/// Saves up to `saved` in a transaction with an effect, as another task of the observer would, and does not try again.
+async fn save_once(fixture: &GroupFixture, saved: &Checkpointer) -> notibus::Result<()> {
+    let once = RetryPolicy::default().attempts_max(Some(1));
+    let save = async |tx: Transaction| {
+        let _ = saved.checkpoint_in(&tx).await?;
+        tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
+        Ok(())
+    };
+    fixture.faults.database().run_with(&once, save).await
+}
+
 /// Observers that keep the checkpoints of what they have worked on, and fail with the row of `bad` until they are repaired.
 fn keeping() -> (Log, Arc<AtomicBool>, Given) {
     let (is_mended, given) = (Arc::new(AtomicBool::new(false)), Given::default());
@@ -103,13 +114,7 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
         let mut fault = Some(fault);
         fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
         let saved = given.lock().unwrap()[1].1.clone();
-        let once = RetryPolicy::default().attempts_max(Some(1));
-        let save = async |tx: Transaction| {
-            let _ = saved.checkpoint_in(&tx).await?;
-            tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
-            Ok(())
-        };
-        assert!(fixture.faults.database().run_with(&once, save).await.unwrap_err().is_maybe_committed());
+        assert!(save_once(&fixture, &saved).await.unwrap_err().is_maybe_committed());
         pass(Duration::from_secs(5)).await;
         is_mended.store(true, Ordering::SeqCst);
         fixture.create(["d"]).await;
@@ -262,13 +267,7 @@ async fn what_a_late_save_has_parked_is_tried_although_no_other_save_follows() {
     let mut fault = Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT));
     fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
     let saved = given.lock().unwrap()[1].1.clone();
-    let once = RetryPolicy::default().attempts_max(Some(1));
-    let save = async |tx: Transaction| {
-        let _ = saved.checkpoint_in(&tx).await?;
-        tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
-        Ok(())
-    };
-    fixture.faults.database().run_with(&once, save).await.unwrap_err();
+    save_once(&fixture, &saved).await.unwrap_err();
     pass(Duration::from_secs(5)).await;
     is_mended.store(true, Ordering::SeqCst);
     assert!(fixture.faults.commit_late().await[0].is_ok());
