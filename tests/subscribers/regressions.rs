@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
+    Bus, Cursor, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter, Sequence,
     dispatcher::{DeliveryBatch, Interruption, Listener, Next, StopReason},
 };
 use tokio_stream::StreamExt;
@@ -451,4 +451,32 @@ async fn a_reader_that_was_set_back_and_expires_gets_expired_again() {
     drop(stream);
     let item = within("the end again", durable().await.next()).await.unwrap();
     assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
+}
+
+/// Regression: the same, but the ring still had all rows since the saved cursor. So the subscriber that was made again went on there, without
+/// `Expired`, and never got what the one before had forgotten. It must not skip it either. A world has found it.
+#[tokio::test(start_paused = true)]
+async fn a_cursor_that_has_expired_expires_again_though_the_ring_has_its_rows() {
+    for skips in [false, true] {
+        let fixture = SubscriberFixture::new().await;
+        let known = fixture.event(&db("x", 1), EventKind::Created).await;
+        let small = DispatcherOptions::default().catch_up_rows_max(1).ring_rows_max(1);
+        let without_ring = fixture.bus.dispatcher(small).await.unwrap();
+        let cursor = fixture.bus.cursor("c").unwrap();
+        let durable = async |dispatcher: &Dispatcher| {
+            let subscribe =
+                dispatcher.subscribe(Filter::all()).since(known).save_every(Duration::MAX).unwrap();
+            let subscribe = if skips { subscribe.skip_when_lagging() } else { subscribe };
+            subscribe.durable(&cursor).await.unwrap().stream()
+        };
+        drop(durable(&without_ring).await);
+        fixture.events(&["a", "b"], EventKind::Created).await;
+        fixture.events(&["b"], EventKind::Deleted).await;
+        fixture.events(&["c"], EventKind::Created).await;
+        forget(&fixture.bus).await;
+        for dispatcher in [&without_ring, &fixture.dispatcher] {
+            let item = within("the end", durable(dispatcher).await.next()).await.unwrap();
+            assert!(matches!(item, Err(Interruption::Expired { .. })), "skips: {skips}, {item:?}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which survives the listener, so that the next listener
 //! continues where the last one was.
 
-use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -259,8 +259,8 @@ where
             let receive = poll_fn(|context| {
                 note_progress(&control.worked_to, source);
                 let polled = source.poll_given(context, in_batches);
-                if polled.is_pending() {
-                    // The cursor may have moved without an item.
+                if matches!(polled, Poll::Pending | Poll::Ready(Some(Err(Interruption::Expired { .. })))) {
+                    // The cursor may have moved without an item. One that has to forget what it knew has reached nothing any more.
                     note_progress(&control.worked_to, source);
                 }
                 polled
