@@ -12,15 +12,18 @@ use std::{
     time::Duration,
 };
 
-use common::{db, joined, record, row, row_with, rows, rows_in_pages, unpolled, until, wide_bus, within};
+use common::{
+    db, forgetful, joined, record, row, row_with, rows, rows_in_pages, unpolled, until, wide_bus, within,
+};
 use notibus::{
-    Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Janitor, JanitorOptions, Sequence,
+    Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Janitor, JanitorOptions, Notification,
+    Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     cursor::Start,
     dispatcher::Interruption,
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
     group::GroupOptions,
-    jobs::{ParallelJob, ParallelJobOptions},
+    jobs::{Batch, ParallelJob, ParallelJobOptions},
     store::{
         Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::{Faults, Operation},
@@ -281,7 +284,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     let options = ParallelJobOptions::default().batch_rows_max(1);
     let (counter, feed) = (Arc::clone(&seen), bus.feed());
     let job = ParallelJob::new(feed, Cursor::NOTHING).with_options(options);
-    let work = move |batch: notibus::jobs::Batch<notibus::Notification>| {
+    let work = move |batch: Batch<Notification>| {
         counter.fetch_add(batch.rows.len(), Ordering::Relaxed);
         async { Ok(()) }
     };
@@ -458,4 +461,39 @@ async fn an_interval_of_zero_is_refused() {
     let options = JanitorOptions::default().interval(Duration::ZERO);
     assert!(matches!(joined(&bus).await.janitor(options).await, Err(Error::Invalid { .. })));
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty(), "its node is none");
+}
+
+/// Regression: the entry with the dropped tombstone was gone as well, so no task of a parallel job read from the job's cursor, and the job
+/// ended without the deletion.
+#[tokio::test(start_paused = true)]
+async fn a_parallel_job_from_before_the_horizon_expires_although_the_shard_is_forgotten() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let feed = bus.feed();
+    for name in ["a", "b"] {
+        record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
+        row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
+    }
+    let since = feed.now().await.unwrap();
+    record(&store, &bus, &db("b", 1), [0, 1, 0, 0]).await;
+    row_with(&bus, &db("b", 1), [1, 1, 0, 0]).await;
+    let job = ParallelJob::new(feed.clone(), since);
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&seen);
+    let work = move |batch: Batch<Notification>| {
+        counted.fetch_add(batch.rows.len(), Ordering::SeqCst);
+        async { Ok(()) }
+    };
+    job.run(work.clone()).await.unwrap();
+    assert_eq!(seen.load(Ordering::SeqCst), 1, "the deletion is news");
+    feed.reshard(2, None).await.unwrap();
+    record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
+    let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
+    until("one entry", async || feed.topology().await.unwrap().len() == 1).await;
+    janitor.shutdown().await.unwrap();
+    assert!(matches!(feed.page(since, 10).await, Err(Error::Expired { .. })));
+    let ran = job.run(work).await;
+    assert!(matches!(ran, Err(Error::Expired { .. })), "{ran:?}");
 }

@@ -25,7 +25,6 @@ use crate::{
     },
     state::{
         context::Context,
-        feed::RawFeed,
         keys::{CursorId, CursorRow, NodeId, ParkedRow},
     },
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
@@ -98,9 +97,6 @@ impl NamedCursor {
     ///
     /// `starts_over` is for work that must miss nothing: a cursor that was saved for another filter begins at nothing
     /// again.
-    ///
-    /// An earlier subscriber may have got `Expired`, forgotten what it knew, and died before it saved that. So a cursor below the
-    /// horizon is open as one that has expired, wherever its rows could still be read.
     pub(crate) async fn open(&self, start: Cursor, filter: &Filter, starts_over: bool) -> Result<OpenCursor> {
         let (token, has_predicate, filter) = (self.token(), filter.has_predicate(), filter.hash());
         let open = async |tx: Transaction| {
@@ -119,14 +115,11 @@ impl NamedCursor {
             if cursor.knew_nothing() {
                 cursor = cursor.begin(Sequence::last_at(self.context.config.incarnation, version));
             }
-            let feed = RawFeed::notifications(&self.context);
-            let has_expired = cursor.check(feed.horizon(&tx, Isolation::Snapshot).await?).is_err();
             tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, cursor, filter }.to_bytes());
-            Ok((cursor, has_expired, has_marks))
+            Ok((cursor, has_marks))
         };
-        let (stored, has_expired, has_marks) = self.context.db.run(open).await?;
-        let cursor = self.clone();
-        Ok(OpenCursor { cursor, token, stored, has_expired, is_in_doubt: false, filter, has_marks })
+        let (stored, has_marks) = self.context.db.run(open).await?;
+        Ok(OpenCursor { cursor: self.clone(), token, stored, is_in_doubt: false, filter, has_marks })
     }
 
     /// Fails once the bus is gone: what stands under the prefix is of another one.
@@ -158,8 +151,6 @@ pub(crate) struct OpenCursor {
     token: [u8; 16],
     /// Its position in the store, unless that is unknown.
     stored: Cursor,
-    /// Whether it was below the horizon when it was opened.
-    has_expired: bool,
     /// Whether a save has failed or was cancelled, and may have happened.
     is_in_doubt: bool,
     /// The hash of the filter that it was saved for.
@@ -178,11 +169,6 @@ impl OpenCursor {
     /// Its position in the store.
     pub fn stored(&self) -> Cursor {
         self.stored
-    }
-
-    /// Whether it was below the horizon when it was opened, so that its subscriber has to get `Expired`.
-    pub fn has_expired(&self) -> bool {
-        self.has_expired
     }
 
     /// Whether it had marks of databases when it was opened, or read again.

@@ -13,7 +13,7 @@ use notibus::{
     group::{CheckpointPolicy, Checkpointer, ConsumerOptions, GroupBatch},
     store::{
         AtomicOp, Isolation, RetryPolicy, StoreError, Transaction,
-        testing::{Attempt, CommitFault, Operation},
+        testing::{Attempt, CommitFault, Gate, Operation},
     },
 };
 
@@ -276,4 +276,90 @@ async fn what_a_late_save_has_parked_is_tried_although_no_other_save_follows() {
     assert_eq!(behind(&group).await, 0);
     assert!(group.parked("", 10).await.unwrap().is_empty(), "{:?}", log.all());
     consumer.shutdown().await.unwrap();
+}
+
+/// Whether an attempt saves the trouble of `bad2`.
+fn notes_trouble(attempt: &Attempt) -> bool {
+    attempt.mutations().any(|mutation| {
+        matches!(mutation, Operation::Set { value, .. } if value.windows(10).any(|text| text == b"bad2 fails"))
+    })
+}
+
+/// Regression: two rows waited to be parked when their observer panicked. The next observer failed with the first one again. While the shard noted
+/// that, a late save of the observer before parked both. The shard parked the first one, took all of its doubts for settled, and gave the
+/// second one to the observer, which learned that an earlier transaction had saved it. Nobody tried it, although it is parked.
+#[tokio::test(start_paused = true)]
+async fn what_a_late_save_has_parked_is_tried_although_the_shard_parks_a_row_before_it() {
+    for is_late in [false, true] {
+        let fixture = GroupFixture::new(1).await;
+        let group = fixture.group(Cursor::NOTHING).await;
+        let given: Arc<Mutex<Vec<(String, Checkpointer)>>> = Arc::default();
+        let (has_panicked, is_armed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (keeps, panicked, arms) = (Arc::clone(&given), Arc::clone(&has_panicked), Arc::clone(&is_armed));
+        let has_failed = Arc::new(AtomicBool::new(false));
+        let store = fixture.faults.database();
+        let log = Log::doing(move |batch: GroupBatch<Notification>| {
+            let (keeps, panicked, arms) = (Arc::clone(&keeps), Arc::clone(&panicked), Arc::clone(&arms));
+            let (has_failed, store) = (Arc::clone(&has_failed), store.clone());
+            async move {
+                let name = batch.rows[0].name.to_string();
+                if !panicked.load(Ordering::SeqCst) {
+                    assert!(name != "d" || panicked.swap(true, Ordering::SeqCst), "as planned");
+                    if name.starts_with("bad") {
+                        return Err("not yet".into());
+                    }
+                    keeps.lock().unwrap().push((name, batch.checkpointer()));
+                    return Ok(());
+                }
+                if name == "bad2" && !has_failed.swap(true, Ordering::SeqCst) {
+                    arms.store(true, Ordering::SeqCst);
+                    return Err("bad2 fails".into());
+                }
+                let work = async |tx: Transaction| {
+                    if !batch.checkpoint_in(&tx).await?.is_done() {
+                        tx.atomic(AtomicOp::Add, format!("effect/{name}").as_bytes(), &1_u64.to_le_bytes());
+                    }
+                    Ok(())
+                };
+                store.run(work).await?;
+                Ok(())
+            }
+        });
+        let gate = Gate::default();
+        let (held, armed) = (gate.clone(), Arc::clone(&is_armed));
+        fixture.faults.plan_commits(move |attempt| {
+            let holds = armed.load(Ordering::SeqCst) && notes_trouble(attempt);
+            holds.then(|| {
+                armed.store(false, Ordering::SeqCst);
+                CommitFault::Hold(held.clone())
+            })
+        });
+        let once = RetryPolicy::default().attempts_max(Some(1)).elapsed_max(None);
+        let options = parking().checkpoint(CheckpointPolicy::Explicit).rows_max(1).retry(once);
+        let consumer = log.consume(&fixture.bus, &group, options).await;
+        for name in ["a", "bad2", "bad", "c"] {
+            fixture.create([name]).await;
+            pass(Duration::from_secs(1)).await;
+        }
+        fixture.create(["d"]).await;
+        gate.reached().await;
+        if is_late {
+            let late = given.lock().unwrap()[1].1.clone();
+            late.checkpoint().await.unwrap();
+        }
+        gate.open();
+        pass(Duration::from_mins(10)).await;
+        assert_eq!(behind(&group).await, 0);
+        for name in ["bad2", "bad"] {
+            let effect = format!("effect/{name}");
+            let effect = fixture.store.begin().get(effect.as_bytes(), Isolation::Snapshot).await.unwrap();
+            let parked = group.parked("", 10).await;
+            assert_eq!(
+                effect.as_deref(),
+                Some(&1_u64.to_le_bytes()[..]),
+                "late: {is_late}, {name}, {parked:?}"
+            );
+        }
+        consumer.shutdown().await.unwrap();
+    }
 }

@@ -4,12 +4,13 @@ use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Notifier, Sequence,
+    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, JanitorOptions, Notifier,
+    Sequence,
     dispatcher::{Interruption, Subscription},
     store::{Database, Transaction},
 };
 
-use crate::common::{self, eager, joined, narrow_bus, record, until, within};
+use crate::common::{self, eager, forgetful, joined, narrow_bus, record, until, within};
 
 /// A bus with all its roles in one process.
 pub struct SubscriberFixture {
@@ -133,4 +134,17 @@ pub fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
 /// The kinds of events in a delivery's news.
 pub fn kinds(delivery: &Delivery) -> Vec<EventKind> {
     delivery.news().iter().map(|(_, kind)| kind).collect()
+}
+
+/// Removes all tombstones.
+pub async fn forget(bus: &Bus) {
+    forget_by(bus, forgetful()).await;
+}
+
+/// Lets a janitor with these options remove a tombstone.
+pub async fn forget_by(bus: &Bus, options: JanitorOptions) {
+    let dropped = bus.stats().tombstones_dropped;
+    let janitor = joined(bus).await.janitor(options).await.unwrap();
+    until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
+    janitor.shutdown().await.unwrap();
 }

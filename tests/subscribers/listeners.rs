@@ -1,23 +1,28 @@
 //! Listeners: how they begin, how they are called, and how they end.
 
 use std::{
+    array,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use notibus::{
-    Cursor, Delivery, DispatcherOptions, Error, EventKind, Filter,
+    Cursor, Delivery, DispatcherOptions, Error, EventKind, Filter, Sequence,
     cursor::Start,
     dispatcher::{CastError, Interruption, Listener, ListenerHandle, Message, Next, Parent, StopReason},
 };
 use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::{
+        Notify,
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    },
     time::Instant,
 };
 
 use crate::{
     common::{db, until, within},
-    fixture::{SubscriberFixture, kinds, name},
+    fixture::{SubscriberFixture, commit, forget, kinds, name},
 };
 
 /// Does nothing.
@@ -551,4 +556,74 @@ fn a_listener_rests_while_a_caller_waits_for_it() {
     });
     // Real time, since that of the other thread stands still when the test fails.
     ended.recv_timeout(Duration::from_mins(1)).expect("the second round has come");
+}
+
+/// Waits in its work on `gate`, and when it expires.
+struct Slow {
+    is_new: bool,
+    goes_on: Arc<Notify>,
+    has_expired: Arc<Notify>,
+    forgets: Arc<Notify>,
+}
+
+impl Listener for Slow {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        if delivery.notification().name.as_str() == "gate" && !self.is_new {
+            self.goes_on.notified().await;
+        }
+        Next::Continue
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        if let Message::Interrupted(Interruption::Expired { .. }) = message {
+            self.is_new = true;
+            self.has_expired.notify_one();
+            self.forgets.notified().await;
+        }
+        Next::Continue
+    }
+}
+
+/// Regression: a barrier had passed, and nobody waited any more when the listener expired. So the next barrier for the same position passed at
+/// once, while the listener forgot everything.
+#[tokio::test(start_paused = true)]
+async fn no_barrier_passes_at_what_was_forgotten_while_nobody_waited() {
+    for is_awaited in [true, false] {
+        let options = DispatcherOptions::default().ring_rows_max(1);
+        let fixture = SubscriberFixture::with(options).await;
+        let known = fixture.event(&db("x", 1), EventKind::Created).await;
+        let [goes_on, has_expired, forgets]: [Arc<Notify>; 3] = array::from_fn(|_| Arc::default());
+        let slow = {
+            let (goes_on, has_expired, forgets) =
+                (Arc::clone(&goes_on), Arc::clone(&has_expired), Arc::clone(&forgets));
+            move || Slow {
+                is_new: false,
+                goes_on: Arc::clone(&goes_on),
+                has_expired: Arc::clone(&has_expired),
+                forgets: Arc::clone(&forgets),
+            }
+        };
+        let handle = fixture.dispatcher.subscribe(Filter::all()).since(known).listener(slow).start().unwrap();
+        fixture.events(&["b"], EventKind::Created).await;
+        let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Created).await;
+        let at = fixture.dispatcher.reached(version).await.unwrap();
+        assert!(within("the barrier", handle.reached(at)).await);
+        fixture.events(&["gate"], EventKind::Created).await;
+        fixture.events(&["b"], EventKind::Deleted).await;
+        fixture.events(&["c", "d"], EventKind::Created).await;
+        forget(&fixture.bus).await;
+        let later = handle.clone();
+        let waits = is_awaited.then(|| tokio::spawn(async move { later.reached(Sequence::MAX).await }));
+        tokio::task::yield_now().await;
+        goes_on.notify_one();
+        within("the expiry", has_expired.notified()).await;
+        // It has to forget everything, and knows nothing until its scan is complete.
+        let passed = handle.reached(at).now_or_never();
+        assert_eq!(passed, None, "somebody waits: {is_awaited}");
+        forgets.notify_one();
+        assert!(within("the barrier again", handle.reached(at)).await);
+        drop(waits);
+    }
 }

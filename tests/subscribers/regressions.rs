@@ -4,24 +4,16 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Cursor, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter, Sequence,
+    Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
     dispatcher::{DeliveryBatch, Interruption, Listener, Next, StopReason},
 };
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, forgetful, joined, until, within},
-    fixture::{SubscriberFixture, commit, drain, fold, kinds, name, next, ready},
+    common::{db, until, within},
+    fixture::{SubscriberFixture, commit, drain, fold, forget, kinds, name, next, ready},
     listeners::Quiet,
 };
-
-/// Removes all tombstones.
-async fn forget(bus: &Bus) {
-    let dropped = bus.stats().tombstones_dropped;
-    let janitor = joined(bus).await.janitor(forgetful()).await.unwrap();
-    until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
-    janitor.shutdown().await.unwrap();
-}
 
 /// Creates databases in one transaction, so in one batch.
 async fn together(fixture: &SubscriberFixture, names: &[&str]) {
@@ -423,60 +415,5 @@ async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
         fixture.events(&["c", "d", "e", "f", "g", "h"], EventKind::Updated).await;
         let item = within("the row", stream.next()).await.unwrap();
         assert_eq!(item.map(|delivery| delivery.sequence()).ok(), Some(wanted), "{filter:?}");
-    }
-}
-
-/// The filter of a durable subscriber was replaced within a reading, which set its cursor back. It got `Expired`,
-/// and forgot everything; when it was started again, it began at the old saved cursor, and never got what it had forgotten.
-#[tokio::test(start_paused = true)]
-async fn a_reader_that_was_set_back_and_expires_gets_expired_again() {
-    let options = DispatcherOptions::default().catch_up_rows_max(1).ring_rows_max(1);
-    let fixture = SubscriberFixture::with(options).await;
-    let known = fixture.event(&db("x", 1), EventKind::Created).await;
-    let cursor = fixture.bus.cursor("c").unwrap();
-    let durable = async || {
-        let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(known);
-        subscribe.save_every(Duration::MAX).unwrap().durable(&cursor).await.unwrap().stream()
-    };
-    fixture.events(&["a", "b"], EventKind::Created).await;
-    fixture.events(&["b"], EventKind::Deleted).await;
-    fixture.events(&["c"], EventKind::Created).await;
-    let mut stream = durable().await;
-    assert_eq!([name(&next(&mut stream).await), name(&next(&mut stream).await)], ["a", "b"]);
-    stream.checkpoint().await.unwrap();
-    forget(&fixture.bus).await;
-    stream.replace(Filter::all());
-    let item = within("the end", stream.next()).await.unwrap();
-    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
-    drop(stream);
-    let item = within("the end again", durable().await.next()).await.unwrap();
-    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
-}
-
-/// Regression: the same, but the ring still had all rows since the saved cursor. So the subscriber that was made again went on there, without
-/// `Expired`, and never got what the one before had forgotten. It must not skip it either. A world has found it.
-#[tokio::test(start_paused = true)]
-async fn a_cursor_that_has_expired_expires_again_though_the_ring_has_its_rows() {
-    for skips in [false, true] {
-        let fixture = SubscriberFixture::new().await;
-        let known = fixture.event(&db("x", 1), EventKind::Created).await;
-        let small = DispatcherOptions::default().catch_up_rows_max(1).ring_rows_max(1);
-        let without_ring = fixture.bus.dispatcher(small).await.unwrap();
-        let cursor = fixture.bus.cursor("c").unwrap();
-        let durable = async |dispatcher: &Dispatcher| {
-            let subscribe =
-                dispatcher.subscribe(Filter::all()).since(known).save_every(Duration::MAX).unwrap();
-            let subscribe = if skips { subscribe.skip_when_lagging() } else { subscribe };
-            subscribe.durable(&cursor).await.unwrap().stream()
-        };
-        drop(durable(&without_ring).await);
-        fixture.events(&["a", "b"], EventKind::Created).await;
-        fixture.events(&["b"], EventKind::Deleted).await;
-        fixture.events(&["c"], EventKind::Created).await;
-        forget(&fixture.bus).await;
-        for dispatcher in [&without_ring, &fixture.dispatcher] {
-            let item = within("the end", durable(dispatcher).await.next()).await.unwrap();
-            assert!(matches!(item, Err(Interruption::Expired { .. })), "skips: {skips}, {item:?}");
-        }
     }
 }

@@ -78,22 +78,13 @@ impl DispatcherOptions {
     }
 }
 
-/// What is known about a start from a read of the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StartState {
-    Unknown,
-    /// The feed was just read up to there, so it is not ahead of the store.
-    CaughtUp,
-    /// It is below the horizon. A reading of the feed finds that out, and the ring does not.
-    Expired,
-}
-
 /// The start and the options of a subscription.
 #[derive(Debug, Clone)]
 pub(super) struct Order {
     pub filter: Filter,
     pub start: Start,
-    pub start_state: StartState,
+    /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
+    pub is_caught_up: bool,
     pub skips: bool,
     /// The least time between rounds; `None` to deliver at once.
     pub pace: Option<Duration>,
@@ -108,7 +99,7 @@ impl Order {
             ddocs: filter.ddocs.is_some(),
             filter,
             start: Start::Now,
-            start_state: StartState::Unknown,
+            is_caught_up: false,
             skips: false,
             pace: None,
             cursor: None,

@@ -45,7 +45,7 @@ use super::{
     catch_up::{DdocRead, Load, load, read_ddocs},
     delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, NextItem},
     log::{Empty, Entry, SubscriberState},
-    options::{Order, StartState},
+    options::Order,
     patterns::Pattern,
     shared::Shared,
 };
@@ -140,10 +140,7 @@ impl Reader {
             has_failed: false,
             look_up: None,
         };
-        match order.start_state {
-            StartState::Expired => reader.begin_load(),
-            state => reader.take_batch_number(state == StartState::CaughtUp),
-        }
+        reader.take_batch_number(order.is_caught_up);
         reader
     }
 

@@ -8,7 +8,7 @@ use super::{
     delivery::{Delivery, DeliveryBatch, Interruption},
     handle::{CallbackHandle, ListenerHandle, Parent},
     listener::{Listener, Message, Next},
-    options::{Order, StartState},
+    options::Order,
     shared::Shared,
     subscription::{BatchSubscription, Source, Subscription},
     supervisor::{RestartPolicy, SupervisionPolicy, Supervisor},
@@ -41,14 +41,14 @@ impl Subscribe {
     /// A start that an embedded store has never had gives [`Interruption::Expired`](super::Interruption). A start ahead of a cluster, or
     /// in a later incarnation, gives [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
     pub fn since(mut self, start: impl Into<Start>) -> Self {
-        (self.order.start, self.order.start_state) = (start.into(), StartState::Unknown);
+        (self.order.start, self.order.is_caught_up) = (start.into(), false);
         self
     }
 
     /// Starts at `cursor`, up to which the caller has just read the feed, so that it is not read again.
     #[cfg(feature = "http")]
     pub(crate) fn caught_up_at(mut self, cursor: Cursor) -> Self {
-        (self.order.start, self.order.start_state) = (cursor.into(), StartState::CaughtUp);
+        (self.order.start, self.order.is_caught_up) = (cursor.into(), true);
         self
     }
 
@@ -103,9 +103,6 @@ impl Subscribe {
         let start = self.shared.cursor_at(self.order.start);
         let cursor = cursor.open(start, &self.order.filter, starts_over).await?;
         let mut subscribe = self.since(cursor.stored());
-        if cursor.has_expired() {
-            subscribe.order.start_state = StartState::Expired;
-        }
         subscribe.order.cursor = Some(cursor);
         Ok(subscribe)
     }

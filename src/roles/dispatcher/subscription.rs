@@ -82,12 +82,21 @@ impl Source {
             return Poll::Ready(Some(Err(lost)));
         }
         if self.current.is_none() {
-            if self.autosave.as_ref().is_some_and(|autosave| autosave.is_ahead()) {
-                return self.reader.poll_rest(context).map(|()| None);
+            if let Some(autosave) = &mut self.autosave {
+                if autosave.is_ahead() {
+                    return self.reader.poll_rest(context).map(|()| None);
+                }
+                if let Some(horizon) = autosave.take_expired() {
+                    return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
+                }
             }
-            match ready!(self.reader.poll_next(context)) {
-                Some(Ok(batch)) if !in_batches => self.current = Some(batch),
-                item => return Poll::Ready(item),
+            match (ready!(self.reader.poll_next(context)), &mut self.autosave) {
+                (Some(Err(Interruption::Expired { horizon })), Some(autosave)) => {
+                    autosave.expire(horizon);
+                    return self.poll_given(context, in_batches);
+                }
+                (Some(Ok(batch)), _) if !in_batches => self.current = Some(batch),
+                (item, _) => return Poll::Ready(item),
             }
         }
         let next = self.current.as_mut().map(DeliveryBatch::take_first);

@@ -259,9 +259,14 @@ where
             let receive = poll_fn(|context| {
                 note_progress(&control.worked_to, source);
                 let polled = source.poll_given(context, in_batches);
-                if matches!(polled, Poll::Pending | Poll::Ready(Some(Err(Interruption::Expired { .. })))) {
-                    // The cursor may have moved without an item. One that has to forget what it knew has reached nothing any more.
-                    note_progress(&control.worked_to, source);
+                match &polled {
+                    // The cursor may have moved without an item.
+                    Poll::Pending => note_progress(&control.worked_to, source),
+                    // One that has to forget what it knew has reached nothing any more, also for those who ask later.
+                    Poll::Ready(Some(Err(Interruption::Expired { .. }))) => {
+                        control.worked_to.send_replace(Knowledge::Nothing);
+                    }
+                    Poll::Ready(_) => {}
                 }
                 polled
             });

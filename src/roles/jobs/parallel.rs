@@ -219,11 +219,17 @@ impl<R: FeedRow> ParallelJob<R> {
         let turns = Arc::new(Semaphore::new(options.tasks_max));
         let mut job = Progress { since: *since, shards: HashMap::new() };
         let mut is_first = true;
+        // Every shard was read up to here at least. Shards whose last rows were dropped are gone, so no task checks it for them.
+        let mut read_to = *since;
         loop {
-            let (version, topology) =
-                db.run(async |tx| Ok((tx.read_version().await?, feed.raw().topology(&tx).await?))).await?;
+            let begin = async |tx: Transaction| {
+                let (_, topology, _) = feed.raw().begin(&tx, read_to).await?;
+                Ok((tx.read_version().await?, topology))
+            };
+            let (version, topology) = db.run(begin).await?;
             let seen = Sequence::last_at(feed.context.config.incarnation, version);
             job.since = job.since.begin(seen);
+            read_to = job.since.at(seen);
             let mut entries = Vec::new();
             for entry in topology.after(since.position()) {
                 let task = |shard| RoundTask {

@@ -13,6 +13,7 @@ use crate::base::{
     cursor::Cursor,
     env::Env,
     error::{Error, Result},
+    sequence::Sequence,
 };
 
 /// The default interval between saves of a durable subscription's cursor.
@@ -27,8 +28,10 @@ pub(crate) struct Autosave {
     env: Env,
     timer: Option<BoxFuture<'static, ()>>,
     saving: Option<Saving>,
-    /// Whether the subscriber's position is before the saved one, because its filter was replaced.
+    /// Whether the subscriber's position is before the saved one, because its filter was replaced or it has expired.
     is_ahead: bool,
+    /// The horizon below which the subscriber has expired, until it gets `Expired`.
+    expired: Option<Sequence>,
 }
 
 struct Saving {
@@ -40,7 +43,16 @@ struct Saving {
 impl Autosave {
     /// Saves `cursor` every `interval`, for a subscriber whose filter has the hash `filter`.
     pub fn new(cursor: OpenCursor, filter: u64, interval: Duration, env: &Env) -> Self {
-        Self { cursor, filter, interval, env: env.clone(), timer: None, saving: None, is_ahead: false }
+        Self {
+            cursor,
+            filter,
+            interval,
+            env: env.clone(),
+            timer: None,
+            saving: None,
+            is_ahead: false,
+            expired: None,
+        }
     }
 
     /// Saves `position` if it is time, and wakes the task of `context` for the next save. Fails with
@@ -86,11 +98,28 @@ impl Autosave {
     pub fn replace(&mut self, filter: u64, is_set_back: bool) {
         self.filter = filter;
         if is_set_back {
-            self.is_ahead = true;
-            self.timer = Some(Box::pin(ready(())));
-            if let Some(saving) = &mut self.saving {
-                saving.is_outdated = true;
-            }
+            self.set_back();
+        }
+    }
+
+    /// The subscriber has expired below `horizon`, and its position is [`Cursor::NOTHING`]. This is saved before the subscriber gets
+    /// `Expired`, for then it may forget what it knows, and end: the one that opens the cursor next has to expire again, even where the
+    /// rows could still be read.
+    pub fn expire(&mut self, horizon: Sequence) {
+        self.expired = Some(horizon);
+        self.set_back();
+    }
+
+    /// The horizon below which the subscriber has expired, if that is saved and it has not got `Expired`.
+    pub fn take_expired(&mut self) -> Option<Sequence> {
+        self.expired.take_if(|_| !self.is_ahead)
+    }
+
+    fn set_back(&mut self) {
+        self.is_ahead = true;
+        self.timer = Some(Box::pin(ready(())));
+        if let Some(saving) = &mut self.saving {
+            saving.is_outdated = true;
         }
     }
 
@@ -117,8 +146,8 @@ impl Autosave {
     }
 }
 
-/// A subscriber that has expired, and whose next scan has not begun, saves nothing, so that after a restart it gets
-/// `Expired` again.
+/// A subscriber knows nothing and has not begun only between its expiry and its next scan.
 async fn save(cursor: &mut OpenCursor, position: Cursor, filter: u64) -> Result<()> {
-    if position == Cursor::NOTHING { cursor.verify().await } else { cursor.save_for(position, filter).await }
+    let position = if position == Cursor::NOTHING { Cursor::EXPIRED } else { position };
+    cursor.save_for(position, filter).await
 }

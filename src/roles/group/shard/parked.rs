@@ -163,6 +163,7 @@ impl Parking {
     /// Notes a checkpoint: earlier transactions conflict with it, so nothing is in doubt any more. What they have done before is in the
     /// store, and [`Parking::settle`] looks at it.
     pub fn was_written(&mut self) {
+        self.is_stale |= !self.doubted.is_empty();
         self.doubted.clear();
     }
 
