@@ -285,6 +285,17 @@ fn notes_trouble(attempt: &Attempt) -> bool {
     })
 }
 
+/// Holds the next commit that saves the trouble of `bad2`, once it `is_armed`.
+fn hold_trouble(fixture: &GroupFixture, is_armed: &Arc<AtomicBool>) -> Gate {
+    let gate = Gate::default();
+    let (held, is_armed) = (gate.clone(), Arc::clone(is_armed));
+    fixture.faults.plan_commits(move |attempt| {
+        let holds = notes_trouble(attempt) && is_armed.swap(false, Ordering::SeqCst);
+        holds.then(|| CommitFault::Hold(held.clone()))
+    });
+    gate
+}
+
 /// Regression: two rows waited to be parked when their observer panicked. The next observer failed with the first one again. While the shard noted
 /// that, a late save of the observer before parked both. The shard parked the first one, took all of its doubts for settled, and gave the
 /// second one to the observer, which learned that an earlier transaction had saved it. Nobody tried it, although it is parked.
@@ -325,15 +336,7 @@ async fn what_a_late_save_has_parked_is_tried_although_the_shard_parks_a_row_bef
                 Ok(())
             }
         });
-        let gate = Gate::default();
-        let (held, armed) = (gate.clone(), Arc::clone(&is_armed));
-        fixture.faults.plan_commits(move |attempt| {
-            let holds = armed.load(Ordering::SeqCst) && notes_trouble(attempt);
-            holds.then(|| {
-                armed.store(false, Ordering::SeqCst);
-                CommitFault::Hold(held.clone())
-            })
-        });
+        let gate = hold_trouble(&fixture, &is_armed);
         let once = RetryPolicy::default().attempts_max(Some(1)).elapsed_max(None);
         let options = parking().checkpoint(CheckpointPolicy::Explicit).rows_max(1).retry(once);
         let consumer = log.consume(&fixture.bus, &group, options).await;
