@@ -13,6 +13,7 @@ use super::{
     stored_item::StoredItem,
 };
 use crate::{
+    base::cursor::Cursor,
     front::simulation::{
         app::trigger,
         findings::Findings,
@@ -115,8 +116,19 @@ impl Oracle {
         else {
             return Guarantee::Bookmarkable.fails(format!("{cursor} was moved, and nobody has it"));
         };
-        // Only after `Expired` a cursor begins again.
         let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
+        // It saves that it has expired before it gets `Expired`. Another owner of the cursor then gets it as well.
+        if after.cursor == Cursor::EXPIRED {
+            return if from.is_before(self.horizon) {
+                Ok(())
+            } else {
+                Guarantee::ExpiredForReason.fails(format!(
+                    "{cursor} has expired at {}, and the horizon is at {}",
+                    before.cursor, self.horizon
+                ))
+            };
+        }
+        // Only after `Expired` a cursor begins again.
         if to < from && !subscriber.has_expired {
             return Guarantee::Bookmarkable
                 .fails(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
