@@ -161,7 +161,7 @@ impl Parking {
     }
 
     /// Notes a checkpoint: earlier transactions conflict with it, so nothing is in doubt any more. What they have done before is in the
-    /// store, and [`Parking::settle`] looks at it.
+    /// store: [`Parking::settle`] looks at it for rows in hand, and what else was in doubt is read from there again.
     pub fn was_written(&mut self) {
         self.is_stale |= !self.doubted.is_empty();
         self.doubted.clear();
