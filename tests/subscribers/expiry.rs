@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use notibus::{
-    Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Sequence,
+    Cursor, Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Sequence,
     cursor::NamedCursor,
     dispatcher::{Interruption, Subscribe},
     store::{
@@ -17,6 +17,7 @@ use tokio_stream::StreamExt;
 use crate::{
     common::{db, narrow_bus, until, within},
     fixture::{SubscriberFixture, forget, forget_by, name, next},
+    listeners::Quiet,
 };
 
 /// A dispatcher that reads all from the store.
@@ -239,4 +240,82 @@ async fn a_cursor_that_has_expired_expires_again_though_the_ring_has_its_rows() 
             within("the end again", again.durable(&cursor).await.unwrap().stream().next()).await.unwrap();
         assert!(matches!(item, Err(Interruption::Expired { .. })), "skips: {skips}, {item:?}");
     }
+}
+
+/// Regression: one that was to begin with nothing again, and was saved before its first page, counted as expired: the next one that opened
+/// the cursor got `Expired` without a reason.
+#[tokio::test(start_paused = true)]
+async fn one_that_begins_with_nothing_has_not_expired() {
+    for is_listener in [false, true] {
+        let fixture = SubscriberFixture::new().await;
+        fixture.events(&["a"], EventKind::Created).await;
+        let cursor = fixture.bus.cursor("c").unwrap();
+        let durable = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+        let again = durable().await.since(Cursor::NOTHING);
+        let saved = cursor.read().await.unwrap();
+        if is_listener {
+            again.listener(|| Quiet).start().unwrap().stop().await;
+        } else {
+            again.stream().checkpoint().await.unwrap();
+        }
+        assert_eq!(cursor.read().await.unwrap(), saved, "listener: {is_listener}");
+        let mut stream = durable().await.stream();
+        fixture.events(&["b"], EventKind::Created).await;
+        assert_eq!(name(&next(&mut stream).await), "b", "listener: {is_listener}");
+    }
+}
+
+/// Regression: one that had expired waited in silence while that could not be saved.
+#[tokio::test(start_paused = true)]
+async fn one_that_has_expired_learns_that_this_cannot_be_saved() {
+    let fixture = SubscriberFixture::new().await;
+    let faults = Faults::new(&fixture.store);
+    let failing = narrow_bus(&faults.database()).await;
+    let known = fixture.event(&db("x", 1), EventKind::Created).await;
+    let without_ring = failing.dispatcher(without_ring()).await.unwrap();
+    let cursor = failing.cursor("c").unwrap();
+    let mut stream = subscribe(&without_ring, known).durable(&cursor).await.unwrap().stream();
+    fixture.events(&["a", "b"], EventKind::Created).await;
+    fixture.events(&["b"], EventKind::Deleted).await;
+    fixture.events(&["c"], EventKind::Created).await;
+    forget(&fixture.bus).await;
+    until("the tail", async || without_ring.position() >= fixture.dispatcher.position()).await;
+    faults.plan_commits(|_| Some(CommitFault::Before(StoreError::IO_ERROR)));
+    for _ in 0..2 {
+        let item = within("the failure", stream.next()).await.unwrap();
+        assert!(matches!(item, Err(Interruption::Failed(_))), "{item:?}");
+    }
+    faults.heal();
+    let item = within("the end", stream.next()).await.unwrap();
+    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
+}
+
+/// Regression: an older save was under way when a subscriber expired, and up to a second passed until its expiry was saved.
+#[tokio::test(start_paused = true)]
+async fn an_expiry_is_saved_at_once_although_a_save_is_under_way() {
+    let fixture = SubscriberFixture::new().await;
+    let faults = Faults::new(&fixture.store);
+    let failing = narrow_bus(&faults.database()).await;
+    let known = fixture.event(&db("x", 1), EventKind::Created).await;
+    let without_ring = failing.dispatcher(without_ring()).await.unwrap();
+    let cursor = failing.cursor("c").unwrap();
+    let durable = without_ring.subscribe(Filter::all()).since(known).durable(&cursor).await.unwrap();
+    let mut stream = durable.stream();
+    fixture.event(&db("a", 1), EventKind::Created).await;
+    next(&mut stream).await;
+    fixture.events(&["b"], EventKind::Created).await;
+    fixture.events(&["b"], EventKind::Deleted).await;
+    fixture.events(&["c"], EventKind::Created).await;
+    forget(&fixture.bus).await;
+    until("the tail", async || without_ring.position() >= fixture.dispatcher.position()).await;
+    let gate = Gate::default();
+    faults.script_commits([CommitFault::Hold(gate.clone())]);
+    let item = tokio::spawn(async move { stream.next().await });
+    within("the gate", gate.reached()).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let opened = tokio::time::Instant::now();
+    gate.open();
+    let item = within("the end", item).await.unwrap().unwrap();
+    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
+    assert_eq!(opened.elapsed(), Duration::ZERO);
 }

@@ -18,7 +18,11 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    base::{cursor::Cursor, error::Result, filter::Filter},
+    base::{
+        cursor::Cursor,
+        error::{Error, Result},
+        filter::Filter,
+    },
     state::named_cursor::{OpenCursor, autosave::Autosave},
 };
 
@@ -56,14 +60,17 @@ impl Source {
         }
     }
 
-    /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor.
+    /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor, which ends the subscription, and if
+    /// what it has to wait for could not be saved.
     fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
         let mut autosave = self.autosave.take()?;
         let saved = autosave.poll(context, || self.cursor());
         self.autosave = Some(autosave);
-        saved.err().map(|lost| {
-            self.reader.state.end();
-            Interruption::Failed(lost)
+        saved.err().map(|error| {
+            if matches!(error, Error::CursorLost { .. }) {
+                self.reader.state.end();
+            }
+            Interruption::Failed(error)
         })
     }
 
@@ -78,8 +85,8 @@ impl Source {
             self.reader.state.end();
             return Poll::Ready(Some(Err(Interruption::Failed(gone.clone()))));
         }
-        if let Some(lost) = self.poll_save(context) {
-            return Poll::Ready(Some(Err(lost)));
+        if let Some(failed) = self.poll_save(context) {
+            return Poll::Ready(Some(Err(failed)));
         }
         if self.current.is_none() {
             if let Some(autosave) = &mut self.autosave {

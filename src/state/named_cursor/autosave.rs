@@ -30,8 +30,14 @@ pub(crate) struct Autosave {
     saving: Option<Saving>,
     /// Whether the subscriber's position is before the saved one, because its filter was replaced or it has expired.
     is_ahead: bool,
-    /// The horizon below which the subscriber has expired, until it gets `Expired`.
-    expired: Option<Sequence>,
+    /// The last expiry of the subscriber, until its next scan has begun.
+    expiry: Option<Expiry>,
+}
+
+struct Expiry {
+    horizon: Sequence,
+    /// Whether the subscriber got `Expired`.
+    is_given: bool,
 }
 
 struct Saving {
@@ -51,20 +57,21 @@ impl Autosave {
             timer: None,
             saving: None,
             is_ahead: false,
-            expired: None,
+            expiry: None,
         }
     }
 
     /// Saves `position` if it is time, and wakes the task of `context` for the next save. Fails with
-    /// [`Error::CursorLost`] if another subscriber has opened the cursor; other failures are logged, and the next
-    /// save repeats them.
+    /// [`Error::CursorLost`] if another subscriber has opened the cursor. Other failures are logged, and the next
+    /// save repeats them; it fails with them while the subscriber has to wait for the save.
     pub fn poll(&mut self, context: &mut Context<'_>, position: impl FnOnce() -> Cursor) -> Result<()> {
         if self.saving.is_none() && (self.is_ahead || self.interval != Duration::MAX) {
             let timer = self.timer.get_or_insert_with(|| self.env.sleep(self.interval));
             if timer.as_mut().poll(context).is_pending() {
                 return Ok(());
             }
-            let (mut cursor, filter, position) = (self.cursor.clone(), self.filter, position());
+            let (mut cursor, filter, position) =
+                (self.cursor.clone(), self.filter, self.stored_as(position()));
             self.timer = None;
             let save = Box::pin(async move {
                 let saved = save(&mut cursor, position, filter).await;
@@ -79,7 +86,11 @@ impl Autosave {
         }
         (self.saving, self.cursor) = (None, cursor);
         // Without this, the timer would wait for a poll that may not come before another event.
-        let pause = if self.is_ahead { self.interval.min(SAVE_INTERVAL) } else { self.interval };
+        let pause = match &saved {
+            Ok(()) if self.is_ahead => Duration::ZERO,
+            Err(_) if self.is_ahead => self.interval.min(SAVE_INTERVAL),
+            _ => self.interval,
+        };
         let timer = self.timer.insert(self.env.sleep(pause));
         if timer.as_mut().poll(context).is_ready() {
             context.waker().wake_by_ref();
@@ -88,7 +99,7 @@ impl Autosave {
             && !matches!(error, Error::CursorLost { .. })
         {
             self.cursor.complain(error);
-            return Ok(());
+            return if self.is_ahead { saved } else { Ok(()) };
         }
         saved
     }
@@ -106,13 +117,24 @@ impl Autosave {
     /// `Expired`, for then it may forget what it knows, and end: the one that opens the cursor next has to expire again, even where the
     /// rows could still be read.
     pub fn expire(&mut self, horizon: Sequence) {
-        self.expired = Some(horizon);
+        self.expiry = Some(Expiry { horizon, is_given: false });
         self.set_back();
     }
 
     /// The horizon below which the subscriber has expired, if that is saved and it has not got `Expired`.
     pub fn take_expired(&mut self) -> Option<Sequence> {
-        self.expired.take_if(|_| !self.is_ahead)
+        let expiry = self.expiry.as_mut().filter(|expiry| !self.is_ahead && !expiry.is_given)?;
+        expiry.is_given = true;
+        Some(expiry.horizon)
+    }
+
+    /// What to save for `position`; `None` if what is saved stays: a subscriber that was to begin with nothing has not begun.
+    fn stored_as(&mut self, position: Cursor) -> Option<Cursor> {
+        if position != Cursor::NOTHING {
+            self.expiry.take_if(|expiry| expiry.is_given);
+            return Some(position);
+        }
+        self.expiry.is_some().then_some(Cursor::EXPIRED)
     }
 
     fn set_back(&mut self) {
@@ -136,6 +158,7 @@ impl Autosave {
             (self.cursor, _) = saving.save.as_mut().await;
             self.saving = None;
         }
+        let position = self.stored_as(position);
         save(&mut self.cursor, position, self.filter).await?;
         self.is_ahead = false;
         Ok(())
@@ -146,8 +169,9 @@ impl Autosave {
     }
 }
 
-/// A subscriber knows nothing and has not begun only between its expiry and its next scan.
-async fn save(cursor: &mut OpenCursor, position: Cursor, filter: u64) -> Result<()> {
-    let position = if position == Cursor::NOTHING { Cursor::EXPIRED } else { position };
-    cursor.save_for(position, filter).await
+async fn save(cursor: &mut OpenCursor, position: Option<Cursor>, filter: u64) -> Result<()> {
+    match position {
+        Some(position) => cursor.save_for(position, filter).await,
+        None => cursor.verify().await,
+    }
 }
