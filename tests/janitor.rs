@@ -29,6 +29,7 @@ use notibus::{
         testing::{Faults, Operation},
     },
 };
+use tokio::sync::Notify;
 use tokio_stream::StreamExt;
 
 /// For how long tombstones stay.
@@ -496,4 +497,50 @@ async fn a_parallel_job_from_before_the_horizon_expires_although_the_shard_is_fo
     assert!(matches!(feed.page(since, 10).await, Err(Error::Expired { .. })));
     let ran = job.run(work).await;
     assert!(matches!(ran, Err(Error::Expired { .. })), "{ran:?}");
+}
+
+/// Regression: a round of a parallel job outlived its snapshot, and its tasks read on at newer versions. The next round compared the
+/// horizon with the version at which the round had begun, and the job expired for a tombstone that it had worked on.
+#[tokio::test(start_paused = true)]
+async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default().shards(1)).await.unwrap();
+    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let feed = bus.feed();
+    record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("b", 1), [1, 0, 0, 0]).await;
+    let since = feed.now().await.unwrap();
+    for name in ["a", "c"] {
+        record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
+        row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
+    }
+    // For each of the rows that take long: it has come, and it may end.
+    let rows: Arc<[(Notify, Notify); 2]> = Arc::default();
+    let slow = Arc::clone(&rows);
+    let work = move |batch: Batch<Notification>| {
+        let slow = Arc::clone(&slow);
+        async move {
+            let place = ["a", "b"].iter().position(|name| *name == batch.rows[0].name.as_str());
+            if let Some((has_come, may_end)) = place.map(|place| &slow[place]) {
+                has_come.notify_one();
+                may_end.notified().await;
+            }
+            Ok(())
+        }
+    };
+    let options = ParallelJobOptions::default().batch_rows_max(1);
+    let job = ParallelJob::new(feed, since).with_options(options);
+    let running = tokio::spawn(async move { job.run(work).await });
+    within("the first row", rows[0].0.notified()).await;
+    record(&store, &bus, &db("b", 1), [0, 1, 0, 0]).await;
+    row_with(&bus, &db("b", 1), [1, 1, 0, 0]).await;
+    // The snapshot of the round is too old then.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    rows[0].1.notify_one();
+    within("the tombstone", rows[1].0.notified()).await;
+    let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
+    until("the end of the tombstone", async || bus.stats().tombstones_dropped > 0).await;
+    janitor.shutdown().await.unwrap();
+    rows[1].1.notify_one();
+    within("the job", running).await.unwrap().unwrap();
 }

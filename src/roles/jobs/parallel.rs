@@ -219,7 +219,7 @@ impl<R: FeedRow> ParallelJob<R> {
         let turns = Arc::new(Semaphore::new(options.tasks_max));
         let mut job = Progress { since: *since, shards: HashMap::new() };
         let mut is_first = true;
-        // Every shard was read up to here at least. Shards whose last rows were dropped are gone, so no task checks it for them.
+        // Everything up to here was read. Shards whose last rows were dropped are gone, so no task checks it for them.
         let mut read_to = *since;
         loop {
             let begin = async |tx: Transaction| {
@@ -229,7 +229,6 @@ impl<R: FeedRow> ParallelJob<R> {
             let (version, topology) = db.run(begin).await?;
             let seen = Sequence::last_at(feed.context.config.incarnation, version);
             job.since = job.since.begin(seen);
-            read_to = job.since.at(seen);
             let mut entries = Vec::new();
             for entry in topology.after(since.position()) {
                 let task = |shard| RoundTask {
@@ -247,7 +246,10 @@ impl<R: FeedRow> ParallelJob<R> {
             let is_first = std::mem::take(&mut is_first);
             let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
             let mut is_agreed = true;
+            let mut reached = None;
             for (index, tasks) in entries.into_iter().enumerate() {
+                // Shards of the entries before the last one were read to their ends.
+                reached = None;
                 let mut under_way = Tasks::new();
                 for (task, cursor) in tasks {
                     let turns = Arc::clone(&turns);
@@ -261,12 +263,16 @@ impl<R: FeedRow> ParallelJob<R> {
                 while let Some((_, done)) = under_way.join_next().await {
                     let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
                     is_agreed &= done.version == version;
+                    // A shard that was closed meanwhile has ended at an earlier position, where others go on.
+                    let to = if done.is_ended { seen } else { done.next.position().max(seen) };
+                    reached = Some(reached.map_or(to, |least: Sequence| least.min(to)));
                     job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
                 }
             }
             if is_agreed {
                 return Ok(seen.into());
             }
+            read_to = job.since.at(reached.unwrap_or(seen));
         }
     }
 }
