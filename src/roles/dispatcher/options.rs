@@ -79,7 +79,7 @@ impl DispatcherOptions {
 }
 
 /// The start and the options of a subscription.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Order {
     pub filter: Filter,
     pub start: Start,

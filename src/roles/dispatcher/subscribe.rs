@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Starts a subscription, with the options that its methods set.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 #[must_use = "choose a stream, a callback or a listener to subscribe"]
 pub struct Subscribe {
     pub(super) shared: Arc<Shared>,

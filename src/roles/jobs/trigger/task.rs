@@ -51,10 +51,8 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     kind: K,
 ) -> Result<Trigger> {
     options.check()?;
-    let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
-    let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
-    let mut subscription =
-        subscribe.clone().durable_from(&cursor(dispatcher, &options)?, true).await?.stream();
+    let subscribe = subscribe::<K>(dispatcher, &options, Cursor::NOTHING);
+    let mut subscription = subscribe.durable_from(&cursor(dispatcher, &options)?, true).await?.stream();
     // Nothing below may fail, because the earlier holder of the cursor has lost it by now.
     let cursor = subscription.take_cursor().expect("it is durable");
     let (stop, stopped) = watch::channel(false);
@@ -63,18 +61,23 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     let env = context.env().clone();
     context.triggers.note(&options.name, watched.clone());
     let task = Task::spawn(
-        Supervisor { context, options, kind: Arc::new(kind), subscribe, cursor, status }
+        Supervisor { dispatcher: dispatcher.subscriptions(), options, kind: Arc::new(kind), cursor, status }
             .run(subscription, stopped),
     );
     Ok(Trigger { task, stop, status: watched, env })
 }
 
+/// A subscription for what the trigger wants, from `start` on.
+fn subscribe<K: Kind>(dispatcher: &Dispatcher, options: &TriggerOptions, start: Cursor) -> Subscribe {
+    let subscribe = dispatcher.subscribe(options.filter.clone()).since(start);
+    if K::DDOCS { subscribe.with_ddocs() } else { subscribe }
+}
+
 /// Starts the work of a trigger again after a panic.
 struct Supervisor<K: Kind> {
-    context: Arc<Context>,
+    dispatcher: Dispatcher,
     options: TriggerOptions,
     kind: Arc<K>,
-    subscribe: Subscribe,
     /// The cursor as it was when the trigger began.
     cursor: OpenCursor,
     status: watch::Sender<TriggerStatus>,
@@ -87,7 +90,8 @@ impl<K: Kind> Supervisor<K> {
         let _finished = Finished(self.status.clone());
         let mut pauses = RestartPauses::new();
         loop {
-            let env = self.context.env().clone();
+            let context = Arc::clone(self.dispatcher.context());
+            let env = context.env().clone();
             let begun = env.now();
             let task = self.task(subscription);
             // A panic drops the task with all its jobs.
@@ -96,8 +100,8 @@ impl<K: Kind> Supervisor<K> {
                 Err(panic) => panic,
             };
             let what = format!("trigger {}", self.options.name);
-            self.context.stats.health.panicked(&env, &what, panic_text(&*panic));
-            self.context.stats.trigger_restarts.add(1);
+            context.stats.health.panicked(&env, &what, panic_text(&*panic));
+            context.stats.trigger_restarts.add(1);
             self.status.send_modify(|status| (status.restarts, status.running) = (status.restarts + 1, 0));
             let pause = pauses.next_after(env.now().saturating_sub(begun));
             tokio::select! {
@@ -110,7 +114,7 @@ impl<K: Kind> Supervisor<K> {
                 // It is always right to start where it began.
                 Err(_) => self.cursor,
             };
-            subscription = self.subscribe.clone().since(self.cursor.stored()).stream();
+            subscription = subscribe::<K>(&self.dispatcher, &self.options, self.cursor.stored()).stream();
         }
     }
 
@@ -119,7 +123,7 @@ impl<K: Kind> Supervisor<K> {
         // An earlier trigger may have expired, or may not have informed its job of all gone databases.
         let is_unsure = self.cursor.stored().knew_nothing() && self.cursor.has_marks();
         TriggerTask {
-            context: Arc::clone(&self.context),
+            context: Arc::clone(self.dispatcher.context()),
             plan: Plan::new(self.options.pacing(), self.options.tenants_with_limits()),
             options: self.options.clone(),
             kind: Arc::clone(&self.kind),
@@ -129,7 +133,7 @@ impl<K: Kind> Supervisor<K> {
             started: HashMap::new(),
             status: self.status.clone(),
             search: is_unsure.then(Search::default),
-            retries: Retries::new(self.options.backoff_max, self.context.env()),
+            retries: Retries::new(self.options.backoff_max, self.dispatcher.context().env()),
             owed: Owed::new(),
             is_turn_of_retry: false,
             pause: None,
