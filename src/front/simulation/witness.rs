@@ -180,6 +180,8 @@ named! {
         DurableWentOn,
         /// A durable subscriber got `Expired`.
         DurableExpired,
+        /// A durable subscriber was made again before it had begun the scan that follows `Expired`.
+        ExpiredCursorOpened,
         /// A subscriber was restarted within its first scan, after it had received some of it.
         RestartWithinFirstScan,
         /// The filter of a subscriber was replaced.
@@ -210,6 +212,8 @@ named! {
         DdocAheadOfRow,
         /// A shard was read to its end, and its successors from there.
         ShardFollowedOver,
+        /// A parallel job over the feed got `Expired`.
+        CatalogueExpired,
         /// The feed of the documents of a database was resharded.
         DocumentsResharded,
         /// A database was deleted, and the feed of its documents with it.

@@ -143,10 +143,25 @@ impl Worker {
         if self.plan.options.checkpoint == CheckpointPolicy::Explicit {
             self.unsaved = Some(batch.checkpointer());
             if self.actor.random(self.plan.saves_every) == 0 {
-                self.save().await?;
+                if self.actor.shared.plan.doubts_last && self.actor.is_chaos() && self.actor.random(2) == 0 {
+                    self.save_apart();
+                } else {
+                    self.save().await?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Saves all batches that are not saved yet in a task of its own, which may come late, and after others. It counts as failed.
+    fn save_apart(&self) {
+        let Some(checkpointer) = self.unsaved.clone() else { return };
+        let actor = self.actor.clone();
+        tokio::spawn(async move {
+            actor.pause(200).await;
+            let saved = checkpointer.checkpoint().await;
+            actor.note(|| format!("has saved apart: {saved:?}"));
+        });
     }
 
     /// Saves all batches that are not saved yet.

@@ -1,6 +1,7 @@
 //! The processes of a world: the roles of the bus, and their users.
 
 mod audit;
+mod catalogue;
 mod choice;
 mod consumer;
 mod context;
@@ -24,7 +25,11 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
-use self::context::{ActorContext, POLL_INTERVAL};
+use self::{
+    catalogue::Catalogue,
+    context::{ActorContext, POLL_INTERVAL},
+    receiver::Dispatchers,
+};
 use super::{
     draw::{GroupPlan, ProcessPlan},
     issuer::Issuer,
@@ -71,13 +76,17 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     if shared.plan.may_read_at_once() {
         busy.spawn(at_work(shared.begin(), greedy::run(actor.clone())));
     }
-    // It ends by itself, after its last check.
-    let mut other_bus = JoinSet::new();
+    // These end by themselves, after their last check.
+    let mut checked = JoinSet::new();
     if shared.plan.has_other_bus && issuer.process == 0 {
-        other_bus.spawn(other_bus::run(actor.clone()));
+        checked.spawn(other_bus::run(actor.clone()));
     }
     if plan.follower {
         tasks.spawn(follower::run(actor.clone()));
+        // With threads, the oracle can learn of a commit after the last check.
+        if !shared.time.is_real() {
+            checked.spawn(Catalogue::new(&actor).run());
+        }
     }
     let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
     if notifier || dispatcher || janitor || consumer {
@@ -91,7 +100,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     }
     // These end by themselves, and an answer may have taken long.
     busy.join_all().await;
-    other_bus.join_all().await;
+    checked.join_all().await;
     tasks.shutdown().await;
     if let Err(error) = actor.db.clear_finished_ids().await
         && shared.phase() == Phase::End
@@ -132,23 +141,24 @@ async fn serve(
     let notifier = if plan.notifier { Some(node.notifier(notifier).await?) } else { None };
     let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
     let listed = if plan.dispatcher { Some(node.announce(Role::DISPATCHER).await?) } else { None };
-    let dispatcher = match &listed {
-        Some(_) => Some(Arc::new(actor.bus.dispatcher(options.dispatcher.clone()).await?)),
+    let dispatchers = match &listed {
+        Some(_) => Some(Dispatchers::start(actor).await?),
         None => None,
     };
+    let dispatcher = dispatchers.as_ref().map(|dispatchers| &dispatchers.main);
     let mut mirrored = None;
-    if let Some(dispatcher) = &dispatcher {
-        mirrored = subscriber::start(actor, dispatcher, tasks).await?;
+    if let (Some(dispatchers), Some(dispatcher)) = (&dispatchers, dispatcher) {
+        mirrored = subscriber::start(actor, dispatchers.sources(), tasks).await?;
         if options.documents.is_some() {
             tasks.spawn(documents::read(actor.clone(), Arc::downgrade(dispatcher)));
         }
     }
     #[cfg(feature = "http")]
-    let web = match (&dispatcher, options.web) {
+    let web = match (dispatcher, options.web) {
         (Some(dispatcher), Some(plan)) => Some(web::Web::start(actor, dispatcher, plan)?),
         _ => None,
     };
-    let triggers = dispatcher.as_ref().map(|dispatcher| jobs::start(actor, dispatcher)).unwrap_or_default();
+    let triggers = dispatcher.map(|dispatcher| jobs::start(actor, dispatcher)).unwrap_or_default();
     let groups = if plan.consumer { groups(actor, plan.leases_max) } else { Vec::new() };
     let consumers = consume(actor, &node, &groups).await?;
     drop(starting);
@@ -178,13 +188,8 @@ async fn serve(
         web.end().await;
     }
     triggers.join_all().await;
-    if let Some(dispatcher) = dispatcher {
-        // Tasks of feeds that were cut off release it when they end.
-        while Arc::strong_count(&dispatcher) > 1 {
-            actor.db.env().sleep(POLL_INTERVAL).await;
-        }
-        let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
-        dispatcher.shutdown().await;
+    if let Some(dispatchers) = dispatchers {
+        dispatchers.shutdown(actor.db.env()).await;
     }
     drop(listed);
     ends.push(("node", node.shutdown().await));

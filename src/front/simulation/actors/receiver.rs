@@ -9,9 +9,9 @@ use std::{
 
 use tokio_stream::StreamExt;
 
-use super::context::ActorContext;
+use super::context::{ActorContext, POLL_INTERVAL};
 use crate::{
-    base::{cursor::Cursor, encoding::Sequence, error::Result},
+    base::{cursor::Cursor, encoding::Sequence, env::Env, error::Result},
     front::simulation::oracle::{Given, GivenDdocs, GivenRow, Interest, Start},
     roles::{
         dispatcher::{
@@ -31,15 +31,63 @@ pub(super) struct ReceiverOptions {
     pub every: Option<Duration>,
 }
 
-/// The dispatcher of a process, for as long as it runs.
+/// The dispatchers of a process.
+pub(super) struct Dispatchers {
+    pub main: Arc<Dispatcher>,
+    /// Has hardly a ring, and reads nearly all from the store. Durable subscribers come to either of the two.
+    without_ring: Option<Arc<Dispatcher>>,
+}
+
+impl Dispatchers {
+    pub async fn start(actor: &ActorContext) -> Result<Self> {
+        let plan = &actor.shared.plan;
+        let main = Arc::new(actor.bus.dispatcher(plan.dispatcher.clone()).await?);
+        let without_ring = if plan.subscribers.restarts {
+            let options = plan.dispatcher.clone().ring_rows_max(1).catch_up_rows_max(1);
+            Some(Arc::new(actor.bus.dispatcher(options).await?))
+        } else {
+            None
+        };
+        Ok(Self { main, without_ring })
+    }
+
+    pub fn sources(&self) -> Sources {
+        let source = |dispatcher: &Arc<Dispatcher>| Source(Arc::downgrade(dispatcher));
+        Sources { main: source(&self.main), without_ring: self.without_ring.as_ref().map(source) }
+    }
+
+    pub async fn shutdown(self, env: &Env) {
+        for dispatcher in [Some(self.main), self.without_ring].into_iter().flatten() {
+            // Tasks of feeds that were cut off release it when they end.
+            while Arc::strong_count(&dispatcher) > 1 {
+                env.sleep(POLL_INTERVAL).await;
+            }
+            let dispatcher =
+                Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
+            dispatcher.shutdown().await;
+        }
+    }
+}
+
+/// The dispatchers of a process, for as long as they run.
+#[derive(Clone)]
+pub(super) struct Sources {
+    pub main: Source,
+    without_ring: Option<Source>,
+}
+
+impl Sources {
+    /// The dispatcher to which a durable subscriber comes next.
+    pub fn any(&self, actor: &ActorContext) -> &Source {
+        self.without_ring.as_ref().filter(|_| actor.random(2) == 0).unwrap_or(&self.main)
+    }
+}
+
+/// A dispatcher of a process, for as long as it runs.
 #[derive(Clone)]
 pub(super) struct Source(Weak<Dispatcher>);
 
 impl Source {
-    pub fn new(dispatcher: &Arc<Dispatcher>) -> Self {
-        Self(Arc::downgrade(dispatcher))
-    }
-
     /// The position of the dispatcher's tail; `None` once the dispatcher has ended.
     pub fn position(&self) -> Option<Cursor> {
         self.0.upgrade().map(|dispatcher| dispatcher.position().into())

@@ -1,7 +1,7 @@
 //! Subscribers of a dispatcher: quick and slow ones, durable ones, with filters of all sorts, that stop, resume and
 //! replace their filters.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
@@ -9,7 +9,7 @@ use super::{
     choice,
     context::ActorContext,
     mirrored::Mirrored,
-    receiver::{self, ReceiverOptions, Source, Stream},
+    receiver::{self, ReceiverOptions, Source, Sources, Stream},
     supervised,
 };
 use crate::{
@@ -22,19 +22,21 @@ use crate::{
         oracle::{Given, Interest, Manner, SubscriberId},
         witness::Witness,
     },
-    roles::dispatcher::Dispatcher,
 };
 
 const MANY: u64 = 200;
 
-/// Starts some subscribers of `dispatcher`, and the durable ones that the process had before; and perhaps a mirror. Fails if a
+/// The longest absence of a subscriber, in milliseconds.
+const ABSENCE_MAX_MS: u64 = 8_000;
+
+/// Starts some subscribers of the dispatchers of `sources`, and the durable ones that the process had before; and perhaps a mirror. Fails if a
 /// cursor cannot be opened.
 pub(super) async fn start(
     actor: &ActorContext,
-    dispatcher: &Arc<Dispatcher>,
+    sources: Sources,
     tasks: &mut JoinSet<()>,
 ) -> Result<Option<Mirrored>> {
-    let source = Source::new(dispatcher);
+    let source = &sources.main;
     let is_supervised =
         |actor: &ActorContext| actor.shared.plan.subscribers.supervised && actor.random(2) == 0;
     let bits = actor.bits();
@@ -45,9 +47,9 @@ pub(super) async fn start(
     }
     for _ in 0..number {
         let interest = choice::interest(actor);
-        let terms = terms(actor, &source);
+        let terms = terms(actor, source);
         if is_supervised(actor) {
-            supervised::start(actor, &source, (interest, terms), None, tasks).await?;
+            supervised::start(actor, &sources, (interest, terms), None, tasks).await?;
             continue;
         }
         let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(None) };
@@ -56,7 +58,7 @@ pub(super) async fn start(
         let id =
             actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner(&terms), start.into());
         actor.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
-        let taker = Taker::new(actor, source.clone(), (id, interest, None));
+        let taker = Taker::new(actor, &sources, (id, interest, None));
         tasks.spawn(taker.run(stream));
     }
     let process = actor.issuer.process;
@@ -68,17 +70,18 @@ pub(super) async fn start(
         );
     }
     for (name, interest) in durables {
-        let terms = terms(actor, &source);
+        let terms = terms(actor, source);
         if is_supervised(actor) {
-            supervised::start(actor, &source, (interest, terms), Some(name), tasks).await?;
-        } else if let Some((stream, id)) = subscribe_durably(actor, &source, &interest, &terms, &name).await?
+            supervised::start(actor, &sources, (interest, terms), Some(name), tasks).await?;
+        } else if let Some((stream, id)) =
+            subscribe_durably(actor, sources.any(actor), &interest, &terms, &name).await?
         {
-            let taker = Taker::new(actor, source.clone(), (id, interest, Some(name)));
+            let taker = Taker::new(actor, &sources, (id, interest, Some(name)));
             tasks.spawn(taker.run(stream));
         }
     }
     if actor.shared.plan.subscribers.supervised {
-        Mirrored::start(actor, &source, bits, tasks)
+        Mirrored::start(actor, source, bits, tasks)
     } else {
         Ok(None)
     }
@@ -92,6 +95,14 @@ async fn subscribe_durably(
     terms: &ReceiverOptions,
     name: &str,
 ) -> Result<Option<(Stream, SubscriberId)>> {
+    // Sometimes one that wants to begin with nothing again comes before, and is stopped before it gets anything: what is saved stays.
+    if actor.is_chaos()
+        && actor.random(4) == 0
+        && let Some(subscribe) = source.subscribe_durably(actor, interest, terms, name).await?
+    {
+        let saved = Stream::new(subscribe.since(Cursor::NOTHING), false).checkpoint().await;
+        actor.note(|| format!("{name} was not to begin with nothing: {saved:?}"));
+    }
     let Some(subscribe) = source.subscribe_durably(actor, interest, terms, name).await? else {
         return Ok(None);
     };
@@ -131,7 +142,7 @@ fn terms(actor: &ActorContext, source: &Source) -> ReceiverOptions {
 /// A receiver that takes the deliveries of a stream.
 struct Taker {
     actor: ActorContext,
-    source: Source,
+    sources: Sources,
     id: SubscriberId,
     interest: Interest,
     /// Its cursor, if it is durable.
@@ -145,11 +156,19 @@ struct Taker {
 impl Taker {
     fn new(
         actor: &ActorContext,
-        source: Source,
+        sources: &Sources,
         (id, interest, cursor): (SubscriberId, Interest, Option<String>),
     ) -> Self {
         let (slowness_ms, checkpoints) = (choice::slowness_ms(actor), 1 + actor.random(4));
-        Self { actor: actor.clone(), source, id, interest, cursor, slowness_ms, checkpoints }
+        Self {
+            actor: actor.clone(),
+            sources: sources.clone(),
+            id,
+            interest,
+            cursor,
+            slowness_ms,
+            checkpoints,
+        }
     }
 
     /// Receives until the dispatcher ends.
@@ -167,6 +186,7 @@ impl Taker {
         loop {
             let Self { actor, id, .. } = &*self;
             let pause = actor.db.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
+            let mut has_expired = false;
             // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
             let received = tokio::select! {
                 received = stream.next() => Some(received?),
@@ -180,6 +200,7 @@ impl Taker {
                     for given in &received {
                         actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
                         actor.shared.oracle().received(&actor.shared, *id, given);
+                        has_expired |= matches!(given, Given::Expired { .. });
                     }
                     let has_failed = matches!(received[..], [Given::Failed]);
                     if has_failed || self.slowness_ms > 0 && actor.is_chaos() {
@@ -193,8 +214,11 @@ impl Taker {
             if plan.replaces && self.actor.is_chaos() && self.actor.random(6) == 0 {
                 self.replace(&mut stream);
             }
-            if plan.restarts && self.actor.is_chaos() && self.actor.random(6) == 0 {
-                return self.restart(stream).await;
+            // One that has just expired is stopped more often, before it has saved anything.
+            let often = if has_expired { 2 } else { 6 };
+            if plan.restarts && self.actor.is_chaos() && self.actor.random(often) == 0 {
+                let away_ms = if has_expired { 1 } else { self.draw_absence_ms() };
+                return self.restart(stream, away_ms).await;
             }
         }
     }
@@ -222,12 +246,18 @@ impl Taker {
         stream.replace(interest.filter());
     }
 
+    /// How long it stays away at most, in milliseconds: sometimes for longer than tombstones are kept.
+    fn draw_absence_ms(&self) -> u64 {
+        if self.actor.random(4) == 0 { ABSENCE_MAX_MS } else { self.slowness_ms.max(200) }
+    }
+
     /// Stops, and resumes some time later: from its named cursor, or from the cursor of the stream.
-    async fn restart(&mut self, mut stream: Stream) -> Option<Stream> {
-        let Self { actor, source, id, interest, cursor, .. } = &*self;
+    async fn restart(&mut self, mut stream: Stream, away_ms: u64) -> Option<Stream> {
+        let Self { actor, sources, id, interest, cursor, .. } = &*self;
+        let source = &sources.main;
         let position = stream.cursor();
         drop(stream);
-        actor.pause(self.slowness_ms.max(200)).await;
+        actor.pause(away_ms).await;
         let terms = ReceiverOptions { start: Some(position), ..terms(actor, source) };
         let Some(cursor) = cursor else {
             let stream = Stream::new(source.subscribe(interest, &terms).ok()??, actor.random(3) == 0);
@@ -237,7 +267,7 @@ impl Taker {
             return Some(stream);
         };
         loop {
-            match subscribe_durably(actor, source, interest, &terms, cursor).await {
+            match subscribe_durably(actor, sources.any(actor), interest, &terms, cursor).await {
                 Ok(begun) => return begun.map(|(stream, _)| stream),
                 Err(error) => {
                     actor.note(|| format!("{cursor} could not be opened: {error}"));

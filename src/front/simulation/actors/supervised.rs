@@ -1,17 +1,19 @@
 //! Subscribers in tasks of the dispatcher: callbacks, and listeners that panic now and then and are made again, in each form that there
 //! is: delivery by delivery, in batches, and with a `handle_batch` of their own.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
     choice,
     context::ActorContext,
-    receiver::{self, ReceiverOptions, Source},
+    receiver::{self, ReceiverOptions, Source, Sources},
 };
 use crate::{
-    base::{cursor::Cursor, error::Result},
+    base::{cursor::Cursor, encoding::Sequence, error::Result},
     front::simulation::{
         oracle::{Given, Interest, Manner, SubscriberId},
         shared::PLANNED_PANIC,
@@ -33,14 +35,16 @@ const BARRIER_MAX: Duration = Duration::from_secs(2);
 /// opened.
 pub(super) async fn start(
     actor: &ActorContext,
-    source: &Source,
+    sources: &Sources,
     (interest, terms): (Interest, ReceiverOptions),
     cursor: Option<String>,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let bits = actor.bits();
     let calls = bits.is_multiple_of(2).then_some((bits >> 32).is_multiple_of(2));
-    let owner = HandleOwner { actor: actor.clone(), source: source.clone(), calls, interest, terms, cursor };
+    let (actor, sources) = (actor.clone(), sources.clone());
+    let mut owner =
+        HandleOwner { source: sources.main.clone(), actor, sources, calls, interest, terms, cursor };
     if let Some(begun) = owner.begin().await? {
         tasks.spawn(owner.run(begun));
     }
@@ -77,9 +81,21 @@ impl Handle {
     }
 }
 
+/// The barrier that a receiver has passed last, and its handle.
+type Passed = Arc<Mutex<Option<(ListenerHandle<()>, Sequence)>>>;
+
+/// A receiver that has begun.
+struct Begun {
+    handle: Handle,
+    id: SubscriberId,
+    passed: Passed,
+}
+
 /// The owner of a callback or a listener, which keeps its handle.
 struct HandleOwner {
     actor: ActorContext,
+    sources: Sources,
+    /// The dispatcher to which it has subscribed last.
     source: Source,
     /// Whether its callback is called for batches; `None` if it starts a listener.
     calls: Option<bool>,
@@ -91,8 +107,11 @@ struct HandleOwner {
 
 impl HandleOwner {
     /// Subscribes; `None` once the dispatcher has ended.
-    async fn begin(&self) -> Result<Option<(Handle, SubscriberId)>> {
-        let Self { actor, source, calls, interest, terms, cursor } = self;
+    async fn begin(&mut self) -> Result<Option<Begun>> {
+        if self.cursor.is_some() {
+            self.source = self.sources.any(&self.actor).clone();
+        }
+        let Self { actor, source, calls, interest, terms, cursor, .. } = &*self;
         let form = match calls {
             Some(true) => "a callback of batches",
             Some(false) => "a callback",
@@ -129,69 +148,73 @@ impl HandleOwner {
             format!("has {form} as subscriber {id}, durable by {cursor:?}: {interest:?}, {terms:?}")
         });
         let slowness_ms = choice::slowness_ms(actor);
-        let taker = Taker { actor: actor.clone(), id, life, slowness_ms, panics };
+        let passed = Arc::default();
+        let taker =
+            Taker { actor: actor.clone(), id, life, passed: Arc::clone(&passed), slowness_ms, panics };
         let handle = match calls {
             Some(in_batches) => Handle::Callback(call(subscribe, taker, *in_batches)),
             None => Handle::Listener(listen(subscribe, taker)?),
         };
-        Ok(Some((handle, id)))
+        Ok(Some(Begun { handle, id, passed }))
     }
 
     /// Keeps the handle. Now and then it waits at a barrier, replaces the filter, or restarts a durable receiver.
-    async fn run(mut self, (mut handle, mut id): (Handle, SubscriberId)) {
+    async fn run(mut self, mut begun: Begun) {
         let plan = self.actor.shared.plan.subscribers;
         let mut rounds = 0_u64;
         while self.actor.is_chaos() {
             self.actor.pause(2_000).await;
             rounds += 1;
             if rounds.is_multiple_of(2) {
-                self.wait_at_barrier(&handle, id).await;
+                self.wait_at_barrier(&begun).await;
             }
             if plan.replaces && self.actor.random(2) == 0 && self.actor.is_chaos() {
                 self.interest = choice::interest(&self.actor);
                 let Self { actor, interest, .. } = &self;
+                let Begun { handle, id, .. } = &begun;
                 actor.note(|| format!("subscriber {id} is to want {interest:?}"));
-                actor.shared.oracle().replaced(&actor.shared, id, interest, None);
+                actor.shared.oracle().replaced(&actor.shared, *id, interest, None);
                 handle.replace(interest.filter());
             }
             if plan.restarts && self.cursor.is_some() && self.actor.random(2) == 0 && self.actor.is_chaos() {
-                handle.stop().await;
-                let Some(begun) = self.begin_again().await else { return };
-                (handle, id) = begun;
+                begun.handle.stop().await;
+                let Some(next) = self.begin_again().await else { return };
+                begun = next;
             }
         }
         // Dropping the handle of a callback ends it.
-        let _kept = handle;
+        let _kept = begun;
         std::future::pending::<()>().await;
     }
 
     /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
-    async fn wait_at_barrier(&self, handle: &Handle, id: SubscriberId) {
+    async fn wait_at_barrier(&self, Begun { handle, id, passed }: &Begun) {
         let Self { actor, source, .. } = self;
         // With threads, the oracle can learn of a commit after others have.
         if actor.shared.time.is_real() {
             return;
         }
         let recorded = actor.shared.oracle().recorded_so_far();
-        let passed = async {
+        let wait = async {
             let version = actor.db.begin().read_version().await.ok()?;
             let at = source.reached(version).await?;
             handle.listener().reached(at).await.then_some(at)
         };
         let at = tokio::select! {
             biased;
-            Some(at) = passed => at,
+            Some(at) = wait => at,
             () = actor.db.env().sleep(BARRIER_MAX) => return,
         };
         actor.note(|| format!("subscriber {id} has passed a barrier at {at}"));
         actor.shared.witness(Witness::BarrierPassed);
         let mut oracle = actor.shared.oracle();
         oracle.passed_barrier(&actor.shared, &recorded, at);
-        oracle.stands(&actor.shared, id, Cursor::from(at).into());
+        oracle.stands(&actor.shared, *id, Cursor::from(at).into());
+        *passed.lock() = Some((handle.listener().clone(), at));
     }
 
     /// Subscribes again, as soon as that is possible.
-    async fn begin_again(&self) -> Option<(Handle, SubscriberId)> {
+    async fn begin_again(&mut self) -> Option<Begun> {
         loop {
             match self.begin().await {
                 Ok(begun) => return begun,
@@ -249,6 +272,7 @@ struct Taker {
     /// The life of the subscriber in which it takes. When a process could not start, its listeners go on until they
     /// have taken the deliveries in hand, beside the listeners of the next attempt.
     life: Option<u64>,
+    passed: Passed,
     /// The longest time that it takes over a delivery, in milliseconds.
     slowness_ms: u64,
     /// Whether it panics now and then.
@@ -293,6 +317,12 @@ impl Taker {
             return false;
         }
         oracle.received(&actor.shared, *id, given);
+        if matches!(given, Given::Expired { .. })
+            && let Some((handle, at)) = &*self.passed.lock()
+            && handle.reached(*at).now_or_never() == Some(true)
+        {
+            oracle.passed_after_expiry(&actor.shared, *id, *at);
+        }
         true
     }
 

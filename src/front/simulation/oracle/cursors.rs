@@ -60,6 +60,9 @@ impl Oracle {
         if stored.is_none() && !self.is_noting() {
             findings.fail(Guarantee::Bookmarkable.broken(format!("{cursor} is used, and was never saved")));
         }
+        if stored == Some(Cursor::EXPIRED) {
+            findings.witness(Witness::ExpiredCursorOpened);
+        }
         if is_known {
             if self.rows.values().any(|placed| start.is_before(placed.row.sequence)) {
                 findings.witness(Witness::DurableWentOn);
@@ -119,7 +122,7 @@ impl Oracle {
         let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
         // It saves that it has expired before it gets `Expired`. Another owner of the cursor then gets it as well.
         if after.cursor == Cursor::EXPIRED {
-            return if from.is_before(self.horizon) {
+            return if before.cursor.check(self.horizon).is_err() {
                 Ok(())
             } else {
                 Guarantee::ExpiredForReason.fails(format!(

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{Oracle, commit::Verdict, given::Start, interest::Interest};
+use super::{Oracle, commit::Verdict, given::Start, interest::Interest, models::subscriber::SubscriberId};
 use crate::{
     base::{
         encoding::{Counters, Sequence},
@@ -30,6 +30,14 @@ impl Oracle {
                     format!("a barrier was passed at {at}, and {before:?} of {db:?} have still to be folded");
                 return findings.fail(Guarantee::Complete.broken(reason));
             }
+        }
+    }
+
+    /// Judges a barrier that a subscriber lets pass at `at` although it has just got `Expired`: nothing may be owed to it up to there.
+    pub fn passed_after_expiry(&self, findings: &Findings, id: SubscriberId, at: Sequence) {
+        if let Some(owed) = self.is_owed(id, at) {
+            let reason = format!("a barrier was passed at {at} after `Expired`, and {owed}");
+            findings.fail(Guarantee::Bookmarkable.broken(reason));
         }
     }
 
