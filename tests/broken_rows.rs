@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{
-    counts, db, eager, forgetful, joined, narrow_bus, next_news, record, row, row_with, rows, until,
-    wide_bus, within,
+    counts, db, eager, forgetful, joined, narrow_bus, next_news, record, row, row_with, rows, set, stored,
+    until, wide_bus, within,
 };
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions, Sequence,
@@ -19,7 +19,7 @@ use notibus::{
     group::{ConsumerOptions, GroupBatch, GroupOptions},
     node::Role,
     store::{
-        Database, Isolation, KeyRange, RangeRead, Transaction,
+        Database, Transaction,
         testing::{Faults, WatchFault},
     },
 };
@@ -36,20 +36,6 @@ const NEWEST: &[u8] = b"notibus\x15\x05";
 const TOPOLOGIES: &[u8] = b"notibus\x15\x07";
 const HORIZONS: &[u8] = b"notibus\x15\x08";
 const LEASES: &[u8] = b"notibus\x15\x0b";
-
-/// The rows whose keys start with `prefix`.
-async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
-    let read = RangeRead::new(KeyRange::prefix(prefix.to_vec()));
-    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
-}
-
-async fn set(store: &Database, key: &[u8], value: &[u8]) {
-    let write = async |tx: Transaction| {
-        tx.set(key, value);
-        Ok(())
-    };
-    store.run(write).await.unwrap();
-}
 
 /// Records the creation of `name`, and breaks its counters. Returns their key and their old value.
 async fn broken_counters(store: &Database, bus: &Bus, name: &str) -> (Bytes, Bytes) {

@@ -5,12 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, Delivery, JanitorOptions, Node, NodeOptions, Notification,
     NotifierOptions,
     dispatcher::{Interruption, Subscription},
     event::Counters,
-    store::{Database, Isolation, KeyRange, RangeRead},
+    store::{Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio_stream::StreamExt;
 
@@ -147,4 +148,19 @@ pub async fn next_news(subscription: &mut Subscription) -> Option<Result<Deliver
             other => return other,
         }
     }
+}
+
+/// The rows whose keys start with `prefix`.
+pub async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
+    let read = RangeRead::new(KeyRange::prefix(prefix.to_vec()));
+    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
+}
+
+/// Writes the row at `key`, whatever it is.
+pub async fn set(store: &Database, key: &[u8], value: &[u8]) {
+    let write = async |tx: Transaction| {
+        tx.set(key, value);
+        Ok(())
+    };
+    store.run(write).await.unwrap();
 }

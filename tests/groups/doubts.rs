@@ -12,7 +12,7 @@ use notibus::{
     Cursor, Notification,
     group::{CheckpointPolicy, Checkpointer, ConsumerOptions, GroupBatch},
     store::{
-        AtomicOp, Isolation, RetryPolicy, StoreError, Transaction,
+        AtomicOp, Database, Isolation, RetryPolicy, StoreError, Transaction,
         testing::{Attempt, CommitFault, Gate, Operation},
     },
 };
@@ -31,14 +31,14 @@ fn explicit() -> ConsumerOptions {
 type Given = Arc<Mutex<Vec<(String, Checkpointer)>>>;
 
 /// Saves up to `saved` in a transaction with an effect, as another task of the observer would, and does not try again.
-async fn save_once(fixture: &GroupFixture, saved: &Checkpointer) -> notibus::Result<()> {
+async fn save_once(store: &Database, saved: &Checkpointer) -> notibus::Result<()> {
     let once = RetryPolicy::default().attempts_max(Some(1));
     let save = async |tx: Transaction| {
         let _ = saved.checkpoint_in(&tx).await?;
         tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
         Ok(())
     };
-    fixture.faults.database().run_with(&once, save).await
+    store.run_with(&once, save).await
 }
 
 /// Observers that keep the checkpoints of what they have worked on, and fail with the row of `bad` until they are repaired.
@@ -114,7 +114,7 @@ async fn what_a_save_may_not_have_parked_is_parked_by_the_next_one() {
         let mut fault = Some(fault);
         fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
         let saved = given.lock().unwrap()[1].1.clone();
-        assert!(save_once(&fixture, &saved).await.unwrap_err().is_maybe_committed());
+        assert!(save_once(&fixture.faults.database(), &saved).await.unwrap_err().is_maybe_committed());
         pass(Duration::from_secs(5)).await;
         is_mended.store(true, Ordering::SeqCst);
         fixture.create(["d"]).await;
@@ -207,12 +207,7 @@ async fn what_a_late_save_has_parked_is_tried_although_the_shard_saves() {
                 return Err("it is bad".into());
             }
             if has("x") && saving.swap(false, Ordering::SeqCst) {
-                let once = RetryPolicy::default().attempts_max(Some(1));
-                let save = async |tx: Transaction| {
-                    tx.atomic(AtomicOp::Add, b"effect", &1_u64.to_le_bytes());
-                    batch.checkpoint_in(&tx).await.map(drop)
-                };
-                let answer = store.run_with(&once, save).await;
+                let answer = save_once(&store, &batch.checkpointer()).await;
                 panic!("as planned: {answer:?}");
             }
             if has("x") || has("gate") {
@@ -267,7 +262,7 @@ async fn what_a_late_save_has_parked_is_tried_although_no_other_save_follows() {
     let mut fault = Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT));
     fixture.faults.plan_commits(move |attempt| has_effect(attempt).then(|| fault.take()).flatten());
     let saved = given.lock().unwrap()[1].1.clone();
-    save_once(&fixture, &saved).await.unwrap_err();
+    save_once(&fixture.faults.database(), &saved).await.unwrap_err();
     pass(Duration::from_secs(5)).await;
     is_mended.store(true, Ordering::SeqCst);
     assert!(fixture.faults.commit_late().await[0].is_ok());

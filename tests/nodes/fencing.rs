@@ -11,8 +11,10 @@ use notibus::{
     },
 };
 
-use super::fixture::{EXPIRY, INTERVAL, LEASES, NODES, is_even, is_fold, owned, shares, stored, writes};
-use crate::common::{counts, db, joined, narrow_bus, record, row_with, unpolled, until, wide_bus, within};
+use super::fixture::{EXPIRY, INTERVAL, LEASES, NODES, is_even, is_fold, owned, shares, writes};
+use crate::common::{
+    counts, db, joined, narrow_bus, record, row_with, stored, unpolled, until, wide_bus, within,
+};
 
 /// Node A hangs in all its commits while B takes over. A cannot commit its pending work any more, and takes part
 /// again.

@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use notibus::{
     Bus, Notifier,
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        AtomicOp, Database,
         testing::{Attempt, Operation},
     },
 };
 
-use crate::common::{joined, unpolled};
+use crate::common::{joined, stored, unpolled};
 
 /// The default heartbeat, which is longer than the balance interval.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
@@ -61,12 +60,6 @@ pub(crate) fn is_even(notifiers: &[&Notifier], all: u32) -> bool {
     partitions.sort_unstable();
     let shares = shares(notifiers);
     partitions.into_iter().eq(0..all) && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
-}
-
-/// The rows whose keys start with `prefix`.
-pub(crate) async fn stored(store: &Database, prefix: &'static [u8]) -> Vec<(Bytes, Bytes)> {
-    let read = RangeRead::new(KeyRange::prefix(prefix));
-    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
 }
 
 /// Number of owned leases: such a row has a node and a token after the epoch.

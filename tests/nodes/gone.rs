@@ -10,8 +10,8 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-use super::fixture::{EXPIRY, INTERVAL, stored};
-use crate::common::{db, narrow_bus, record, within};
+use super::fixture::{EXPIRY, INTERVAL};
+use crate::common::{db, narrow_bus, record, stored, within};
 
 /// A job that does nothing.
 struct Idle;

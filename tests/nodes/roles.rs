@@ -12,8 +12,8 @@ use notibus::{
     },
 };
 
-use super::fixture::{INTERVAL, LEASES, NODES, owned, shares, stored, writes};
-use crate::common::{joined, narrow_bus, unpolled, wide_bus};
+use super::fixture::{INTERVAL, LEASES, NODES, owned, shares, writes};
+use crate::common::{joined, narrow_bus, stored, unpolled, wide_bus};
 
 /// More nodes than partitions: some have nothing to do, and take over when others leave.
 #[tokio::test(start_paused = true)]

@@ -2,20 +2,19 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use notibus::{
     Cursor, Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Sequence,
     cursor::NamedCursor,
     dispatcher::{Interruption, Subscribe},
     store::{
-        Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        StoreError,
         testing::{CommitFault, Faults, Gate, Operation},
     },
 };
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, narrow_bus, until, within},
+    common::{db, narrow_bus, set, stored, until, within},
     fixture::{SubscriberFixture, forget, forget_by, name, next},
     listeners::Quiet,
 };
@@ -148,20 +147,6 @@ fn the_stream_of_an_expired_cursor_is_made_outside_of_a_runtime() {
     let mut stream = expired.stream();
     let item = runtime.block_on(stream.next()).unwrap();
     assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
-}
-
-/// The rows whose keys start with `prefix`.
-async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
-    let read = RangeRead::new(KeyRange::prefix(prefix.to_vec()));
-    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
-}
-
-async fn set(store: &Database, key: &[u8], value: &[u8]) {
-    let write = async |tx: Transaction| {
-        tx.set(key, value);
-        Ok(())
-    };
-    store.run(write).await.unwrap();
 }
 
 /// Regression: the subscriber before had expired because a closed topology entry was damaged, which no comparison with the horizon shows.
