@@ -114,12 +114,6 @@ impl Oracle {
         if (after.cursor, after.filter) == (before.cursor, before.filter) {
             return Ok(());
         }
-        let mut subscribers = self.subscribers.iter();
-        let Some((&id, subscriber)) = subscribers.find(|(_, known)| known.cursor.as_deref() == Some(cursor))
-        else {
-            return Guarantee::Bookmarkable.fails(format!("{cursor} was moved, and nobody has it"));
-        };
-        let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
         // It saves that it has expired before it gets `Expired`. Another owner of the cursor then gets it as well.
         if after.cursor == Cursor::EXPIRED {
             return if before.cursor.check(self.horizon).is_err() {
@@ -131,6 +125,12 @@ impl Oracle {
                 ))
             };
         }
+        let mut subscribers = self.subscribers.iter();
+        let Some((&id, subscriber)) = subscribers.find(|(_, known)| known.cursor.as_deref() == Some(cursor))
+        else {
+            return Guarantee::Bookmarkable.fails(format!("{cursor} was moved, and nobody has it"));
+        };
+        let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
         // Only after `Expired` a cursor begins again.
         if to < from && !subscriber.has_expired {
             return Guarantee::Bookmarkable
