@@ -503,6 +503,13 @@ async fn a_parallel_job_from_before_the_horizon_expires_although_the_shard_is_fo
 /// horizon with the version at which the round had begun, and the job expired for a tombstone that it had worked on.
 #[tokio::test(start_paused = true)]
 async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() {
+    for is_resharded in [false, true] {
+        worked_on(is_resharded).await;
+    }
+}
+
+/// A parallel job works on a tombstone that the janitor drops meanwhile. `is_resharded` after the tombstone, the shard ends in that round.
+async fn worked_on(is_resharded: bool) {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default().shards(1)).await.unwrap();
     let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
@@ -529,18 +536,25 @@ async fn a_parallel_job_does_not_expire_for_a_tombstone_that_it_has_worked_on() 
         }
     };
     let options = ParallelJobOptions::default().batch_rows_max(1);
-    let job = ParallelJob::new(feed, since).with_options(options);
+    let job = ParallelJob::new(feed.clone(), since).with_options(options);
     let running = tokio::spawn(async move { job.run(work).await });
     within("the first row", rows[0].0.notified()).await;
     record(&store, &bus, &db("b", 1), [0, 1, 0, 0]).await;
     row_with(&bus, &db("b", 1), [1, 1, 0, 0]).await;
+    record(&store, &bus, &db("d", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("d", 1), [1, 0, 0, 0]).await;
     // The snapshot of the round is too old then.
     tokio::time::sleep(Duration::from_secs(10)).await;
     rows[0].1.notify_one();
     within("the tombstone", rows[1].0.notified()).await;
+    if is_resharded {
+        feed.reshard(2, None).await.unwrap();
+    }
     let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the end of the tombstone", async || bus.stats().tombstones_dropped > 0).await;
     janitor.shutdown().await.unwrap();
+    // What follows the tombstone is read at a version after the reshard.
+    tokio::time::sleep(Duration::from_secs(10)).await;
     rows[1].1.notify_one();
     within("the job", running).await.unwrap().unwrap();
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{
     Cursor, Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Sequence,
     cursor::NamedCursor,
-    dispatcher::{Interruption, Subscribe},
+    dispatcher::{Interruption, Subscribe, Subscription},
     store::{
         StoreError,
         testing::{CommitFault, Faults, Gate, Operation},
@@ -250,26 +250,55 @@ async fn one_that_begins_with_nothing_has_not_expired() {
     }
 }
 
-/// Regression: one that had expired waited in silence while that could not be saved.
-#[tokio::test(start_paused = true)]
-async fn one_that_has_expired_learns_that_this_cannot_be_saved() {
-    let fixture = SubscriberFixture::new().await;
+/// A durable subscriber that is about to expire, its dispatcher, and the faults of their store.
+async fn expiring(fixture: &SubscriberFixture) -> (Faults, Dispatcher, Subscription) {
     let faults = Faults::new(&fixture.store);
     let failing = narrow_bus(&faults.database()).await;
     let known = fixture.event(&db("x", 1), EventKind::Created).await;
     let without_ring = failing.dispatcher(without_ring()).await.unwrap();
     let cursor = failing.cursor("c").unwrap();
-    let mut stream = subscribe(&without_ring, known).durable(&cursor).await.unwrap().stream();
+    let stream = subscribe(&without_ring, known).durable(&cursor).await.unwrap().stream();
     fixture.events(&["a", "b"], EventKind::Created).await;
     fixture.events(&["b"], EventKind::Deleted).await;
     fixture.events(&["c"], EventKind::Created).await;
     forget(&fixture.bus).await;
     until("the tail", async || without_ring.position() >= fixture.dispatcher.position()).await;
+    (faults, without_ring, stream)
+}
+
+/// Regression: one that had expired waited in silence while that could not be saved.
+#[tokio::test(start_paused = true)]
+async fn one_that_has_expired_learns_that_this_cannot_be_saved() {
+    let fixture = SubscriberFixture::new().await;
+    let (faults, _dispatcher, mut stream) = expiring(&fixture).await;
     faults.plan_commits(|_| Some(CommitFault::Before(StoreError::IO_ERROR)));
     for _ in 0..2 {
         let item = within("the failure", stream.next()).await.unwrap();
         assert!(matches!(item, Err(Interruption::Failed(_))), "{item:?}");
     }
+    faults.heal();
+    let item = within("the end", stream.next()).await.unwrap();
+    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
+}
+
+/// Regression: its explicit save took over the one that was under way, and failed. Without a timer nothing was saved any more, and the
+/// subscriber waited forever.
+#[tokio::test(start_paused = true)]
+async fn one_that_has_expired_saves_again_after_its_explicit_save_has_failed() {
+    let fixture = SubscriberFixture::new().await;
+    let (faults, _dispatcher, mut stream) = expiring(&fixture).await;
+    let gate = Gate::default();
+    faults.script_commits([CommitFault::Hold(gate.clone())]);
+    tokio::select! {
+        biased;
+        item = stream.next() => panic!("{item:?}"),
+        () = gate.reached() => {}
+    }
+    // Another filter has to be saved as well.
+    stream.replace(Filter::name("c").unwrap());
+    faults.plan_commits(|_| Some(CommitFault::Before(StoreError::IO_ERROR)));
+    gate.open();
+    within("the failure", stream.checkpoint()).await.unwrap_err();
     faults.heal();
     let item = within("the end", stream.next()).await.unwrap();
     assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");

@@ -36,7 +36,8 @@ impl Subscribe {
     /// Starts at a cursor, at [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: after the tail's
     /// present position; this can include events that were committed before and are not folded yet.
     ///
-    /// Before [`Subscribe::durable`], it sets where a new cursor begins. After it, the subscription starts there whatever was saved.
+    /// Before [`Subscribe::durable`], it sets where a new cursor begins. After it, the subscription starts there whatever was saved; until
+    /// its first save after a delivery, the next one that opens the cursor starts at what was saved before.
     ///
     /// A start that an embedded store has never had gives [`Interruption::Expired`](super::Interruption). A start ahead of a cluster, or
     /// in a later incarnation, gives [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].

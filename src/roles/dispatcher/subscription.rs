@@ -60,14 +60,14 @@ impl Source {
         }
     }
 
-    /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor, which ends the subscription, and if
-    /// what it has to wait for could not be saved.
+    /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor or the bus is gone, which ends the
+    /// subscription, and if what it has to wait for could not be saved.
     fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
         let mut autosave = self.autosave.take()?;
         let saved = autosave.poll(context, || self.cursor());
         self.autosave = Some(autosave);
         saved.err().map(|error| {
-            if matches!(error, Error::CursorLost { .. }) {
+            if matches!(error, Error::CursorLost { .. } | Error::BusGone { .. }) {
                 self.reader.state.end();
             }
             Interruption::Failed(error)

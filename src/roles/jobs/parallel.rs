@@ -188,7 +188,8 @@ impl<R: FeedRow> ParallelJob<R> {
     /// Works through the feed until all tasks have read the same state. Returns its cursor, where the next job starts.
     ///
     /// `work` gets each row at least once, newer rows of an id after older ones, and rows of different shards concurrently.
-    /// It may get a batch again after a failure, and must tolerate that.
+    /// It may get a batch again after a failure, and must tolerate that. If a job from nothing has failed, drop what was derived: the
+    /// next one from nothing does not get what was deleted meanwhile.
     ///
     /// # Errors
     ///
@@ -263,8 +264,7 @@ impl<R: FeedRow> ParallelJob<R> {
                 while let Some((_, done)) = under_way.join_next().await {
                     let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
                     is_agreed &= done.version == version;
-                    // A shard that was closed meanwhile has ended at an earlier position, where others go on.
-                    let to = if done.is_ended { seen } else { done.next.position().max(seen) };
+                    let to = done.next.position().max(seen);
                     reached = Some(reached.map_or(to, |least: Sequence| least.min(to)));
                     job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
                 }

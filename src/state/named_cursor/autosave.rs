@@ -26,6 +26,7 @@ pub(crate) struct Autosave {
     /// How often it is saved; never if that is [`Duration::MAX`].
     interval: Duration,
     env: Env,
+    /// The time of the next save. If there is none, a save is due that the subscriber waits for, or the interval begins.
     timer: Option<BoxFuture<'static, ()>>,
     saving: Option<Saving>,
     /// Whether the subscriber's position is before the saved one, because its filter was replaced or it has expired.
@@ -66,7 +67,9 @@ impl Autosave {
     /// save repeats them; it fails with them while the subscriber has to wait for the save.
     pub fn poll(&mut self, context: &mut Context<'_>, position: impl FnOnce() -> Cursor) -> Result<()> {
         if self.saving.is_none() && (self.is_ahead || self.interval != Duration::MAX) {
-            let timer = self.timer.get_or_insert_with(|| self.env.sleep(self.interval));
+            let timer = self.timer.get_or_insert_with(|| {
+                if self.is_ahead { Box::pin(ready(())) } else { self.env.sleep(self.interval) }
+            });
             if timer.as_mut().poll(context).is_pending() {
                 return Ok(());
             }
@@ -88,7 +91,7 @@ impl Autosave {
         // Without this, the timer would wait for a poll that may not come before another event.
         let pause = match &saved {
             Ok(()) if self.is_ahead => Duration::ZERO,
-            Err(_) if self.is_ahead => self.interval.min(SAVE_INTERVAL),
+            Err(_) if self.is_ahead => SAVE_INTERVAL,
             _ => self.interval,
         };
         let timer = self.timer.insert(self.env.sleep(pause));
@@ -139,7 +142,7 @@ impl Autosave {
 
     fn set_back(&mut self) {
         self.is_ahead = true;
-        self.timer = Some(Box::pin(ready(())));
+        self.timer = None;
         if let Some(saving) = &mut self.saving {
             saving.is_outdated = true;
         }

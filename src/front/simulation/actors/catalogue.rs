@@ -40,7 +40,11 @@ impl Catalogue {
     pub async fn run(mut self) {
         let pause_ms = [100, 1_000, 4_000][self.actor.random(3) as usize];
         while self.actor.phase() != Phase::End {
-            self.actor.pause(pause_ms).await;
+            tokio::select! {
+                biased;
+                () = self.actor.until_the_end() => break,
+                () = self.actor.pause(pause_ms) => {}
+            }
             if let Err(error) = self.update().await {
                 self.actor.note(|| format!("a job of a catalogue has failed: {error}"));
             }
@@ -77,7 +81,13 @@ impl Catalogue {
                 *cursor = Cursor::NOTHING;
                 Ok(false)
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                // A job from nothing does not tell the next one what was deleted since.
+                if *cursor == Cursor::NOTHING {
+                    rows.lock().clear();
+                }
+                Err(error)
+            }
         }
     }
 

@@ -102,6 +102,9 @@ async fn subscribe_durably(
     {
         let saved = Stream::new(subscribe.since(Cursor::NOTHING), false).checkpoint().await;
         actor.note(|| format!("{name} was not to begin with nothing: {saved:?}"));
+        if let Err(error @ Error::CursorLost { .. }) = saved {
+            actor.shared.fail(Guarantee::Resumable.broken(format!("nobody else takes {name}: {error}")));
+        }
     }
     let Some(subscribe) = source.subscribe_durably(actor, interest, terms, name).await? else {
         return Ok(None);
