@@ -32,9 +32,9 @@ pub struct Args {
     /// How many nodes each world has. Default: as its seed draws.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
     nodes: Option<u16>,
-    /// For how many simulated seconds things go wrong in each world. Default: as its seed draws.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
-    chaos: Option<u64>,
+    /// How long things go wrong in each world, in simulated time, up to an hour, such as 3s. Default: as its seed draws.
+    #[arg(long, value_parser = chaos)]
+    chaos: Option<Duration>,
     /// How many times more often things go wrong than the seeds draw.
     #[arg(long, default_value_t = 1.0, value_parser = intensity)]
     intensity: f64,
@@ -60,6 +60,13 @@ pub struct Args {
     judge: Option<PathBuf>,
 }
 
+/// Parses `--chaos`.
+fn chaos(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let is_allowed = (Duration::from_secs(1)..=Duration::from_hours(1)).contains(&time);
+    is_allowed.then_some(time).ok_or_else(|| "it has to be from 1s to 1h".to_owned())
+}
+
 /// Parses `--intensity`.
 pub fn intensity(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| (0.0..=1_000.0).contains(number));
@@ -72,10 +79,9 @@ impl Args {
     }
 
     fn options(&self, trace: bool) -> Options {
-        let chaos = self.chaos.map(Duration::from_secs);
         Options {
             nodes: self.nodes.map(usize::from),
-            chaos,
+            chaos: self.chaos,
             intensity: self.intensity,
             trace,
             without: self.without.clone(),
@@ -90,7 +96,9 @@ fn replay(seed: u64, options: &Options) -> String {
     let without: Vec<_> = options.without.iter().map(Part::to_string).collect();
     let options = [
         options.nodes.map(|nodes| format!(" --nodes {nodes}")),
-        options.chaos.map(|chaos| format!(" --chaos {}", chaos.as_secs())),
+        options.chaos.map(|chaos| {
+            format!(" --chaos {}", humantime::format_duration(chaos).to_string().replace(' ', ""))
+        }),
         Some(format!(" --intensity {}", options.intensity)),
         (!without.is_empty()).then(|| format!(" --without {}", without.join(","))),
     ];
@@ -160,7 +168,11 @@ fn judge_again(file: &Path) -> Result<(), Failure> {
     let history = fs::read_to_string(file)
         .map_err(|error| Failure::BadInput(format!("{} cannot be read: {error}", file.display())))?;
     match judge(&history)? {
-        None => writeln!(io::stdout(), "everything that was promised was kept").map_err(crate::out::failed),
+        None => {
+            let lines = history.lines().count();
+            writeln!(io::stdout(), "everything that was promised was kept, in {lines} lines")
+                .map_err(crate::out::failed)
+        }
         Some(broken) => Err(Failure::Failed(broken.to_string())),
     }
 }
@@ -173,6 +185,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let seeds = args.seeds();
     if args.save.is_some() && seeds != 1 {
         return Err(Failure::BadInput("a history is of one world: --save goes with --seeds 1".to_owned()));
+    }
+    if let Some(file) = &args.save {
+        // What cannot be saved is known before the world runs.
+        fs::write(file, "")
+            .map_err(|error| Failure::BadInput(format!("{} cannot be written: {error}", file.display())))?;
     }
     let saved = Mutex::new(Ok(()));
     let trace = std::env::var(TRACE).is_ok_and(|value| value != "0");

@@ -209,6 +209,13 @@ fn start(file: &Path, member: &Member) -> io::Result<Child> {
 
 /// Runs worlds until the time is over, or a guarantee is broken.
 fn run_worlds(args: &Args, cluster: Option<&Cluster<'_>>) -> Result<(), Failure> {
+    if args.duration.is_zero() {
+        return Err(Failure::BadInput("no world begins within --for 0s".to_owned()));
+    }
+    if let Some(folder) = &args.keep {
+        fs::create_dir_all(folder)
+            .map_err(|error| Failure::BadInput(format!("{} cannot be made: {error}", folder.display())))?;
+    }
     let processors = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let worlds = if cluster.is_some() { NonZeroUsize::MIN } else { args.worlds.unwrap_or(processors) };
     let threads = args.threads.unwrap_or(processors.max(NonZeroUsize::MIN.saturating_add(1)));
@@ -243,6 +250,10 @@ fn run_worlds(args: &Args, cluster: Option<&Cluster<'_>>) -> Result<(), Failure>
     let total = total.into_inner();
     out::line(&report(&done, &total, began.elapsed()))?;
     let Some(outcome) = total.broken.into_iter().next() else {
+        if args.keep.is_none() {
+            // It is empty, if there is one.
+            drop(fs::remove_dir(args.folder()));
+        }
         return out::line("nothing was lost");
     };
     Err(kept(args, &outcome))

@@ -59,7 +59,8 @@ impl std::str::FromStr for Part {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::all().find(|part| part.to_string().eq_ignore_ascii_case(text));
-        found.ok_or_else(|| format!("{text:?} is no part of a world: {:?}", Self::all().collect::<Vec<_>>()))
+        let all = || Self::all().map(|part| part.to_string()).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| format!("{text:?} is no part of a world; the parts are {}", all()))
     }
 }
 

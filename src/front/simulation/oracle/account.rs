@@ -11,7 +11,7 @@
 //!   that happens to a subscriber, except that after `Expired` the subscriber knows nothing, and after `Lagged` it is
 //!   owed nothing of what it skipped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{given::Start, ledger::Ledger};
 use crate::base::{
@@ -32,8 +32,8 @@ pub(super) struct Account {
     delivered: BTreeMap<(DbName, EventKind), Sequence>,
     /// The names that it may know to exist, with the newest position at which they existed, as far as it knows.
     known: BTreeMap<DbName, Sequence>,
-    /// Names that it wants since its filter was replaced, at an unknown moment, and that it did not want before.
-    unsettled: BTreeSet<DbName>,
+    /// Names whose wanted kinds have changed since its filter was replaced, at an unknown moment, with the kinds that it wanted before.
+    unsettled: Wants,
 }
 
 impl Account {
@@ -51,11 +51,11 @@ impl Account {
         self.unsettled.clear();
     }
 
-    /// Replaces its interest, from an unknown moment on. The next delivery of a name in `unwanted`, which it has not
-    /// wanted for long, shows that the moment has come.
-    pub fn replace_soon(&mut self, ledger: &Ledger, wants: &Wants, unwanted: BTreeSet<DbName>) {
+    /// Replaces its interest, from an unknown moment on. The next delivery of a name without any of the kinds that it wanted before, and
+    /// may still want, shows that the moment has come.
+    pub fn replace_soon(&mut self, ledger: &Ledger, wants: &Wants, before: Wants) {
         self.replace(ledger, wants, Start::At(Sequence::MAX));
-        self.unsettled = unwanted;
+        self.unsettled = before;
     }
 
     /// It claims that everything up to `position` was delivered: it knows of each name whether it exists.
@@ -108,7 +108,8 @@ impl Account {
         at: Sequence,
         kinds: Kinds,
     ) -> Result<usize, String> {
-        if self.unsettled.remove(name) {
+        if self.unsettled.get(name).is_some_and(|before| !before.intersects(kinds)) {
+            self.unsettled.remove(name);
             for ((_, _), start) in self.from.iter_mut().filter(|((of, _), _)| of == name) {
                 *start = (*start).min(Start::At(at));
             }
@@ -277,6 +278,19 @@ mod tests {
         assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
         account.resume(&ledger, Start::At(at(3)));
         assert!(account.is_owed(&ledger, Sequence::MAX).is_some(), "it begins before that again");
+    }
+
+    #[test]
+    fn what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it() {
+        let mut ledger = recreated();
+        let mut account = Account::new(&ledger, &wants(EventKind::Created), Start::At(at(5)));
+        let both = wants(Kinds::from(EventKind::Created) | EventKind::Updated.into());
+        account.replace_soon(&ledger, &both, wants(EventKind::Created));
+        ledger.fold(&name(), at(6), DbInstance([2; 16]), EventKind::Updated.into());
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None, "the earlier filter may still be there");
+        account.deliver(&ledger, &name(), at(6), EventKind::Updated.into()).unwrap();
+        ledger.fold(&name(), at(7), DbInstance([2; 16]), EventKind::Updated.into());
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
     }
 
     #[test]

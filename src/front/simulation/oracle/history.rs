@@ -495,6 +495,29 @@ pub(in crate::front::simulation) enum HistoryEvent {
 }
 
 impl HistoryEvent {
+    /// The reader that it is about, if that has begun before.
+    pub fn reader(&self) -> Option<u64> {
+        match self {
+            Self::Resumed { id, .. }
+            | Self::Replaced { id, .. }
+            | Self::Stands { id, .. }
+            | Self::Given { id, .. }
+            | Self::Unfollowed { id }
+            | Self::FollowedRows { id, .. }
+            | Self::FollowedOver { id, .. }
+            | Self::DocTailRead { id, .. }
+            | Self::DocTailEnded { id, .. } => Some(*id),
+            #[cfg(feature = "http")]
+            Self::DocTailGoesOn { id }
+            | Self::WebAsks { id }
+            | Self::WebRow { id, .. }
+            | Self::WebStands { id, .. }
+            | Self::WebExpired { id, .. }
+            | Self::WebChange { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
+
     /// A commit.
     pub fn of_commit(seen: &ObservedCommit<'_>) -> Self {
         let value = |value: &Option<Bytes>| value.clone().map(Hex);

@@ -71,11 +71,13 @@ impl Oracle {
                 }
                 _ => {}
             }
-            // Where a layer has named a wrong previous edit, earlier rows of the document have stayed. The parked one takes their place.
+            // Where a layer has named a wrong previous edit, earlier rows of the document have stayed. The parked one takes their place, and
+            // the newest one that of those that have waited behind the parked one.
             let documents = group.id.feed.instance().and_then(|instance| self.documents.get(&instance));
-            let overtaken: Vec<_> = after
+            let end = after.or_else(|| documents.and_then(|documents| documents.newest_of(id)));
+            let overtaken: Vec<_> = end
                 .zip(documents)
-                .map(|(after, documents)| documents.rows_before(id, after).collect())
+                .map(|(end, documents)| documents.rows_before(id, end).collect())
                 .unwrap_or_default();
             let group = self.groups.get_mut(name).expect("it was just there");
             group.done.extend(overtaken);

@@ -140,11 +140,11 @@ impl Oracle {
         }
         let wants = self.wants(interest);
         let Some(known) = self.subscribers.get(&id) else { return };
-        let earlier = |name: &&DbName| {
-            let mut interests = known.before.iter().chain([&known.interest]);
-            interests.all(|interest| interest.kinds_of(name) == Kinds::NONE)
+        let earlier = |name: &DbName| {
+            let interests = known.before.iter().chain([&known.interest]);
+            interests.fold(Kinds::NONE, |kinds, interest| kinds | interest.kinds_of(name))
         };
-        let unwanted: BTreeSet<_> = self.names.iter().filter(earlier).cloned().collect();
+        let earlier: Wants = self.names.iter().map(|name| (name.clone(), earlier(name))).collect();
         let subscriber = self.subscribers.get_mut(&id).expect("it was just there");
         findings.witness(Witness::FilterReplaced);
         if subscriber.is_scanning
@@ -159,7 +159,7 @@ impl Oracle {
             subscriber.account.replace(&self.ledger, &wants, start);
         } else {
             subscriber.before.push(before);
-            subscriber.account.replace_soon(&self.ledger, &wants, unwanted);
+            subscriber.account.replace_soon(&self.ledger, &wants, earlier);
         }
         // Rows that both filters want can be delivered again.
         subscriber.last.clear();

@@ -180,6 +180,9 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
     let mut lines = history.lines().enumerate();
     let (_, head) = lines.next().ok_or_else(|| wrong("it is empty".to_owned()))?;
     let head: Head = serde_json::from_str(head).map_err(|error| wrong_line(0, error))?;
+    if head.partitions == 0 {
+        return Err(wrong("line 1: it has no partitions".to_owned()));
+    }
     if head.notibus_history != VERSION {
         let version = head.notibus_history;
         return Err(wrong(format!("its version is {version}; this program knows version {VERSION}")));
@@ -195,14 +198,32 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
         oracle.expect_janitor(given_up.into_iter().map(|name| name.0).collect());
     }
     let findings = Findings::default();
-    let (mut values, mut has_ended) = (Rows::new(), false);
+    let (mut values, mut has_rested, mut has_ended) = (Rows::new(), false, false);
     for (number, line) in lines {
         let seen: HistoryEvent = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
-        has_ended |= matches!(seen, HistoryEvent::Ended);
+        if has_ended {
+            return Err(wrong_line(number, "the history has ended before"));
+        }
+        if let Some(id) = seen.reader().filter(|id| *id >= oracle.next_reader()) {
+            let reason = format!("its reader {id} has not begun: lines are missing, or were changed");
+            return Err(wrong_line(number, reason));
+        }
+        has_rested |= matches!(seen, HistoryEvent::Rested);
+        has_ended = matches!(seen, HistoryEvent::Ended);
+        if has_ended && !has_rested {
+            return Err(wrong_line(number, "it ends without having come to rest: lines are missing"));
+        }
         seen.apply(&mut oracle, &findings, &mut values).map_err(|error| wrong_line(number, error))?;
         if let Some(broken) = findings.failure() {
             return Ok(Some(Broken { reason: format!("line {}: {}", number + 1, broken.reason), ..broken }));
         }
     }
-    if has_ended { Ok(None) } else { Ok(Some(Guarantee::Live.broken("the history has no end"))) }
+    if has_ended {
+        Ok(None)
+    } else {
+        Ok(Some(
+            Guarantee::Live
+                .broken("the history has no end: its world did not come to rest, or lines are missing"),
+        ))
+    }
 }

@@ -82,6 +82,11 @@ impl DocFeed {
         self.rows.range(..end).filter(move |(_, (_, doc))| is_of(doc)).map(|(at, _)| *at)
     }
 
+    /// The newest row of the document `id`.
+    pub fn newest_of(&self, id: &[u8]) -> Option<Sequence> {
+        self.rows_before(id, Sequence::MAX).last()
+    }
+
     /// The last edit of each of its documents, and whether that was the deletion of the document.
     pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
         self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
