@@ -176,4 +176,10 @@ fn the_command_saves_a_history_and_judges_it() {
     assert!(String::from_utf8_lossy(&judged.stderr).contains("Live"));
     assert_eq!(run(&["--seeds", "2", "--save", path]).status.code(), Some(2));
     assert_eq!(run(&["--judge", "no such file"]).status.code(), Some(2));
+    // Before the world runs, which would take a minute here.
+    let refused = run(&["--chaos", "1h", "--save", "no/such/folder/history"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no/such/folder/history cannot be written"));
+    let refused = run(&["--seeds", "1", "--without", "Nobody"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the parts are Documents, Jobs, Web"));
 }

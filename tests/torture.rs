@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{num::NonZeroUsize, sync::Arc, sync::atomic::Ordering, thread, time::Duration};
+use std::{num::NonZeroUsize, process::Command, sync::Arc, sync::atomic::Ordering, thread, time::Duration};
 
 use notibus::simulation::{Done, Options, torture};
 
@@ -27,4 +27,20 @@ fn what_is_promised_holds_on_threads() {
     }
     assert!(done.commits.load(Ordering::Relaxed) > 100, "{done:?}");
     assert!(done.events.load(Ordering::Relaxed) > 100, "{done:?}");
+}
+
+/// What leads to nothing is refused before a world runs.
+#[test]
+fn bad_arguments_are_refused_at_once() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let within = file.path().join("kept");
+    for (arguments, reason) in [
+        (["--for", "0s"], "no world begins".to_owned()),
+        (["--keep", within.to_str().unwrap()], format!("{} cannot be made", within.display())),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_notibus"));
+        let refused = command.arg("torture").args(arguments).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(&reason), "{refused:?}");
+    }
 }

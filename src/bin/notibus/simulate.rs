@@ -78,6 +78,18 @@ impl Args {
         self.seeds.unwrap_or(if self.save.is_some() { 1 } else { 1_000 })
     }
 
+    /// Fails if the history cannot be saved, before its world runs.
+    fn check(&self) -> Result<(), Failure> {
+        let Some(file) = &self.save else { return Ok(()) };
+        if self.seeds() != 1 {
+            return Err(Failure::BadInput(
+                "a history is of one world: --save goes with --seeds 1".to_owned(),
+            ));
+        }
+        fs::write(file, "")
+            .map_err(|error| Failure::BadInput(format!("{} cannot be written: {error}", file.display())))
+    }
+
     fn options(&self, trace: bool) -> Options {
         Options {
             nodes: self.nodes.map(usize::from),
@@ -182,15 +194,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.judge {
         return judge_again(file);
     }
+    args.check()?;
     let seeds = args.seeds();
-    if args.save.is_some() && seeds != 1 {
-        return Err(Failure::BadInput("a history is of one world: --save goes with --seeds 1".to_owned()));
-    }
-    if let Some(file) = &args.save {
-        // What cannot be saved is known before the world runs.
-        fs::write(file, "")
-            .map_err(|error| Failure::BadInput(format!("{} cannot be written: {error}", file.display())))?;
-    }
     let saved = Mutex::new(Ok(()));
     let trace = std::env::var(TRACE).is_ok_and(|value| value != "0");
     if !is_replayable() {
