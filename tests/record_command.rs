@@ -99,3 +99,14 @@ fn empty_lines_are_no_events() {
         "{said}"
     );
 }
+
+/// Regression: the document of an event of another type was dropped, and the command said that it had recorded the event.
+#[test]
+fn a_document_goes_with_its_event_only() {
+    let served = Served::start(&["--store", "memory"], None);
+    let url = format!("http://{}", served.at);
+    let of_document = |kind| record(&["a", kind, "--doc", "_design/x", "--url", &url], "");
+    let (code, said) = of_document("updated");
+    assert!(code == Some(2) && said.contains("--doc goes with ddoc_updated"), "{code:?}: {said}");
+    assert_eq!(of_document("ddoc_updated"), (Some(0), "recorded 1 event\n".to_owned()));
+}

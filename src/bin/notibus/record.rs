@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, stdin};
 
-use notibus::DbInstance;
+use notibus::{DbInstance, EventKind};
 use serde_json::{Value, json};
 
 use crate::{
@@ -54,6 +54,10 @@ struct Recorder {
 }
 
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+    if args.doc.is_some() && args.kind != EventKind::DdocUpdated.as_str() {
+        let reason = "--doc goes with ddoc_updated: an event of another type has no design document";
+        return Err(Failure::BadInput(reason.to_owned()));
+    }
     let opened = args.target.open(Intent::Writes, deadline).await?;
     let key = args.repeats.unwrap_or_else(|| DbInstance::new().to_string());
     let mut recorder = Recorder { opened, key, recorded: 0, transactions: 0 };
