@@ -325,9 +325,8 @@ pub enum Interruption {
         /// Rows up to here may have been deleted.
         horizon: Sequence,
     },
-    /// The feed could not be read, or a durable subscriber could not save that it begins again, which it does before it delivers anything
-    /// more. The subscriber keeps its cursor, and tries again a second later. After [`Error::CursorLost`] and [`Error::BusGone`] the
-    /// subscription ends.
+    /// The feed could not be read, or a durable subscriber that begins again could not save that. The subscriber keeps its cursor, and
+    /// tries again a second later. After [`Error::CursorLost`] and [`Error::BusGone`] the subscription ends.
     #[error(transparent)]
     Failed(#[from] Error),
 }

@@ -60,8 +60,7 @@ impl Source {
         }
     }
 
-    /// Saves the cursor when a save is due. Fails if another subscriber has opened the cursor or the bus is gone, which ends the
-    /// subscription, and if what it has to wait for could not be saved.
+    /// Saves the cursor when a save is due. Fails if the subscription ends, or waits for what could not be saved.
     fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
         let mut autosave = self.autosave.take()?;
         let saved = autosave.poll(context, || self.cursor());
