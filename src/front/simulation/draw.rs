@@ -406,6 +406,13 @@ impl WorldPlan {
         self
     }
 
+    /// Whether its groups park what fails.
+    pub fn parks(&self) -> bool {
+        let of_documents = self.documents.as_ref().and_then(|documents| documents.group.as_ref());
+        let mut groups = self.groups.iter().chain(of_documents);
+        groups.any(|group| group.options.failure == FailurePolicy::Park)
+    }
+
     /// Makes groups park what fails, in some worlds. In some of these, observers always fail with some databases.
     fn with_parking(mut self, random: &mut Rng) -> Self {
         if random.u32(0..3) > 0 {

@@ -78,7 +78,9 @@ impl Shared {
         if plan.rate(Fault::ClockJump) == 0.0 {
             oracle.trust_clocks();
         }
-        oracle.expect_parked(plan.groups.iter().flat_map(|group| &group.unworkable).cloned().collect());
+        if plan.parks() {
+            oracle.expect_parked(plan.groups.iter().flat_map(|group| &group.unworkable).cloned().collect());
+        }
         if plan.relocation.is_some() {
             oracle.expect_move(plan.processes.len());
         }

@@ -41,6 +41,13 @@ fn rows_of<'a>(
     notifications.filter(move |_| instance.is_none()).chain(documents)
 }
 
+/// Whether a newer row of its document may stand for that of `group` at `at`, where groups park: of the rows that wait behind a parked
+/// one, only the newest is kept.
+fn is_overtaken(documents: &BTreeMap<DbInstance, DocFeed>, group: &GroupId, at: Sequence) -> bool {
+    let feed = group.feed.instance().and_then(|instance| documents.get(&instance));
+    feed.is_some_and(|feed| feed.has_newer(at))
+}
+
 impl Oracle {
     /// The number of the group's resets, which marks its work.
     pub fn generation(&self, group: &GroupName) -> u64 {
@@ -263,7 +270,7 @@ impl Oracle {
                 position.map_err(|error| error.to_string())
             };
             let (before, after) = (read(&change.before)?, read(&change.after)?);
-            let (rows, documents) = (&self.rows, &self.documents);
+            let (rows, documents, parks) = (&self.rows, &self.documents, self.unworkable.is_some());
             let Some(group) = self.groups.get_mut(name) else {
                 if after.is_some() {
                     return Guarantee::AtLeastOnce
@@ -290,7 +297,8 @@ impl Oracle {
             let is_parked = |at: &Sequence| group.parked.values().any(|parked| parked == at);
             let left = rows_of(rows, documents, &group.id).find(|(place, at)| {
                 let is_passed = place == shard && before < *at && *at <= to;
-                is_passed && !group.done.contains(at) && !is_parked(at)
+                let is_overtaken = || parks && is_overtaken(documents, &group.id, *at);
+                is_passed && !group.done.contains(at) && !is_parked(at) && !is_overtaken()
             });
             if let Some((_, left)) = left {
                 return Guarantee::AtLeastOnce.fails(format!(
@@ -331,8 +339,11 @@ impl Oracle {
     pub(super) fn groups_owe(&self) -> Option<String> {
         self.groups.iter().find_map(|(name, group)| {
             let mut left = rows_of(&self.rows, &self.documents, &group.id).map(|(_, at)| at);
+            let parks = self.unworkable.is_some();
             let left = left.find(|at| {
-                *at > group.start && !group.done.contains(at) && !self.waits_forever(group, *at)
+                let is_overtaken = || parks && is_overtaken(&self.documents, &group.id, *at);
+                let is_done = group.done.contains(at) || self.waits_forever(group, *at) || is_overtaken();
+                *at > group.start && !is_done
             })?;
             Some(format!("{name} has still to work on the row at {left}"))
         })

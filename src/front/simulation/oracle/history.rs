@@ -52,9 +52,9 @@ pub(super) struct Head {
     /// Whether no clock jumps.
     #[serde(default)]
     pub steady_clocks: bool,
-    /// The names of the databases that groups which park can only park.
+    /// The names of the databases that groups can only park; `None` if groups do not park.
     #[serde(default)]
-    pub unworkable: Vec<Text<DbName>>,
+    pub unworkable: Option<Vec<Text<DbName>>>,
     /// The names of the groups that expire after the faults; `None` if there is no janitor.
     #[serde(default)]
     pub given_up: Option<Vec<Text<GroupName>>>,
@@ -79,7 +79,7 @@ impl Head {
             documents,
             failing,
             steady_clocks: false,
-            unworkable: Vec::new(),
+            unworkable: None,
             given_up: None,
         }
     }

@@ -168,8 +168,8 @@ pub(super) struct Oracle {
     operations: BTreeMap<Issuer, Operation>,
     /// The groups that have to expire after the faults, if there is a janitor.
     given_up: Option<Vec<GroupName>>,
-    /// The names of the databases that groups which park can only park.
-    unworkable: BTreeSet<DbName>,
+    /// The names of the databases that groups can only park, if groups park.
+    unworkable: Option<BTreeSet<DbName>>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Whether databases have documents.
     has_documents: bool,
@@ -238,7 +238,7 @@ impl Oracle {
             members: BTreeMap::new(),
             operations: BTreeMap::new(),
             given_up: None,
-            unworkable: BTreeSet::new(),
+            unworkable: None,
             subscribers: BTreeMap::new(),
             has_documents,
             documents: BTreeMap::new(),
@@ -271,7 +271,7 @@ impl Oracle {
         let failing = self.jobs.as_ref().map(Jobs::failing);
         let mut head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
         head.steady_clocks = self.has_steady_clocks;
-        head.unworkable = self.unworkable.iter().cloned().map(Text).collect();
+        head.unworkable = self.unworkable.as_ref().map(|names| names.iter().cloned().map(Text).collect());
         head.given_up = self.given_up.as_ref().map(|names| names.iter().cloned().map(Text).collect());
         let head = serde_json::to_string(&head).expect("a head is plain data");
         self.history = Some(head + "\n");

@@ -193,7 +193,9 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
     if head.steady_clocks {
         oracle.trust_clocks();
     }
-    oracle.expect_parked(head.unworkable.into_iter().map(|name| name.0).collect());
+    if let Some(unworkable) = head.unworkable {
+        oracle.expect_parked(unworkable.into_iter().map(|name| name.0).collect());
+    }
     if let Some(given_up) = head.given_up {
         oracle.expect_janitor(given_up.into_iter().map(|name| name.0).collect());
     }

@@ -1,6 +1,9 @@
 //! [`DocFeed`] and [`DocTail`]: what the oracle knows of the documents of a database, and of a reader of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 use crate::{
     base::{encoding::Sequence, event::DbInstance},
@@ -76,15 +79,10 @@ impl DocFeed {
         self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
     }
 
-    /// The rows of the document `id` before `end`.
-    pub fn rows_before(&self, id: &[u8], end: Sequence) -> impl Iterator<Item = Sequence> {
-        let is_of = move |doc: &DocSummary| doc.id.as_str().as_bytes() == id;
-        self.rows.range(..end).filter(move |(_, (_, doc))| is_of(doc)).map(|(at, _)| *at)
-    }
-
-    /// The newest row of the document `id`.
-    pub fn newest_of(&self, id: &[u8]) -> Option<Sequence> {
-        self.rows_before(id, Sequence::MAX).last()
+    /// Whether there is a newer row of the document of the row at `at`: a layer has named a wrong previous edit.
+    pub fn has_newer(&self, at: Sequence) -> bool {
+        let Some((_, doc)) = self.rows.get(&at) else { return false };
+        self.rows.range((Bound::Excluded(at), Bound::Unbounded)).any(|(_, (_, newer))| newer.id == doc.id)
     }
 
     /// The last edit of each of its documents, and whether that was the deletion of the document.
