@@ -151,6 +151,10 @@ fn what_is_no_history_is_a_typed_error() {
         left.cloned().collect::<Vec<_>>().join("\n")
     };
     assert!(error(&without("rested")).contains("come to rest"));
+    let commit = lines.iter().position(|line| line.starts_with("{\"saw\":\"committed\"")).unwrap();
+    let mut twice = lines.clone();
+    twice.insert(commit, lines[commit].clone());
+    assert!(error(&twice.join("\n")).contains("had another value before"));
     let of_nobody = format!("{}\n{{\"saw\":\"unfollowed\",\"id\":1000000}}", lines[0]);
     assert!(error(&of_nobody).contains("reader 1000000"));
 }

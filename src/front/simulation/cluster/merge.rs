@@ -119,17 +119,14 @@ impl Merge {
                 self.readers.insert(*id, known);
                 *id = known;
             }
-            HistoryEvent::Resumed { id, .. }
-            | HistoryEvent::Replaced { id, .. }
-            | HistoryEvent::Stands { id, .. }
-            | HistoryEvent::Given { id, .. }
-            | HistoryEvent::Unfollowed { id }
-            | HistoryEvent::FollowedRows { id, .. }
-            | HistoryEvent::FollowedOver { id, .. } => *id = self.readers.get(id).copied().unwrap_or(*id),
             HistoryEvent::Observed { group, generation, .. } => {
                 *generation = self.oracle.generation(&group.0);
             }
-            _ => {}
+            _ => {
+                if let Some(id) = seen.reader_mut() {
+                    *id = self.readers.get(id).copied().unwrap_or(*id);
+                }
+            }
         }
     }
 

@@ -496,7 +496,7 @@ pub(in crate::front::simulation) enum HistoryEvent {
 
 impl HistoryEvent {
     /// The reader that it is about, if that has begun before.
-    pub fn reader(&self) -> Option<u64> {
+    pub fn reader_mut(&mut self) -> Option<&mut u64> {
         match self {
             Self::Resumed { id, .. }
             | Self::Replaced { id, .. }
@@ -506,14 +506,14 @@ impl HistoryEvent {
             | Self::FollowedRows { id, .. }
             | Self::FollowedOver { id, .. }
             | Self::DocTailRead { id, .. }
-            | Self::DocTailEnded { id, .. } => Some(*id),
+            | Self::DocTailEnded { id, .. } => Some(id),
             #[cfg(feature = "http")]
             Self::DocTailGoesOn { id }
             | Self::WebAsks { id }
             | Self::WebRow { id, .. }
             | Self::WebStands { id, .. }
             | Self::WebExpired { id, .. }
-            | Self::WebChange { id, .. } => Some(*id),
+            | Self::WebChange { id, .. } => Some(id),
             _ => None,
         }
     }

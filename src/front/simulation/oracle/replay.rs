@@ -140,6 +140,14 @@ fn commit(
         .into_iter()
         .map(|(key, before, after)| (key.0, Change { before: value(before), after: value(after) }))
         .collect();
+    if let Some(key) =
+        touched.iter().find_map(|(key, change)| (values.get(key) != change.before.as_ref()).then_some(key))
+    {
+        let key = key.escape_ascii();
+        return Err(wrong(format!(
+            "\"{key}\" had another value before: lines are missing, twice there, or were changed"
+        )));
+    }
     let changes: Vec<_> = touched.iter().map(|(key, change)| (key.clone(), change.after.clone())).collect();
     let before = |key: &[u8]| values.get(key).cloned();
     let seen = ObservedCommit { issuer, stamp: Versionstamp(stamp), is_late, touched, before: &before };
@@ -202,11 +210,11 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
     let findings = Findings::default();
     let (mut values, mut has_rested, mut has_ended) = (Rows::new(), false, false);
     for (number, line) in lines {
-        let seen: HistoryEvent = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
+        let mut seen: HistoryEvent = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
         if has_ended {
             return Err(wrong_line(number, "the history has ended before"));
         }
-        if let Some(id) = seen.reader().filter(|id| *id >= oracle.next_reader()) {
+        if let Some(id) = seen.reader_mut().copied().filter(|id| *id >= oracle.next_reader()) {
             let reason = format!("its reader {id} has not begun: lines are missing, or were changed");
             return Err(wrong_line(number, reason));
         }
@@ -215,7 +223,10 @@ pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken
         if has_ended && !has_rested {
             return Err(wrong_line(number, "it ends without having come to rest: lines are missing"));
         }
-        seen.apply(&mut oracle, &findings, &mut values).map_err(|error| wrong_line(number, error))?;
+        seen.apply(&mut oracle, &findings, &mut values).map_err(|error| match error {
+            Error::Invalid { what: "history", reason } => wrong_line(number, reason),
+            error => wrong_line(number, error),
+        })?;
         if let Some(broken) = findings.failure() {
             return Ok(Some(Broken { reason: format!("line {}: {}", number + 1, broken.reason), ..broken }));
         }
