@@ -98,14 +98,15 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
     }
     assert!(notibus(&["check", &store], 0).0.contains("another process has it open"));
     let file = parent.path().join("bus").display().to_string();
-    for writer in [
-        &["topology", "reshard", "--store", &store, "--shards", "2"][..],
-        &["export", &file, "--store", &store],
-        &["tail", "--follow", "--store", &store],
-        &["groups", "delete", "mailer", "--yes", "--store", &store],
+    for (writer, instead) in [
+        (&["topology", "reshard", "--store", &store, "--shards", "2"][..], "--url"),
+        (&["export", &file, "--store", &store], "--while-running"),
+        (&["tail", "--follow", "--store", &store], "--url"),
+        (&["groups", "delete", "mailer", "--yes", "--store", &store], "--url"),
     ] {
         // It may be closed later, so this is no bad argument.
-        assert!(notibus(writer, 1).1.contains("in another process"), "{writer:?}");
+        let said = notibus(writer, 1).1;
+        assert!(said.contains("in another process") && said.contains(instead), "{writer:?}: {said}");
     }
     drop(db);
 }

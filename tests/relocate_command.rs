@@ -43,7 +43,10 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     notibus(&["replay", SAMPLE, "--store", &new, "--into-existing"], 0);
     assert!(notibus(&["tail", "--store", &new], 0).lines().last().unwrap().starts_with("01"));
 
-    assert!(notibus(&["export", &file, "--store", &old], 2).contains("exists"), "it overwrites nothing");
+    assert!(
+        notibus(&["export", &file, "--store", &old], 2).contains("name a new file"),
+        "it overwrites nothing"
+    );
     assert!(notibus(&["import", &file, "--store", &new], 2).contains("there is a bus"));
     assert!(notibus(&["import", &path("none"), "--store", &new], 2).contains("No such file"));
     notibus(&["export", &path("other"), "--store", &format!("dir:{}", path("none"))], 2);

@@ -7,7 +7,7 @@ mod served;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     process::{Command, Stdio},
 };
 
@@ -138,6 +138,16 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(errors.contains(named), "{errors}");
     }
+}
+
+#[test]
+fn an_address_in_use_is_no_bad_argument() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = notibus().args(["serve", "--store", "memory", "--listen", &address]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains(&address) && errors.contains("--listen names another address"), "{errors}");
 }
 
 /// Without credentials it answers this machine only, and no foreign web page in a browser on it.

@@ -20,9 +20,9 @@ impl From<notibus::Error> for Failure {
         use notibus::Error;
         match error {
             Error::Open { cause: OpenCause::SystemFailed, .. } => Self::StoreFailed(error.to_string()),
-            Error::Open { cause: OpenCause::InUse | OpenCause::Unreachable, .. } => {
-                Self::Failed(error.to_string())
-            }
+            Error::Open { cause: OpenCause::InUse, .. } => Self::Failed(error.to_string())
+                .and("stop that process, or reach its node by --url if the command takes that"),
+            Error::Open { cause: OpenCause::Unreachable, .. } => Self::Failed(error.to_string()),
             Error::Invalid { .. }
             | Error::Open { .. }
             | Error::ConfigMismatch { .. }

@@ -81,7 +81,9 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
     let db = match (args.salvage, args.while_running) {
         (true, _) => store.salvage()?,
         (false, true) => store.open_to_read(deadline).await?.now(),
-        (false, false) => store.open_to_read(deadline).await?.at_rest()?,
+        (false, false) => {
+            store.open_to_read(deadline).await?.at_rest("export what it has now by --while-running")?
+        }
     };
     let opened = async {
         if args.salvage {
@@ -102,7 +104,10 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
         notice(&report(&exported));
         return Ok(());
     }
-    let file = private_file(&args.file, true).map_err(|error| fail(&args.file, &error))?;
+    let file = private_file(&args.file, true).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => fail(&args.file, &error).and("name a new file, or remove this one"),
+        _ => fail(&args.file, &error),
+    })?;
     let exported = async {
         let exported = bus.export(&mut BufWriter::new(moves.of(&file)), options).await?;
         file.sync_all().map_err(|error| fail(&args.file, &error))?;

@@ -188,7 +188,7 @@ async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
 
 /// Why it cannot listen on `address`. Another process may leave the address, and a network may still come up.
 fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
-    let reason = format!("cannot listen on {address}: {error}");
+    let reason = format!("cannot listen on {address}: {error}; --listen names another address");
     match error.kind() {
         io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable => Failure::Failed(reason),
         _ => Failure::BadInput(reason),

@@ -123,11 +123,11 @@ impl Reading {
         self.db
     }
 
-    /// The store, if no other process has it open.
-    pub fn at_rest(self) -> Result<Database, Failure> {
+    /// The store, if no other process has it open. Else the failure says that `instead` is possible.
+    pub fn at_rest(self, instead: &str) -> Result<Database, Failure> {
         if self.is_past {
             return Err(Failure::Failed(format!(
-                "{} is open in another process: follow its node by --url, or stop it first",
+                "{} is open in another process: stop that, or {instead}",
                 self.store
             )));
         }

@@ -124,7 +124,7 @@ impl Target {
             }
             Intent::Reads => store.open_to_read(deadline).await?.now(),
             // Nothing new would ever be seen.
-            Intent::Follows => store.open_to_read(deadline).await?.at_rest()?,
+            Intent::Follows => store.open_to_read(deadline).await?.at_rest("follow its node by --url")?,
         };
         let open = async {
             let bus = Bus::open_existing(&db, self.prefix.as_bytes()).await?;

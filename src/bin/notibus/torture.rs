@@ -220,7 +220,8 @@ fn run_worlds(args: &Args, cluster: Option<&Cluster<'_>>) -> Result<(), Failure>
     let worlds = if cluster.is_some() { NonZeroUsize::MIN } else { args.worlds.unwrap_or(processors) };
     let threads = args.threads.unwrap_or(processors.max(NonZeroUsize::MIN.saturating_add(1)));
     let micros = || SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64);
-    let next = AtomicU64::new(args.from.unwrap_or_else(micros));
+    let first = args.from.unwrap_or_else(micros);
+    let next = AtomicU64::new(first);
     let done = Arc::new(Done::default());
     let (began, total) = (Instant::now(), Mutex::new(Total::default()));
     let progress = ProgressBar::new_spinner().with_style(
@@ -248,7 +249,7 @@ fn run_worlds(args: &Args, cluster: Option<&Cluster<'_>>) -> Result<(), Failure>
     .map_err(|error: notibus::Error| Failure::from(error))?;
     progress.finish_and_clear();
     let total = total.into_inner();
-    out::line(&report(&done, &total, began.elapsed()))?;
+    out::line(&report(first, &done, &total, began.elapsed()))?;
     let Some(outcome) = total.broken.into_iter().next() else {
         if args.keep.is_none() {
             // It is empty, if there is one.
@@ -289,7 +290,7 @@ fn rates(done: &Done, total: &Total, elapsed: Duration) -> String {
     )
 }
 
-fn report(done: &Done, total: &Total, took: Duration) -> String {
+fn report(first: u64, done: &Done, total: &Total, took: Duration) -> String {
     let Done { commits, events, deliveries, .. } = done;
     let [commits, events, deliveries] =
         [commits, events, deliveries].map(|count| count.load(Ordering::Relaxed));
@@ -297,7 +298,7 @@ fn report(done: &Done, total: &Total, took: Duration) -> String {
     let (stops, restarts) = (total.of(&[Fault::Pause]), total.of(&[Fault::PowerLoss, Fault::DiskFault]));
     let all: u64 = total.faults.values().sum();
     format!(
-        "{} worlds in {took:.1?}: {commits} commits with {events} events, {deliveries} deliveries; processes killed {kills} times and \
+        "{} worlds from seed {first} in {took:.1?}: {commits} commits with {events} events, {deliveries} deliveries; processes killed {kills} times and \
          stopped {stops} times, failures of power or disk {restarts}, other faults {}",
         total.worlds,
         all - kills - stops - restarts
