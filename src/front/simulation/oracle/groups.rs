@@ -16,7 +16,7 @@ use crate::{
         event::{DbInstance, DbName},
     },
     front::simulation::{app::AppKey, findings::Findings, guarantee::Guarantee, witness::Witness},
-    state::keys::{FeedId, GroupId, GroupName, GroupRow, Lease, ShardId, TopologyRow, checkpoint_position},
+    state::keys::{FeedId, GroupId, GroupName, GroupRow, ShardId, TopologyRow, checkpoint_position},
 };
 
 /// The group with the key `name` among the groups of all feeds.
@@ -305,12 +305,8 @@ impl Oracle {
                     "{name} went from {before} to {after:?} in {shard}, and leaves the row at {left} behind"
                 ));
             }
-            let lease = (seen.before)(&self.keys.lease(&group.id.pool(), shard.0));
-            let lease = lease.and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
-            let owns = lease.owner.is_some_and(|owner| {
-                self.nodes.get(&seen.issuer).is_some_and(|nodes| nodes.contains(&owner.node))
-            });
-            *owned.entry(name).or_default() |= owns;
+            let pool = group.id.pool();
+            *owned.entry(name).or_default() |= self.owns_shard(seen, &pool, *shard);
         }
         if let Some((name, _)) = owned.iter().find(|(_, owns)| !**owns) {
             return Guarantee::Fenced.fails(format!("a checkpoint of {name} was written without its lease"));

@@ -16,13 +16,20 @@ use crate::{
         issuer::Issuer,
         witness::Witness,
     },
-    state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, NodeRow, Role, role_max},
+    state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, NodeRow, Role, ShardId, role_max},
 };
 
 impl Oracle {
     /// Whether the process of `issuer` is, or has been, `node` in that life.
     pub(super) fn is_node(&self, issuer: Issuer, node: NodeId) -> bool {
         self.nodes.get(&issuer).is_some_and(|nodes| nodes.contains(&node))
+    }
+
+    /// Whether the issuer of a commit owned the lease of `shard`, which is shared out in `pool`.
+    pub(super) fn owns_shard(&self, seen: &ObservedCommit<'_>, pool: &str, shard: ShardId) -> bool {
+        let lease = (seen.before)(&self.keys.lease(pool, shard.0));
+        let lease = lease.and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
+        lease.owner.is_some_and(|owner| self.is_node(seen.issuer, owner.node))
     }
 
     /// A lease whose owner does not work on it, although nothing keeps it from that.

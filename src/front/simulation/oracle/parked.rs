@@ -14,7 +14,7 @@ use super::{
 use crate::{
     base::{encoding::Sequence, event::DbName},
     front::simulation::{findings::Findings, guarantee::Guarantee, witness::Witness},
-    state::keys::{GroupName, GroupParkedRow, Lease},
+    state::keys::{GroupName, GroupParkedRow},
 };
 
 impl Oracle {
@@ -48,7 +48,8 @@ impl Oracle {
             if (before, after) == (None, None) {
                 continue;
             }
-            if !self.owns_shard(seen, group) {
+            let pool = group.id.pool();
+            if !group.checkpoints.keys().any(|shard| self.owns_shard(seen, &pool, *shard)) {
                 return Guarantee::Fenced.fails(format!("{id:?} of {name} was changed without a lease"));
             }
             match (before, after) {
@@ -78,16 +79,6 @@ impl Oracle {
             }
         }
         Ok(())
-    }
-
-    /// Whether the issuer of a commit owned the lease of a shard of `group`.
-    fn owns_shard(&self, seen: &ObservedCommit<'_>, group: &GroupModel) -> bool {
-        let pool = group.id.pool();
-        group.checkpoints.keys().any(|shard| {
-            let lease = (seen.before)(&self.keys.lease(&pool, shard.0));
-            let lease = lease.and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
-            lease.owner.is_some_and(|owner| self.is_node(seen.issuer, owner.node))
-        })
     }
 
     /// Whether `group` has worked on the row of `id` at `from`, or on a later one.
@@ -126,7 +117,7 @@ mod tests {
         },
         front::simulation::{app::AppKey, issuer::Issuer, oracle::commit::Change},
         roles::changes::{DocId, DocSummary, Revision},
-        state::keys::{FeedId, GroupId, NodeId, Owner, ShardId},
+        state::keys::{FeedId, GroupId, Lease, NodeId, Owner, ShardId},
     };
 
     const SHARD: ShardId = ShardId(0);
