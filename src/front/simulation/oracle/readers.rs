@@ -13,6 +13,7 @@ use super::{
     history::{HistoryEvent, Row},
     interest::Interest,
     models::{
+        delivery_order::DeliveryOrder,
         follower::{Follower, FollowerId},
         subscriber::{Changed, Manner, Subscriber, SubscriberId},
     },
@@ -69,7 +70,7 @@ impl Oracle {
             is_scanning: start == Start::Nothing,
             has_expired: false,
             expired_by: None,
-            last: BTreeMap::new(),
+            order: DeliveryOrder::default(),
             story: BTreeSet::new(),
             delivered_ddocs: BTreeMap::new(),
         };
@@ -113,7 +114,7 @@ impl Oracle {
         subscriber.surely = subscriber.surely.min(start);
         subscriber.is_scanning = start == Start::Nothing;
         // Rows after its position may come again.
-        subscriber.last.clear();
+        subscriber.order.clear();
         (subscriber.issuer, subscriber.manner) = (issuer, manner);
         subscriber.life += 1;
         subscriber.before.clear();
@@ -162,7 +163,7 @@ impl Oracle {
             subscriber.account.replace_soon(&self.ledger, &wants, earlier);
         }
         // Rows that both filters want can be delivered again.
-        subscriber.last.clear();
+        subscriber.order.clear();
     }
 
     /// A subscriber claims that everything up to `position` was delivered to it.
@@ -261,7 +262,7 @@ impl Oracle {
         let never = given.news.iter().find(|news| !was(news));
         let changed = Changed { ever: &self.reported_ddocs, stored: &self.ddocs };
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return Ok(()) };
-        if subscriber.last.get(&row.name) == Some(&row.sequence) && subscriber.manner.panics {
+        if subscriber.order.is_last(&row.name, row.sequence) && subscriber.manner.panics {
             findings.witness(Witness::GivenAgainAfterPanic);
         }
         subscriber.take(real, row)?;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::{
         encoding::Sequence,
-        event::{Db, DbInstance, DbName, DdocId, EventKind},
+        event::{Db, DbInstance, DdocId, EventKind},
         notification::Notification,
     },
     front::simulation::{
@@ -24,6 +24,7 @@ use crate::{
             given::{GivenDdocs, GivenRow, Start},
             interest::Interest,
             ledger::Ledger,
+            models::delivery_order::DeliveryOrder,
         },
         witness::Witness,
     },
@@ -65,8 +66,7 @@ pub(in crate::front::simulation::oracle) struct Subscriber {
     pub has_expired: bool,
     /// The horizon of its last `Expired`.
     pub expired_by: Option<Sequence>,
-    /// The newest row that was delivered of each database.
-    pub last: BTreeMap<DbName, Sequence>,
+    pub order: DeliveryOrder,
     /// The notable events of its life, for messages.
     pub story: BTreeSet<&'static str>,
     /// The newest delivered row with a change of each design document of each instance. Without an id: the newest
@@ -100,17 +100,9 @@ impl Subscriber {
             return Guarantee::Truthful
                 .fails(format!("it was given a row at {} that never was", row.sequence));
         }
-        // When its filter is replaced at an unknown moment, it may read rows again that were delivered before that
-        // moment.
-        let is_order_known = self.before.is_empty();
-        if let Some(last) = self.last.insert(row.name.clone(), row.sequence)
-            && is_order_known
-            && (last > row.sequence || last == row.sequence && !self.manner.panics)
-        {
-            return (if last > row.sequence { Guarantee::Ordered } else { Guarantee::Unique })
-                .fails(format!("it was informed of {:?} at {} after {last}", row.name, row.sequence));
-        }
-        Ok(())
+        let in_order = self.order.take(&row.name, row.sequence, self.manner.panics);
+        // When its filter is replaced at an unknown moment, it may read rows again that were delivered before that moment.
+        if self.before.is_empty() { in_order } else { Ok(()) }
     }
 
     /// A description for messages.
@@ -153,7 +145,7 @@ impl Subscriber {
         self.expired_by = Some(horizon);
         self.account.expire();
         self.delivered_ddocs.clear();
-        self.last.clear();
+        self.order.clear();
         if horizon > real {
             return Guarantee::ExpiredForReason
                 .fails(format!("it has expired by {horizon}, and the horizon is at {real}"));
