@@ -7,7 +7,7 @@ use crate::{
     front::simulation::{guarantee::Guarantee, oracle::commit::Verdict},
 };
 
-/// The rows that a subscriber was delivered, since none of before can come again.
+/// The rows that a subscriber was delivered since it began, resumed, expired or had its filter replaced, whichever was last.
 #[derive(Debug, Default)]
 pub(in crate::front::simulation::oracle) struct DeliveryOrder {
     /// The row of each database that came last.
@@ -16,8 +16,8 @@ pub(in crate::front::simulation::oracle) struct DeliveryOrder {
 }
 
 impl DeliveryOrder {
-    /// Takes the row of `name` at `at`. Fails unless it is newer than the one before, or the subscriber `panics`, and was delivered the
-    /// same row already: it is given its batch again from the first row on, although the batch may have a newer row of the name.
+    /// Takes the row of `name` at `at`. Fails unless it is newer than the one before, or a subscriber that `panics` was delivered the
+    /// same row already: it gets its batch again from the first row on, also if the batch has a newer row of the name.
     pub fn take(&mut self, name: &DbName, at: Sequence, panics: bool) -> Verdict {
         let is_again = !self.rows.insert(at) && panics;
         match self.last.insert(name.clone(), at) {
