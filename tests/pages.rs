@@ -54,7 +54,7 @@ notibus() {
         AT=$(sed -n 's,.*http://,,p' serve.log)
         AT=${AT/0.0.0.0/127.0.0.1}
     else
-        # An export needs a bus at rest: whoever follows the page has ended the server by then.
+        # An export needs a bus at rest. The page says that the server has ended by then.
         [ "${1:-}" != export ] || end
         command "$NOTIBUS" "${@//localhost:5985/$AT}"
     fi
