@@ -421,7 +421,7 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
 }
 
 /// Regression: a creation with an unknown result was committed, and its group deleted. Tried again, it created a group with the same identity,
-/// which a deletion that was tried again took for the one that it had deleted before. A world has found it.
+/// which a deletion that was tried again took for the one that it had deleted before.
 #[tokio::test(start_paused = true)]
 async fn a_creation_that_is_tried_again_makes_another_group() {
     let fixture = GroupFixture::new(2).await;

@@ -415,8 +415,7 @@ fn hasty_and_explicit() -> ConsumerOptions {
 
 /// A consumer did not learn that the row that it had just given up was a dead letter now: the commit was of unknown result. It took
 /// the row for one that its observer had worked on and not saved. From then on every row that it gave up went to the dead letters
-/// without a checkpoint past it; the next owner of the shard was given these rows again, and worked on them. A world has found it
-/// (seed 740002719 of its day).
+/// without a checkpoint past it; the next owner of the shard was given these rows again, and worked on them.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_given_up_by_a_commit_of_unknown_result_keeps_no_other_one_behind() {
     let fixture = GroupFixture::new(1).await;

@@ -141,7 +141,7 @@ async fn a_newer_row_waits_for_the_turn_of_a_parked_one() {
 }
 
 /// Regression: a row waited in memory behind a parked one, which was then worked on. The idle shard saved its position, which parked the
-/// row; and nobody tried it until another row of the shard came. A world has found it (seed 920000245 of its day).
+/// row; and nobody tried it until another row of the shard came.
 #[tokio::test(start_paused = true)]
 async fn what_an_idle_shard_parks_is_tried_again() {
     let fixture = GroupFixture::new(1).await;

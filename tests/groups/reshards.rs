@@ -119,8 +119,7 @@ async fn an_entry_is_kept_until_all_groups_have_left_it() {
 }
 
 /// Regression: a node took the lease of a shard that a reset had just taken out of its group, and waited there to be stopped. The group came
-/// back to the shard before the node had looked at its leases again: so it kept the lease, and nobody worked on the shard. A world has
-/// found it.
+/// back to the shard before the node had looked at its leases again: so it kept the lease, and nobody worked on the shard.
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_leaves_its_group_and_comes_back_is_worked_on() {
     let fixture = GroupFixture::new(1).await;

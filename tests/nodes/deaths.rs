@@ -85,7 +85,7 @@ async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
 }
 
 /// Regression: the only surviving node removed all dead ones in one transaction, and tried that for a minute where so many reads do not
-/// succeed together. Then it watched only its neighbours again. A test under random faults has found it, once in 70 runs.
+/// succeed together. Then it watched only its neighbours again.
 #[tokio::test(start_paused = true)]
 async fn dead_nodes_are_removed_although_large_transactions_fail() {
     let store = Database::memory();

@@ -76,7 +76,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     running.shutdown().await.unwrap();
 }
 
-/// Regression: the process could never work again, and its `live` said that it can.
+/// Regression: the process could never work again, and its `live` said that it can; `ready` said that somebody had asked the node to stop.
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn a_process_whose_bus_is_gone_is_not_live() {

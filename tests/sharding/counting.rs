@@ -79,7 +79,7 @@ async fn rows_are_counted_whatever_is_written() {
 }
 
 /// Regression: a layer that named one previous edit twice, after a reshard, took one row too many from the count of the shard
-/// before, and each feed of `_changes` that asked for what was pending was cut off. A world has found it.
+/// before, and each feed of `_changes` that asked for what was pending was cut off.
 #[tokio::test]
 async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
     let store = Database::memory();

@@ -52,8 +52,7 @@ async fn a_durable_subscriber_goes_on_where_it_was() {
 }
 
 /// Regression: a durable subscriber with a predicate was given another one, and ended before it saved. All predicates hash alike, so its first
-/// scan went on where the earlier one had come to, and passed over what only the new one wanted. A world has found it (seed
-/// 4300048555 of its day).
+/// scan went on where the earlier one had come to, and passed over what only the new one wanted.
 #[tokio::test(start_paused = true)]
 async fn a_first_scan_with_another_predicate_starts_over() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(1)).await;

@@ -214,7 +214,7 @@ async fn a_reader_that_was_set_back_and_expires_gets_expired_again() {
 }
 
 /// Regression: the same, but the ring still had all rows since the saved cursor. So the subscriber that was made again went on there, without
-/// `Expired`, and never got what the one before had forgotten. It must not skip it either. A world has found it.
+/// `Expired`, and never got what the one before had forgotten. It must not skip it either.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_that_has_expired_expires_again_though_the_ring_has_its_rows() {
     for skips in [false, true] {

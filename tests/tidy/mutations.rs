@@ -45,13 +45,14 @@ fn deliberate_bugs_fit_the_code_together() {
 }
 
 #[test]
-fn each_deliberate_bug_has_its_switch_and_its_line() {
-    let page = fs::read_to_string(root().join("docs/testing.md")).unwrap();
+fn each_deliberate_bug_has_its_switch_and_says_what_it_breaks() {
     for (name, patch) in patches() {
         let switch = format!("crate::is_on(\"{name}\")");
         assert!(patch.lines().any(|line| line.starts_with('+') && line.contains(&switch)), "{name}");
-        let explanation = patch.split("\n\n").next().unwrap().replace('\n', " ");
-        let line = format!("| `{name}` | {explanation} | ");
-        assert!(page.contains(&line), "docs/testing.md has no line that begins with {line}");
+        let explanation = patch.split("\n\n").next().unwrap();
+        assert!(
+            explanation.ends_with('.') && !explanation.contains("--- "),
+            "{name} does not say what it breaks"
+        );
     }
 }

@@ -86,7 +86,7 @@ async fn a_save_that_is_dropped_by_the_end_of_a_trigger_has_noted_nothing() {
 }
 
 /// A trigger had looked up an owed database in the store. Then its dispatcher, which was behind, delivered the instance before, and
-/// the job was informed that the living one was gone. A world has found it (seed 302 of its day, one of 980).
+/// the job was informed that the living one was gone.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_was_looked_up_is_not_gone_because_the_feed_is_behind() {
     let (fixture, faults) = faulty().await;

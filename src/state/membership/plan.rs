@@ -266,6 +266,8 @@ mod tests {
         assert_eq!(asked.plan(), RoundPlan { release: vec![3], ..RoundPlan::default() });
     }
 
+    /// Bug: a consumer of a deleted group removed leases that were gone already, and so wrote the version of their pool again, a key that
+    /// stayed. Fix: a round removes only leases that exist.
     #[test]
     fn leases_of_resources_that_are_gone_are_removed_unless_another_works_on_them() {
         let mut view = view(6, &[0, 1], &[(2, B), (3, B)]);

@@ -359,7 +359,9 @@ async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_c
 }
 
 /// The power fails at every operation of a folder's life: while it is created, opened, written to, while a snapshot
-/// replaces the journals, and while it is opened again after that.
+/// replaces the journals, and while it is opened again after that. Bug: the power failed during the opening of a folder that had been
+/// closed in order; the version of that opening and the note of the end were both there, and the folder was refused. Fix: the note
+/// may be of an earlier version than the last one.
 #[tokio::test]
 async fn the_power_may_fail_at_every_operation() {
     let (mut random, mut states) = (fastrand::Rng::with_seed(7), 0);

@@ -322,8 +322,7 @@ fn a_name_that_is_to_be_listed_is_not_removed_from_the_list() {
 }
 
 /// A database was parked, deleted and created again. A trigger that started tried the parked instance again while it read the owed
-/// work on the new one, took the parked one for newer, and removed the name from the list: the new one was never built. A world has
-/// found it.
+/// work on the new one, took the parked one for newer, and removed the name from the list: the new one was never built.
 #[test]
 fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
     let mut plan = plan();
@@ -347,7 +346,7 @@ fn owed_work_waits_for_the_retry_of_the_parked_instance_before_it() {
 
 /// A name had work that found no room, while the retry of a parked instance of it ran. When the work was listed in the store, the
 /// retry was taken for it, and its end removed the name from the list: the job was never informed that the parked instance was
-/// gone. A world has found it.
+/// gone.
 #[test]
 fn the_end_of_a_retry_does_not_settle_work_that_found_no_room() {
     let mut plan = Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default().pending_max(1));
