@@ -1,4 +1,4 @@
-//! Folders of stores, as operators meet them: `check`, `backup`, `export --salvage`, commands that only read, and `serve` with
+//! Folders of stores, as operators meet them: `check`, `backup`, commands that only read, and `serve` with
 //! few open files or with credentials that others may read.
 
 #![cfg(unix)]
@@ -111,14 +111,13 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
     drop(db);
 }
 
-/// A damaged folder is refused with the place, `check` names it, and its readable part can be saved.
+/// A damaged folder is refused with the place, and `check` names it.
 #[test]
-fn damage_is_named_and_the_rest_can_be_saved() {
+fn damage_is_named() {
     let parent = tempfile::tempdir().unwrap();
     let (path, text, store) = folder(parent.path());
     let (whole, _) = notibus(&["check", &text], 0);
     assert!(whole.starts_with("whole: "), "{whole}");
-    let rows: Vec<_> = notibus(&["tail", "--store", &store], 0).0.lines().map(str::to_owned).collect();
 
     let journal = path.join("journal-0000000000000001");
     let mut bytes = fs::read(&journal).unwrap();
@@ -140,16 +139,9 @@ fn damage_is_named_and_the_rest_can_be_saved() {
     let copy = parent.path().join("copy").display().to_string();
     assert!(notibus(&["backup", &text, &copy], 2).1.contains("damaged"), "a copy would look whole");
 
-    let (file, elsewhere) = (parent.path().join("bus"), format!("dir:{copy}2"));
-    let file = file.display().to_string();
-    notibus(&["export", &file, "--store", &store], 2);
-    assert!(!Path::new(&file).exists());
-    let (_, said) = notibus(&["export", &file, "--store", &store, "--salvage"], 0);
-    assert!(said.contains(&format!("journal-0000000000000001 at byte {at}")), "{said}");
-    notibus(&["import", &file, "--store", &elsewhere], 0);
-    let saved = notibus(&["tail", "--store", &elsewhere], 0).0;
-    let known = saved.lines().filter(|line| rows.iter().any(|row| row == line)).count();
-    assert!(known > 0, "{} of {} rows, {known} as they were", saved.lines().count(), rows.len());
+    let file = parent.path().join("bus");
+    notibus(&["export", &file.display().to_string(), "--store", &store], 2);
+    assert!(!file.exists());
 }
 
 /// A copy is made while the folder is written to: it is the store as it was at one moment, and can be opened where it is or in place

@@ -129,7 +129,7 @@ async fn a_reader_finds_the_feed_where_the_page_says() {
     let store = Database::memory();
     let options = BusOptions::default().prefix(prefix.to_vec());
     let bus = Bus::open(&store, options).await.unwrap();
-    let running = bus.start(Roles::default().canary_interval(None)).await.unwrap();
+    let running = bus.start(Roles::default()).await.unwrap();
     let feed = [0x01, b'n', 0x00];
     let of_feed = |family: u8| [&integer(family)[..], &feed].concat();
     let names = async || {

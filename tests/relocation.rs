@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{counts, db, eager, joined, record, row_with, rows, wide_bus};
+use common::{counts, db, eager, joined, record, row_with, rows, set, stored, wide_bus};
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
     Bus, BusOptions, Cursor, Db, Error, NodeOptions, Sequence,
@@ -448,9 +448,10 @@ async fn an_import_over_a_bus_that_was_opened_meanwhile_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_import_leaves_whose_process_dies_keeps_others_out_until_it_is_discarded() {
+async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeated_import_begins_again() {
     let old = Database::memory();
-    let bytes = exported(&history(&old).await).await;
+    let bus = history(&old).await;
+    let (expected, bytes) = (rows(&bus).await.len(), exported(&bus).await);
     let new = Database::memory();
     let dies = {
         let (new, bytes) = (new.clone(), bytes.clone());
@@ -462,12 +463,15 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_until_it_is_d
     assert!(dies.await.is_err());
     let opened = Bus::open(&new, BusOptions::default()).await;
     assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
-    assert!(Bus::discard_import(&new, PREFIX).await.unwrap());
-    assert_eq!(left(&new).await, 0);
-    assert!(!Bus::discard_import(&new, PREFIX).await.unwrap());
-    let bus = wide_bus(&new).await;
-    assert!(!Bus::discard_import(&new, PREFIX).await.unwrap(), "a bus is nothing that an import has left");
-    assert_eq!(rows(&bus).await.len(), 0);
+    // What no import has written shows whether the second one began with nothing.
+    set(&new, &[PREFIX, b"\x15\x05left"].concat(), b"left").await;
+    Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
+    let bus = Bus::open_existing(&new, PREFIX).await.unwrap();
+    assert_eq!(rows(&bus).await.len(), expected);
+    assert!(stored(&new, &[PREFIX, b"\x15\x05left"].concat()).await.is_empty());
+    let refused = Bus::import(&new, PREFIX, &mut &bytes[..]).await;
+    assert!(matches!(refused, Err(Error::Invalid { what: "prefix", .. })), "the bus is in use: {refused:?}");
+    assert_eq!(rows(&bus).await.len(), expected);
 }
 
 /// Regression: an export beside living notifiers succeeded: what they folded after it was in both buses.

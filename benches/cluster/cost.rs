@@ -70,7 +70,7 @@ impl Counts {
 /// Prints what an event of each kind costs.
 pub async fn print(cluster: &Cluster, store: &Database) {
     let bus = open(store, "cost").await;
-    let running = bus.start(Roles::default().canary_interval(None)).await.unwrap();
+    let running = bus.start(Roles::default()).await.unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let routes = running.api(ApiOptions::default()).unwrap().routes();
     let address = running.serve(listener, routes, ServerOptions::default()).await.unwrap();

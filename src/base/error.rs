@@ -146,9 +146,9 @@ pub enum Error {
     },
 
     /// A bus is being imported under the prefix. Wait until the import has ended. If its process has died, import
-    /// again, or discard its remains ([`Bus::discard_import`](crate::Bus::discard_import)).
+    /// again: that begins from the start.
     #[error(
-        "a bus is being imported under the prefix {prefix:?}: wait for that; if its process has died, import again, or discard it"
+        "a bus is being imported under the prefix {prefix:?}: wait for that; if its process has died, import again"
     )]
     ImportUnderWay {
         /// The prefix.
@@ -296,6 +296,16 @@ impl Error {
     /// A shorthand for [`Error::Corrupt`].
     pub(crate) fn corrupt(what: &'static str, reason: impl Into<String>) -> Self {
         Self::Corrupt { what, reason: reason.into() }
+    }
+
+    /// Names `key`, at which something corrupt is stored. Other errors stay as they are.
+    pub(crate) fn at(self, key: &[u8]) -> Self {
+        match self {
+            Self::Corrupt { what, reason } => {
+                Self::Corrupt { what, reason: format!("{reason}; its key is {}", key.escape_ascii()) }
+            }
+            error => error,
+        }
     }
 
     /// Whether the same transaction, tried again from its start, can succeed.

@@ -16,9 +16,6 @@ use crate::base::{
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// The database whose events the nodes record for themselves, to see them come back. Its rows are given to no reader.
-pub(crate) const CANARY: &str = "_notibus/canary";
-
 /// The position of a row that is not committed yet. The commit replaces it by the row's own sequence.
 pub(crate) const DRAFT: Sequence = Sequence::MAX;
 
@@ -155,13 +152,6 @@ impl Notification {
         bytes.extend_from_slice(self.versionstamp.as_ref().map_or(&[], |stamp| &stamp.0[..]));
         bytes.extend_from_slice(&self.written_ms.to_be_bytes());
         bytes
-    }
-
-    /// Whether the stored row `bytes` is that of [`CANARY`].
-    pub(crate) fn is_canary(bytes: &[u8]) -> bool {
-        let name = CANARY.as_bytes();
-        let is_as_long = bytes.get(1..3) == Some(&(name.len() as u16).to_be_bytes());
-        is_as_long && bytes[3..].starts_with(name)
     }
 
     /// Appends a position: 0 for none, 1 for the row's own, 2 and the sequence for another.

@@ -1,25 +1,27 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
-mod canary;
 mod node;
 #[cfg(feature = "http")]
 pub(crate) mod observed;
 #[cfg(feature = "http")]
-pub(crate) mod ownership;
+mod ownership;
 #[cfg(feature = "http")]
 mod readiness;
 mod relocation;
-mod repaired;
 pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]
 mod signals;
 pub(crate) mod status;
+#[cfg(feature = "http")]
+mod tailing;
+mod waiting;
 
 use std::{
     io::{Read, Write},
     sync::{Arc, Weak},
 };
 
+use self::waiting::Waiting;
 pub use self::{
     node::{Announced, Node},
     relocation::{ExportOptions, Exported},
@@ -121,6 +123,17 @@ where
 #[derive(Debug, Clone)]
 pub struct Bus {
     context: Arc<Context>,
+    seen: Arc<Seen>,
+}
+
+/// What this process has seen of the bus, for facts that take more than one look.
+#[derive(Debug, Default)]
+struct Seen {
+    waiting: Waiting,
+    #[cfg(feature = "http")]
+    owners: ownership::Owners,
+    #[cfg(feature = "http")]
+    tailing: tailing::Tailing,
 }
 
 impl Bus {
@@ -155,19 +168,6 @@ impl Bus {
         Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
     }
 
-    /// Opens what is left of a bus in a store that [`Database::salvage_dir`](crate::store::Database::salvage_dir) has opened,
-    /// for an export. If its configuration is lost, it had these `partitions` (by default 64), and its incarnation is that of
-    /// its newest row. Must be called within a tokio runtime.
-    ///
-    /// Fails with [`Error::Invalid`] if the configuration is lost and no `partitions` are given, or wrong ones, and with
-    /// [`Error::ConfigMismatch`] if it is there and has others.
-    pub async fn open_salvaged(db: &Database, prefix: &[u8], partitions: Option<u32>) -> Result<Self> {
-        let keys = Keys::new(prefix)?;
-        partitions.map_or(Ok(()), check_partitions)?;
-        let config = relocation::salvaged(db, &keys, partitions).await?;
-        Ok(Self::new(db, keys, config, Schemes::default()))
-    }
-
     /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. It blocks the
     /// thread whenever `out` does.
     ///
@@ -185,18 +185,12 @@ impl Bus {
     /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
     ///
     /// Until it has ended, opening a bus there fails with [`Error::ImportUnderWay`]. If it fails, it removes what it has written. If
-    /// its process dies or the future is dropped, the next import or [`Bus::discard_import`] removes that.
+    /// its process dies or the future is dropped, the next import removes that, and begins again.
     ///
     /// Fails with [`Error::Invalid`] if there is data under the prefix, or the export is damaged, with [`Error::BusInUse`]
     /// if nodes live under the prefix, and with [`Error::Io`] if `input` fails or ends too early.
     pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
         relocation::import(db, &Keys::new(prefix)?, input).await
-    }
-
-    /// Removes what an import whose process has died has left under `prefix`. Returns whether there was anything. If the import is
-    /// still running, it fails then.
-    pub async fn discard_import(db: &Database, prefix: &[u8]) -> Result<bool> {
-        relocation::discard(db, &Keys::new(prefix)?).await
     }
 
     /// The incarnation of the bus in `db` under `prefix`, without opening it.
@@ -241,7 +235,7 @@ impl Bus {
         let make = move || ringer(Arc::clone(&signals), Weak::clone(&weak));
         let ringing = tokio::spawn(context.stats.supervised(context.env(), RINGER, make));
         context.ringer.set(Background(ringing)).expect("the context is new");
-        Self { context }
+        Self { context, seen: Arc::default() }
     }
 
     /// Makes a producer with the default options.
@@ -259,8 +253,8 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
     /// process may be dead, it waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
-        let Context { db, keys, config, stats, polls, skipped, .. } = &*self.context;
-        let member = Member::join(db, keys, Some(*config), (stats, polls, skipped), options).await?;
+        let Context { db, keys, config, stats, polls, .. } = &*self.context;
+        let member = Member::join(db, keys, Some(*config), (stats, polls), options).await?;
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
@@ -341,17 +335,10 @@ impl Bus {
         db.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
     }
 
-    /// The rows that this process has found and cannot decode, if they still exist: damaged ones, and those of a later
-    /// version of the program. Readers have skipped them. A damaged fold mark is listed while the process
-    /// lives, although it was replaced at once. At most the last 1,000 are known. It reads each of them.
-    pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
-        let context = &*self.context;
-        for place in &context.skipped.places() {
-            if context.db.run(async |tx| repaired::is_repaired(context, &tx, place).await).await? {
-                context.skipped.forget(place);
-            }
-        }
-        Ok(context.skipped.rows())
+    /// The last rows of counters and feeds that this process has met and cannot decode, the newest last: damaged ones, and those of a
+    /// later version of the program. Readers have skipped them. At most 20 are kept; [`StatsSnapshot::rows_skipped`] counts all.
+    pub fn skipped_rows(&self) -> Vec<SkippedRow> {
+        self.context.skipped.rows()
     }
 
     /// What the roles of this process have done since the bus was opened.

@@ -2,18 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{Bus, status::Backlog};
 use crate::{
     base::error::{Error, Result},
-    roles::group::ShardLag,
-    state::{
-        keys::{NodeId, Partition},
-        membership::NodeStatus,
-    },
-    store::Isolation,
+    roles::{dispatcher::Dispatcher, group::ShardLag},
+    state::{keys::NodeId, membership::NodeStatus},
 };
 
 /// How long an observation is reused, because it costs some reads.
@@ -38,6 +33,8 @@ pub(crate) struct Observed {
     pub leases: [(&'static str, u64, u64); 3],
     /// Events that wait to be folded, by runs of partitions.
     pub runs: Vec<Run>,
+    /// For how long the tail of the dispatcher has not reached an end of the feed.
+    pub tail_lag: Duration,
     /// Groups of the notifications: the rows that each is behind, and the age of the oldest in milliseconds.
     pub groups: Vec<(String, u64, u64)>,
 }
@@ -49,7 +46,7 @@ pub(crate) struct Run {
     pub last: u32,
     /// Databases with events that wait to be folded.
     pub rows: u64,
-    /// How long the oldest counted backlog was seen to wait without a fold of its partition.
+    /// For how long this process has seen the oldest backlog wait without a fold of its partition.
     pub oldest: Duration,
 }
 
@@ -60,8 +57,6 @@ struct WatchState {
     last: Option<(Duration, Arc<Observed>)>,
     /// The start and heartbeat count of each node, and since when they are the same.
     beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
-    /// The fold mark of each partition with a backlog, and since when that backlog waits with this mark.
-    waiting: BTreeMap<u32, (Option<Bytes>, Duration)>,
 }
 
 /// Observes a bus, at most every few seconds.
@@ -70,7 +65,7 @@ pub(crate) struct Watch(Mutex<WatchState>);
 
 impl Watch {
     /// An observation of `bus`, at most a few seconds old; `None` if the store does not answer in time.
-    pub async fn observe(&self, bus: &Bus) -> Option<Arc<Observed>> {
+    pub async fn observe(&self, bus: &Bus, dispatcher: &Dispatcher) -> Option<Arc<Observed>> {
         let env = bus.store().env();
         let last = self.0.lock().last.clone();
         if let Some((_, seen)) = last.filter(|(at, _)| env.now().saturating_sub(*at) < FRESH_FOR) {
@@ -78,7 +73,7 @@ impl Watch {
         }
         let read = tokio::select! {
             biased;
-            read = read(bus) => read,
+            read = read(bus, dispatcher) => read,
             () = env.sleep(ANSWER_MAX) => Err(Error::GaveUp { what: "observation", after: ANSWER_MAX }),
         };
         match read {
@@ -97,19 +92,17 @@ struct Read {
     shards: u64,
     nodes: Vec<NodeStatus>,
     backlog: Backlog,
-    /// The fold marks of partitions with a backlog.
-    marks: BTreeMap<u32, Option<Bytes>>,
+    /// How long events of partitions were seen to wait.
+    ages: BTreeMap<u32, Duration>,
+    tail_lag: Duration,
     groups: Vec<(String, Vec<ShardLag>)>,
 }
 
-async fn read(bus: &Bus) -> Result<Read> {
-    let (nodes, backlog, groups) = tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups())?;
-    let keys = &bus.context.keys;
-    let stored =
-        bus.store().run(async |tx| tx.all_rows(keys.all_fold_marks(), Isolation::Snapshot).await).await?;
-    let stored: BTreeMap<_, _> = stored.into_iter().collect();
-    let mark_of = |partition| stored.get(&keys.fold_mark(Partition(partition))[..]).cloned();
-    let marks = backlog.partitions.iter().map(|one| (one.partition, mark_of(one.partition))).collect();
+async fn read(bus: &Bus, dispatcher: &Dispatcher) -> Result<Read> {
+    let feed = bus.feed();
+    let (nodes, backlog, groups, ages, end) =
+        tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups(), bus.waiting(), feed.now())?;
+    let tail_lag = bus.tail_lag(dispatcher, end);
     let shards = groups.iter().map(|group| group.shards.len() as u64).sum();
     let mut with_lag = Vec::new();
     for group in groups.iter().filter(|group| group.instance.is_none()).take(GROUPS_MAX) {
@@ -118,14 +111,16 @@ async fn read(bus: &Bus) -> Result<Read> {
             with_lag.push((group.name.as_str().to_owned(), lag));
         }
     }
-    Ok(Read { partitions: bus.context.config.partitions, shards, nodes, backlog, marks, groups: with_lag })
+    let partitions = bus.context.config.partitions;
+    Ok(Read { partitions, shards, nodes, backlog, ages, tail_lag, groups: with_lag })
 }
 
 impl WatchState {
     /// Derives an observation at `now` from `read` and the earlier reads.
     fn see(&mut self, now: Duration, read: Read) -> Arc<Observed> {
-        let Read { partitions, shards, nodes, backlog, marks, groups } = read;
-        let mut observed = Observed::default();
+        let Read { partitions, shards, nodes, backlog, ages, tail_lag, groups } = read;
+        let mut observed =
+            Observed { runs: runs(partitions, &backlog, &ages), tail_lag, ..Observed::default() };
         let mut beats = BTreeMap::new();
         for node in &nodes {
             let beat = (node.started_ms, node.beat);
@@ -145,13 +140,6 @@ impl WatchState {
             ("janitor", leases(|pool| pool == "janitor"), 1),
             ("groups", leases(|pool| pool != "partition" && pool != "janitor"), shards),
         ];
-        let waiting = marks.into_iter().map(|(partition, mark)| {
-            let before = self.waiting.get(&partition).filter(|(before, _)| *before == mark);
-            let since = before.map_or(now, |(_, since)| *since);
-            (partition, (mark, since))
-        });
-        self.waiting = waiting.collect();
-        observed.runs = self.runs(partitions, &backlog, now);
         observed.groups = groups
             .into_iter()
             .map(|(name, lag)| {
@@ -164,19 +152,19 @@ impl WatchState {
         self.last = Some((now, Arc::clone(&observed)));
         observed
     }
+}
 
-    /// The backlog at `now` of runs that are as long as each other.
-    fn runs(&self, partitions: u32, backlog: &Backlog, now: Duration) -> Vec<Run> {
-        let length = partitions.div_ceil(RUNS_MAX);
-        let firsts = (0..partitions).step_by(length as usize);
-        let run = |first: u32| {
-            let last = (first + length).min(partitions) - 1;
-            let here = backlog.partitions.iter().filter(|one| (first..=last).contains(&one.partition));
-            let ages = self.waiting.range(first..=last).map(|(_, (_, since))| now.saturating_sub(*since));
-            Run { first, last, rows: here.map(|one| one.rows).sum(), oldest: ages.max().unwrap_or_default() }
-        };
-        firsts.map(run).collect()
-    }
+/// The backlog of runs that are as long as each other.
+fn runs(partitions: u32, backlog: &Backlog, ages: &BTreeMap<u32, Duration>) -> Vec<Run> {
+    let length = partitions.div_ceil(RUNS_MAX);
+    let firsts = (0..partitions).step_by(length as usize);
+    let run = |first: u32| {
+        let last = (first + length).min(partitions) - 1;
+        let here = backlog.partitions.iter().filter(|one| (first..=last).contains(&one.partition));
+        let oldest = ages.range(first..=last).map(|(_, age)| *age).max().unwrap_or_default();
+        Run { first, last, rows: here.map(|one| one.rows).sum(), oldest }
+    };
+    firsts.map(run).collect()
 }
 
 #[cfg(test)]
@@ -185,31 +173,9 @@ mod tests {
     use crate::{
         base::event::{Db, DbInstance},
         bus::{BusOptions, running::Roles},
+        roles::dispatcher::DispatcherOptions,
         store::Database,
     };
-
-    /// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck. Those
-    /// within the first 10,000 databases, which are counted, age.
-    #[tokio::test(start_paused = true)]
-    async fn the_backlog_of_each_counted_partition_ages() {
-        let store = Database::memory();
-        let options = BusOptions { partitions: 320, ..BusOptions::default() };
-        let bus = Bus::open(&store, options).await.unwrap();
-        let producer = bus.producer();
-        let create = async |tx| {
-            for number in 0..2_000 {
-                let db = Db::new(format!("db{number}").parse().unwrap(), DbInstance([1; 16]));
-                producer.created(&tx, &db);
-            }
-            Ok(())
-        };
-        store.run(create).await.unwrap();
-        let watch = Watch::default();
-        assert!(watch.observe(&bus).await.unwrap().runs.iter().all(|run| run.rows > 0));
-        tokio::time::sleep(Duration::from_mins(1)).await;
-        let runs = &watch.observe(&bus).await.unwrap().runs;
-        assert!(runs.iter().all(|run| run.oldest >= Duration::from_mins(1)), "{runs:?}");
-    }
 
     /// Without a notifier the backlog ages with each observation; a node whose heartbeat stops counts as silent after its expiry.
     #[tokio::test(start_paused = true)]
@@ -223,21 +189,24 @@ mod tests {
             Ok(())
         };
         store.run(create).await.unwrap();
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let watch = Watch::default();
         let run = |observed: &Observed| observed.runs.iter().find(|run| run.rows > 0).cloned();
-        let first = watch.observe(&bus).await.unwrap();
+        let first = watch.observe(&bus, &dispatcher).await.unwrap();
         let waits = run(&first).unwrap();
         assert_eq!((first.runs.len(), waits.last - waits.first, waits.rows), (16, 3, 1));
         assert_eq!((waits.oldest, first.living), (Duration::ZERO, 0));
         tokio::time::sleep(Duration::from_mins(1)).await;
-        assert!(run(&watch.observe(&bus).await.unwrap()).unwrap().oldest >= Duration::from_mins(1));
+        assert!(
+            run(&watch.observe(&bus, &dispatcher).await.unwrap()).unwrap().oldest >= Duration::from_mins(1)
+        );
 
         let running = bus.start(Roles::default()).await.unwrap();
         while !bus.is_drained().await.unwrap() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         tokio::time::sleep(FRESH_FOR).await;
-        let after = watch.observe(&bus).await.unwrap();
+        let after = watch.observe(&bus, &dispatcher).await.unwrap();
         assert_eq!(run(&after), None);
         assert_eq!(
             (after.living, after.silent, after.leases),
@@ -248,9 +217,9 @@ mod tests {
         let dead = Duration::from_mins(1);
         for _ in 0..3 {
             tokio::time::sleep(dead).await;
-            watch.observe(&bus).await.unwrap();
+            watch.observe(&bus, &dispatcher).await.unwrap();
         }
-        let silent = watch.observe(&bus).await.unwrap();
+        let silent = watch.observe(&bus, &dispatcher).await.unwrap();
         assert_eq!((silent.living, silent.silent), (0, 1), "nobody is left to remove it");
     }
 }

@@ -19,12 +19,12 @@ use crate::{
 
 const POOL: &str = "partition";
 
-/// How long a partition that had an owner may be without one: nodes that come and go hand partitions over.
+/// How long a partition that had an owner may be without one while a notifier lives: nodes that come and go hand partitions over.
 const HANDOVER_MAX: Duration = Duration::from_secs(3);
 
 /// The owners of the partitions, as the store has them.
 #[derive(Debug, Default)]
-pub(crate) struct Ownership {
+pub(super) struct Ownership {
     owners: BTreeMap<u32, NodeId>,
     /// The nodes with a notifier: start, beat and expiry in milliseconds.
     notifiers: BTreeMap<NodeId, (u64, u64, u64)>,
@@ -35,15 +35,12 @@ impl Ownership {
     pub async fn read(tx: &Transaction, keys: &Keys) -> Result<Self> {
         let mut ownership = Self::default();
         for (key, value) in tx.all_rows(keys.leases(POOL), Isolation::Snapshot).await? {
-            // A lease that cannot be decoded has no owner. The nodes that divide the partitions report it.
-            let Ok((_, partition, lease)) = keys.lease_row(&key, &value) else { continue };
+            let (_, partition, lease) = keys.lease_row(&key, &value)?;
             if let (Ok(partition), Some(owner)) = (u32::try_from(partition), lease.owner) {
                 ownership.owners.insert(partition, owner.node);
             }
         }
         for (node, row) in member_rows(tx, keys, &Role::NOTIFIER).await? {
-            // A node whose row cannot be decoded may be dead or alive. The nodes that watch it report it.
-            let Ok(row) = row else { continue };
             ownership.notifiers.insert(node, (row.started_ms, row.beat, row.expiry_ms));
         }
         Ok(ownership)
@@ -51,7 +48,7 @@ impl Ownership {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Owners(Mutex<OwnersState>);
+pub(super) struct Owners(Mutex<OwnersState>);
 
 /// What was seen before.
 #[derive(Debug, Default)]
@@ -95,7 +92,8 @@ impl OwnersState {
             return unowned;
         }
         let since = *self.unowned_since.get_or_insert(now);
-        if self.were_owned && now.saturating_sub(since) < HANDOVER_MAX { BTreeSet::new() } else { unowned }
+        let is_handover = self.were_owned && !living.is_empty() && now.saturating_sub(since) < HANDOVER_MAX;
+        if is_handover { BTreeSet::new() } else { unowned }
     }
 }
 
@@ -137,6 +135,10 @@ mod tests {
         gone.notifiers.remove(&NodeId([1; 16]));
         assert_eq!(owners.unowned(3, &gone, second(16)), none);
         assert_eq!(owners.unowned(3, &gone, second(19)), BTreeSet::from([0]), "its row is gone");
+        // Nobody is left who could take over.
+        gone.notifiers.clear();
+        assert_eq!(owners.unowned(3, &found([6, 4]), second(20)), none);
+        assert_eq!(owners.unowned(3, &gone, second(21)), BTreeSet::from([0, 1, 2]));
         assert_eq!(ranges(&BTreeSet::from([0, 1, 2, 7])), "0-2, 7");
     }
 }

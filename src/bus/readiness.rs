@@ -1,7 +1,8 @@
-//! Readiness: whether an event that is recorded now would be delivered.
+//! Readiness: whether an event that is recorded now would be delivered, derived from facts.
 //!
-//! It reads the data that the work of the process depends on. An answer alone proves nothing: a cluster returns read versions while
-//! its storage is away, and a store that was wiped answers every read.
+//! The store answers, the process's nodes are members, each partition has a living owner, the oldest event that waits to be folded is
+//! young, and the tail stands where the feed ends. It reads the data that the work of the process depends on. An answer alone proves
+//! nothing: a cluster returns read versions while its storage is away, and a store that was wiped answers every read.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -9,22 +10,29 @@ use parking_lot::Mutex;
 
 use super::{
     Bus,
-    ownership::{Owners, Ownership, ranges},
+    ownership::{Ownership, ranges},
 };
 use crate::{
-    base::error::{Error, Result, StoreError},
-    state::keys::{NodeId, NodeRow, Partition},
-    store::{Isolation, RangeRead, RetryPolicy, Transaction},
+    base::{
+        encoding::Sequence,
+        error::{Error, Result, StoreError},
+    },
+    roles::dispatcher::Dispatcher,
+    state::{
+        feed::RawFeed,
+        keys::{NodeId, NodeRow},
+    },
+    store::{Isolation, RetryPolicy, Transaction},
 };
 
 /// How long the store may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// How long work may fail before the process counts as not ready: a single failure is tried again at once.
-const TROUBLE_MAX: Duration = Duration::from_secs(3);
+/// The age from which events that wait to be folded are no longer young. Others need some of it to take over from a dead notifier.
+const YOUNG_MAX: Duration = Duration::from_secs(10);
 
-/// The most runs of partitions that are read.
-const RUNS_MAX: usize = 16;
+/// How long the tail may take to reach an end of the feed, beside the interval of its poll.
+const TAIL_LAG_MAX: Duration = Duration::from_secs(3);
 
 /// Why an event that is recorded now might not be delivered.
 #[derive(Debug, Clone)]
@@ -37,17 +45,29 @@ pub(crate) enum Unready {
     Locked,
     /// The store does not answer; with its last error, if any.
     Away(Option<StoreError>),
+    /// The bus's own data cannot be read.
+    Unreadable(Error),
     /// A node of the process has expired and was removed.
     FallenOut,
-    /// Roles fail: their names, and for how many seconds. One may be the cause of another.
-    Behind(Vec<(&'static str, u64)>),
     /// No living notifier owns these partitions.
     Unowned(BTreeSet<u32>),
-    /// The bus's own data cannot be read.
-    Unreadable,
+    /// Events of these partitions wait to be folded, the oldest for this long; and what fails in this process.
+    Waiting(BTreeSet<u32>, Duration, String),
+    /// The tail has not reached an end of the feed for this long; and what fails in this process.
+    Behind(Duration, String),
 }
 
 impl Unready {
+    /// The part of the bus that does not work.
+    pub fn part(&self) -> &'static str {
+        match self {
+            Self::Failed(_) | Self::Gone(_) | Self::Locked | Self::Away(_) | Self::Unreadable(_) => "store",
+            Self::FallenOut => "node",
+            Self::Unowned(_) | Self::Waiting(..) => "notifier",
+            Self::Behind(..) => "dispatcher",
+        }
+    }
+
     /// A keyword for programs.
     pub fn cause(&self) -> &'static str {
         match self {
@@ -55,10 +75,11 @@ impl Unready {
             Self::Gone(_) => "gone",
             Self::Locked => "locked",
             Self::Away(_) => "away",
+            Self::Unreadable(_) => "unreadable",
             Self::FallenOut => "fallen_out",
-            Self::Behind(..) => "behind",
             Self::Unowned(_) => "unowned",
-            Self::Unreadable => "unreadable",
+            Self::Waiting(..) => "waiting",
+            Self::Behind(..) => "behind",
         }
     }
 }
@@ -76,25 +97,39 @@ impl fmt::Display for Unready {
             Self::Locked => f.write_str("The database is locked."),
             Self::Away(None) => f.write_str("The store does not answer."),
             Self::Away(Some(last)) => write!(f, "The store does not answer; its last error was: {last}."),
+            Self::Unreadable(error) => write!(f, "The bus's own data cannot be read: {error}."),
             Self::FallenOut => f.write_str(
                 "The node has expired and was removed from the bus; it joins again as soon as it can.",
             ),
-            Self::Behind(roles) => {
-                let roles: Vec<_> = roles
-                    .iter()
-                    .map(|(what, seconds)| format!("the {what} has failed for {seconds} s"))
-                    .collect();
-                write!(f, "Behind: {}.", roles.join(", "))
-            }
             Self::Unowned(partitions) => write!(
                 f,
                 "No living notifier owns {} of the partitions: {}. Start one, or wait until another has taken over.",
                 partitions.len(),
                 ranges(partitions)
             ),
-            Self::Unreadable => f.write_str("The bus's own data cannot be read; the log names the keys."),
+            Self::Waiting(partitions, age, failing) => write!(
+                f,
+                "Notifiers do not fold {} of the partitions: {}. Their events were seen to wait for {} s.{failing}",
+                partitions.len(),
+                ranges(partitions),
+                age.as_secs()
+            ),
+            Self::Behind(lag, failing) => write!(
+                f,
+                "The tail of the dispatcher has not reached the end of the feed for {} s.{failing}",
+                lag.as_secs()
+            ),
         }
     }
+}
+
+/// What one look at the store shows.
+struct Look {
+    ownership: Ownership,
+    /// The partitions whose events have waited for too long, and the age of the oldest.
+    waiting: (BTreeSet<u32>, Duration),
+    /// The end of the feed.
+    end: Sequence,
 }
 
 impl Bus {
@@ -109,110 +144,101 @@ impl Bus {
         })
     }
 
-    /// Whether an event that is recorded now would be delivered: this process can work, and living notifiers own all partitions, as
-    /// far as `owners` has seen. The error is the cause.
-    pub(crate) async fn readiness(&self, owners: &Owners) -> Result<(), Unready> {
+    /// Whether an event that is recorded now would be folded by living notifiers, and delivered by `dispatcher`, as far as the looks of
+    /// this process have shown. The error is the cause.
+    pub(crate) async fn readiness(&self, dispatcher: &Dispatcher) -> Result<(), Unready> {
         let context = &*self.context;
-        let health = &context.stats.health;
         if let Some(unready) = self.permanent_failure() {
             return Err(unready);
         }
+        let Look { ownership, waiting: (late, oldest), end } = self.look().await?;
+        // Every call observes all facts, because most of them take two looks.
+        let unowned = self.seen.owners.unowned(context.config.partitions, &ownership, context.env().now());
+        let lag = self.tail_lag(dispatcher, end);
+        if !unowned.is_empty() {
+            return Err(Unready::Unowned(unowned));
+        }
+        if !late.is_empty() {
+            return Err(Unready::Waiting(late, oldest, self.failing()));
+        }
+        if lag > TAIL_LAG_MAX.saturating_add(dispatcher.poll_interval()) {
+            return Err(Unready::Behind(lag, self.failing()));
+        }
+        Ok(())
+    }
+
+    /// Looks at the store, for a bounded time.
+    async fn look(&self) -> Result<Look, Unready> {
+        let context = &*self.context;
         let last = Mutex::new(None);
         let policy = RetryPolicy { elapsed_max: Some(ANSWER_MAX), ..RetryPolicy::default() };
-        let read = context.db.run_with(&policy, async |tx| {
-            let read = self.read_own(&tx).await;
-            if let Err(Error::Store(error)) = &read {
+        let look = context.db.run_with(&policy, async |tx| {
+            let look = self.look_in(&tx).await;
+            if let Err(Error::Store(error)) = &look {
                 *last.lock() = Some(error.clone());
             }
-            read
+            look
         });
-        let read = tokio::select! {
+        let look = tokio::select! {
             biased;
-            read = read => read,
+            look = look => look,
             () = context.env().sleep(ANSWER_MAX) => Err(Error::Store(StoreError::TRANSACTION_TIMED_OUT)),
         };
         let last = last.into_inner();
-        let ownership = match read {
-            Ok(Some(ownership)) => ownership,
-            Ok(None) => return Err(Unready::FallenOut),
-            Err(Error::BusGone { reason }) => return Err(Unready::Gone(reason)),
+        match look {
+            Ok(Some(look)) => Ok(look),
+            Ok(None) => Err(Unready::FallenOut),
+            Err(Error::BusGone { reason }) => Err(Unready::Gone(reason)),
             Err(Error::Store(error) | Error::RetriesExhausted { last: error, .. }) => {
                 let is_locked = |error: &StoreError| *error == StoreError::DATABASE_LOCKED;
-                return Err(match last {
+                Err(match last {
                     _ if is_locked(&error) => Unready::Locked,
                     Some(last) if is_locked(&last) => Unready::Locked,
                     last => Unready::Away(last),
-                });
+                })
             }
             Err(error) => {
-                health.complain(context.env(), "readiness", &error);
-                return Err(Unready::Unreadable);
+                context.stats.health.complain(context.env(), "readiness", &error);
+                Err(Unready::Unreadable(error))
             }
-        };
-        let now = context.env().now();
-        // Every call observes the owners, so that the time without an owner is known.
-        let unowned = owners.unowned(context.config.partitions, &ownership, now);
-        let troubles = health.troubles().into_iter();
-        let mut failing: Vec<_> =
-            troubles.map(|trouble| (trouble.what, now.saturating_sub(trouble.since).as_secs())).collect();
-        match failing.first() {
-            // The oldest failure may be a consequence of another, so the cause names all of them, each role once.
-            Some((_, longest)) if *longest >= TROUBLE_MAX.as_secs() => {
-                let mut named = BTreeSet::new();
-                failing.retain(|(what, _)| named.insert(*what));
-                Err(Unready::Behind(failing))
-            }
-            _ if !unowned.is_empty() => Err(Unready::Unowned(unowned)),
-            _ => Ok(()),
         }
     }
 
-    /// Reads the data that this process's work depends on: the configuration, the rows of its nodes, and the counters of its
-    /// partitions. Returns who owns the partitions; `None` if not all nodes of the process are members.
-    async fn read_own(&self, tx: &Transaction) -> Result<Option<Ownership>> {
+    /// Reads the configuration, the rows of the process's nodes, the owners of the partitions, their backlogs, and the feed's topology
+    /// and end.
+    /// Returns `None` if not all nodes of the process are members.
+    async fn look_in(&self, tx: &Transaction) -> Result<Option<Look>> {
         let context = &*self.context;
         let keys = &context.keys;
         let stored = tx.get(&keys.config(), Isolation::Snapshot).await?;
         context.config.check_stored(stored.as_deref())?;
         for (node, token) in context.stats.health.nodes() {
             let row = tx.get(&keys.node(NodeId(node)), Isolation::Snapshot).await?;
-            let row = row.and_then(|row| NodeRow::from_bytes(&row).ok());
+            let row = row.map(|row| NodeRow::from_bytes(&row)).transpose()?;
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(None);
             }
         }
-        let held = context.signals.held();
-        let runs = held.chunk_by(|a, b| a.0 + 1 == b.0).take(RUNS_MAX);
-        for run in runs {
-            let (first, last): (Partition, Partition) = (run[0], run[run.len() - 1]);
-            let waiting = RangeRead::new(keys.drains(first, last)).limit(1);
-            tx.get_range(&waiting, Isolation::Snapshot).await?;
-        }
-        Ok(Some(Ownership::read(tx, keys).await?))
+        let feed = RawFeed::notifications(context);
+        let (ownership, mut waiting, end, _) = tokio::try_join!(
+            Ownership::read(tx, keys),
+            self.waiting_in(tx),
+            feed.last_readable(tx),
+            feed.topology(tx),
+        )?;
+        waiting.retain(|_, age| *age > YOUNG_MAX);
+        let oldest = waiting.values().max().copied().unwrap_or_default();
+        Ok(Some(Look { ownership, waiting: (waiting.into_keys().collect(), oldest), end }))
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{bus::running::Roles, state::keys::Role, store::Database};
-
-    /// Regression: the row of one notifier that could not be decoded made `ready` fail on all nodes, although the others owned all
-    /// partitions.
-    #[tokio::test(start_paused = true)]
-    async fn a_damaged_row_of_another_node_keeps_nobody_from_being_ready() {
-        let store = Database::memory();
-        let bus = Bus::open(&store, super::super::BusOptions::default()).await.unwrap();
-        let running = bus.start(Roles::default()).await.unwrap();
-        let (keys, other) = (&bus.context.keys, NodeId([7; 16]));
-        let damage = async |tx: Transaction| {
-            tx.set(&keys.node(other), b"junk");
-            keys.role(other, &Role::NOTIFIER).iter().for_each(|key| tx.set(key, &0_u32.to_be_bytes()));
-            Ok(())
-        };
-        store.run(damage).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(30)).await;
-        bus.readiness(&Owners::default()).await.unwrap();
-        running.shutdown().await.unwrap();
+    /// What fails in this process and is tried again, as a sentence; empty if nothing does.
+    fn failing(&self) -> String {
+        let troubles = self.context.stats.health.troubles();
+        let named: BTreeSet<_> =
+            troubles.iter().map(|trouble| format!("{} ({})", trouble.what, trouble.error)).collect();
+        if named.is_empty() {
+            return String::new();
+        }
+        format!(" Failing here: {}.", named.into_iter().collect::<Vec<_>>().join(", "))
     }
 }

@@ -4,9 +4,8 @@ use std::{fmt, time::Duration};
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::task::JoinSet;
 
-use super::{Bus, Node, canary, node::Announced, status::BusStatus};
+use super::{Bus, Node, node::Announced, status::BusStatus};
 use crate::{
     base::error::{Error, Result},
     roles::{
@@ -30,16 +29,12 @@ pub struct Roles {
     pub notifier: Option<NotifierOptions>,
     /// Options of the janitor; `None` leaves cleaning to other nodes. Default: with the default options.
     pub janitor: Option<JanitorOptions>,
-    /// About how often the node records an event of its own, and waits until its dispatcher has read the row: the canary. If it waits for
-    /// longer than 15 s, the node is not ready. The time from commit to delivery is a metric. Each time costs a transaction, a fold and
-    /// a row, which no reader is given. `None` switches it off. Default: every minute.
-    pub canary_interval: Option<Duration>,
     /// The most time that [`Running::shutdown`] takes: one half for feeds, connections and subscribers, which are cut off after it, and
     /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
     pub shutdown_timeout: Duration,
 }
 
-crate::base::options::setters!(Roles { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, canary_interval: Option<Duration>, shutdown_timeout: Duration });
+crate::base::options::setters!(Roles { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, shutdown_timeout: Duration });
 
 impl Default for Roles {
     fn default() -> Self {
@@ -48,7 +43,6 @@ impl Default for Roles {
             dispatcher: DispatcherOptions::default(),
             notifier: Some(NotifierOptions::default()),
             janitor: Some(JanitorOptions::default()),
-            canary_interval: Some(Duration::from_mins(1)),
             shutdown_timeout: Duration::from_secs(10),
         }
     }
@@ -80,8 +74,6 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// ```
 #[must_use = "dropping it stops all roles: nothing is delivered any more"]
 pub struct Running {
-    /// The canary, if it is enabled.
-    canary: JoinSet<()>,
     /// Ends what serves clients, in this order.
     endings: Mutex<Vec<Ending>>,
     dispatcher: Dispatcher,
@@ -105,10 +97,7 @@ impl Bus {
 
 impl Running {
     async fn start(bus: &Bus, roles: Roles) -> Result<Self> {
-        let Roles { node, dispatcher, notifier, janitor, canary_interval, shutdown_timeout } = roles;
-        if canary_interval.is_some_and(|interval| interval.is_zero()) {
-            return Err(Error::invalid("canary interval", "it is zero"));
-        }
+        let Roles { node, dispatcher, notifier, janitor, shutdown_timeout } = roles;
         if let Some(options) = &notifier {
             options.check()?;
         }
@@ -130,25 +119,8 @@ impl Running {
         };
         match begun.await {
             Ok((notifier, janitor, listed, dispatcher)) => {
-                let mut canary = JoinSet::new();
-                if let Some(interval) = canary_interval {
-                    let (context, subscriptions) = (dispatcher.context(), dispatcher.subscriptions());
-                    let bus = bus.clone();
-                    let make = move || canary::run(bus.clone(), subscriptions.subscriptions(), interval);
-                    canary.spawn(context.stats.supervised(context.env(), canary::WHAT, make));
-                }
                 let (endings, bus) = (Mutex::default(), bus.clone());
-                Ok(Self {
-                    canary,
-                    endings,
-                    dispatcher,
-                    listed,
-                    notifier,
-                    janitor,
-                    node,
-                    bus,
-                    shutdown_timeout,
-                })
+                Ok(Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout })
             }
             Err(error) => {
                 // The first failure is returned; a node that cannot leave expires.
@@ -200,8 +172,7 @@ impl Running {
     /// Fails with [`Error::GaveUp`] if a part takes longer than [`Roles::shutdown_timeout`] allows, and with the failure of the
     /// store. After a failure the rest is ended as well.
     pub async fn shutdown(self) -> Result<()> {
-        let Self { mut canary, endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } =
-            self;
+        let Self { endings, dispatcher, listed, notifier, janitor, node, bus, shutdown_timeout } = self;
         let half = shutdown_timeout / 2;
         let within = async |what, work: BoxFuture<'_, Result<()>>| {
             tokio::select! {
@@ -212,7 +183,6 @@ impl Running {
         };
         let endings = endings.into_inner();
         let close = async move {
-            canary.shutdown().await;
             for ending in endings {
                 ending().await;
             }

@@ -1,16 +1,11 @@
 //! [`Context`]: what all roles of one bus in one process share.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::{
-    base::{encoding::Sequence, env::Env, error::Error},
+    base::{env::Env, error::Error},
     state::{
         feed_wakeups::FeedWakeups,
         keys::{Config, FeedId, Keys},
@@ -39,28 +34,10 @@ pub(crate) struct Context {
     pub polls: Arc<Polls>,
     pub stats: Arc<Stats>,
     pub skipped: Arc<Skipped>,
-    pub lost_horizons: LostHorizons,
     pub triggers: TriggerBoard,
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
     pub ringer: OnceLock<Background>,
-}
-
-/// The bounds of horizons that cannot be decoded, by feed: the damaged bytes, and the last sequence that the process could
-/// read when it first met them.
-#[derive(Debug, Default)]
-pub(crate) struct LostHorizons(Mutex<BTreeMap<FeedId, (Bytes, Sequence)>>);
-
-impl LostHorizons {
-    /// The bound of the horizon of `feed`, which is `damaged`; `last` if it was not met before.
-    pub fn get(&self, feed: &FeedId, damaged: &Bytes, last: Sequence) -> Sequence {
-        let mut bounds = self.0.lock();
-        let bound = bounds.entry(feed.clone()).or_insert_with(|| (damaged.clone(), last));
-        if bound.0 != damaged {
-            *bound = (damaged.clone(), last);
-        }
-        bound.1
-    }
 }
 
 /// A task that ends when this is dropped.
@@ -90,7 +67,6 @@ impl Context {
             polls,
             stats,
             skipped,
-            lost_horizons: LostHorizons::default(),
             triggers,
             feed,
             ringer,

@@ -93,15 +93,6 @@ impl Signals {
         self.ring(partition);
     }
 
-    /// The partitions that notifiers of this process work on, in order.
-    #[cfg(feature = "http")]
-    pub fn held(&self) -> Vec<Partition> {
-        let held = |(number, signal): (usize, &PartitionSignal)| {
-            (signal.notifiers.load(Ordering::SeqCst) > 0).then_some(Partition(number as u32))
-        };
-        self.partitions.iter().enumerate().filter_map(held).collect()
-    }
-
     /// Wakes the notifier of `partition`.
     pub fn wake(&self, partition: Partition) {
         self.of(partition).wake.notify_one();

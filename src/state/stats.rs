@@ -21,8 +21,6 @@ macro_rules! stats {
             folded: [Count; 4],
             /// The durations of folds that have written something.
             pub fold_durations: Durations,
-            /// The times from the commit of a canary's event to its delivery.
-            pub deliveries: Durations,
             /// The present failures of the roles.
             pub health: Health,
         }

@@ -97,15 +97,6 @@ impl Database {
         }
     }
 
-    /// [`Database::open_dir_to_read`] of the undamaged part of a damaged folder. Rows may be missing, and rows that
-    /// were changed or removed later may be there. [`Bus::open_salvaged`](crate::Bus::open_salvaged) opens a bus in it.
-    pub fn salvage_dir(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
-        let env = Env::system();
-        let inspection = embedded::inspect(&SystemFiles, path.as_ref())?;
-        let report = inspection.report.clone();
-        Ok((Self::embedded(Engine::reading(inspection, env.clone()), env), report))
-    }
-
     /// Looks for damage in the folder `path`, and changes nothing. Another process may have it open.
     pub fn check_dir(path: impl AsRef<Path>) -> Result<FolderReport> {
         Ok(embedded::inspect(&SystemFiles, path.as_ref())?.report)

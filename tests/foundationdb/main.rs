@@ -22,6 +22,9 @@ mod execute;
 mod layer;
 #[path = "../interleavings/moved.rs"]
 mod moved;
+#[cfg(feature = "http")]
+#[path = "../ready/parts.rs"]
+mod parts;
 #[path = "../sharding/scenario.rs"]
 mod scenario;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -48,6 +51,8 @@ mod opening;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
 mod outages;
 mod processes;
+#[cfg(feature = "http")]
+mod ready;
 mod recorders;
 mod servers;
 mod sharding;
@@ -116,12 +121,16 @@ fn all() -> Vec<Trial> {
             #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
             a_foreign_layer_runs_any_number_of_times_and_survives_kills
         }
+        ready {
+            #[cfg(feature = "http")] a_dead_notifier_is_named_on_a_cluster
+            #[cfg(feature = "http")] a_dead_tail_is_named_on_a_cluster
+            #[cfg(feature = "http")] a_dead_cluster_is_named
+        }
         recorders { a_layer_in_python_records_in_its_own_transactions }
         states {
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_says_what_the_table_says
         }
         outages {
-            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_whose_fold_marks_are_damaged_goes_on
             #[cfg(all(unix, feature = "cli", feature = "http"))] everything_ends_without_the_cluster
         }
         busy {

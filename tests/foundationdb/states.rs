@@ -125,19 +125,19 @@ const STATES: [State; 8] = [
         of: &COMMANDS,
         log: None,
     },
-    // What nobody can decode in the place of the newest topology entry keeps roles from their work.
+    // Nobody can decode the newest entry, which all roles need.
     State {
-        name: "a role fails",
+        name: "the topology is damaged",
         begin: |stage| {
             stage.cluster.cli(&format!("writemode on; set {TOPOLOGY} x"));
             Box::new(|stage| _ = stage.cluster.cli(&format!("writemode on; clear {TOPOLOGY}")))
         },
-        ready: ("503", "fold of a partition"),
+        ready: ("503", "\"cause\":\"unreadable\""),
         posts: "500",
         feeds: Feeds::GoOnOnly,
         commands: (0, &[""]),
         of: &[&["nodes"]],
-        log: Some("fold of a partition"),
+        log: Some("corrupt topology"),
     },
     State {
         name: "the incarnation was raised",

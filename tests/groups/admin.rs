@@ -136,37 +136,6 @@ async fn unknown_results_do_not_confuse_creation_and_deletion() {
     }
 }
 
-/// Regression: a damaged group was deleted by a commit of unknown result. Somebody created it before the deletion was tried again, which
-/// took the new group for the one that it was to delete.
-#[tokio::test(start_paused = true)]
-async fn a_damaged_group_is_deleted_and_not_the_one_that_was_created_since() {
-    let fixture = GroupFixture::new(2).await;
-    let group = fixture.group(Start::Now).await;
-    let key = {
-        let read = RangeRead::new(KeyRange::prefix(&b"notibus\x15\x0c\x01n\x00\x14"[..]));
-        let tx = fixture.store.begin();
-        tx.get_range(&read, Isolation::Snapshot).await.unwrap().rows.remove(0).0
-    };
-    let damage = async |tx: notibus::store::Transaction| {
-        tx.set(&key, b"junk");
-        Ok(())
-    };
-    fixture.store.run(damage).await.unwrap();
-    fixture.faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
-    let deleting = tokio::spawn({
-        let group = group.clone();
-        async move { group.delete(true).await }
-    });
-    // Time stands still as long as a task can run: its next attempt, which comes after a pause, finds another group.
-    while kept(&fixture).await.0 > 0 {
-        tokio::task::yield_now().await;
-    }
-    let other = fixture.other.group("g").unwrap();
-    assert!(other.create(&GroupOptions::default()).await.unwrap());
-    deleting.await.unwrap().unwrap();
-    assert_eq!(group.status().await.unwrap().generation, 1, "the new group is there");
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
     let fixture = GroupFixture::new(3).await;

@@ -344,7 +344,7 @@ async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.rows().len(), 2);
-    assert_eq!((fixture.bus.skipped_rows().await.unwrap().len(), fixture.bus.stats().group_errors), (1, 0));
+    assert_eq!((fixture.bus.skipped_rows().len(), fixture.bus.stats().group_errors), (1, 0));
     if failure == FailurePolicy::KeepRetrying {
         assert_eq!(group.dead_letters(Sequence::MIN, 9).await.unwrap().len(), 0);
         return;

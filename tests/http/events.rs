@@ -96,8 +96,6 @@ async fn all_or_nothing() {
     for (body, status, named) in [
         (r#"[{"db":"a","type":"created"},{"db":"","type":"updated"}]"#.to_owned(), 400, "Event 2"),
         (r#"[{"db":"a","type":"created"},{"db":"b","type":"renamed"}]"#.to_owned(), 400, "Event 2"),
-        // Regression: this recorded events of the database by which nodes watch themselves.
-        (r#"[{"db":"a","type":"created"},{"db":"_notibus/canary","type":"deleted"}]"#.to_owned(), 400, "own"),
         (r#"[{"db":"a","type":"created","document":"x"}]"#.to_owned(), 400, "document"),
         (r#"{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
         (r#"[{"db":"a","type":"created"}"#.to_owned(), 400, "body"),

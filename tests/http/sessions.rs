@@ -138,24 +138,6 @@ async fn a_long_list_of_databases_comes_in_pieces() {
     assert_eq!(serde_json::from_str::<Vec<String>>(&list).unwrap(), names);
 }
 
-/// Regression: the list had the database by which nodes watch themselves, and `/{db}` answered for it.
-#[tokio::test]
-async fn no_client_sees_the_canary() {
-    let fixture = fixture(Access::Open).await;
-    fixture.event(&db("_notibus/canary", 0), EventKind::Updated).await;
-    fixture.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(get(fixture.at(), "/_all_dbs").await.json(), serde_json::json!(["a"]));
-    assert_eq!(get(fixture.at(), "/_notibus%2Fcanary").await.head.status, 404);
-    let rows = get(fixture.at(), "/_db_updates").await.rows();
-    assert_eq!(rows, [("a".to_owned(), "created".to_owned())]);
-    for query in
-        ["descending=true", "feed=longpoll", "feed=continuous&timeout=0", "feed=eventsource&timeout=0"]
-    {
-        let answer = get(fixture.at(), &format!("/_db_updates?{query}")).await;
-        assert!(answer.body.contains("\"a\"") && !answer.body.contains("canary"), "{query}: {}", answer.body);
-    }
-}
-
 /// Regression: one row that could not be decoded made every list of the databases fail, or end in the middle, for good.
 #[tokio::test]
 async fn a_broken_row_does_not_stop_the_list_of_databases() {

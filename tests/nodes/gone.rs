@@ -68,7 +68,7 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     let late = dispatcher.subscribe(Filter::all()).durable(&cursor).await.err();
     assert!(matches!(late, Some(Error::BusGone { .. })), "{late:?}");
     second.shutdown().await.unwrap();
-    // The canary has found out as well by then, and nothing reads the store any more.
+    // Nothing reads the store any more.
     tokio::time::sleep(Duration::from_mins(2)).await;
     let before = faults.counts();
     tokio::time::sleep(Duration::from_mins(10)).await;

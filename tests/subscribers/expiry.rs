@@ -14,7 +14,7 @@ use notibus::{
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, narrow_bus, set, stored, until, within},
+    common::{db, narrow_bus, until, within},
     fixture::{SubscriberFixture, forget, forget_by, name, next},
     listeners::Quiet,
 };
@@ -147,43 +147,6 @@ fn the_stream_of_an_expired_cursor_is_made_outside_of_a_runtime() {
     let mut stream = expired.stream();
     let item = runtime.block_on(stream.next()).unwrap();
     assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
-}
-
-/// Regression: the subscriber before had expired because a closed topology entry was damaged, which no comparison with the horizon shows.
-async fn expires_again_behind_a_hole(is_repaired: bool) {
-    let fixture = SubscriberFixture::new().await;
-    let known = fixture.event(&db("x", 1), EventKind::Created).await;
-    let without_ring = fixture.bus.dispatcher(without_ring()).await.unwrap();
-    let cursor = fixture.bus.cursor("c").unwrap();
-    drop(subscribe(&without_ring, known).durable(&cursor).await.unwrap().stream());
-    fixture.bus.feed().reshard(2, None).await.unwrap();
-    fixture.events(&["a", "b"], EventKind::Created).await;
-    fixture.bus.feed().reshard(3, None).await.unwrap();
-    fixture.events(&["c", "d"], EventKind::Created).await;
-    let entries = stored(&fixture.store, b"notibus\x15\x07").await;
-    let [_, (key, good), _] = &entries[..] else { panic!("{entries:?}") };
-    set(&fixture.store, key, b"junk").await;
-    until("the tail", async || without_ring.position() >= fixture.dispatcher.position()).await;
-    let mut before = subscribe(&without_ring, known).durable(&cursor).await.unwrap().stream();
-    let item = within("the end", before.next()).await.unwrap();
-    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
-    drop(before);
-    if is_repaired {
-        set(&fixture.store, key, good).await;
-    }
-    let mut stream = subscribe(&fixture.dispatcher, known).durable(&cursor).await.unwrap().stream();
-    let item = within("the end again", stream.next()).await.unwrap();
-    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cursor_that_has_expired_behind_a_hole_expires_again() {
-    expires_again_behind_a_hole(false).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cursor_that_has_expired_behind_a_hole_expires_again_although_it_is_repaired() {
-    expires_again_behind_a_hole(true).await;
 }
 
 /// The filter of a durable subscriber was replaced within a reading, which set its cursor back. It got `Expired`,

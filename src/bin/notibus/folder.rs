@@ -58,7 +58,7 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
         return if args.json { Ok(()) } else { out::line(&format!("whole: {}", readable(&report))) };
     }
     Err(Failure::Failed(format!(
-        "{} is damaged at {} places; {}. Restore it from a copy, or save what is whole by `notibus export --salvage`",
+        "{} is damaged at {} places; {}. Restore it from a copy",
         args.dir.display(),
         report.damages.len(),
         readable(&report)

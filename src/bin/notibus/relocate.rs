@@ -30,12 +30,6 @@ pub struct ExportArgs {
     /// Where the bus is.
     #[command(flatten)]
     at: At,
-    /// Export the readable part of a damaged folder. Rows may be missing then, or old.
-    #[arg(long)]
-    salvage: bool,
-    /// With --salvage: the number of partitions that the bus had, if its configuration is lost.
-    #[arg(long, requires = "salvage")]
-    partitions: Option<u32>,
     /// Export although nodes live, or another process has the folder open. The export has the state of one moment.
     #[arg(long)]
     while_running: bool,
@@ -45,14 +39,10 @@ pub struct ExportArgs {
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
     /// The file; "-" for standard input.
-    #[arg(required_unless_present = "discard", conflicts_with = "discard")]
-    file: Option<PathBuf>,
+    file: PathBuf,
     /// Where to import it.
     #[command(flatten)]
     at: At,
-    /// Import nothing: remove what an import whose process has died has left under the prefix.
-    #[arg(long)]
-    discard: bool,
 }
 
 /// Where the bus is.
@@ -78,21 +68,13 @@ fn is_standard(file: &Path) -> bool {
 /// Writes the bus to a file, or to standard output.
 pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure> {
     let At { store, prefix } = &args.at;
-    let db = match (args.salvage, args.while_running) {
-        (true, _) => store.salvage()?,
-        (false, true) => store.open_to_read(deadline).await?.now(),
-        (false, false) => {
-            store.open_to_read(deadline).await?.at_rest("export what it has now by --while-running")?
-        }
+    let reading = store.open_to_read(deadline).await?;
+    let db = if args.while_running {
+        reading.now()
+    } else {
+        reading.at_rest("export what it has now by --while-running")?
     };
-    let opened = async {
-        if args.salvage {
-            Bus::open_salvaged(&db, prefix.as_bytes(), args.partitions).await
-        } else {
-            Bus::open_existing(&db, prefix.as_bytes()).await
-        }
-    };
-    let bus = deadline.of("opening the bus", opened).await?;
+    let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
     // No other process has the folder open, so all nodes that it lists are dead.
     let while_running = args.while_running || matches!(store, Store::Dir(_));
     let options = ExportOptions::default().while_running(while_running);
@@ -137,12 +119,7 @@ fn report(exported: &Exported) -> String {
 /// Brings the bus of a file, or of standard input, into a store.
 pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure> {
     let (store, prefix) = (&args.at.store, args.at.prefix.as_bytes());
-    let Some(path) = &args.file else {
-        store.check_exists()?;
-        let db = store.open(deadline).await?;
-        let is_gone = deadline.of("removing a part of a bus", Bus::discard_import(&db, prefix)).await?;
-        return say(if is_gone { "the rest of an import is removed" } else { "no import has left anything" });
-    };
+    let path = &args.file;
     let file: Box<dyn Read> = if is_standard(path) {
         Box::new(io::stdin())
     } else {
@@ -151,8 +128,7 @@ pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure>
     let new_folder = store.new_folder();
     let imported = async {
         let db = store.open(deadline).await?;
-        let what =
-            "importing; a part of it may be stored: the next import, or `import --discard`, removes that";
+        let what = "importing; a part of it may be stored: the next import removes that, and begins again";
         let moves = Moves::default();
         let mut input = BufReader::new(moves.of(file));
         let imported = Bus::import(&db, prefix, &mut input);

@@ -83,10 +83,6 @@ pub struct Args {
     /// The most rows of `_db_updates` that are kept in memory for live feeds, about 1 KB each; feeds further behind read the store.
     #[arg(long, default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
-    /// About how often the node records an event of its own and waits for its delivery, for `ready` and the metric of delivery times;
-    /// "off" for never. Readers do not see these events.
-    #[arg(long, default_value = "1m", value_parser = parse_canary)]
-    canary: Canary,
     /// The greatest and default value of the parameter `timeout`.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     timeout_max: Duration,
@@ -96,18 +92,6 @@ pub struct Args {
     /// Drop a client after this time in which it has read nothing of what is sent.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     write_timeout: Duration,
-}
-
-/// How often the canary is sent, if it is.
-#[derive(Debug, Clone, Copy)]
-struct Canary(Option<Duration>);
-
-/// An interval, or "off".
-fn parse_canary(text: &str) -> Result<Canary, String> {
-    match text {
-        "off" => Ok(Canary(None)),
-        _ => humantime::parse_duration(text).map(|it| Canary(Some(it))).map_err(|error| error.to_string()),
-    }
 }
 
 /// Serves until it is interrupted.
@@ -143,8 +127,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let mut stopped = stopped()?;
     let db = args.store.open(deadline).await?;
     let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
-    let roles =
-        Roles::default().dispatcher(dispatcher).canary_interval(args.canary.0).shutdown_timeout(deadline.0);
+    let roles = Roles::default().dispatcher(dispatcher).shutdown_timeout(deadline.0);
     let mut starting = Box::pin(start(&db, args.prefix.as_bytes(), listener, roles, options, limits));
     let running = tokio::select! {
         biased;

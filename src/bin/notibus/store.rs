@@ -157,19 +157,6 @@ impl Store {
         };
         Ok(Reading { db, is_past, store: self.clone() })
     }
-
-    /// Opens the readable part of a damaged folder.
-    pub fn salvage(&self) -> Result<Database, Failure> {
-        self.check_exists()?;
-        let Self::Dir(path) = self else {
-            return Err(Failure::BadInput("only what is in a folder can be salvaged".to_owned()));
-        };
-        let (db, report) = Database::salvage_dir(path)?;
-        for damage in &report.damages {
-            notice(&format!("notibus: damaged: {damage}"));
-        }
-        Ok(db)
-    }
 }
 
 impl fmt::Display for Store {

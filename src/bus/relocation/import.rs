@@ -2,7 +2,7 @@
 //!
 //! From the first transaction to the last, a mark with a token under the prefix says that an import is under way: no bus can be opened
 //! there meanwhile, and of two imports the later one goes on. An import that fails removes all that it has written.
-//! If its process dies, the next import or [`discard`] removes the mark and what was written.
+//! If its process dies, the next import removes the mark and what was written, and begins again.
 
 use std::io::Read;
 
@@ -26,19 +26,6 @@ pub(crate) async fn check_no_import(tx: &Transaction, keys: &Keys) -> Result<()>
         None => Ok(()),
         Some(_) => Err(Error::ImportUnderWay { prefix: keys.prefix().escape_ascii().to_string() }),
     }
-}
-
-/// Removes what an import whose process has died has left under the prefix. Returns whether there was anything. See
-/// [`Bus::discard_import`](crate::Bus::discard_import).
-pub(crate) async fn discard(db: &Database, keys: &Keys) -> Result<bool> {
-    let discard = async |tx: Transaction| {
-        let is_left = tx.get(&keys.import_mark(), Isolation::Serializable).await?.is_some();
-        if is_left {
-            tx.clear_range(&keys.all());
-        }
-        Ok(is_left)
-    };
-    Ok(db.run_once(discard).await?.value)
 }
 
 /// Imports an export into `db`, with the incarnation raised. See [`Bus::import`](crate::Bus::import).

@@ -31,13 +31,11 @@
 mod export;
 mod import;
 mod incarnation;
-mod salvaged;
 mod stream;
 
 pub use self::export::{ExportOptions, Exported};
 pub(super) use self::{
     export::export,
-    import::{check_no_import, discard, import},
+    import::{check_no_import, import},
     incarnation::{raise, stored},
-    salvaged::salvaged,
 };

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     base::{env::Env, error::Result, health::EndsWithBus},
-    bus::{Bus, observed::Watch, ownership::Owners},
+    bus::{Bus, observed::Watch},
     roles::dispatcher::Dispatcher,
     state::notification_feed::NotificationFeed,
 };
@@ -40,8 +40,6 @@ pub(super) struct Inner {
     pub metrics: AnswerCounts,
     /// Remembers earlier observations of the bus, for values that need several.
     pub watch: Watch,
-    /// Remembers earlier observations of the owners of the partitions.
-    pub owners: Owners,
     /// Counts the reshards that this process was asked for, and so wakes the feeds of single shards.
     pub reshards: watch::Sender<u64>,
     /// Becomes true when all feeds have to end.
@@ -96,7 +94,6 @@ impl Api {
             admission: Admission::new(options.feeds_per_client_max),
             metrics: AnswerCounts::default(),
             watch: Watch::default(),
-            owners: Owners::default(),
             reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             options,

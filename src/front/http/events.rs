@@ -29,7 +29,7 @@ use crate::{
     base::{
         error::{Error, Result},
         event::{Db, DbInstance, DbName, DdocId, EventKind},
-        notification::{CANARY, Notification},
+        notification::Notification,
     },
     roles::{changes::DocSource, notifier::row_if_folded, producer::Producer},
     state::{keys::Keys, notification_feed::NotificationFeed},
@@ -76,9 +76,6 @@ impl Posted {
     fn check(self) -> Result<Event, String> {
         let kind = self.kind.parse::<EventKind>().map_err(|error| error.to_string())?;
         let name = DbName::new(&self.db).map_err(|error| error.to_string())?;
-        if name.as_str() == CANARY {
-            return Err(format!("{CANARY} is the bus's own"));
-        }
         let ddoc = self.doc.filter(|_| kind == EventKind::DdocUpdated);
         let ddoc = ddoc.map(|id| DdocId::new(&id)).transpose().map_err(|error| error.to_string())?;
         let instance = self.instance.map(|instance| instance.parse()).transpose();
@@ -322,8 +319,7 @@ impl Databases for Recorded {
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
         Box::pin(async move {
             let row = row_if_folded(&self.0.context, tx, name).await?;
-            let is_shown = |row: &Notification| !row.is_deleted() && name.as_str() != CANARY;
-            Ok(row.filter(is_shown).map(|row| row.db()))
+            Ok(row.filter(|row: &Notification| !row.is_deleted()).map(|row| row.db()))
         })
     }
 

@@ -41,20 +41,16 @@ fn register_bus(registry: &mut Registry, inner: &Inner) {
     registry.register("troubles", "Things that fail now, and are tried again", ConstGauge::new(troubles));
     let partitions = i64::from(inner.feed.context.config.partitions);
     registry.register("partitions", "Partitions of the bus", ConstGauge::new(partitions));
-    let histograms = [
-        ("fold", "How long folds took that have written something", &stats.fold_durations),
-        (
-            "delivery",
-            "From the commit of an event to its delivery, measured by the canary",
-            &stats.deliveries,
-        ),
-    ];
-    for (name, what, durations) in histograms {
-        registry.register_with_unit(name, what, Unit::Seconds, Histogram::of(durations));
-    }
+    let folds = Histogram::of(&stats.fold_durations);
+    registry.register_with_unit(
+        "fold",
+        "How long folds took that have written something",
+        Unit::Seconds,
+        folds,
+    );
 }
 
-/// Registers what was seen of the whole bus. All nodes report the same.
+/// Registers what was seen of the whole bus, and of the tail of this process.
 fn register_observed(registry: &mut Registry, observed: &Observed) {
     let nodes = Family::<Labels, Gauge>::default();
     for (state, count) in [("living", observed.living), ("silent", observed.silent)] {
@@ -85,9 +81,16 @@ fn register_observed(registry: &mut Registry, observed: &Observed) {
     );
     registry.register_with_unit(
         "backlog_oldest",
-        "For how long the counted ones were seen to wait without a fold of their partition, by runs of partitions",
+        "For how long this process has seen events wait without a fold of their partition, by runs of partitions; it begins with the \
+         first look after the start of the process",
         Unit::Seconds,
         oldest,
+    );
+    registry.register_with_unit(
+        "tail_lag",
+        "For how long the tail of the dispatcher has not reached an end of the feed that this process has seen",
+        Unit::Seconds,
+        ConstGauge::new(observed.tail_lag.as_secs_f64()),
     );
     let rows = Family::<Labels, Gauge>::default();
     let ages = Family::<Labels, Gauge<f64, AtomicU64>>::default();

@@ -60,9 +60,9 @@ async fn method_not_allowed() -> Failure {
     Failure::method_not_allowed("GET,HEAD")
 }
 
-/// Makes a 503 with a cause for programs and a reason for people.
-fn unavailable(cause: &str, reason: &str) -> Response {
-    let answer_body = json!({ "status": "unavailable", "cause": cause, "reason": reason });
+/// Makes a 503 with the part that does not work and a cause for programs and a reason for people.
+fn unavailable(part: &str, cause: &str, reason: &str) -> Response {
+    let answer_body = json!({ "status": "unavailable", "part": part, "cause": cause, "reason": reason });
     answer::json(StatusCode::SERVICE_UNAVAILABLE, &answer_body)
 }
 
@@ -71,23 +71,23 @@ fn unavailable(cause: &str, reason: &str) -> Response {
 async fn health(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.permanent_failure() {
         None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
-        Some(unready) => unavailable(unready.cause(), &unready.to_string()),
+        Some(unready) => unavailable(unready.part(), unready.cause(), &unready.to_string()),
     }
 }
 
 /// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns
-/// each partition, and the node is not shutting down.
+/// each partition, no event was seen to wait for long, the tail stands where the feed ends, and the node is not shutting down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     // First: a node whose bus is gone closes its dispatcher, and says why.
     if let Some(unready) = inner.bus.permanent_failure() {
-        return unavailable(unready.cause(), &unready.to_string());
+        return unavailable(unready.part(), unready.cause(), &unready.to_string());
     }
     if inner.is_closing() {
-        return unavailable("closing", "The node is being shut down.");
+        return unavailable("node", "closing", "The node is being shut down.");
     }
-    match inner.bus.readiness(&inner.owners).await {
+    match inner.bus.readiness(&inner.dispatcher).await {
         Ok(()) => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
-        Err(unready) => unavailable(unready.cause(), &unready.to_string()),
+        Err(unready) => unavailable(unready.part(), unready.cause(), &unready.to_string()),
     }
 }
 
@@ -105,8 +105,13 @@ async fn read(inner: &Inner) -> Result<Value> {
     let (status, is_drained, undelivered) =
         tokio::try_join!(bus.status(), bus.is_drained(), feed.pending(tailed))?;
     let mut answer_body = serde_json::to_value(&status).expect("a status can be written as JSON");
-    answer_body["lag"] =
-        json!({ "is_drained": is_drained, "tailed_seq": tailed, "undelivered_rows": undelivered });
+    let tail_lag_ms = bus.tail_lag(dispatcher, status.feed.now).as_millis() as u64;
+    answer_body["lag"] = json!({
+        "is_drained": is_drained,
+        "tailed_seq": tailed,
+        "undelivered_rows": undelivered,
+        "tail_lag_ms": tail_lag_ms,
+    });
     answer_body["http"] =
         json!({ "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() });
     Ok(answer_body)
@@ -128,7 +133,7 @@ async fn page() -> Response {
 async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let refusals = parts.extensions.get::<Refusals>();
-    let observed = inner.watch.observe(&inner.bus).await;
+    let observed = inner.watch.observe(&inner.bus, &inner.dispatcher).await;
     let mut response = Response::new(Body::from(metrics::encode(&inner, refusals, observed.as_deref())));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -102,9 +102,7 @@ fn keys(input: &[u8]) {
     drop(keys.owed_name(&row));
     drop(keys.lowest_checkpoint_group(key));
     drop(keys.group_parked_id(key));
-    drop(keys.leased(key));
     drop(keys.newest_id(key));
-    drop(keys.entry_incarnation(key));
     drop(keys.topology_key(key));
     drop(RowSpace::new(&b"bus"[..]).sequence(key));
     if let Ok((feed, row)) = keys.topology_row(&row) {

@@ -308,8 +308,6 @@ named! {
         UnfinishedWorkMoved,
         /// An import began where an earlier one had left something.
         ImportBegunAgain,
-        /// What an import had left was discarded.
-        ImportDiscarded,
         /// A damaged export was refused.
         DamagedExportRefused,
         /// A bus was not opened because it was being imported.
@@ -361,7 +359,6 @@ impl Witness {
                 | Self::DocumentTopologyDropped
                 | Self::WebClientExpired
                 | Self::ImportBegunAgain
-                | Self::ImportDiscarded
                 | Self::UnfinishedWorkMoved
                 | Self::ManyDatabasesFolded
                 | Self::ManyShardsWritten

@@ -108,6 +108,18 @@ impl Dispatcher {
         self.shared.ring.read().position()
     }
 
+    /// The position up to which the tail has read the feed, also where there were no rows.
+    #[cfg(feature = "http")]
+    pub(crate) fn tailed(&self) -> Sequence {
+        self.position().max(*self.shared.tailed.lock())
+    }
+
+    /// How often the tail polls for rows without a hint.
+    #[cfg(feature = "http")]
+    pub(crate) fn poll_interval(&self) -> std::time::Duration {
+        self.shared.options.poll_interval
+    }
+
     /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
         self.shared.count()
@@ -195,6 +207,7 @@ async fn follow(shared: &Shared) {
     let (health, options) = (&shared.context.stats.health, &shared.options);
     let tail = shared.feed.tail(shared.ring.read().position());
     let mut tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
+    tail.report_to(Arc::clone(&shared.tailed));
     loop {
         match tail.next().await {
             Ok(page) => {

@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     pub options: DispatcherOptions,
     pub feed: NotificationFeed,
     pub ring: RwLock<Ring>,
+    /// The position up to which the tail has read the feed, also where there were no rows: the ring does not move there.
+    pub tailed: Arc<Mutex<Sequence>>,
     /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
@@ -63,6 +65,7 @@ impl Shared {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: RwLock::new(Ring::new(start, options.ring_rows_max)),
+            tailed: Arc::new(Mutex::new(start)),
             patterns: Mutex::new(Patterns::new()),
             subscribers: Mutex::default(),
             known: watch::Sender::new(Knowledge::UpTo(start)),

@@ -1,7 +1,5 @@
 //! Creates, resets and deletes a group.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use parking_lot::Mutex;
 
 use super::{Group, GroupOptions};
@@ -111,14 +109,10 @@ impl<R> Group<R> {
     /// Deletes the group, with its checkpoints and dead letters. Living consumers close their observers, and receive nothing until
     /// the group is created again. A group of the same name that is created meanwhile stays.
     ///
-    /// Without `force` it fails while members live, as [`Group::reset`] does. A group whose own row cannot be decoded is deleted only with
-    /// it.
+    /// Without `force` it fails while members live, as [`Group::reset`] does.
     ///
     /// Fails with [`Error::GroupInUse`] while members live, and with [`Error::NoGroup`] if there is no such group.
     pub async fn delete(&self, force: bool) -> Result<()> {
-        if force && self.delete_damaged().await? {
-            return Ok(());
-        }
         let (identity, dead) = self.without_members(force).await?;
         let (dead, attempted) = (dead.as_ref(), &Attempted::new());
         let delete = async |tx: Transaction| {
@@ -134,22 +128,6 @@ impl<R> Group<R> {
         self.context.db.run(delete).await
     }
 
-    /// Deletes the group if its row cannot be decoded. Returns whether that was so, whatever is there now.
-    async fn delete_damaged(&self) -> Result<bool> {
-        let was_damaged = &AtomicBool::new(false);
-        let delete = async |tx: Transaction| match self.row(&tx).await {
-            Err(Error::Corrupt { .. }) => {
-                was_damaged.store(true, Ordering::Relaxed);
-                self.clear_in(&tx);
-                Ok(true)
-            }
-            // If an earlier attempt has found it damaged, it was deleted since, perhaps by that attempt. A group that was created
-            // since stays.
-            row => row.map(|_| was_damaged.load(Ordering::Relaxed)),
-        };
-        self.context.db.run(delete).await
-    }
-
     /// Removes all rows of the group.
     fn clear_in(&self, tx: &Transaction) {
         for range in self.context.keys.whole_group(&self.id) {
@@ -159,8 +137,9 @@ impl<R> Group<R> {
     }
 
     pub(super) async fn row(&self, tx: &Transaction) -> Result<Option<GroupRow>> {
-        let row = tx.get(&self.context.keys.group(&self.id), Isolation::Serializable).await?;
-        row.map(|value| GroupRow::from_bytes(&value)).transpose()
+        let key = self.context.keys.group(&self.id);
+        let row = tx.get(&key, Isolation::Serializable).await?;
+        row.map(|value| GroupRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
     }
 
     /// Moves the group of `row` to `start`.
@@ -179,7 +158,7 @@ impl<R> Group<R> {
                     let reason = format!("{start} is ahead of the store, which is at {now}");
                     return Err(Error::invalid("start", reason));
                 }
-                start.check(horizon.max(topology.whole_from()))?;
+                start.check(horizon)?;
                 if start.knew_nothing() { start.begin(now) } else { start }
             }
         };
@@ -204,12 +183,11 @@ impl<R> Group<R> {
     async fn take_leases(&self, tx: &Transaction, shards: &[ShardId]) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.id.pool());
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
-            match keys.lease_row(&key, &value) {
-                Ok((_, resource, lease)) if shards.binary_search(&ShardId(resource)).is_ok() => {
-                    tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
-                }
-                // The epoch of one that cannot be decoded is unknown. It may begin again at 0, because no two owners are equal.
-                _ => tx.clear(&key),
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            if shards.binary_search(&ShardId(resource)).is_ok() {
+                tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
+            } else {
+                tx.clear(&key);
             }
         }
         Ok(())
@@ -230,10 +208,8 @@ impl<R> Group<R> {
         }
     }
 
-    /// The rows of the members. Fails if one cannot be decoded, because its node may live.
     async fn members(&self, tx: &Transaction) -> Result<NodeRows> {
-        let rows = member_rows(tx, &self.context.keys, &self.id.role()).await?;
-        rows.into_iter().map(|(node, row)| Ok((node, row?))).collect()
+        member_rows(tx, &self.context.keys, &self.id.role()).await
     }
 
     /// Fails if there are members other than `dead`. `tx` fails if a member in `dead` sends a heartbeat, or another member joins, before

@@ -8,7 +8,6 @@ use std::{
     },
 };
 
-use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::{sync::watch, task::JoinSet};
 
@@ -29,7 +28,6 @@ use crate::{
         feed::FeedRow,
         keys::ShardId,
         membership::{Held, Member, Pool, Stop, Work, Worker},
-        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
@@ -183,10 +181,6 @@ where
             Ok(shards)
         }
         .boxed()
-    }
-
-    fn skip(&self, key: &Bytes, error: &Error) {
-        self.group.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     fn acquired(&self, _: &Transaction, _: u64, _: u64) {}

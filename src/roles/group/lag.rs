@@ -7,11 +7,7 @@ use serde::Serialize;
 
 use super::Group;
 use crate::{
-    base::{
-        encoding::Sequence,
-        error::Result,
-        notification::{CANARY, Notification},
-    },
+    base::{encoding::Sequence, error::Result, notification::Notification},
     state::{
         feed::{FeedRow, SHARDS_READ_AT_ONCE},
         keys::{NodeId, ShardId, TopologyRow, checkpoint_position},
@@ -69,8 +65,7 @@ impl<R> Group<R> {
         let (feed, pool) = (self.raw(), self.id.pool());
         let mut owners = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Snapshot).await? {
-            // The consumers of the group report a lease that cannot be decoded.
-            let Ok((_, resource, lease)) = keys.lease_row(&key, &value) else { continue };
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
             if let Some(owner) = lease.owner {
                 owners.insert(ShardId(resource), owner.node);
             }
@@ -115,14 +110,7 @@ impl<R> Group<R> {
         if lag.rows == 0 {
             return Ok(lag);
         }
-        let of_canary = db.run(async |tx| self.canary_in(&tx, lag.shard, (begin, now)).await).await?;
-        let mut oldest = db.run(async |tx| self.raw().oldest(&tx, lag.shard, (begin, now)).await).await?;
-        if let Some(at) = of_canary.filter(|_| lag.is_exact) {
-            lag.rows -= 1;
-            if oldest.as_ref().is_some_and(|row| row.sequence == at) {
-                oldest = db.run(async |tx| self.raw().oldest(&tx, lag.shard, (at, now)).await).await?;
-            }
-        }
+        let oldest = db.run(async |tx| self.raw().oldest(&tx, lag.shard, (begin, now)).await).await?;
         if let Some(row) = oldest {
             lag.oldest = Some(row.sequence);
             // A row that cannot be decoded counts as behind, but has no time.
@@ -133,23 +121,5 @@ impl<R> Group<R> {
             }
         }
         Ok(lag)
-    }
-
-    /// The sequence of the row of the canary, which no group receives, if it is in `shard` after `after` and up to `last`.
-    async fn canary_in(
-        &self,
-        tx: &Transaction,
-        shard: ShardId,
-        (after, last): (Sequence, Sequence),
-    ) -> Result<Option<Sequence>> {
-        let (feed, keys) = (self.raw(), &self.context.keys);
-        if self.instance().is_some() {
-            return Ok(None);
-        }
-        let newest = tx.get(&keys.newest(feed.id, CANARY.as_bytes()), Isolation::Snapshot).await?;
-        let at = newest.and_then(|newest| Sequence::from_bytes(&newest).ok());
-        let Some(at) = at.filter(|at| after < *at && *at <= last) else { return Ok(None) };
-        let row = feed.oldest(tx, shard, (at.before(), at)).await?;
-        Ok(row.map(|row| row.sequence))
     }
 }

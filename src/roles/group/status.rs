@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use bytes::Bytes;
 use serde::Serialize;
 
 use super::Group;
@@ -17,7 +16,6 @@ use crate::{
         context::Context,
         keys::{GroupName, Idleness, NodeId, ShardId, Trouble, checkpoint_position},
         membership::members,
-        skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -97,8 +95,7 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
     let mut rest = Some(RangeRead::new(keys.all_groups()).limit(1_000));
     while let Some(read) = rest {
         let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-        let skip = |key: &Bytes, error: &Error| context.skip(&SkippedAt::Key(key.clone()), error);
-        let (found, next) = keys.groups_in(read, &page, &mut last, skip);
+        let (found, next) = keys.groups_in(read, &page, &mut last)?;
         groups.extend(found);
         rest = next;
     }
@@ -106,8 +103,8 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
     for (id, _) in groups {
         let group = Group::<()> { context: Arc::clone(context), id, rows: std::marker::PhantomData };
         match group.status().await {
-            // It was deleted meanwhile, or a row of it cannot be decoded, which it has reported: the others are shown without it.
-            Err(Error::NoGroup { .. } | Error::Corrupt { .. }) => {}
+            // It was deleted meanwhile.
+            Err(Error::NoGroup { .. }) => {}
             status => statuses.push(status?),
         }
     }
@@ -122,24 +119,16 @@ impl<R> Group<R> {
 
     async fn status_in(&self, tx: &Transaction) -> Result<GroupStatus> {
         let keys = &self.context.keys;
-        let broken = |key: &Bytes, error: Error| {
-            self.context.skip(&SkippedAt::Key(key.clone()), &error);
-            error
-        };
         let row = self.row(tx).await?.ok_or_else(|| self.missing())?;
         let mut shards: BTreeMap<ShardId, ShardStatus> = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
-            let (shard, checkpoint) = (
-                keys.checkpoint_shard(&key).map_err(|error| broken(&key, error))?,
-                checkpoint_position(&value),
-            );
-            let checkpoint = checkpoint.map_err(|error| broken(&key, error))?;
+            let shard = keys.checkpoint_shard(&key)?;
+            let checkpoint = checkpoint_position(&value).map_err(|error| error.at(&key))?;
             let status = ShardStatus { shard, owner: None, checkpoint, progress_ms: None, trouble: None };
             shards.insert(shard, status);
         }
         for (key, value) in tx.all_rows(keys.leases(&self.id.pool()), Isolation::Snapshot).await? {
-            // The consumers of the group report a lease that cannot be decoded.
-            let Ok((_, resource, lease)) = keys.lease_row(&key, &value) else { continue };
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
             if let Some(status) = shards.get_mut(&ShardId(resource)) {
                 status.owner = lease.owner.map(|owner| owner.node);
             }
@@ -147,13 +136,12 @@ impl<R> Group<R> {
         let [progresses, troubles] = keys.statuses_of(&self.id);
         for (key, value) in tx.all_rows(progresses, Isolation::Snapshot).await? {
             if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
-                status.progress_ms = Some(milliseconds(&value).map_err(|error| broken(&key, error))?);
+                status.progress_ms = Some(milliseconds(&value).map_err(|error| error.at(&key))?);
             }
         }
         for (key, value) in tx.all_rows(troubles, Isolation::Snapshot).await? {
             if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
-                status.trouble =
-                    Some(Trouble::from_bytes(&value).map_err(|error| broken(&key, error))?.into());
+                status.trouble = Some(Trouble::from_bytes(&value).map_err(|error| error.at(&key))?.into());
             }
         }
         let idle = tx.get(&keys.group_idle(&self.id), Isolation::Snapshot).await?;
@@ -161,8 +149,7 @@ impl<R> Group<R> {
             let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
             Ok::<_, Error>(!page.rows.is_empty())
         };
-        // The consumers of the group report a member that cannot be decoded.
-        let members = members(tx, keys, &self.id.role(), |_, _| {}).await?;
+        let members = members(tx, keys, &self.id.role()).await?;
         Ok(GroupStatus {
             name: self.id.name.clone(),
             instance: self.instance(),
@@ -172,8 +159,7 @@ impl<R> Group<R> {
             idle_expiry_ms: Some(row.expiry_ms).filter(|ms| *ms > 0),
             idle_ms: idle
                 .map(|value| Idleness::from_bytes(&value))
-                .transpose()
-                .map_err(|error| broken(&keys.group_idle(&self.id).into(), error))?
+                .transpose()?
                 .map_or(0, |idle| idle.idle_ms),
             members: members.into_iter().map(|(node, _)| node).collect(),
             shards: shards.into_values().collect(),

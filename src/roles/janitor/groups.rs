@@ -10,7 +10,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::{StreamExt, future::try_join_all, stream};
 
 use super::pass::{Failed, Pass};
@@ -92,7 +91,7 @@ impl Pass<'_> {
         let mut rest = Some(RangeRead::new(keys.all_groups()).limit(PAGE_ROWS));
         while let Some(read) = rest {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-            let (found, next) = keys.groups_in(read, &page, &mut last, |key, error| self.skip(key, error));
+            let (found, next) = keys.groups_in(read, &page, &mut last)?;
             groups.extend(found.into_iter().filter(|(_, row)| row.expiry_ms > 0));
             rest = next;
         }
@@ -101,12 +100,9 @@ impl Pass<'_> {
 
     /// Reads since when `group` has had no member, as saved by an earlier pass.
     async fn idleness(&self, tx: &Transaction, group: &GroupId) -> Result<Option<Idleness>> {
-        let key = Bytes::from(self.context.keys.group_idle(group));
+        let key = self.context.keys.group_idle(group);
         let stored = tx.get(&key, Isolation::Serializable).await?;
-        // The count begins again if it cannot be decoded.
-        let read =
-            |value: Bytes| Idleness::from_bytes(&value).inspect_err(|error| self.skip(&key, error)).ok();
-        Ok(stored.and_then(read))
+        stored.map(|value| Idleness::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
     }
 
     /// Deletes `group` if it has had no member for long enough, else saves for how long it has had none. Returns whether it was deleted.
@@ -120,13 +116,15 @@ impl Pass<'_> {
     ) -> Result<bool> {
         let (keys, env) = (&self.context.keys, self.context.env());
         let before_ms = worked.now_ms(env);
-        let (stored, member) = (keys.group(group), RangeRead::new(keys.nodes_with(&group.role())).limit(1));
+        let (group_key, member) =
+            (keys.group(group), RangeRead::new(keys.nodes_with(&group.role())).limit(1));
         let (stored, member, idleness) = tokio::try_join!(
-            tx.get(&stored, Isolation::Serializable),
+            tx.get(&group_key, Isolation::Serializable),
             tx.get_range(&member, Isolation::Serializable),
             self.idleness(tx, group),
         )?;
-        let stored = stored.and_then(|value| GroupRow::from_bytes(&value).ok());
+        let stored = stored.map(|value| GroupRow::from_bytes(&value)).transpose();
+        let stored = stored.map_err(|error| error.at(&group_key))?;
         let key = keys.group_idle(group);
         if stored.is_none_or(|stored| stored.identity != row.identity) || !member.rows.is_empty() {
             if idleness.is_some() {

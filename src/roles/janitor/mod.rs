@@ -15,7 +15,6 @@ mod topologies;
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
 pub use self::options::JanitorOptions;
@@ -29,7 +28,6 @@ use crate::{
         context::Context,
         keys::Role,
         membership::{Held, Member, Pool, Stop, Work, Worker},
-        skipped::SkippedAt,
     },
     store::{Transaction, TransactionIdSweeper},
 };
@@ -71,10 +69,6 @@ struct Cleaning {
 impl Work for Cleaning {
     fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         std::future::ready(Ok(vec![0])).boxed()
-    }
-
-    fn skip(&self, key: &Bytes, error: &Error) {
-        self.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     fn acquired(&self, _: &Transaction, _: u64, _: u64) {}

@@ -1,11 +1,9 @@
 //! [`Pass`]: one pass of the janitor that holds the lease, and its transactions.
 
-use bytes::Bytes;
-
 use super::options::JanitorOptions;
 use crate::{
     base::error::{Error, Result},
-    state::{context::Context, membership::Held, skipped::SkippedAt},
+    state::{context::Context, membership::Held},
     store::{Priority, Transaction, TransactionOption},
 };
 
@@ -17,11 +15,6 @@ pub(super) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Goes on without the row at `key`.
-    pub fn skip(&self, key: &Bytes, error: &Error) {
-        self.context.skip(&SkippedAt::Key(key.clone()), error);
-    }
-
     /// Runs a read-only transaction at batch priority.
     pub async fn read<T, F, R>(&self, body: F) -> Result<T>
     where

@@ -140,8 +140,6 @@ impl Pass<'_> {
             async move { Ok::<_, Error>((tx.get(&newest, Isolation::Serializable).await?, newest)) }
         });
         let (mut dropped, mut last) = (0, horizon);
-        let is_lost = tx.get(&keys.horizon(feed.id), Isolation::Serializable).await?;
-        let is_lost = is_lost.is_some_and(|stored| Sequence::from_bytes(&stored).is_err());
         for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
             // If the name was used again meanwhile, the notifier has replaced this row by a newer one.
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
@@ -155,7 +153,7 @@ impl Pass<'_> {
             dropped += 1;
             last = last.max(row.sequence);
         }
-        if last > horizon || is_lost {
+        if last > horizon {
             tx.set(&keys.horizon(feed.id), last.as_bytes());
         }
         Ok((dropped, tombstones.len() - passed))
@@ -170,29 +168,13 @@ impl Pass<'_> {
         // It does not read the checkpoints, which are as many as groups times shards.
         let mut lowest = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.lowest_checkpoints(feed), Isolation::Snapshot).await? {
-            match (keys.lowest_checkpoint_group(&key), checkpoint_position(&value)) {
-                (Ok(group), Ok(position)) => drop(lowest.insert(group, position)),
-                (Err(error), _) | (_, Err(error)) => self.skip(&key, &error),
-            }
+            let group = keys.lowest_checkpoint_group(&key).map_err(|error| error.at(&key))?;
+            lowest.insert(group, checkpoint_position(&value).map_err(|error| error.at(&key))?);
         }
         for (key, value) in tx.all_rows(keys.groups(feed), Isolation::Snapshot).await? {
-            let group = match keys.group_of(&key) {
-                Ok(Some(group)) => group,
-                Ok(None) => continue,
-                Err(error) => {
-                    self.skip(&key, &error);
-                    continue;
-                }
-            };
-            // If neither row of a group can be decoded, its position is unknown, and all tombstones are kept for it.
-            let start = match GroupRow::from_bytes(&value) {
-                Ok(row) => row.start.position(),
-                Err(error) => {
-                    self.skip(&key, &error);
-                    Sequence::MIN
-                }
-            };
-            passed = passed.min(lowest.get(&group).copied().unwrap_or(start));
+            let Some(group) = keys.group_of(&key).map_err(|error| error.at(&key))? else { continue };
+            let row = GroupRow::from_bytes(&value).map_err(|error| error.at(&key))?;
+            passed = passed.min(lowest.get(&group).copied().unwrap_or(row.start.position()));
         }
         Ok(passed)
     }

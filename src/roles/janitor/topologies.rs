@@ -30,10 +30,9 @@ impl Pass<'_> {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             let mut closed = Vec::new();
             for row in &page.rows {
-                match keys.topology_row(row) {
-                    Ok((feed, entry)) if entry.closed => closed.push((feed, entry)),
-                    Ok(_) => {}
-                    Err(error) => self.skip(&row.0, &error),
+                let (feed, entry) = keys.topology_row(row).map_err(|error| error.at(&row.0))?;
+                if entry.closed {
+                    closed.push((feed, entry));
                 }
             }
             for (feed, entry) in self.empty(&closed).await? {
@@ -109,12 +108,10 @@ impl Pass<'_> {
         let mut groups =
             tx.pages(RangeRead::new(keys.groups(feed)).limit(GROUPS_READ_AT_ONCE), Isolation::Serializable);
         while let Some(page) = groups.next().await? {
-            // A key that cannot be decoded belongs to no group that could have checkpoints.
-            let known = page.iter().filter_map(|(key, _)| {
-                keys.group_of(key).inspect_err(|error| self.skip(key, error)).ok().flatten()
-            });
+            let groups = page.iter().map(|(key, _)| keys.group_of(key).map_err(|error| error.at(key)));
+            let groups: Vec<_> = groups.collect::<Result<_>>()?;
             // One after the other, 10,000 of them would take longer than a transaction lives.
-            let reads = known.map(|group| {
+            let reads = groups.into_iter().flatten().map(|group| {
                 let (begin, end) =
                     (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
                 let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);

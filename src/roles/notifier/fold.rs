@@ -4,10 +4,8 @@
 //! partition nor a second copy of the same fold can commit. After an unknown result the mark shows whether the first copy committed.
 //! A commit that timed out may even happen later: then the next attempt, or the next call, finds the moved mark.
 //!
-//! No content of the store blocks a fold. It measures its transaction, and leaves to the next fold what would make it too large. It
-//! skips what cannot be decoded: a row of counters, or a name whose present row is damaged. It replaces a damaged or impossible mark.
-//! That is safe: whatever the mark should have said, the folded events were subtracted, and a copy of a fold that is still under way
-//! has the mark in its read-conflict set.
+//! No events block a fold. It measures its transaction, and leaves to the next fold what would make it too large. It skips what cannot
+//! be decoded: a row of counters, or a name whose present row is damaged. Without its fold mark it does nothing.
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
@@ -51,6 +49,9 @@ const TRIES_OF_A_SIZE: u64 = 4;
 /// Bytes of folded rows after which a fold measures its transaction. To measure costs a turn of the FoundationDB client's thread.
 const MEASURED_BYTES: usize = 16_384;
 
+/// The most rows of counters that [`has_events`] reads.
+const LOOKED_AT_MAX: usize = 100;
+
 /// The outcome of one fold.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Done {
@@ -66,22 +67,10 @@ pub(super) struct Done {
     pub committed: bool,
     /// The version at which it was committed, or a later one at which that was found out.
     pub version: u64,
-    /// Why the fold mark was damaged, if it was replaced.
-    pub replaced_mark: Option<Error>,
     /// Rows that were skipped because they cannot be decoded.
     pub skipped: Vec<(SkippedAt, Error)>,
     /// Failed attempts before this one.
     pub retries: u64,
-}
-
-/// What the fold mark shows about the present fold.
-enum Mark {
-    /// The previous fold is the last that committed.
-    Before,
-    /// The present fold has committed.
-    Committed,
-    /// The mark is missing, cannot be decoded, or has a value that no fold writes.
-    Damaged(Error),
 }
 
 /// Folds one partition, a bounded part at a time.
@@ -110,19 +99,15 @@ impl Folder<'_> {
             .run_committed(&RetryPolicy::default(), async |tx| {
                 let earlier = attempts.lock().0;
                 attempts.lock().0 += 1;
-                let replaced_mark = match self.mark(&tx, fold).await? {
-                    Mark::Before => None,
-                    Mark::Committed => {
-                        // The last attempt committed although its result was unknown.
-                        let version = tx.read_version().await?;
-                        let done = attempts.lock().1.clone();
-                        return Ok(Done { committed: true, version, ..done });
-                    }
-                    Mark::Damaged(error) => Some(error),
-                };
+                if self.has_committed(&tx, fold).await? {
+                    // The last attempt committed although its result was unknown.
+                    let version = tx.read_version().await?;
+                    let done = attempts.lock().1.clone();
+                    return Ok(Done { committed: true, version, ..done });
+                }
                 // A fold that takes too long must become shorter at some time.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
-                let done = Folder { size_max, ..*self }.attempt(&tx, fold, from, replaced_mark).await?;
+                let done = Folder { size_max, ..*self }.attempt(&tx, fold, from).await?;
                 attempts.lock().1 = done.clone();
                 Ok(done)
             })
@@ -140,32 +125,25 @@ impl Folder<'_> {
         }
     }
 
-    /// Reads the mark for fold number `fold + 1`. Fails if another node has the partition's lease.
-    async fn mark(&self, tx: &Transaction, fold: u64) -> Result<Mark> {
+    /// Whether fold number `fold + 1` has committed already, by the fold mark. Fails with [`Error::LeaseLost`] if another node has the
+    /// partition's lease, and with [`Error::Corrupt`] if no fold of the owner has written such a mark.
+    async fn has_committed(&self, tx: &Transaction, fold: u64) -> Result<bool> {
         let key = self.context.keys.fold_mark(self.partition);
         let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
         lease?;
-        let damaged = |reason: String| Mark::Damaged(Error::corrupt("fold mark", reason));
-        let Some(mark) = mark? else { return Ok(damaged("it is missing".to_owned())) };
-        Ok(match FoldMark::from_bytes(&mark) {
-            Ok(FoldMark { epoch, fold: found }) if epoch == self.lease.epoch && found == fold => Mark::Before,
-            Ok(FoldMark { epoch, fold: found }) if epoch == self.lease.epoch && found == fold + 1 => {
-                Mark::Committed
-            }
-            Ok(mark) => {
-                damaged(format!("it is at {mark:?}, the owner at fold {fold} of epoch {}", self.lease.epoch))
-            }
-            Err(error) => Mark::Damaged(error),
-        })
+        let corrupt = |reason: String| Error::corrupt("fold mark", reason).at(&key);
+        let mark = mark?.ok_or_else(|| corrupt("it is missing".to_owned()))?;
+        let mark = FoldMark::from_bytes(&mark).map_err(|error| error.at(&key))?;
+        match mark.fold.checked_sub(fold) {
+            Some(more @ (0 | 1)) if mark.epoch == self.lease.epoch => Ok(more == 1),
+            _ => Err(corrupt(format!(
+                "it is at {mark:?}, the owner at fold {fold} of epoch {}",
+                self.lease.epoch
+            ))),
+        }
     }
 
-    async fn attempt(
-        &self,
-        tx: &Transaction,
-        fold: u64,
-        from: Option<&Bytes>,
-        replaced_mark: Option<Error>,
-    ) -> Result<Done> {
+    async fn attempt(&self, tx: &Transaction, fold: u64, from: Option<&Bytes>) -> Result<Done> {
         let Context { keys, .. } = self.context;
         let feed = RawFeed::notifications(self.context);
         let bytes_max = (self.size_max / WRITTEN_MIN).max(1);
@@ -174,10 +152,9 @@ impl Folder<'_> {
             Topology::read(tx, feed, Isolation::Serializable),
         );
         let (drain, topology) = (drain?, topology?);
-        let committed = replaced_mark.is_some();
-        let mut done = Done { next: drain.next, committed, replaced_mark, ..Done::default() };
+        let mut done = Done { next: drain.next, ..Done::default() };
         done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (SkippedAt::Key(key), error)));
-        let present = drain.names.iter().map(|(name, _)| self.present(tx, &topology, name));
+        let present = drain.names.iter().map(|(name, _)| present(self.context, tx, &topology, name));
         let present = try_join_all(present).await?;
 
         let mut writer = FeedWriter::new(tx, feed, &topology);
@@ -211,29 +188,6 @@ impl Folder<'_> {
         let mark = FoldMark { epoch: self.lease.epoch, fold: fold + 1 };
         tx.set(&keys.fold_mark(self.partition), &mark.to_bytes());
         Ok(done)
-    }
-
-    /// Reads the present row of `name`. The inner error says which row or key cannot be decoded.
-    async fn present(
-        &self,
-        tx: &Transaction,
-        topology: &Topology,
-        name: &DbName,
-    ) -> Result<Result<Option<Notification>, (SkippedAt, Error)>> {
-        let feed = RawFeed::notifications(self.context);
-        let id = name.as_str().as_bytes();
-        let (place, error) = match feed.newest_of(tx, topology, id).await {
-            Ok(None) => return Ok(Ok(None)),
-            Ok(Some(row)) => match Notification::from_bytes(row.sequence, &row.value) {
-                Ok(row) => return Ok(Ok(Some(row))),
-                Err(error) => (SkippedAt::Row(feed.id.clone(), row.sequence), error),
-            },
-            Err(error @ Error::Corrupt { .. }) => {
-                (SkippedAt::Key(self.context.keys.newest(feed.id, id).into()), error)
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Err((place, error)))
     }
 
     /// Folds the events of `name` into its `present` row.
@@ -272,4 +226,42 @@ impl Folder<'_> {
         }
         Ok(())
     }
+}
+
+/// Reads the present row of `name`. The inner error says which row or key cannot be decoded.
+async fn present(
+    context: &Context,
+    tx: &Transaction,
+    topology: &Topology,
+    name: &DbName,
+) -> Result<Result<Option<Notification>, (SkippedAt, Error)>> {
+    let feed = RawFeed::notifications(context);
+    let id = name.as_str().as_bytes();
+    let (place, error) = match feed.newest_of(tx, topology, id).await {
+        Ok(None) => return Ok(Ok(None)),
+        Ok(Some(row)) => match Notification::from_bytes(row.sequence, &row.value) {
+            Ok(row) => return Ok(Ok(Some(row))),
+            Err(error) => (SkippedAt::Row(feed.id.clone(), row.sequence), error),
+        },
+        Err(error @ Error::Corrupt { .. }) => {
+            (SkippedAt::Key(context.keys.newest(feed.id, id).into()), error)
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Err((place, error)))
+}
+
+/// Whether a fold would take anything out of `partition`, as far as its first rows show. What a fold skips stays in the store.
+pub(crate) async fn has_events(context: &Context, tx: &Transaction, partition: Partition) -> Result<bool> {
+    let (drain, topology) = tokio::join!(
+        Drain::read(tx, &context.keys, partition, None, (LOOKED_AT_MAX, SIZE_MAX)),
+        RawFeed::notifications(context).topology(tx),
+    );
+    let (drain, topology) = (drain?, topology?);
+    for (name, _) in &drain.names {
+        if present(context, tx, &topology, name).await?.is_ok() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

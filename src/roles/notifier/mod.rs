@@ -24,17 +24,16 @@ use self::held::HeldPartitions;
 pub use self::options::NotifierOptions;
 #[cfg(feature = "http")]
 pub(crate) use self::row_if_folded::row_if_folded;
-use bytes::Bytes;
+pub(crate) use self::{fold::has_events, poll::occupied};
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 
 use crate::{
-    base::error::{Error, Result},
+    base::error::Result,
     state::{
         context::Context,
         keys::{FoldMark, Partition, Role},
         membership::{Held, Member, Pool, Stop, Work, Worker},
-        skipped::SkippedAt,
     },
     store::Transaction,
 };
@@ -49,10 +48,6 @@ struct Folding {
 impl Work for Folding {
     fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         std::future::ready(Ok((0..self.context.config.partitions.into()).collect())).boxed()
-    }
-
-    fn skip(&self, key: &Bytes, error: &Error) {
-        self.context.skip(&SkippedAt::Key(key.clone()), error);
     }
 
     /// Resets the fold mark for the new epoch.

@@ -14,7 +14,6 @@ use crate::{
         context::Context,
         keys::Partition,
         membership::{Held, Stop},
-        skipped::SkippedAt,
     },
     store::Watch,
 };
@@ -182,10 +181,6 @@ impl Task {
         stats.fold_retries.add(done.retries);
         for (place, error) in &done.skipped {
             self.context.skip(place, error);
-        }
-        if let Some(error) = &done.replaced_mark {
-            let key = self.context.keys.fold_mark(self.partition);
-            self.context.skip(&SkippedAt::Key(key.into()), error);
         }
         if !done.committed {
             return;

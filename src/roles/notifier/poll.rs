@@ -60,24 +60,32 @@ fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
     runs
 }
 
-/// Wakes the partitions of a run in which events wait, and returns them. It reads keys only, so rows that cannot be decoded do not
-/// stop it.
-async fn poll_run(context: &Context, tx: &Transaction, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
-    let mut first = first;
+/// Wakes the partitions of a run in which events wait, and returns them.
+async fn poll_run(context: &Context, tx: &Transaction, run: (u32, u32)) -> Result<Vec<Partition>> {
+    let found = occupied(context, tx, run).await?;
+    found.iter().for_each(|partition| context.signals.wake(*partition));
+    Ok(found)
+}
+
+/// The partitions from `first` to `last` that have rows of counters. It reads keys only, at most one of each partition, so rows that
+/// cannot be decoded do not stop it.
+pub(crate) async fn occupied(
+    context: &Context,
+    tx: &Transaction,
+    (first, last): (u32, u32),
+) -> Result<Vec<Partition>> {
+    let mut next = first;
     let mut found = Vec::new();
-    while first <= last {
-        let range = context.keys.drains(Partition(first), Partition(last));
+    while next <= last {
+        let range = context.keys.drains(Partition(next), Partition(last));
         let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
-        let Some((key, _)) = page.rows.into_iter().next() else {
-            break;
-        };
+        let Some((key, _)) = page.rows.into_iter().next() else { break };
         // A key between two partitions belongs to none.
-        let (at, within) = context.keys.partition_at(&key, Partition(first), Partition(last));
-        if within {
-            context.signals.wake(at);
+        let (at, is_within) = context.keys.partition_at(&key, Partition(next), Partition(last));
+        if is_within {
             found.push(at);
         }
-        first = at.0 + 1;
+        next = at.0 + 1;
     }
     Ok(found)
 }

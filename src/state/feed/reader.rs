@@ -13,12 +13,8 @@ use crate::{
         cursor::{Cursor, Knowledge},
         encoding::Sequence,
         error::{Error, Result},
-        notification::Notification,
     },
-    state::{
-        keys::{Lanes, RowSpace, ShardId, TopologyRow},
-        skipped::SkippedAt,
-    },
+    state::keys::{Lanes, RowSpace, ShardId, TopologyRow},
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -59,19 +55,10 @@ impl<'a> RawFeed<'a> {
     }
 
     /// The oldest position from which a reader misses no dropped row.
-    ///
-    /// A stored horizon that cannot be decoded is not after the version at which this process has first met it, because
-    /// the janitor that raises it replaces it. So readers from before that version expire, once.
     pub async fn horizon(self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
         let key = self.context.keys.horizon(self.id);
         let Some(stored) = tx.get(&key, isolation).await? else { return Ok(Sequence::MIN) };
-        match Sequence::from_bytes(&stored) {
-            Ok(horizon) => Ok(horizon),
-            Err(error) => {
-                self.context.skip(&SkippedAt::Key(key.into()), &error);
-                Ok(self.context.lost_horizons.get(self.id, &stored, self.last_readable(tx).await?))
-            }
-        }
+        Sequence::from_bytes(&stored).map_err(|error| error.at(&key))
     }
 
     /// The last sequence that `tx` can see, the topology, and the cursor of the reader with its reading begun. Fails
@@ -81,7 +68,7 @@ impl<'a> RawFeed<'a> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
         let ((last, topology), horizon) = (begun?, horizon?);
-        cursor.check(horizon.max(topology.whole_from()))?;
+        cursor.check(horizon)?;
         self.check_history(cursor, last)?;
         Ok((last, topology, cursor.begin(last)))
     }
@@ -170,7 +157,7 @@ impl<'a> RawFeed<'a> {
             Some(row) if more => cursor.at(row.sequence),
             _ => last.into(),
         };
-        Ok(StoredPage { rows: self.of_readers(rows), next, more })
+        Ok(StoredPage { rows, next, more })
     }
 
     /// The rows of all shards before `before`, at most `limit`, newest first.
@@ -181,15 +168,7 @@ impl<'a> RawFeed<'a> {
         let (rows, more) =
             self.rows_of(tx, entries, Lanes::ALL, bounds, limit, Direction::Descending).await?;
         let to = rows.last().filter(|_| more).map_or(Sequence::MIN, |row| row.sequence);
-        Ok(StoredPage { rows: self.of_readers(rows), next: to.into(), more })
-    }
-
-    /// `rows` without the one that only the nodes themselves wait for.
-    fn of_readers(self, mut rows: Vec<StoredRow>) -> Vec<StoredRow> {
-        if self.id.instance().is_none() {
-            rows.retain(|row| !Notification::is_canary(&row.value));
-        }
-        rows
+        Ok(StoredPage { rows, next: to.into(), more })
     }
 
     /// The rows of the shards of `entries` on `lanes`, one entry after the other, at most `limit`, which is at least 1;
@@ -240,7 +219,6 @@ impl<'a> RawFeed<'a> {
         limit: usize,
     ) -> Result<StoredShardPage> {
         let begun = self.begin_kept(tx, after).await?;
-        begun.1.check_whole(after)?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 
@@ -264,16 +242,7 @@ impl<'a> RawFeed<'a> {
             (_, None) => last.into(),
         };
         let resharded = successor.filter(|_| !more).map(Resharded::from);
-        Ok(StoredShardPage { page: StoredPage { rows: self.of_readers(rows), next, more }, resharded })
-    }
-
-    /// The row at `sequence`, if there is one.
-    pub async fn row_at(self, tx: &Transaction, sequence: Sequence) -> Result<Option<StoredRow>> {
-        let topology = self.topology(tx).await?;
-        let bounds = (sequence.before(), sequence);
-        let spaces = self.spaces(topology.at(sequence));
-        let (mut rows, _) = merged(tx, spaces, bounds, 1, Direction::Ascending).await?;
-        Ok(rows.pop())
+        Ok(StoredShardPage { page: StoredPage { rows, next, more }, resharded })
     }
 
     /// The number of rows of each of `spaces` after `after` and up to `last`, counting at most `limit`; and the

@@ -11,7 +11,6 @@ use crate::{
     state::{
         keys::{Layout, RowSpace, ShardId, TopologyRow},
         routing::SchemeId,
-        skipped::SkippedAt,
     },
     store::{Isolation, Transaction},
 };
@@ -63,16 +62,8 @@ impl From<&TopologyRow> for Resharded {
 }
 
 /// The history of a feed's shards, oldest first; never empty. Only the last entry is open.
-///
-/// A closed entry that cannot be decoded is a hole: its shards are unknown, so nobody can read or replace the rows in
-/// them. Readers that have come further go on, and so do all writers that replace no row of it. A reader that stands
-/// before the end of the hole gets `Expired`; a group there waits until the entry is repaired.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Topology {
-    entries: Vec<TopologyRow>,
-    /// The first sequence of each hole, and of the entry after it, in order.
-    holes: Vec<(Sequence, Sequence)>,
-}
+pub(crate) struct Topology(Vec<TopologyRow>);
 
 impl Topology {
     /// Reads the topology of `feed`. With a serializable read the transaction fails if a reshard comes in between, as
@@ -82,39 +73,16 @@ impl Topology {
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
         let keys = &feed.context.keys;
         let rows = tx.all_rows(keys.topologies(feed.id), isolation).await?;
-        let (mut entries, mut holes) = (Vec::with_capacity(rows.len()), Vec::new());
-        // From the newest on, because a hole ends where the entry after it begins.
-        let mut end = None;
-        for row in rows.iter().rev() {
-            let skip = |error| feed.context.skip(&SkippedAt::Key(row.0.clone()), &error);
-            let first = match keys.topology_key(&row.0) {
-                Ok((_, first)) => first,
-                Err(error) => {
-                    skip(error);
-                    continue;
-                }
-            };
-            match (TopologyRow::from_bytes(first, &row.1), end) {
-                (Ok(entry), _) => entries.push(entry),
-                // Writers need the newest one.
-                (Err(error), None) => return Err(error),
-                (Err(error), Some(end)) => {
-                    skip(error);
-                    holes.push((first, end));
-                }
-            }
-            end = Some(first);
-        }
+        let decode = |row| keys.topology_row(row).map(|(_, entry)| entry).map_err(|error| error.at(&row.0));
+        let entries: Vec<_> = rows.iter().map(decode).collect::<Result<_>>()?;
         if entries.is_empty() {
             return Err(Error::NoFeed { feed: feed.id.to_string() });
         }
-        entries.reverse();
-        holes.reverse();
-        Self::new(entries, holes)
+        Self::new(entries)
     }
 
-    /// The history of `entries`, at least one, with `holes`.
-    fn new(entries: Vec<TopologyRow>, holes: Vec<(Sequence, Sequence)>) -> Result<Self> {
+    /// The history of `entries`, at least one.
+    fn new(entries: Vec<TopologyRow>) -> Result<Self> {
         let (current, closed) = entries.split_last().expect("a topology is never empty");
         if current.closed || closed.iter().any(|entry| !entry.closed) {
             return Err(Error::corrupt("topology", "not just its last entry is open"));
@@ -122,24 +90,7 @@ impl Topology {
         if !entries.is_sorted_by(|a, b| a.first < b.first && b.shards().next() >= Some(a.next_shard())) {
             return Err(Error::corrupt("topology", "its shard ids do not grow"));
         }
-        Ok(Self { entries, holes })
-    }
-
-    /// The oldest position from which a reader meets no hole.
-    pub fn whole_from(&self) -> Sequence {
-        self.holes.last().map_or(Sequence::MIN, |(_, end)| end.before())
-    }
-
-    /// Fails if rows after `position` may be in a hole, for a reader that must not miss them.
-    pub fn check_whole(&self, position: Sequence) -> Result<()> {
-        if position < self.whole_from() { Err(self.in_hole(position)) } else { Ok(()) }
-    }
-
-    /// The error of one who needs rows at or after `position` in a hole.
-    fn in_hole(&self, position: Sequence) -> Error {
-        let hole = self.holes.iter().find(|(_, end)| position < *end);
-        let (first, _) = hole.expect("there is a hole after the position");
-        Error::corrupt("topology", format!("its entry from {first} on cannot be decoded; repair it"))
+        Ok(Self(entries))
     }
 
     /// Whether `feed` still has this current entry; if so, `tx` fails should a reshard come before its commit. It
@@ -153,46 +104,41 @@ impl Topology {
 
     /// The open entry, which writers use.
     pub fn current(&self) -> &TopologyRow {
-        self.entries.last().expect("a topology is never empty")
+        self.0.last().expect("a topology is never empty")
     }
 
     /// All entries, oldest first.
     pub fn entries(&self) -> &[TopologyRow] {
-        &self.entries
+        &self.0
     }
 
     /// The index of the entry for `sequence`: the oldest one for a sequence before all.
     fn place_at(&self, sequence: Sequence) -> usize {
-        self.entries.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
+        self.0.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
     }
 
     /// The entry for `sequence`. For a sequence before all known entries it is the oldest one: older entries have no
     /// rows.
     pub fn at(&self, sequence: Sequence) -> &TopologyRow {
-        &self.entries[self.place_at(sequence)]
+        &self.0[self.place_at(sequence)]
     }
 
     /// The entries that can have rows after `after`, oldest first. All rows of one stand before those of the next.
     pub fn after(&self, after: Sequence) -> &[TopologyRow] {
-        &self.entries[self.place_at(after)..]
+        &self.0[self.place_at(after)..]
     }
 
     /// The entry that has `shard`, and its successor if it is closed.
     pub fn entry_of(&self, shard: ShardId) -> Result<(&TopologyRow, Option<&TopologyRow>)> {
-        let Some(place) = self.entries.iter().position(|entry| entry.has(shard)) else {
-            // Between the shards of two entries with a hole between them it may be one of the hole.
-            let next = self.successor_of_trimmed(shard).map(|entry| entry.first);
-            if let Some((first, _)) = self.holes.iter().find(|(_, end)| Some(*end) == next) {
-                return Err(self.in_hole(*first));
-            }
+        let Some(place) = self.0.iter().position(|entry| entry.has(shard)) else {
             return Err(Error::NoShard { shard: shard.0, is_trimmed: shard < self.current().next_shard() });
         };
-        Ok((&self.entries[place], self.entries.get(place + 1)))
+        Ok((&self.0[place], self.0.get(place + 1)))
     }
 
     /// The first entry after the one of `shard`, which this topology no longer has.
     pub fn successor_of_trimmed(&self, shard: ShardId) -> Option<&TopologyRow> {
-        self.entries.iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
+        self.0.iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
     }
 
     /// The shard of a new row of `id`.
@@ -212,9 +158,6 @@ impl Topology {
 
     /// The shard and the row space of the row of `id` at `sequence`, if the row exists.
     pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
-        if self.holes.iter().any(|(first, end)| (*first..*end).contains(&sequence)) {
-            return Err(self.in_hole(sequence));
-        }
         let entry = self.at(sequence);
         let shard = shard_in(entry, feed, id)?;
         Ok((shard, space_of(entry, feed, shard)))
@@ -255,11 +198,8 @@ mod tests {
 
     #[test]
     fn a_sequence_belongs_to_the_entry_that_was_open_then() {
-        let topology = Topology::new(
-            vec![entry(0, 1, 1, true), entry(10, 2, 4, true), entry(20, 6, 2, false)],
-            Vec::new(),
-        )
-        .unwrap();
+        let topology =
+            Topology::new(vec![entry(0, 1, 1, true), entry(10, 2, 4, true), entry(20, 6, 2, false)]).unwrap();
         let first_shard = |version| topology.at(at(version)).shards().next().unwrap().0;
         assert_eq!([0, 9, 10, 19, 20, 99].map(first_shard), [1, 1, 2, 2, 6, 6]);
         assert_eq!(topology.after(at(9)).len(), 3);
@@ -274,36 +214,10 @@ mod tests {
 
     #[test]
     fn what_was_dropped_in_between_leads_to_its_successor() {
-        let topology = Topology::new(vec![entry(0, 1, 1, true), entry(20, 6, 2, false)], Vec::new()).unwrap();
+        let topology = Topology::new(vec![entry(0, 1, 1, true), entry(20, 6, 2, false)]).unwrap();
         let trimmed = topology.entry_of(ShardId(3)).unwrap_err();
         assert!(matches!(trimmed, Error::NoShard { shard: 3, is_trimmed: true }));
         assert_eq!(topology.successor_of_trimmed(ShardId(3)).unwrap().first, at(20));
-    }
-
-    #[test]
-    fn a_hole_hides_its_own_rows_and_nothing_else() {
-        let entries = vec![entry(0, 1, 1, true), entry(20, 6, 2, true), entry(30, 8, 1, false)];
-        let topology = Topology::new(entries, vec![(at(10), at(20))]).unwrap();
-        assert_eq!(topology.whole_from(), at(20).before());
-        assert!(topology.check_whole(at(20).before()).is_ok() && topology.check_whole(at(19)).is_err());
-        let context = crate::state::context::Context::new(
-            crate::store::Database::memory(),
-            crate::state::keys::Keys::new(b"p").unwrap(),
-            crate::state::keys::Config { partitions: 1, incarnation: Incarnation(0) },
-            crate::state::routing::Schemes::default(),
-        );
-        let feed = RawFeed::notifications(&context);
-        let is_placed = |version| topology.place_of(feed, at(version), b"id").is_ok();
-        assert_eq!([9, 10, 19, 20, 30].map(is_placed), [true, false, false, true, true]);
-        // Shards 2 to 5 may be those of the hole; the first ones after it are known.
-        for shard in 1..9 {
-            let entry = topology.entry_of(ShardId(shard));
-            match shard {
-                2..=5 => assert!(matches!(entry, Err(Error::Corrupt { .. })), "{shard}"),
-                _ => assert!(entry.is_ok(), "{shard}"),
-            }
-        }
-        assert!(matches!(topology.entry_of(ShardId(9)), Err(Error::NoShard { is_trimmed: false, .. })));
     }
 
     #[test]
@@ -313,7 +227,7 @@ mod tests {
             vec![entry(0, 1, 1, false), entry(10, 2, 1, false)],
             vec![entry(0, 5, 1, true), entry(10, 2, 1, false)],
         ] {
-            assert!(Topology::new(bad, Vec::new()).is_err());
+            assert!(Topology::new(bad).is_err());
         }
     }
 }

@@ -142,18 +142,6 @@ impl Keys {
         Ok((FeedId::from_bytes(&feed)?, id.into_owned()))
     }
 
-    /// The rows of all shards of all feeds.
-    pub fn all_entries(&self) -> KeyRange {
-        self.range(&(family::ENTRY,))
-    }
-
-    /// The incarnation in which the row under `key` was written.
-    pub fn entry_incarnation(&self, key: &[u8]) -> Result<Incarnation> {
-        type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u64, u16, foundationdb_tuple::Versionstamp);
-        let (_, _, _, incarnation, stamp) = self.unpack::<Key<'_>>("row", key)?;
-        Ok(sequence(incarnation, &stamp)?.incarnation())
-    }
-
     /// The key of the number of rows of `shard`.
     pub fn row_count(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::ROW_COUNT, feed.bytes(), shard.0))

@@ -238,35 +238,23 @@ impl Keys {
     }
 
     /// The groups among the rows of `page`, which `read` has read from [`Keys::all_groups`], and the next range to
-    /// read. `last` is the feed of the last group that was found. What cannot be decoded is passed to `skip`.
+    /// read. `last` is the feed of the last group that was found.
     pub fn groups_in(
         &self,
         mut read: RangeRead,
         page: &Page,
         last: &mut Option<FeedId>,
-        skip: impl Fn(&Bytes, &Error),
-    ) -> (FoundGroups, Option<RangeRead>) {
+    ) -> Result<(FoundGroups, Option<RangeRead>)> {
         // Where the rows of the feed of the last group end.
         let (mut groups, mut end) = (Vec::new(), Bytes::new());
         for (key, value) in &page.rows {
             if *key < end {
                 continue;
             }
-            match self.group_of(key) {
-                Ok(Some(group)) => {
-                    *last = Some(group.feed.clone());
-                    match GroupRow::from_bytes(value) {
-                        Ok(row) => groups.push((group, row)),
-                        Err(error) => skip(key, &error),
-                    }
-                    continue;
-                }
-                Ok(None) => {}
-                // Other groups of the feed may be behind it.
-                Err(error) => {
-                    skip(key, &error);
-                    continue;
-                }
+            if let Some(group) = self.group_of(key).map_err(|error| error.at(key))? {
+                *last = Some(group.feed.clone());
+                groups.push((group, GroupRow::from_bytes(value).map_err(|error| error.at(key))?));
+                continue;
             }
             // The groups of a feed are at the beginning of its rows; skip the others, to the next feed.
             end = last.as_ref().map_or(end, |feed| self.groups_of_feed(feed)[0].end.clone());
@@ -274,9 +262,9 @@ impl Keys {
         match page.rows.last() {
             Some((key, _)) if page.more && *key < end => {
                 read.range.begin = end;
-                (groups, Some(read).filter(|read| !read.range.is_empty()))
+                Ok((groups, Some(read).filter(|read| !read.range.is_empty())))
             }
-            _ => (groups, read.after(page)),
+            _ => Ok((groups, read.after(page))),
         }
     }
 

@@ -50,16 +50,6 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// The free lease in the place of a damaged one, in a transaction that reads at `version`.
-    ///
-    /// Each acquisition raises the epoch by one and commits at a later version than the one before, so no epoch is above
-    /// the version of its commit: all that the damaged lease can have had are at or below `version`. Work under one of
-    /// them has this key in its read-conflict set, and its token is never drawn again: it cannot commit once the key is
-    /// written.
-    pub fn in_place_of_damaged(version: u64) -> Self {
-        Self { epoch: version, owner: None }
-    }
-
     /// The stored form: epoch (8 bytes), and the owner's node (16) and token (16) if there is one.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = self.epoch.to_be_bytes().to_vec();
@@ -101,17 +91,13 @@ impl Keys {
 
     /// The pool, the resource and the lease of a stored row.
     pub fn lease_row(&self, key: &[u8], value: &[u8]) -> Result<(String, u64, Lease)> {
-        let (pool, resource) = self.leased(key)?;
-        Ok((pool, resource, Lease::from_bytes(value)?))
-    }
-
-    /// The pool and the resource of the key of a lease.
-    pub fn leased(&self, key: &[u8]) -> Result<(String, u64)> {
-        let (number, _, pool, resource): (u16, String, String, u64) = self.unpack("lease", key)?;
-        if number != family::LEASE {
-            return Err(Error::corrupt("lease", "its key is not that of a lease"));
-        }
-        Ok((pool, resource))
+        let row = self.unpack("lease", key).and_then(|(number, _, pool, resource): (u16, String, _, _)| {
+            if number != family::LEASE {
+                return Err(Error::corrupt("lease", "its key is not that of a lease"));
+            }
+            Ok((pool, resource, Lease::from_bytes(value)?))
+        });
+        row.map_err(|error| error.at(key))
     }
 
     /// The key of the membership version. Every transaction that changes members or roles moves it.

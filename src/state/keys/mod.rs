@@ -72,7 +72,6 @@ mod owed;
 mod parked;
 mod partition;
 mod pulse;
-mod repaired;
 mod topology;
 
 use bytes::Bytes;

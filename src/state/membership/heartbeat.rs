@@ -5,8 +5,7 @@
 //! new token.
 //!
 //! The token distinguishes two processes under one id: a row with an unknown token belongs to another process, and is
-//! only replaced after it has not changed for as long as that row allows. A row that cannot be decoded is damaged, or
-//! belongs to a process of a later version. Nobody else removes such a row, so the node does: after its own expiry.
+//! only replaced after it has not changed for as long as that row allows.
 
 use std::{
     collections::BTreeMap,
@@ -106,7 +105,7 @@ pub(super) struct Heartbeat {
     /// node once joined a recovering cluster, and took itself for dead a moment later.
     beaten: Duration,
     /// The row of another process under its id, if it has seen one.
-    strangers: LastSeen<(), Bytes>,
+    strangers: LastSeen<(), NodeRow>,
 }
 
 impl Heartbeat {
@@ -239,7 +238,7 @@ impl Heartbeat {
             Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
             Claim::Taken { .. } => {
                 let reason = format!(
-                    "the row of node {} is damaged, or of another process: if one lives, give each its own id",
+                    "the row of node {} is of another process: if it lives, give each its own id",
                     self.id
                 );
                 return Err(Error::invalid("node id", reason));
@@ -264,7 +263,7 @@ impl Heartbeat {
         let beaten = self.db.run_with(&policy, async |tx| {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
-            let is_mine = read(&tx, &key).await?.is_some_and(|found| found.has(row.token));
+            let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
             if is_mine {
                 tx.set(&key, &row.to_bytes());
                 if is_news {
@@ -290,10 +289,7 @@ impl Heartbeat {
     /// row has another token as well.
     async fn publish(&self, tx: &Transaction, roles: &Roles, is_claim: bool) -> Result<()> {
         let before = clear_roles(tx, &self.keys, self.id).await?;
-        let is_same = |role: &Role| match (before.get(role), roles.get(role)) {
-            (Some(Some(before)), Some((max, _))) => before == max,
-            _ => false,
-        };
+        let is_same = |role: &Role| before.get(role) == roles.get(role).map(|(max, _)| max);
         let changed = before.keys().chain(roles.keys()).filter(|role| is_claim || !is_same(role));
         members_changed(tx, &self.keys, changed);
         for (role, (max, idle)) in roles {
@@ -334,12 +330,9 @@ impl Heartbeat {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let found = read(&tx, &key).await?;
-            let stranger = found.filter(|found| !found.has(known) && !found.has(row.token));
-            if let Some(Found { value, row: found }) = stranger {
-                let expiry = found.map_or(self.options.expiry, |found| found.expiry());
-                if strangers.age(&(), &value, began) < expiry {
-                    return Ok(Some(value));
-                }
+            let stranger = found.filter(|found| ![known, row.token].contains(&found.token));
+            if let Some(stranger) = stranger.filter(|row| strangers.age(&(), row, began) < row.expiry()) {
+                return Ok(Some(stranger));
             }
             tx.set(&key, &row.to_bytes());
             self.publish(&tx, &roles, true).await?;
@@ -358,7 +351,7 @@ impl Heartbeat {
         Ok(Claim::Joined)
     }
 
-    /// Removes the row and the roles, if they are those of this process or damaged.
+    /// Removes the row and the roles, if they are those of this process.
     async fn leave(&mut self) -> Result<()> {
         self.registration.send_replace(None);
         if self.stats.health.ended().is_some() {
@@ -366,8 +359,7 @@ impl Heartbeat {
         }
         let key = self.keys.node(self.id);
         let left = self.db.run(async |tx| {
-            let is_mine = |found: Found| found.row.is_none() || found.has(self.row.token);
-            if read(&tx, &key).await?.is_some_and(is_mine) {
+            if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
                 tx.clear(&key);
                 let roles = clear_roles(&tx, &self.keys, self.id).await?;
                 members_changed(&tx, &self.keys, roles.keys());
@@ -389,21 +381,8 @@ impl Drop for Heartbeat {
     }
 }
 
-/// The row of a node as it was found.
-struct Found {
-    value: Bytes,
-    /// `None` if it cannot be decoded.
-    row: Option<NodeRow>,
-}
-
-impl Found {
-    fn has(&self, token: [u8; 16]) -> bool {
-        self.row.is_some_and(|row| row.token == token)
-    }
-}
-
 /// The row at `key`, read serializably.
-async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<Found>> {
+async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<NodeRow>> {
     let value = tx.get(key, Isolation::Serializable).await?;
-    Ok(value.map(|value| Found { row: NodeRow::from_bytes(&value).ok(), value }))
+    value.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(key))).transpose()
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 
@@ -34,8 +33,8 @@ impl Held {
     /// commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         let found = tx.get(&self.key, Isolation::Serializable).await?;
-        // A damaged lease has no owner until a round replaces it.
-        match found.and_then(|value| Lease::from_bytes(&value).ok()) {
+        let found = found.map(|value| Lease::from_bytes(&value)).transpose();
+        match found.map_err(|error| error.at(&self.key))? {
             Some(lease) if lease.owner == Some(self.owner) && lease.epoch == self.epoch => Ok(()),
             found => Err(Error::LeaseLost {
                 resource: format!("{} {}", self.pool, self.resource),
@@ -109,10 +108,6 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// [`changed`]. If a resource disappears, its work is dropped and its lease is removed. So the same resource must
     /// never appear again, or its work must be safe with only the owner as its fence.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
-
-    /// Reports that the lease at `key` cannot be decoded, because it is damaged, or of a later version of the
-    /// program. It counts as free, and is replaced by the next acquisition.
-    fn skip(&self, key: &Bytes, error: &Error);
 
     /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);

@@ -31,7 +31,6 @@ use crate::{
     state::{
         keys::{Config, Keys, NodeId, Role},
         polls::Polls,
-        skipped::Skipped,
         stats::Stats,
     },
     store::Database,
@@ -119,7 +118,7 @@ impl Member {
         db: &Database,
         keys: &Keys,
         config: Option<Config>,
-        reports @ (stats, ..): (&Arc<Stats>, &Arc<Polls>, &Arc<Skipped>),
+        reports @ (stats, _): (&Arc<Stats>, &Arc<Polls>),
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
         options.check()?;

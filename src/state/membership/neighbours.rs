@@ -7,8 +7,6 @@
 //! found about as soon as the first, even by the only survivor.
 //!
 //! In the same transaction it reads whether members or pools have changed, for the workers of the node.
-//!
-//! A row that cannot be decoded is skipped and reported: nobody can say whether its node lives, and the others go on.
 
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -30,7 +28,6 @@ use crate::{
     state::{
         keys::{Keys, NodeId, NodeRow, Role},
         polls::{self, Poll, Polls},
-        skipped::{Skipped, SkippedAt},
         stats::Stats,
     },
     store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
@@ -60,7 +57,6 @@ pub(super) struct NeighbourWatch {
     keys: Keys,
     stats: Arc<Stats>,
     polls: Arc<Polls>,
-    skipped: Arc<Skipped>,
     me: NodeId,
     /// How often it polls, unless a worker wants it more often.
     pace: Duration,
@@ -83,7 +79,7 @@ pub(super) struct NeighbourWatch {
 impl NeighbourWatch {
     pub fn new(
         (db, keys): (&Database, &Keys),
-        (stats, polls, skipped): (&Arc<Stats>, &Arc<Polls>, &Arc<Skipped>),
+        (stats, polls): (&Arc<Stats>, &Arc<Polls>),
         me: NodeId,
         pace: Duration,
         registration: watch::Receiver<Registration>,
@@ -93,7 +89,6 @@ impl NeighbourWatch {
             keys: keys.clone(),
             stats: Arc::clone(stats),
             polls: Arc::clone(polls),
-            skipped: Arc::clone(skipped),
             me,
             pace,
             registration,
@@ -209,7 +204,7 @@ impl NeighbourWatch {
             // While there are few nodes, as at the last poll, one read returns all of them.
             let rows = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
             if rows.len() <= NEIGHBOURS + 1 {
-                let mut nodes = self.decoded(&rows);
+                let mut nodes = self.decoded(&rows)?;
                 nodes.retain(|(node, _)| *node != self.me);
                 return Ok(nodes);
             }
@@ -221,7 +216,7 @@ impl NeighbourWatch {
             let more = self.rows(tx, before, NEIGHBOURS - rows.len()).await?;
             rows.extend(more);
         }
-        Ok(self.decoded(&rows))
+        self.decoded(&rows)
     }
 
     /// Up to `limit` rows of nodes in `range`.
@@ -229,22 +224,18 @@ impl NeighbourWatch {
         Ok(tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?.rows)
     }
 
-    /// The nodes of `rows`. Those that cannot be decoded are skipped and reported.
-    fn decoded(&self, rows: &[(Bytes, Bytes)]) -> Vec<(NodeId, NodeRow)> {
+    fn decoded(&self, rows: &[(Bytes, Bytes)]) -> Result<Vec<(NodeId, NodeRow)>> {
         let decode = |(key, value): &(Bytes, Bytes)| {
             let decoded = self.keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
-            let skip = |error: &Error| {
-                self.skipped.note(self.env(), &self.stats, &SkippedAt::Key(key.clone()), error);
-            };
-            decoded.inspect_err(skip).ok()
+            decoded.map_err(|error| error.at(key))
         };
-        rows.iter().filter_map(decode).collect()
+        rows.iter().map(decode).collect()
     }
 
     /// All other nodes, read by snapshot.
     async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
-        let mut nodes = self.decoded(&rows);
+        let mut nodes = self.decoded(&rows)?;
         nodes.retain(|(node, _)| *node != self.me);
         Ok(nodes)
     }

@@ -16,53 +16,39 @@ pub(super) fn set_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role,
     keys.role(node, role).iter().for_each(|key| tx.set(key, &max.to_be_bytes()));
 }
 
-/// Removes all roles of `node`, also those that cannot be decoded. Returns the others, with how many resources it might own by each; `None`
-/// if that cannot be decoded. The transaction also changes its row, which is in its conflict set.
-pub(super) async fn clear_roles(
-    tx: &Transaction,
-    keys: &Keys,
-    node: NodeId,
-) -> Result<BTreeMap<Role, Option<u32>>> {
+/// Removes all roles of `node`. Returns them, with how many resources it might own by each. The transaction also changes its row, which
+/// is in its conflict set.
+pub(super) async fn clear_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<BTreeMap<Role, u32>> {
     let mut cleared = BTreeMap::new();
     for (key, value) in tx.all_rows(keys.roles_of(node), Isolation::Serializable).await? {
-        tx.clear(&key);
-        // A role that cannot be decoded counts for no pool.
-        if let Ok((_, role)) = keys.role_of_node(&key) {
-            keys.role(node, &role).iter().for_each(|key| tx.clear(key));
-            cleared.insert(role, role_max(&value).ok());
-        }
+        let (_, role) = keys.role_of_node(&key).map_err(|error| error.at(&key))?;
+        keys.role(node, &role).iter().for_each(|key| tx.clear(key));
+        cleared.insert(role, role_max(&value).map_err(|error| error.at(&key))?);
     }
     Ok(cleared)
 }
 
-/// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by
-/// snapshot. What cannot be decoded is passed to `skip`: a node whose limit is damaged is a member without one.
-pub(crate) async fn members(
-    tx: &Transaction,
-    keys: &Keys,
-    role: &Role,
-    skip: impl Fn(&Bytes, &Error),
-) -> Result<Vec<(NodeId, u32)>> {
+/// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by snapshot.
+pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Result<Vec<(NodeId, u32)>> {
     let rows = tx.all_rows(keys.nodes_with(role), Isolation::Snapshot).await?;
     let member = |(key, value): &(Bytes, Bytes)| {
-        let node = keys.node_of_role(key).inspect_err(|error| skip(key, error)).ok()?;
-        let max = role_max(value).inspect_err(|error| skip(key, error)).unwrap_or(u32::MAX);
-        Some((node, max))
+        let member = keys.node_of_role(key).and_then(|node| Ok((node, role_max(value)?)));
+        member.map_err(|error| error.at(key))
     };
-    Ok(rows.iter().filter_map(member).collect())
+    rows.iter().map(member).collect()
 }
 
-/// The rows of the nodes with `role`, read by snapshot; an error for each that cannot be decoded.
+/// The rows of the nodes with `role`, read by snapshot.
 pub(crate) async fn member_rows(
     tx: &Transaction,
     keys: &Keys,
     role: &Role,
-) -> Result<Vec<(NodeId, Result<NodeRow>)>> {
-    // The nodes that divide the work of the role report what cannot be decoded.
-    let members = members(tx, keys, role, |_, _| {}).await?;
-    let rows = members.into_iter().map(|(node, _)| async move {
-        let row = tx.get(&keys.node(node), Isolation::Snapshot).await?;
-        Ok::<_, Error>(row.map(|value| (node, NodeRow::from_bytes(&value))))
+) -> Result<BTreeMap<NodeId, NodeRow>> {
+    let rows = members(tx, keys, role).await?.into_iter().map(|(node, _)| async move {
+        let key = keys.node(node);
+        let row = tx.get(&key, Isolation::Snapshot).await?;
+        let row = row.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()?;
+        Ok::<_, Error>(row.map(|row| (node, row)))
     });
     Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
 }

@@ -51,27 +51,17 @@ impl Round<'_> {
         let (row, versions, members, rows, resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
             OfPool::read(tx, keys, pool, &self.pool.role, changes::Unmoved::default()),
-            members(tx, keys, &self.pool.role, |key, error| self.work.skip(key, error)),
+            members(tx, keys, &self.pool.role),
             tx.all_rows(keys.leases(pool), Isolation::Snapshot),
             self.work.resources(tx),
         )?;
-        let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());
-        if row.is_none_or(|row| row.token != self.joined) {
+        let row = row.map(|value| NodeRow::from_bytes(&value)).transpose();
+        if row.map_err(|error| error.at(&mine))?.is_none_or(|row| row.token != self.joined) {
             return Ok(None);
         }
         let mut leases = BTreeMap::new();
         for (key, value) in &rows {
-            let (resource, lease) = match (keys.leased(key), Lease::from_bytes(value)) {
-                (Ok((_, resource)), Ok(lease)) => (resource, lease),
-                (Ok((_, resource)), Err(error)) => {
-                    self.work.skip(key, &error);
-                    (resource, Lease::in_place_of_damaged(tx.read_version().await?))
-                }
-                (Err(error), _) => {
-                    self.work.skip(key, &error);
-                    continue;
-                }
-            };
+            let (_, resource, lease) = keys.lease_row(key, value)?;
             leases.insert(resource, lease);
         }
         let view = View { me: self.member.id(), members, resources, leases, own: self.own.clone() };

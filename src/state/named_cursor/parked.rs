@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::{NamedCursor, OpenCursor};
 use crate::{
     base::{
@@ -129,7 +127,7 @@ impl OpenCursor {
     /// opened the cursor.
     pub async fn park(&self, db: &Db, row: &ParkedRow) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
-        let key = Bytes::from(context.keys.parked(id, db));
+        let key = context.keys.parked(id, db);
         let park = async |tx: Transaction| {
             self.check(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
@@ -143,9 +141,7 @@ impl OpenCursor {
             }
             Ok(())
         };
-        context.db.run(park).await?;
-        context.skipped.forget(&SkippedAt::Key(key));
-        Ok(())
+        context.db.run(park).await
     }
 
     /// Removes the parked row of `db`. Fails as [`OpenCursor::park`] does.

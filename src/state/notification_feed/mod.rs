@@ -139,9 +139,7 @@ impl NotificationFeed {
         };
         let rows: Vec<Option<Notification>> = try_join_all(page.rows.iter().map(row)).await?;
         let last = page.rows.last().map(|(key, _)| keys.newest_id(key)).transpose()?.map(|(_, id)| id);
-        let is_living =
-            |row: &Notification| !row.is_deleted() && row.name.as_str() != crate::base::notification::CANARY;
-        let living = rows.into_iter().flatten().filter(is_living).map(|row| row.name);
+        let living = rows.into_iter().flatten().filter(|row| !row.is_deleted()).map(|row| row.name);
         Ok((living.collect(), last))
     }
 

@@ -1,6 +1,8 @@
 //! [`NotificationTail`]: reads the feed as it grows.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use super::{NotificationFeed, NotificationPage};
 use crate::{
@@ -27,6 +29,8 @@ pub struct NotificationTail {
     is_at_end: bool,
     /// Whether the last page had more after it.
     had_more: bool,
+    /// Where each read puts the position up to which it has read, also one that finds no rows.
+    read_to: Arc<Mutex<Sequence>>,
 }
 
 impl NotificationTail {
@@ -38,7 +42,13 @@ impl NotificationTail {
             limit: PAGE_ROWS,
             is_at_end: false,
             had_more: false,
+            read_to: Arc::new(Mutex::new(after.position())),
         }
+    }
+
+    /// Puts the position up to which the feed was read into `read_to`, after each read.
+    pub(crate) fn report_to(&mut self, read_to: Arc<Mutex<Sequence>>) {
+        self.read_to = read_to;
     }
 
     /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
@@ -98,7 +108,10 @@ impl NotificationTail {
         let poll = self.pulse.take_poll();
         let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
         let appended = async |tx| feed.appended_in(&tx, cursor, limit, probe).await;
-        polls::read(poll, &feed.context.db, appended).await
+        let (found, read) = polls::read(poll, &feed.context.db, appended).await?;
+        *self.read_to.lock() =
+            found.as_ref().map_or_else(|to| *to, |page: &NotificationPage| page.next.position());
+        Ok((found, read))
     }
 }
 

@@ -37,11 +37,9 @@ pub(super) async fn documents(actor: &ActorContext) {
             }
         };
         let judged = actor.shared.oracle().judge_doc_pages(db.instance, &rows);
-        let judged = match (judged, actor.bus.skipped_rows().await) {
-            (Ok(()), Ok(skipped)) => actor.shared.oracle().judge_skipped_documents(db.instance, &skipped),
-            (Err(reason), _) => Err(reason),
-            (_, Err(error)) => Err(format!("the skipped rows cannot be listed: {error}").into()),
-        };
+        let skipped = actor.bus.skipped_rows();
+        let judged =
+            judged.and_then(|()| actor.shared.oracle().judge_skipped_documents(db.instance, &skipped));
         if let Err(reason) = judged {
             actor.shared.fail(reason);
         }

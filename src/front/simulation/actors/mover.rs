@@ -81,9 +81,6 @@ impl Mover {
             }
             Err(_) => {}
         }
-        if self.random(3) == 0 {
-            self.discard().await?;
-        }
         let (mut bytes, options) = (Vec::new(), ExportOptions::default());
         let bus = Bus::open_existing(&self.old, BUS_PREFIX).await?;
         let exported = bus.export(&mut bytes, options).await;
@@ -112,19 +109,6 @@ impl Mover {
             },
             Ok(()) => Ok(()),
         }
-    }
-
-    /// Removes what an import has left.
-    async fn discard(&self) -> Result<()> {
-        let is_left = Bus::discard_import(&self.new, BUS_PREFIX).await?;
-        let left = rows_of_bus(&*self.engine);
-        if !left.is_empty() {
-            self.broken(format!("an import was discarded, and {} rows are left", left.len()));
-        }
-        if is_left {
-            self.shared.witness(Witness::ImportDiscarded);
-        }
-        Ok(())
     }
 
     /// Imports an export that is cut off, or has another byte. That must fail, and leave nothing.

@@ -1,0 +1,148 @@
+//! [`Waiting`]: for how long events were seen to wait to be folded.
+//!
+//! Counters store no time. So the age of a partition's backlog is for how long this process has seen it wait without a fold of the
+//! partition, which would have moved the fold mark. It is a lower bound: it begins with the first look after the start of the
+//! process, and only looks (`ready`, the status, the metrics) find that a backlog waits.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use parking_lot::Mutex;
+
+use super::Bus;
+use crate::{
+    base::error::Result,
+    roles::notifier::{has_events, occupied},
+    state::keys::Partition,
+    store::{Isolation, Transaction},
+};
+
+/// How many runs of partitions are searched at the same time.
+const RUNS: u32 = 16;
+
+/// A backlog of this age is read: rows that no fold can decode wait forever, and hold nothing else up.
+const READ_FROM: Duration = Duration::from_secs(3);
+
+/// The fold mark of each partition with a backlog, and since when the backlog was seen to wait with this mark.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Mutex<BTreeMap<u32, (Option<Bytes>, Duration)>>);
+
+impl Waiting {
+    /// Notes the `marks` of all partitions with a backlog at `now`. Returns how long each has waited.
+    fn see(&self, now: Duration, marks: BTreeMap<u32, Option<Bytes>>) -> BTreeMap<u32, Duration> {
+        let mut known = self.0.lock();
+        let waiting = marks.into_iter().map(|(partition, mark)| {
+            let before = known.get(&partition).filter(|(before, _)| *before == mark);
+            let since = before.map_or(now, |(_, since)| *since);
+            (partition, (mark, since))
+        });
+        let waiting: BTreeMap<_, _> = waiting.collect();
+        let ages = waiting.iter().map(|(partition, (_, since))| (*partition, now.saturating_sub(*since)));
+        let ages = ages.collect();
+        *known = waiting;
+        ages
+    }
+}
+
+impl Bus {
+    /// The partitions in which events wait, and for how long this process has seen each of them wait without a fold.
+    pub(super) async fn waiting(&self) -> Result<BTreeMap<u32, Duration>> {
+        self.context.db.run(async |tx| self.waiting_in(&tx).await).await
+    }
+
+    /// [`Bus::waiting`] within the caller's transaction, which gets no read conflicts.
+    pub(super) async fn waiting_in(&self, tx: &Transaction) -> Result<BTreeMap<u32, Duration>> {
+        let context = &*self.context;
+        let partitions = context.config.partitions;
+        let length = partitions.div_ceil(RUNS);
+        let firsts = (0..partitions).step_by(length as usize);
+        let found = firsts.map(|first| occupied(context, tx, (first, (first + length).min(partitions) - 1)));
+        let (found, marks) = tokio::try_join!(
+            try_join_all(found),
+            tx.all_rows(context.keys.all_fold_marks(), Isolation::Snapshot)
+        )?;
+        let marks: BTreeMap<_, _> = marks.into_iter().collect();
+        let mark_of = |partition: Partition| marks.get(&context.keys.fold_mark(partition)[..]).cloned();
+        let found = found.into_iter().flatten().map(|partition| (partition.0, mark_of(partition))).collect();
+        let mut ages = self.seen.waiting.see(context.env().now(), found);
+        let old: Vec<_> =
+            ages.iter().filter(|(_, age)| **age >= READ_FROM).map(|(partition, _)| *partition).collect();
+        let read = old.iter().map(|partition| has_events(context, tx, Partition(*partition)));
+        for (partition, has_events) in old.iter().zip(try_join_all(read).await?) {
+            if !has_events {
+                ages.remove(partition);
+            }
+        }
+        Ok(ages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::event::{Db, DbInstance},
+        bus::{BusOptions, running::Roles},
+        store::Database,
+    };
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    /// Records the creation of databases with these numbers.
+    async fn create(bus: &Bus, numbers: std::ops::Range<u32>) {
+        let producer = bus.producer();
+        let create = async |tx| {
+            for number in numbers.clone() {
+                let name = format!("db{number}").parse().unwrap();
+                producer.created(&tx, &Db::new(name, DbInstance([1; 16])));
+            }
+            Ok(())
+        };
+        bus.store().run(create).await.unwrap();
+    }
+
+    /// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck.
+    #[tokio::test(start_paused = true)]
+    async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
+        let options = BusOptions { partitions: 320, ..BusOptions::default() };
+        let bus = Bus::open(&Database::memory(), options).await.unwrap();
+        create(&bus, 0..2_000).await;
+        let first = bus.waiting().await.unwrap();
+        assert!(first.len() > 300 && first.values().all(|age| age.is_zero()), "{first:?}");
+        tokio::time::sleep(MINUTE).await;
+        assert!(bus.waiting().await.unwrap().values().all(|age| *age >= MINUTE));
+        assert!(bus.status().await.unwrap().backlog.oldest_ms >= 60_000);
+
+        let running = bus.start(Roles::default()).await.unwrap();
+        while !bus.is_drained().await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(bus.waiting().await.unwrap(), BTreeMap::new());
+        running.shutdown().await.unwrap();
+        // The next backlog has an age of its own.
+        create(&bus, 0..1).await;
+        assert!(bus.waiting().await.unwrap().values().eq([&Duration::ZERO]));
+    }
+
+    /// Rows that cannot be decoded stay until somebody repairs them, and nothing waits for them.
+    #[tokio::test(start_paused = true)]
+    async fn what_no_fold_can_decode_does_not_count_as_waiting() {
+        let bus = Bus::open(&Database::memory(), BusOptions { partitions: 1, ..BusOptions::default() })
+            .await
+            .unwrap();
+        let running = bus.start(Roles::default()).await.unwrap();
+        let key = bus.context.keys.drains(Partition(0), Partition(0)).begin;
+        let damage = async |tx: Transaction| {
+            tx.set(&[&key[..], b"junk"].concat(), b"junk");
+            Ok(())
+        };
+        bus.store().run(damage).await.unwrap();
+        for _ in 0..3 {
+            tokio::time::sleep(MINUTE).await;
+            let waiting = bus.waiting().await.unwrap();
+            assert!(waiting.values().all(|age| *age < READ_FROM), "{waiting:?}");
+        }
+        running.shutdown().await.unwrap();
+    }
+}

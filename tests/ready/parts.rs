@@ -1,0 +1,132 @@
+//! What `ready` says while one part of a bus is dead: the notifier, the tail of the dispatcher, or the store.
+//!
+//! The same steps for every store; `main` has them for folders, `tests/foundationdb` for a cluster.
+
+use std::time::{Duration, Instant};
+
+use axum::{body::Body, http::Request};
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, NodeOptions, NotifierOptions, Roles,
+    http::{Api, ApiOptions},
+    node::Running,
+    store::{
+        Database, StoreError,
+        testing::{Faults, Operation},
+    },
+};
+use serde_json::Value;
+use tower::ServiceExt;
+
+/// How long it may take until `ready` names the store or the dispatcher.
+pub(crate) const SOON: Duration = Duration::from_secs(5);
+
+/// How much later than its expiry a notifier may be named: `ready` is asked this often, and a machine is busy.
+const LATE: Duration = Duration::from_secs(1);
+
+/// How often `ready` is asked.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A node of a bus that is asked whether it is ready.
+pub(crate) struct Asked {
+    running: Running,
+    api: Api,
+}
+
+impl Asked {
+    /// Starts the node on the bus of `store` under `prefix`.
+    pub(crate) async fn start(store: &Database, prefix: &[u8], roles: Roles) -> Self {
+        let bus = Bus::open(store, BusOptions::default().prefix(prefix.to_vec())).await.unwrap();
+        let running = bus.start(roles).await.unwrap();
+        let api = running.api(ApiOptions::default()).unwrap();
+        Self { running, api }
+    }
+
+    /// The answer of `ready`.
+    pub(crate) async fn ready(&self) -> Value {
+        let request = Request::get("/_notibus/health/ready").body(Body::empty()).unwrap();
+        let answer = self.api.routes().oneshot(request).await.unwrap();
+        let is_ok = answer.status() == 200;
+        let body = axum::body::to_bytes(answer.into_body(), 100_000).await.unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(is_ok, body["status"] == "ok", "{body}");
+        body
+    }
+
+    /// Waits until it is ready.
+    pub(crate) async fn until_ready(&self) {
+        let began = Instant::now();
+        loop {
+            let answer = self.ready().await;
+            if answer["status"] == "ok" {
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_mins(1), "{answer}");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Asks until it is not ready: that has to be within `limit`, and because of `part`.
+    pub(crate) async fn names(&self, part: &str, limit: Duration) {
+        let began = Instant::now();
+        loop {
+            let answer = self.ready().await;
+            if answer["status"] != "ok" {
+                println!("after {:?}: {answer}", began.elapsed());
+                assert_eq!(answer["part"], part, "{answer}");
+                assert!(began.elapsed() <= limit, "{:?}: {answer}", began.elapsed());
+                return;
+            }
+            assert!(began.elapsed() <= limit, "it is ready after {:?}", began.elapsed());
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Records an event.
+    pub(crate) async fn record(&self, name: &str) {
+        let (bus, db) = (self.running.bus(), Db::new(name.parse().unwrap(), DbInstance([1; 16])));
+        bus.store().run(async |tx| Ok(bus.producer().updated(&tx, &db))).await.unwrap();
+    }
+
+    pub(crate) async fn end(self) {
+        self.running.shutdown().await.unwrap();
+    }
+}
+
+/// The only notifier is on another node, which dies, and is replaced later.
+pub(crate) async fn a_dead_notifier_is_named(store: &Database, prefix: &[u8]) {
+    let asked = Asked::start(store, prefix, Roles::default().notifier(None)).await;
+    let other = Bus::open(store, BusOptions::default().prefix(prefix.to_vec())).await.unwrap();
+    let start = async || {
+        let node = other.node(NodeOptions::default()).await.unwrap();
+        node.notifier(NotifierOptions::default()).await.unwrap()
+    };
+    let notifier = start().await;
+    asked.until_ready().await;
+    drop(notifier);
+    asked.record("waits").await;
+    asked.names("notifier", NodeOptions::default().expiry + LATE).await;
+    let notifier = start().await;
+    asked.until_ready().await;
+    notifier.shutdown().await.unwrap();
+    asked.end().await;
+}
+
+/// Exactly the reads of the tail fail, with which it finds out whether there are rows.
+pub(crate) async fn a_dead_tail_is_named(store: &Database, prefix: &[u8]) {
+    let faults = Faults::new(store);
+    let asked = Asked::start(&faults.database(), prefix, Roles::default()).await;
+    asked.record("delivered").await;
+    asked.until_ready().await;
+    let pulses = [prefix, b"\x15\x06"].concat();
+    faults.plan_reads(move |read| {
+        let is_of_tail = matches!(read, Operation::Get { key, .. } if key.starts_with(&pulses));
+        is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)
+    });
+    // Nothing is recorded: an idle tail is asked as well whether it lives.
+    asked.names("dispatcher", SOON).await;
+    faults.heal();
+    asked.until_ready().await;
+    asked.record("again").await;
+    asked.until_ready().await;
+    asked.end().await;
+}
