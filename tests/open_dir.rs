@@ -108,7 +108,8 @@ fn a_folder_with_other_files_is_refused_and_left_alone() {
 fn a_store_of_another_format_is_refused() {
     let folder = folder();
     drop(Database::open_dir(folder.path()).expect("it can be made"));
-    fs::write(folder.path().join("NOTIBUS_STORE"), "99\n").expect("it can be written");
+    let marker = format!("99 {:016x}\n", xxhash_rust::xxh3::xxh3_64(b"99"));
+    fs::write(folder.path().join("NOTIBUS_STORE"), marker).expect("it can be written");
     let reason = refusal(folder.path(), OpenCause::Unusable);
     assert!(reason.contains("99") && reason.contains("format"), "{reason}");
 }

@@ -427,26 +427,6 @@ async fn nobody_opens_a_bus_while_it_is_imported() {
     assert_eq!(wide_bus(&new).await.incarnation(), Incarnation(1));
 }
 
-/// The configuration of a bus, written by a program that does not know imports.
-#[tokio::test(start_paused = true)]
-async fn an_import_over_a_bus_that_was_opened_meanwhile_fails() {
-    let old = Database::memory();
-    let bytes = exported(&history(&old).await).await;
-    let new = Database::memory();
-    let config = [PREFIX, &[0x14]].concat();
-    let act = || {
-        let open = new.run(async |tx| {
-            tx.set(&config, &[0, 5, 0, 0, 0, 2, 0]);
-            Ok(())
-        });
-        at_once(open).unwrap();
-    };
-    let imported = Bus::import(&new, PREFIX, &mut Halfway { bytes: &bytes, act: Some(act), at: 0 }).await;
-    assert!(matches!(imported, Err(Error::Invalid { what: "prefix", .. })), "{imported:?}");
-    let bus = Bus::open_existing(&new, PREFIX).await.unwrap();
-    assert_eq!(bus.incarnation(), Incarnation(0), "it is not overwritten");
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_an_import_leaves_whose_process_dies_keeps_others_out_and_a_repeated_import_begins_again() {
     let old = Database::memory();

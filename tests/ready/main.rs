@@ -89,8 +89,9 @@ async fn ready_names_the_key_of_damage() {
     let asked = Asked::start(&store, PREFIX, Roles::default()).await;
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     asked.until_ready().await;
-    // A lease, the topology, and a fold mark: each of its first key.
-    for (family, part) in [(b"\x15\x0b", "store"), (b"\x15\x07", "store"), (b"\x15\x03", "notifier")] {
+    // The first lease of a partition, the topology, and the first fold mark.
+    let lease = &b"\x15\x0b\x02main\x00\x02partition\x00"[..];
+    for (family, part) in [(lease, "store"), (b"\x15\x07", "store"), (b"\x15\x03", "notifier")] {
         let first = common::stored(&store, &[PREFIX, family].concat()).await.remove(0);
         common::set(&store, &first.0, b"junk").await;
         if part == "notifier" {

@@ -117,7 +117,7 @@ pub(crate) async fn a_dead_tail_is_named(store: &Database, prefix: &[u8]) {
     let asked = Asked::start(&faults.database(), prefix, Roles::default()).await;
     asked.record("delivered").await;
     asked.until_ready().await;
-    let pulses = [prefix, b"\x15\x06"].concat();
+    let pulses = [prefix, b"\x15\x0f"].concat();
     faults.plan_reads(move |read| {
         let is_of_tail = matches!(read, Operation::Get { key, .. } if key.starts_with(&pulses));
         is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)

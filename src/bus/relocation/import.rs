@@ -126,17 +126,13 @@ impl<'a> Import<'a> {
         Ok(mark.is_some_and(|mark| mark == self.token[..]))
     }
 
-    /// Fails if another import has begun, or an older program, which ignores the mark, has opened a bus. `tx` fails
-    /// if either happens before the commit.
+    /// Fails if another import has begun. `tx` fails if one begins before the commit.
     async fn check(&self, tx: &Transaction) -> Result<()> {
         if !self.is_mine(tx).await? {
             return Err(Error::invalid(
                 "export",
                 "another import has begun under the same prefix and replaced this one",
             ));
-        }
-        if tx.get(&self.keys.config(), Isolation::Serializable).await?.is_some() {
-            return Err(Error::invalid("prefix", "a bus was opened under it meanwhile"));
         }
         Ok(())
     }
@@ -169,11 +165,7 @@ impl<'a> Import<'a> {
     async fn forget(&self) -> Result<()> {
         let forget = async |tx: Transaction| {
             if self.is_mine(&tx).await? {
-                tx.clear(&self.keys.import_mark());
-                // If an older program has opened a bus there, it is not removed.
-                if tx.get(&self.keys.config(), Isolation::Serializable).await?.is_none() {
-                    tx.clear_range(&self.keys.all());
-                }
+                tx.clear_range(&self.keys.all());
             }
             Ok(())
         };

@@ -106,22 +106,14 @@ pub(super) fn check_marker(
         }
         return Ok(Marker::Missing);
     };
-    let before = || {
-        let format = text.strip_suffix('\n').map(|line| line.strip_suffix(" unfinished").unwrap_or(line));
-        format.is_some_and(|format| format.parse::<u16>().is_ok())
-    };
     match unsealed(&text) {
         Some(FORMAT) => Ok(Marker::Finished),
         Some(FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
         None if text.is_empty() => Ok(Marker::Unfinished),
-        // Markers of before had no checksum.
-        None if !before() => damaged(format!("{text:?} is no format with its checksum")),
-        format => {
-            let found = format.unwrap_or(text.trim());
-            Err(Refusal::unusable(format!(
-                "its format is {found:?}, this program knows {FORMAT:?}; export it with the program that has written it"
-            )))
-        }
+        None => damaged(format!("{text:?} is no format with its checksum")),
+        Some(found) => Err(Refusal::unusable(format!(
+            "its format is {found:?}, this program knows {FORMAT:?}; export it with the program that has written it"
+        ))),
     }
 }
 
