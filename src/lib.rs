@@ -77,7 +77,7 @@ pub use roles::{
     notifier::{Notifier, NotifierOptions},
     producer::Producer,
 };
-pub use state::membership::NodeOptions;
+pub use state::{exactly_once::CommittedOnce, membership::NodeOptions};
 
 #[doc = include_str!("../docs/guide/subscribers.md")]
 pub mod dispatcher {

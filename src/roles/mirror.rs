@@ -42,7 +42,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());
 /// let producer = bus.producer();
-/// let created = store.run_once(async |tx| Ok(producer.created(&tx, &db))).await?;
+/// let created = bus.run_exactly_once(None, async |tx| Ok(producer.created(&tx, &db))).await?;
 /// mirror.reached(created.committed.versionstamp.version()).await?;
 /// assert!(mirror.get(&db.name).is_some(), "it reads what was written before");
 /// running.shutdown().await

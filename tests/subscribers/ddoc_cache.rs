@@ -6,10 +6,10 @@ use std::sync::{
 };
 
 use notibus::{
-    Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notifier,
+    Bus, CommittedOnce, Db, Dispatcher, DispatcherOptions, EventKind, Notifier,
     dispatcher::StopReason,
     event::DdocId,
-    store::{CommittedOnce, Database, Transaction},
+    store::{Database, Transaction},
 };
 
 use crate::{
@@ -47,7 +47,7 @@ impl Layer {
             producer.ddoc_updated(&tx, db, with_id.then_some(id));
             Ok(())
         };
-        self.reach(self.store.run_once(write).await.unwrap()).await;
+        self.reach(self.bus.run_exactly_once(None, write).await.unwrap()).await;
     }
 
     /// Waits until the cache has reached a commit.
@@ -95,7 +95,7 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
         }
         Ok(())
     };
-    layer.reach(layer.store.run_once(write).await.unwrap()).await;
+    layer.reach(layer.bus.run_exactly_once(None, write).await.unwrap()).await;
     assert_eq!((layer.read(&a, &x).await, layer.read(&a, &y).await), (Some(4), Some(4)));
 }
 

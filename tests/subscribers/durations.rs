@@ -48,11 +48,7 @@ async fn roles_bear_the_longest_durations() {
     let balance = BalanceOptions::default().handover(NEVER);
     let notifier = NotifierOptions::default().balance(balance.clone()).poll_interval(NEVER);
     let _notifier = node.notifier(notifier).await.unwrap();
-    let janitor = JanitorOptions::default()
-        .interval(NEVER)
-        .tombstone_retention(NEVER)
-        .transaction_id_retention(NEVER)
-        .balance(balance);
+    let janitor = JanitorOptions::default().interval(NEVER).tombstone_retention(NEVER).balance(balance);
     let _janitor = node.janitor(janitor).await.unwrap();
     let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatcher = bus.dispatcher(options).await.unwrap();

@@ -607,7 +607,7 @@ async fn no_barrier_passes_at_what_was_forgotten_while_nobody_waited() {
         };
         let handle = fixture.dispatcher.subscribe(Filter::all()).since(known).listener(slow).start().unwrap();
         fixture.events(&["b"], EventKind::Created).await;
-        let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Created).await;
+        let version = commit(&fixture.bus, &db("a", 1), EventKind::Created).await;
         let at = fixture.dispatcher.reached(version).await.unwrap();
         assert!(within("the barrier", handle.reached(at)).await);
         fixture.events(&["gate"], EventKind::Created).await;

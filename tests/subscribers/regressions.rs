@@ -51,7 +51,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, &db("x", 1), EventKind::Created).await;
+    let version = commit(&bus, &db("x", 1), EventKind::Created).await;
     let barrier = Arc::clone(&mirror);
     let barrier = tokio::spawn(async move { barrier.reached(version).await });
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -67,11 +67,11 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a", "b"], EventKind::Created).await;
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = fixture;
+    let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = fixture;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, &db("a", 1), EventKind::Deleted).await;
+    let version = commit(&bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     forget(&bus).await;
     let reached = tokio::time::timeout(Duration::from_secs(30), mirror.reached(version)).await;
@@ -195,12 +195,12 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
 /// Barriers that were given up stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = SubscriberFixture::new().await;
+    let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = SubscriberFixture::new().await;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     assert_eq!(dispatcher.subscribers(), 1);
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, &db("a", 1), EventKind::Created).await;
+    let version = commit(&bus, &db("a", 1), EventKind::Created).await;
     for _ in 0..10 {
         let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.reached(version)).await;
         assert!(given_up.is_err());
