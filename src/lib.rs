@@ -83,10 +83,10 @@ pub use state::{exactly_once::CommittedOnce, membership::NodeOptions};
 pub mod dispatcher {
     pub use crate::roles::{
         dispatcher::{
-            BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Message,
-            Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription,
-            Supervised, Supervision, SupervisionEvents,
+            BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
+            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Missed,
+            Next, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription, Supervised, Supervision,
+            SupervisionEvents,
         },
         mirror::{Mirror, MirrorView},
     };

@@ -67,6 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let (hits, misses) = cache.hits();
     println!("{hits} reads from memory, {misses} from the store, {stale} stale");
+    cache.stop().await;
     running.shutdown().await?;
     if stale > 0 { Err("stale reads".into()) } else { Ok(()) }
 }

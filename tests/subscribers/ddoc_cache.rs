@@ -165,7 +165,7 @@ async fn the_cache_recovers_from_having_expired() {
     let layer = Layer { store, bus, notifier, dispatcher, cache };
     layer.write(&stays, &x, Some(2), true).await;
     assert_eq!(layer.read(&stays, &x).await, Some(2), "it goes on");
-    assert_eq!(layer.dispatcher.stop_listener("ddoc cache").await.unwrap(), StopReason::Shutdown);
+    assert_eq!(layer.cache.stop().await, StopReason::Shutdown);
     let created = common::record(&layer.store, &layer.bus, &gone, EventKind::Created.once().lanes());
     created.await;
 }
@@ -177,7 +177,7 @@ async fn a_cache_that_nobody_keeps_right_reads_the_store() {
     let (a, x): (Db, DdocId) = (db("a", 1), "_design/x".parse().unwrap());
     layer.write(&a, &x, Some(1), true).await;
     assert_eq!(layer.read(&a, &x).await, Some(1));
-    layer.dispatcher.stop_listener("ddoc cache").await.unwrap();
+    layer.cache.stop().await;
     let write = async |tx: Transaction| {
         tx.set(&key(&a.name, &x), &2_u64.to_be_bytes());
         layer.bus.producer().ddoc_updated(&tx, &a, Some(&x));

@@ -38,7 +38,7 @@ async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let first = fixture.event(&db("x", 1), EventKind::Created).await;
     let last = fixture.event(&db("y", 1), EventKind::Created).await;
     let subscribe = fixture.dispatcher.subscribe(Filter::prefix("q")).since(first);
-    let handle = subscribe.listener(|| Quiet).start().unwrap();
+    let handle = subscribe.listener(|| Quiet).start();
     assert!(within("it has worked on all that there is", handle.reached(last)).await);
 }
 
@@ -282,8 +282,6 @@ async fn a_mirror_takes_no_predicate() {
 struct StopsAtB(StopReason);
 
 impl Listener for StopsAtB {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         if name(&delivery) == "b" { Next::Stop(self.0.clone()) } else { Next::Continue }
     }
@@ -296,7 +294,7 @@ async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
     let durable = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let listen = durable().await.listener(move || StopsAtB(reason.clone()));
     let listen = if in_batches { listen.in_batches() } else { listen };
-    let handle = listen.start().unwrap();
+    let handle = listen.start();
     together(&fixture, &["a", "b", "c", "d"]).await;
     within("its end", handle.finished()).await;
     let mut rest = durable().await.stream();
@@ -351,8 +349,6 @@ async fn a_glob_that_is_too_long_is_a_typed_error() {
 struct PanicsOnce(Arc<std::sync::Mutex<Vec<Vec<String>>>>);
 
 impl Listener for PanicsOnce {
-    type Message = ();
-
     async fn handle_event(&mut self, _: Delivery) -> Next {
         unreachable!("it is given batches")
     }
@@ -376,7 +372,7 @@ async fn what_is_in_hand_does_not_outlive_the_filter() {
     let listen =
         fixture.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
     let minute = Duration::from_mins(1);
-    let handle = listen.in_batches().backoff(minute, minute).unwrap().start().unwrap();
+    let handle = listen.in_batches().backoff(minute, minute).unwrap().start();
     together(&fixture, &["a", "b"]).await;
     until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
     handle.replace(Filter::prefix("a"));
