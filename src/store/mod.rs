@@ -26,7 +26,6 @@ mod fdb;
 mod limits;
 mod mutation;
 mod options;
-mod pages;
 mod range;
 mod retry;
 #[cfg(any(test, feature = "test-util"))]
@@ -51,11 +50,10 @@ pub(crate) use limits::{KEY_LEN_MAX, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, 
 pub use mutation::AtomicOp;
 pub(crate) use mutation::{Mutation, write_len};
 pub use options::{Isolation, Priority, TransactionOption};
-pub use pages::Pages;
 pub(crate) use range::key_after;
 pub use range::{KeyRange, Page, RangeRead, Row};
 pub use retry::RetryPolicy;
 pub(crate) use retry::Tries;
 pub(crate) use transaction::AfterCommit;
-pub use transaction::{Committed, Transaction};
+pub use transaction::{Committed, Pages, Transaction};
 pub use watch::Watch;
