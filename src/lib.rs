@@ -77,16 +77,16 @@ pub use roles::{
     notifier::{Notifier, NotifierOptions},
     producer::Producer,
 };
-pub use state::membership::NodeOptions;
+pub use state::{exactly_once::CommittedOnce, membership::NodeOptions};
 
 #[doc = include_str!("../docs/guide/subscribers.md")]
 pub mod dispatcher {
     pub use crate::roles::{
         dispatcher::{
-            BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Message,
-            Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription,
-            Supervised, Supervision, SupervisionEvents,
+            BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
+            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Missed,
+            Next, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription, Supervised, Supervision,
+            SupervisionEvents,
         },
         mirror::{Mirror, MirrorView},
     };

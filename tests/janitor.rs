@@ -558,3 +558,32 @@ async fn worked_on(is_resharded: bool) {
     rows[1].1.notify_one();
     within("the job", running).await.unwrap().unwrap();
 }
+
+/// The results of runs that are committed exactly once: more than a page of old ones go, young ones stay, and mean what they meant.
+#[tokio::test(start_paused = true)]
+async fn old_results_of_runs_go_in_pages_and_young_ones_stay() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let family = KeyRange::prefix([b"notibus", &[0x15, 24, 0x14][..]].concat());
+    let count = async || {
+        let read = RangeRead::new(family.clone()).limit(10_000).target_bytes(usize::MAX);
+        store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
+    };
+    let run = async |key: String| bus.run_exactly_once(Some(key.as_bytes()), async |_| Ok(())).await.unwrap();
+    for n in 0..1_500 {
+        run(format!("{n}")).await;
+    }
+    pass(Duration::from_mins(3)).await;
+    for n in 0..100 {
+        run(format!("{n} is younger")).await;
+    }
+    let _janitor = frequent(&bus).await;
+    pass(Duration::from_mins(1)).await;
+    assert_eq!(count().await, 1_600);
+    pass(Duration::from_mins(2)).await;
+    assert_eq!(count().await, 100);
+    assert!(run("7 is younger".to_owned()).await.is_repeat);
+    assert!(!run("7".to_owned()).await.is_repeat, "it is a new run");
+    pass(Duration::from_mins(6)).await;
+    assert_eq!(count().await, 0);
+}

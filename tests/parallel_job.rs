@@ -15,7 +15,7 @@ use std::{
 
 use common::{db, wide_bus};
 use notibus::{
-    Cursor, Db, Error, Sequence,
+    Bus, Cursor, Db, Error, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
     jobs::{Batch, ParallelJob, ParallelJobOptions},
     store::{AtomicOp, Database, Isolation, Transaction},
@@ -24,7 +24,7 @@ use notibus::{
 /// A layer with one database of documents.
 #[derive(Clone)]
 struct Layer {
-    store: Database,
+    bus: Bus,
     changes: Changes,
     db: Db,
     /// Every edit: the document, its number, and its sequence.
@@ -43,8 +43,8 @@ fn edits(stored: &[u8]) -> u64 {
 
 impl Layer {
     async fn new(store: &Database, shards: u32) -> Self {
-        let changes = wide_bus(store).await.changes();
-        let layer = Self { store: store.clone(), changes, db: db("docs", 1), history: Arc::default() };
+        let bus = wide_bus(store).await;
+        let layer = Self { changes: bus.changes(), bus, db: db("docs", 1), history: Arc::default() };
         let options = ChangesOptions::default().shards(shards);
         store.run(async |tx| layer.changes.create(&tx, &layer.db, &options).await).await.unwrap();
         layer
@@ -62,7 +62,7 @@ impl Layer {
             tx.atomic(AtomicOp::SetVersionstampedValue, &key(id), &value);
             Ok((position, edited))
         };
-        let edited = self.store.run_once(edit).await.unwrap();
+        let edited = self.bus.run_exactly_once(None, edit).await.unwrap();
         let (position, sequence) = edited.value;
         self.history.lock().unwrap().push((id.to_owned(), position, sequence.of(edited.committed)));
     }

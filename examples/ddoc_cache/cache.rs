@@ -18,7 +18,7 @@ use std::{
 
 use notibus::{
     Cursor, DbName, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Result,
-    dispatcher::{Listener, ListenerHandle, Message, Mirror, Next},
+    dispatcher::{Interruption, Listener, ListenerHandle, Mirror, Next, StopReason},
     event::DdocId,
     store::{Database, Isolation},
 };
@@ -38,7 +38,7 @@ pub struct DdocCache {
     databases: Mirror,
     docs: Arc<Docs>,
     /// Forgets changed documents.
-    listener: ListenerHandle<()>,
+    listener: ListenerHandle,
 }
 
 /// The cached documents.
@@ -70,11 +70,15 @@ impl DdocCache {
             .subscribe(Filter::all().kinds(kinds)?)
             .with_ddocs()
             .listener(move || Invalidator(Arc::clone(&invalidated)))
-            .named("ddoc cache")?
-            .start()?;
+            .start();
         let databases = dispatcher.mirror(Filter::all())?;
         databases.synced().await?;
         Ok(Self { store: store.clone(), databases, docs, listener })
+    }
+
+    /// Ends it: from now on it reads the store. Returns why it has ended.
+    pub async fn stop(&self) -> StopReason {
+        self.listener.stop().await
     }
 
     /// The design document `id` of `name`, from memory if it is cached.
@@ -165,8 +169,6 @@ impl Docs {
 struct Invalidator(Arc<Docs>);
 
 impl Listener for Invalidator {
-    type Message = ();
-
     async fn init(&mut self, _: Cursor) -> Next {
         // After a panic: the last delivery may not have been handled.
         self.0.forget_all();
@@ -178,11 +180,9 @@ impl Listener for Invalidator {
         Next::Continue
     }
 
-    async fn handle_message(&mut self, message: Message<()>) -> Next {
-        if let Message::Interrupted(_) = message {
-            // Some changes may never be delivered: for instance, databases may be gone.
-            self.0.forget_all();
-        }
+    async fn handle_interruption(&mut self, _: Interruption) -> Next {
+        // Some changes may never be delivered: for instance, databases may be gone.
+        self.0.forget_all();
         Next::Continue
     }
 }

@@ -23,9 +23,9 @@ const CHANGES: u64 = 500;
 const READS: u64 = 200;
 
 /// Writes version `change` of the design document `id`, and records the event. Returns the version of the commit.
-async fn write(store: &Database, producer: &Producer, db: &Db, id: &DdocId, change: u64) -> Result<u64> {
-    let done = store
-        .run_once(async |tx| {
+async fn write(bus: &Bus, producer: &Producer, db: &Db, id: &DdocId, change: u64) -> Result<u64> {
+    let done = bus
+        .run_exactly_once(None, async |tx| {
             tx.set(&key(&db.name, id), &change.to_be_bytes());
             producer.ddoc_updated(&tx, db, Some(id));
             Ok(())
@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut stale = 0;
     for change in 1..=CHANGES {
         let place = random.usize(..dbs.len());
-        let committed = write(&store, &producer, &dbs[place], &id, change).await?;
+        let committed = write(&bus, &producer, &dbs[place], &id, change).await?;
         versions[place] = change;
         cache.reached(committed).await?;
         for _ in 0..READS {
@@ -67,6 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let (hits, misses) = cache.hits();
     println!("{hits} reads from memory, {misses} from the store, {stale} stale");
+    cache.stop().await;
     running.shutdown().await?;
     if stale > 0 { Err("stale reads".into()) } else { Ok(()) }
 }

@@ -24,6 +24,7 @@ pub struct Doc {
 #[derive(Clone)]
 pub struct Layer {
     pub store: Database,
+    bus: Bus,
     /// The changes feeds.
     pub changes: Changes,
     /// Records the events of databases.
@@ -45,7 +46,7 @@ pub fn doc(bytes: &[u8]) -> Result<Doc> {
 impl Layer {
     /// A layer on `bus`.
     pub fn new(store: &Database, bus: &Bus) -> Self {
-        Self { store: store.clone(), changes: bus.changes(), producer: bus.producer() }
+        Self { store: store.clone(), bus: bus.clone(), changes: bus.changes(), producer: bus.producer() }
     }
 
     /// Creates a database.
@@ -77,7 +78,7 @@ impl Layer {
     /// Sets the fields of documents in one transaction; an empty field deletes the document. It commits exactly once: a retry after
     /// an unknown result would raise the revision twice.
     pub async fn edit(&self, db: &Db, edits: &[(String, String)]) -> Result<()> {
-        self.store.run_once(async |tx| self.edit_in(&tx, db, edits).await).await.map(|_| ())
+        self.bus.run_exactly_once(None, async |tx| self.edit_in(&tx, db, edits).await).await.map(|_| ())
     }
 
     /// [`Layer::edit`] in the caller's transaction.

@@ -14,6 +14,7 @@ use notibus::{
     changes::{Changes, ChangesOptions},
     store::{Database, Isolation, RangeRead, Transaction},
 };
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     documents::count,
@@ -36,6 +37,7 @@ pub struct Info {
 /// Databases and their documents.
 pub struct Couch {
     store: Database,
+    bus: Bus,
     changes: Changes,
     producer: Producer,
 }
@@ -43,7 +45,7 @@ pub struct Couch {
 impl Couch {
     /// The databases in `store`, whose bus is `bus`.
     pub fn new(store: Database, bus: &Bus) -> Self {
-        Self { store, changes: bus.changes(), producer: bus.producer() }
+        Self { store, bus: bus.clone(), changes: bus.changes(), producer: bus.producer() }
     }
 
     /// The changes feeds.
@@ -124,10 +126,11 @@ impl Couch {
     /// itself. A body that returns a problem must not have written anything.
     pub async fn write<T, F, R>(&self, body: F) -> Result<T, Problem>
     where
+        T: Serialize + DeserializeOwned,
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T, Problem>>,
     {
-        self.store.run_once(async |tx| tried(body(tx).await)).await?.value
+        self.bus.run_exactly_once(None, async |tx| tried(body(tx).await)).await?.value
     }
 }
 

@@ -95,9 +95,9 @@ impl Edit {
     /// Applies the edit to `present`. Returns the next revision, and the JSON of the document.
     pub fn apply(&self, present: Option<&Document>) -> Result<(Revision, Vec<u8>), Problem> {
         let position = match present {
-            None if self.is_deleted => return Err(Problem::Missing("missing")),
+            None if self.is_deleted => return Err(Problem::Missing("missing".into())),
             Some(present) if present.is_deleted && self.is_deleted => {
-                return Err(Problem::Missing("deleted"));
+                return Err(Problem::Missing("deleted".into()));
             }
             // A deleted document can be written again, even without its revision.
             Some(present) if present.is_deleted && self.based_on.is_none() => present.revision.position,

@@ -1,13 +1,15 @@
 //! [`Problem`]: why a request fails.
 
-use std::fmt::Display;
+use std::{borrow::Cow, fmt::Display};
 
 use notibus::Error;
+use serde::{Deserialize, Serialize};
 
 /// Why a request fails. Then nothing was changed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Problem {
     /// The store has failed, or refuses the request.
+    #[serde(skip)]
     Store(Error),
     /// No database can have that name.
     BadName(String),
@@ -16,7 +18,7 @@ pub enum Problem {
     /// There is such a database already.
     DatabaseExists,
     /// There is no such document, for this reason.
-    Missing(&'static str),
+    Missing(Cow<'static, str>),
     /// Another client has edited the document since it was read.
     Conflict,
     /// The document is invalid.
@@ -26,7 +28,7 @@ pub enum Problem {
     /// The request is invalid.
     BadRequest(String),
     /// CouchDB supports it, but this layer does not.
-    Unsupported(&'static str),
+    Unsupported(Cow<'static, str>),
     /// A row of the store cannot be decoded.
     Corrupt(String),
 }

@@ -424,10 +424,6 @@ codes! {
     KEY_TOO_LARGE = 2102, "key_too_large";
     /// A value is larger than 100,000 bytes.
     VALUE_TOO_LARGE = 2103, "value_too_large";
-    /// The transaction has more than 5 tags.
-    TOO_MANY_TAGS = 2109, "too_many_tags";
-    /// A tag is longer than 255 bytes.
-    TAG_TOO_LONG = 2110, "tag_too_long";
 }
 
 impl StoreError {

@@ -9,13 +9,15 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a transaction's versionstamp: commit version (8) and order of the transaction in its batch (2).
 pub(crate) const STAMP_LEN: usize = 10;
 
 pub(crate) const SEQUENCE_LEN: usize = 13;
 
 /// How often the bus has moved to another cluster; the first byte of each sequence.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Incarnation(pub u8);
 
 /// When a transaction committed: 10 bytes, big-endian, unique and growing within one cluster.

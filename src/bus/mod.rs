@@ -21,6 +21,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use serde::{Serialize, de::DeserializeOwned};
+
 use self::waiting::Waiting;
 pub use self::{
     node::{Announced, Node},
@@ -42,6 +44,7 @@ use crate::{
     },
     state::{
         context::{Background, Context},
+        exactly_once::{CommittedOnce, exactly_once},
         feed::{NewTopology, RawFeed},
         keys::{self, Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
@@ -217,6 +220,65 @@ impl Bus {
         force: bool,
     ) -> Result<Incarnation> {
         relocation::raise(db, &Keys::new(prefix)?, from, force).await
+    }
+
+    /// Runs `body` in a transaction of the bus's store and commits it exactly once: as [`Database::run`], but never twice,
+    /// neither after an unknown result nor by another run of the same `key` (1 to 255 bytes), on any node.
+    ///
+    /// The result is stored under the key, in the same transaction. A later run of the key returns it, and does not call its
+    /// body. Without a key a run draws a random one, which only its own attempts know.
+    ///
+    /// `body` may be called several times, so it should only read and write through the transaction; it must neither commit, cancel
+    /// nor reset it, nor set its read version.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+    /// use notibus::{Bus, BusOptions, store::{StoreError, AtomicOp, Database, Isolation, testing::{CommitFault, Faults}}};
+    ///
+    /// let faults = Faults::new(&Database::memory());
+    /// let db = faults.database();
+    /// let bus = Bus::open(&db, BusOptions::default()).await?;
+    /// // The commit happens, but nobody knows.
+    /// faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
+    /// for is_repeat in [false, true] {
+    ///     let paid = bus
+    ///         .run_exactly_once(Some(b"order 17"), async |tx| {
+    ///             tx.atomic(AtomicOp::Add, b"payments", &1_u64.to_le_bytes());
+    ///             Ok("paid".to_owned())
+    ///         })
+    ///         .await?;
+    ///     assert_eq!((paid.value.as_str(), paid.is_repeat), ("paid", is_repeat));
+    ///     println!("at {:?}", paid.committed.versionstamp);
+    /// }
+    /// let payments = db.run(async |tx| tx.get(b"payments", Isolation::Serializable).await).await?;
+    /// assert_eq!(payments.as_deref(), Some(&1_u64.to_le_bytes()[..]));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # For how long
+    ///
+    /// A result of about 40 bytes is kept for at least five minutes, in versions of the store, a million a second; each recovery of a
+    /// cluster uses up 100 s of them. Then the janitor clears it, and a new run of the key calls its body again. A run that has been
+    /// tried for so long that its result may have been cleared fails, with an unknown result.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the key is empty or too long, or its result is no `T`; any error of `body` that is not retryable; and
+    /// [`Error::RetriesExhausted`] at the limits of [`RetryPolicy::default`](crate::store::RetryPolicy). If
+    /// [`Error::is_maybe_committed`], the transaction may have been committed, once; any other error means that it was not, and will
+    /// not be. After `transaction_timed_out` (1031), which is not tried again, the commit may still come, for as long as
+    /// [`Transaction::LIFETIME`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the transaction may or may not have been committed, once.
+    pub async fn run_exactly_once<T, F, R>(&self, key: Option<&[u8]>, body: F) -> Result<CommittedOnce<T>>
+    where
+        T: Serialize + DeserializeOwned,
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        exactly_once(&self.context.db, &self.context.keys, key, body).await
     }
 
     /// The store of the bus.

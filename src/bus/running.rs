@@ -191,11 +191,7 @@ impl Running {
         };
         let closed = within("closing feeds and connections, which are cut off", Box::pin(close)).await;
         // Even if these were cut off, leave in order, so that other nodes need not wait until this one expires.
-        let leave = async {
-            node.shutdown().await?;
-            bus.store().clear_finished_ids().await
-        };
-        let left = within("leaving the nodes of the bus", Box::pin(leave)).await;
+        let left = within("leaving the nodes of the bus", Box::pin(node.shutdown())).await;
         drop((listed, notifier, janitor));
         closed.and(left)
     }

@@ -6,8 +6,7 @@ use imbl::OrdMap;
 use tokio::sync::watch;
 
 use super::dispatcher::{
-    Delivery, DeliveryBatch, Dispatcher, Filter, Interruption, Listener, ListenerHandle, Message, Next,
-    Parent,
+    Delivery, DeliveryBatch, Dispatcher, Filter, Interruption, Listener, ListenerHandle, Next,
 };
 use crate::{
     base::{
@@ -42,7 +41,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 ///
 /// let db = Db::new("orders".parse()?, DbInstance::new());
 /// let producer = bus.producer();
-/// let created = store.run_once(async |tx| Ok(producer.created(&tx, &db))).await?;
+/// let created = bus.run_exactly_once(None, async |tx| Ok(producer.created(&tx, &db))).await?;
 /// mirror.reached(created.committed.versionstamp.version()).await?;
 /// assert!(mirror.get(&db.name).is_some(), "it reads what was written before");
 /// running.shutdown().await
@@ -52,8 +51,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 pub struct Mirror {
     content: watch::Sender<Content>,
     dispatcher: Dispatcher,
-    listener: ListenerHandle<()>,
-    _parent: Parent,
+    listener: ListenerHandle,
 }
 
 /// What a mirror shows.
@@ -77,7 +75,6 @@ impl Dispatcher {
         }
         let shown = watch::Sender::<Content>::default();
         let written = shown.clone();
-        let parent = Parent::new();
         let dispatcher = self.subscriptions();
         let context = Arc::clone(dispatcher.context());
         let listener = dispatcher
@@ -85,8 +82,8 @@ impl Dispatcher {
             .since(Cursor::NOTHING)
             .listener(move || Writer { context: Arc::clone(&context), content: written.clone(), aside: None })
             .in_batches()
-            .start_linked(&parent)?;
-        Ok(Mirror { content: shown, dispatcher, listener, _parent: parent })
+            .start();
+        Ok(Mirror { content: shown, dispatcher, listener })
     }
 }
 
@@ -125,6 +122,13 @@ impl Mirror {
     }
 }
 
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        // It fails if the listener has ended.
+        let _ = self.dispatcher.unsubscribe(self.listener.id());
+    }
+}
+
 impl fmt::Debug for Mirror {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mirror").field("databases", &self.view().len()).finish_non_exhaustive()
@@ -159,8 +163,6 @@ impl Writer {
 }
 
 impl Listener for Writer {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         self.write([delivery.notification()]);
         Next::Continue
@@ -171,20 +173,20 @@ impl Listener for Writer {
         Next::Continue
     }
 
-    async fn handle_message(&mut self, message: Message<()>) -> Next {
-        match message {
-            Message::Interrupted(Interruption::Expired { .. }) => self.aside = Some(MirrorView::new()),
-            Message::Interrupted(Interruption::Synced { at }) => {
+    async fn handle_interruption(&mut self, interruption: Interruption) -> Next {
+        match interruption {
+            Interruption::Expired { .. } => self.aside = Some(MirrorView::new()),
+            Interruption::Synced { at } => {
                 let aside = self.aside.take();
                 self.content.send_modify(|content| {
                     content.view = aside.unwrap_or_else(|| std::mem::take(&mut content.view));
                     content.synced = Some(at);
                 });
             }
-            Message::Interrupted(Interruption::Failed(error)) => {
+            Interruption::Failed(error) => {
                 self.context.stats.health.complain(self.context.env(), "subscription of a mirror", &error);
             }
-            Message::Interrupted(Interruption::Lagged { .. }) | Message::Cast(()) | Message::Info(_) => {}
+            Interruption::Lagged { .. } => {}
         }
         Next::Continue
     }

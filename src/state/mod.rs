@@ -4,6 +4,7 @@
 //! Nothing here starts a role.
 
 pub(crate) mod context;
+pub(crate) mod exactly_once;
 pub(crate) mod feed;
 pub(crate) mod feed_wakeups;
 pub(crate) mod keys;

@@ -14,7 +14,6 @@ use super::{
     embedded::{self, Embedded, Engine, SystemFiles},
     limits,
     retry::Tries,
-    transaction_ids::TransactionIds,
 };
 use crate::base::{
     env::Env,
@@ -41,8 +40,6 @@ use crate::base::{
 pub struct Database {
     backend: Arc<dyn Backend>,
     env: Env,
-    /// The transaction ids by which runs recognise their own commits.
-    ids: Arc<TransactionIds>,
     /// The counts of runs through all clones.
     runs: Arc<Runs>,
 }
@@ -158,7 +155,7 @@ impl Database {
 
     /// The handle of a new process on the store behind `backend`.
     pub(super) fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
-        Self { backend, env, ids: Arc::default(), runs: Arc::default() }
+        Self { backend, env, runs: Arc::default() }
     }
 
     /// A new store in memory, without a handle on it.
@@ -191,19 +188,8 @@ impl Database {
         Self {
             backend: Arc::new(wrap(Arc::clone(&self.backend))),
             env: self.env.clone(),
-            ids: Arc::new(self.ids.of_another_process()),
             runs: Arc::clone(&self.runs),
         }
-    }
-
-    /// A handle on the same store whose [`Database::run_once`] keeps its transaction ids under `prefix`, which must
-    /// have no other keys. Its clones share the ids; to the store it is a process of its own. Default:
-    /// [`Database::TRANSACTION_IDS_PREFIX`].
-    ///
-    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is empty, longer than 256 bytes or starts with
-    /// `0xff`.
-    pub fn with_transaction_ids(self, prefix: &[u8]) -> Result<Self> {
-        Ok(Self { ids: Arc::new(TransactionIds::new(prefix)?), ..self })
     }
 
     /// A new transaction. Most callers want [`Database::run`], which commits and retries.
@@ -215,8 +201,8 @@ impl Database {
     ///
     /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through
     /// the transaction. After `commit_unknown_result` (1021) it runs again although the first run may have been
-    /// committed; `body` must be right in both cases. [`Database::run_once`] is for effects that must not happen
-    /// twice.
+    /// committed; `body` must be right in both cases. [`Bus::run_exactly_once`](crate::Bus::run_exactly_once)
+    /// is for effects that must not happen twice.
     ///
     /// # Errors
     ///
@@ -303,10 +289,6 @@ impl Database {
     pub fn failed(&self) -> impl Future<Output = Error> + Send + use<> {
         let failed = self.backend.failed();
         async { Error::Store(failed.await) }
-    }
-
-    pub(super) fn ids(&self) -> &Arc<TransactionIds> {
-        &self.ids
     }
 
     /// Reads with `body` in a transaction at `version`, and repeats this while it fails with a retryable error.

@@ -14,7 +14,7 @@
 //! - A transaction lives 5 s (1007) and holds 10 MB (2101).
 //! - A commit stamps the mutations that ask for it with one versionstamp, which grows with every commit.
 //! - The result of a commit can be unknown (1021): it may have happened. [`Database::run`] then tries again, so its
-//!   body must be right if it happens twice; the body of [`Database::run_once`] happens once.
+//!   body must be right if it happens twice; that of [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) happens once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
 mod backend;
@@ -25,16 +25,12 @@ mod extension;
 mod fdb;
 mod limits;
 mod mutation;
-mod once;
 mod options;
-mod pages;
 mod range;
 mod retry;
-mod sweeper;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 mod transaction;
-mod transaction_ids;
 mod watch;
 
 pub use crate::base::{
@@ -53,13 +49,11 @@ pub use fdb::{FoundationDbOptions, stop_network};
 pub(crate) use limits::{KEY_LEN_MAX, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, VALUE_LEN_MAX};
 pub use mutation::AtomicOp;
 pub(crate) use mutation::{Mutation, write_len};
-pub use once::CommittedOnce;
 pub use options::{Isolation, Priority, TransactionOption};
-pub use pages::Pages;
 pub(crate) use range::key_after;
 pub use range::{KeyRange, Page, RangeRead, Row};
 pub use retry::RetryPolicy;
-pub use sweeper::{Swept, TransactionIdSweeper};
+pub(crate) use retry::Tries;
 pub(crate) use transaction::AfterCommit;
-pub use transaction::{Committed, Transaction};
+pub use transaction::{Committed, Pages, Transaction};
 pub use watch::Watch;

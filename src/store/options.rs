@@ -19,15 +19,10 @@ pub enum TransactionOption {
     /// Everything fails with `transaction_timed_out` (1031) this long after the transaction was made or reset. A commit
     /// that is under way then may still happen.
     Timeout(Duration),
-    /// How often the transaction is tried again after failures; then the failure is final.
-    RetryLimit(u32),
     /// The commit of a larger transaction fails with `transaction_too_large` (2101), in bytes. At most 10 MB.
     SizeLimit(usize),
     /// How urgent the transaction is. The embedded store treats all alike.
     Priority(Priority),
-    /// A tag of at most 255 bytes, 16 with clients before 7.3, by which a cluster can throttle; at most 5. The embedded
-    /// store ignores tags.
-    Tag(String),
     /// Keep the ranges on which a commit failed, for
     /// [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
     ReportConflicts,

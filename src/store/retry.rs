@@ -8,8 +8,7 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// Limits and pauses of [`Database::run_with`](super::Database::run_with) and
-/// [`Database::run_once_with`](super::Database::run_once_with).
+/// Limits and pauses of [`Database::run_with`](super::Database::run_with).
 ///
 /// A cluster's client paces retries by itself; there the two limits hold and the pauses do not. Elsewhere the pause before
 /// attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
@@ -56,14 +55,12 @@ impl RetryPolicy {
 }
 
 /// The attempts of one run.
-pub(super) struct Tries<'a> {
+pub(crate) struct Tries<'a> {
     policy: &'a RetryPolicy,
     env: &'a Env,
     /// The transaction, the same in all attempts.
     transaction: Transaction,
-    /// When the run began, on the clock of `env`.
-    started: Duration,
-    /// When the attempt began, on the same clock.
+    /// When the attempt began, on the clock of `env`.
     attempt_started: Duration,
     /// How long the earlier attempts have tried.
     tried: Duration,
@@ -74,16 +71,7 @@ pub(super) struct Tries<'a> {
 impl<'a> Tries<'a> {
     /// The first attempt of a run with `transaction`.
     pub fn begin(transaction: Transaction, env: &'a Env, policy: &'a RetryPolicy) -> Self {
-        let now = env.now();
-        Self {
-            policy,
-            env,
-            transaction,
-            started: now,
-            attempt_started: now,
-            tried: Duration::ZERO,
-            number: 1,
-        }
+        Self { policy, env, transaction, attempt_started: env.now(), tried: Duration::ZERO, number: 1 }
     }
 
     /// A handle on the transaction.
@@ -94,11 +82,6 @@ impl<'a> Tries<'a> {
     /// The number of the present attempt, counted from 1.
     pub fn number(&self) -> u32 {
         self.number
-    }
-
-    /// Time since the run began.
-    pub fn elapsed(&self) -> Duration {
-        self.env.now().saturating_sub(self.started)
     }
 
     /// Waits after `error` and begins the next attempt. Fails with the error that ends the run, if no other attempt

@@ -56,16 +56,6 @@ struct Inner {
     /// A random number, drawn for this transaction. Callers spread their load by it.
     salt: u64,
     resets: AtomicU64,
-    tries: Mutex<Tries>,
-}
-
-/// The retries of a transaction. They are counted here rather than by the backends, so that a body cannot restart the
-/// count.
-#[derive(Default)]
-struct Tries {
-    retries: u32,
-    /// The most retries.
-    retries_max: Option<u32>,
 }
 
 /// A listener to the commit of a transaction.
@@ -114,13 +104,7 @@ impl Transaction {
     pub const LIFETIME: Duration = limits::TRANSACTION_LIFETIME;
 
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
-        Self(Arc::new(Inner {
-            backend,
-            held: Mutex::default(),
-            salt,
-            resets: AtomicU64::new(0),
-            tries: Mutex::default(),
-        }))
+        Self(Arc::new(Inner { backend, held: Mutex::default(), salt, resets: AtomicU64::new(0) }))
     }
 
     /// The value of `key`.
@@ -217,13 +201,15 @@ impl Transaction {
         Ok(self.0.backend.approximate_size().await? + held)
     }
 
-    /// Sets an option of this transaction. An invalid one makes all later operations fail: with
-    /// `invalid_option_value` (2006), or for tags with `tag_too_long` (2110) and `too_many_tags` (2109).
+    /// All pages of `read`, one at a time.
+    pub fn pages(&self, read: RangeRead, isolation: Isolation) -> Pages<'_> {
+        Pages { transaction: self, rest: Some(read), isolation }
+    }
+
+    /// Sets an option of this transaction. An invalid one makes all later operations fail with
+    /// `invalid_option_value` (2006).
     pub fn set_option(&self, option: TransactionOption) {
-        match option {
-            TransactionOption::RetryLimit(retries) => self.tries().retries_max = Some(retries),
-            option => self.0.backend.set_option(option),
-        }
+        self.0.backend.set_option(option);
     }
 
     /// The ranges of the read-conflict set on which the last commit has failed with `not_committed` (1020), if
@@ -243,7 +229,6 @@ impl Transaction {
     pub fn reset(&self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
         *self.held() = Held::default();
-        *self.tries() = Tries::default();
         self.0.backend.reset();
     }
 
@@ -259,21 +244,12 @@ impl Transaction {
         error: Error,
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
-        let is_last = {
-            let tries = self.tries();
-            tries.retries_max.is_some_and(|max| tries.retries >= max)
-        };
-        if is_last {
-            return Err(error);
-        }
         let resets = self.resets();
         self.0.backend.recover(error, backoff).await?;
         // If it was reset meanwhile, it is another transaction already, with writes of its own.
         let again = resets + 1;
         if self.0.resets.compare_exchange(resets, again, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             *self.held() = Held::default();
-            let mut tries = self.tries();
-            tries.retries = tries.retries.saturating_add(1);
         }
         Ok(())
     }
@@ -308,13 +284,27 @@ impl Transaction {
         self.0.salt
     }
 
-    /// The retries. No holder of the lock can panic.
-    fn tries(&self) -> MutexGuard<'_, Tries> {
-        self.0.tries.lock()
-    }
-
     /// What it keeps until its commit. No holder of the lock uses the transaction.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.0.held.lock()
+    }
+}
+
+/// The pages of a range, one after the other, within one transaction.
+pub struct Pages<'a> {
+    transaction: &'a Transaction,
+    rest: Option<RangeRead>,
+    isolation: Isolation,
+}
+
+impl Pages<'_> {
+    /// The rows of the next page; `None` at the end. Cancel safe: a page that was not returned is read again.
+    pub async fn next(&mut self) -> Result<Option<Vec<Row>>> {
+        let Some(read) = &self.rest else {
+            return Ok(None);
+        };
+        let page = self.transaction.get_range(read, self.isolation).await?;
+        self.rest = self.rest.take().and_then(|read| read.after(&page));
+        Ok((!page.rows.is_empty()).then_some(page.rows))
     }
 }

@@ -329,18 +329,16 @@ macro_rules! every_case {
                 a_bad_write_counts_more_than_the_time_limit
                 a_reset_forgets_the_time_limit
                 a_time_limit_ends_a_run
-                a_limit_of_retries_is_final
                 a_transaction_over_its_own_limit_is_refused
                 a_bad_size_limit_is_refused
-                bad_tags_are_refused
-                priorities_and_tags_change_no_outcome
+                priorities_change_no_outcome
                 conflicts_are_reported
                 conflicts_are_reported_only_if_asked_for
                 of_many_conflicts_some_are_reported
                 options_survive_retries
                 the_last_try_of_a_run_reports_its_conflicts
                 asking_for_conflicts_disturbs_no_later_transaction
-                a_body_that_commits_by_itself_has_the_same_limits
+                a_body_that_commits_by_itself_has_the_same_limit
                 options_survive_whatever_a_body_does
             }
         }

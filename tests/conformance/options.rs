@@ -89,17 +89,6 @@ pub(crate) async fn a_time_limit_ends_a_run(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Regression: the embedded store retried forever if the body set the limit in each try, as bodies do.
-pub(crate) async fn a_limit_of_retries_is_final(f: &Fixture) -> Result<()> {
-    for limit in [0, 1, 3] {
-        let (result, runs) = always(f, TransactionOption::RetryLimit(limit)).await;
-        assert!(matches!(&result, Err(notibus::Error::Store(_))), "{result:?}");
-        fails(result, &StoreError::NOT_COMMITTED);
-        assert_eq!(runs, limit + 1);
-    }
-    Ok(())
-}
-
 pub(crate) async fn a_transaction_over_its_own_limit_is_refused(f: &Fixture) -> Result<()> {
     for (len, fits) in [(100, true), (2_000, false)] {
         let tx = f.db.begin();
@@ -134,29 +123,10 @@ pub(crate) async fn a_bad_size_limit_is_refused(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// A tag of `len` bytes that ends in `last`.
-fn tag(len: usize, last: char) -> TransactionOption {
-    TransactionOption::Tag("t".repeat(len - 1) + &last.to_string())
-}
-
-pub(crate) async fn bad_tags_are_refused(f: &Fixture) -> Result<()> {
-    refused(f, tag(256, 'a'), &StoreError::TAG_TOO_LONG).await?;
-    let tx = f.db.begin();
-    // A repeated tag counts once, as long as there is room for another.
-    for last in ['a', 'a', 'b', 'c', 'd', 'e'] {
-        tx.set_option(tag(255, last));
-    }
-    tx.get(&f.key("k"), Snapshot).await?;
-    tx.set_option(tag(255, 'a'));
-    fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::TOO_MANY_TAGS);
-    Ok(())
-}
-
-pub(crate) async fn priorities_and_tags_change_no_outcome(f: &Fixture) -> Result<()> {
+pub(crate) async fn priorities_change_no_outcome(f: &Fixture) -> Result<()> {
     for priority in [Priority::Default, Priority::Batch, Priority::System] {
         let tx = f.db.begin();
         tx.set_option(TransactionOption::Priority(priority));
-        tx.set_option(tag(5, 'x'));
         soon(tx.get(&f.key("k"), Serializable)).await?;
         tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
         soon(tx.commit()).await?;
@@ -297,19 +267,9 @@ async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
     Err(StoreError::TRANSACTION_TOO_OLD.into())
 }
 
-/// Regression: on a cluster, the limits of time and tries began again with each try whose body had committed by itself: a limit of two
-/// retries allowed 20, and a run of a second took 6.3.
-pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limits(f: &Fixture) -> Result<()> {
+/// Regression: on a cluster, the limit of time began again with each try whose body had committed by itself: a run of a second took 6.3.
+pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limit(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy::default().attempts_max(Some(30));
-    let runs = Cell::new(0_u32);
-    let run = f.db.run_with(&policy, async |tx| {
-        runs.set(runs.get() + 1);
-        tx.set_option(TransactionOption::RetryLimit(2));
-        commit_in_vain(f, &tx).await
-    });
-    fails(soon(run).await, &StoreError::TRANSACTION_TOO_OLD);
-    assert_eq!(runs.get(), 3);
-
     let run = f.db.run_with(&policy, async |tx| {
         tx.set_option(TransactionOption::Timeout(Duration::from_millis(300)));
         // In time, however long the commits of earlier tries took.

@@ -39,15 +39,14 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
     let options = ChangesOptions::default().shards(8);
     store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
     let edit = async |n: u32| {
-        store
-            .run_once(async |tx| {
-                let revision = Revision { position: 1, hash: [0; 16] };
-                let id = DocId::new(&format!("doc{n}"))?;
-                let doc = DocSummary { id, revision, branches: 1, is_deleted: false };
-                changes.writer(&tx, &docs).await?.record(&doc, None).map(|_| ())
-            })
-            .await
-            .unwrap();
+        bus.run_exactly_once(None, async |tx| {
+            let revision = Revision { position: 1, hash: [0; 16] };
+            let id = DocId::new(&format!("doc{n}"))?;
+            let doc = DocSummary { id, revision, branches: 1, is_deleted: false };
+            changes.writer(&tx, &docs).await?.record(&doc, None).map(|_| ())
+        })
+        .await
+        .unwrap();
     };
     for n in 0..100 {
         edit(n).await;

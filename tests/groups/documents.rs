@@ -47,7 +47,7 @@ impl Documents {
             let doc = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: false };
             changes.writer(&tx, &self.docs).await?.record(&doc, previous)
         };
-        let ran = self.fixture.store.run_once(edit).await.unwrap();
+        let ran = self.fixture.other.run_exactly_once(None, edit).await.unwrap();
         ran.value.of(ran.committed)
     }
 

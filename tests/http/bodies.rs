@@ -44,8 +44,8 @@ async fn post(fixture: &HttpFixture, target: &str, encoding: &str, body: &[u8]) 
 async fn compressed_bodies_are_inflated_within_their_bound() {
     let mut layer = None;
     let options = ApiOptions::default().body_len_max(LEN_MAX);
-    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
-        let made = Layer::new(store, bus);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
+        let made = Layer::new(bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
         changes.merge(api.events()).merge(api.db_updates())
@@ -146,8 +146,8 @@ async fn all_bodies_together_are_bounded() {
 async fn ids_that_feeds_keep_are_bounded_and_hold_up_nobody_else() {
     let mut layer = None;
     let options = ApiOptions::default().body_len_max(LEN_MAX).bodies_len_max(20_000);
-    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
-        let made = Layer::new(store, bus);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
+        let made = Layer::new(bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
         changes.merge(api.events())

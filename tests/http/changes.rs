@@ -316,7 +316,7 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     fixture.event(&a, EventKind::Created).await;
     assert_eq!(get(fixture.at(), "/a/_changes").await.head.status, 404);
     // A database that a layer elsewhere writes to has changes.
-    let layer = Layer::new(&fixture.store, &fixture.bus);
+    let layer = Layer::new(&fixture.bus);
     layer.create(&b, 1).await;
     let written = layer.write(&b, "x", 1, 1, false).await;
     let changes = get(fixture.at(), "/b/_changes?include_docs=true").await;

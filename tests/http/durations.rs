@@ -20,8 +20,8 @@ const NEVER: Duration = Duration::MAX;
 /// Starts a node with these options that serves all feeds.
 async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<Layer>) {
     let mut layer = None;
-    let fixture = HttpFixture::with(options, limits, |api, store, bus| {
-        let made = layer.insert(Layer::new(store, bus));
+    let fixture = HttpFixture::with(options, limits, |api, _, bus| {
+        let made = layer.insert(Layer::new(bus));
         api.db_updates().merge(api.changes(&made.changes, Arc::clone(made) as _))
     })
     .await;

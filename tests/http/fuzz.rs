@@ -115,8 +115,8 @@ fn no_question_makes_it_fail() {
         let mut layer = None;
         let hosts = Hosts::Local(vec!["there".to_owned()]);
         let limits = ServerOptions::default().hosts(hosts);
-        let fixture = HttpFixture::with(options, limits, |api, store, bus| {
-            let made = Layer::new(store, bus);
+        let fixture = HttpFixture::with(options, limits, |api, _, bus| {
+            let made = Layer::new(bus);
             let router =
                 api.db_updates().merge(api.events()).merge(api.changes(&made.changes, made.clone() as _));
             let router = router.merge(api.status()).merge(api.welcome());

@@ -39,7 +39,7 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
     let _notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     let dispatcher = Arc::new(bus.dispatcher(DispatcherOptions::default()).await.unwrap());
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
-    let (layer, d) = (Layer::new(&store, &bus), db("d", 1));
+    let (layer, d) = (Layer::new(&bus), db("d", 1));
     layer.create(&d, 2).await;
     layer.write(&d, "before", 1, 1, false).await;
     let router = api.changes(&layer.changes, Arc::clone(&layer) as _);
@@ -87,7 +87,7 @@ async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
     let notifier = joined(&bus).await.notifier(quick()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
-    let layer = Layer::new(&store, &bus);
+    let layer = Layer::new(&bus);
     layer.create(&db("d", 1), 2).await;
     let router = api.changes(&layer.changes, Arc::clone(&layer) as _);
     (bus, (notifier, dispatcher), layer, router, api)

@@ -19,8 +19,8 @@ use crate::fixture::HttpFixture;
 pub async fn layered(store: Database, options: ApiOptions) -> (HttpFixture, Arc<Layer>) {
     let mut layer = None;
     let (dispatcher, limits) = (DispatcherOptions::default(), ServerOptions::default());
-    let fixture = HttpFixture::over(store, dispatcher, options, limits, |api, store, bus| {
-        let made = Layer::new(store, bus);
+    let fixture = HttpFixture::over(store, dispatcher, options, limits, |api, _, bus| {
+        let made = Layer::new(bus);
         let router = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
         router
@@ -31,7 +31,7 @@ pub async fn layered(store: Database, options: ApiOptions) -> (HttpFixture, Arc<
 
 /// A layer in memory.
 pub struct Layer {
-    store: Database,
+    bus: Bus,
     pub changes: Changes,
     databases: Mutex<HashMap<DbName, Db>>,
     /// The sequence of each document's last edit.
@@ -39,15 +39,15 @@ pub struct Layer {
 }
 
 impl Layer {
-    pub fn new(store: &Database, bus: &Bus) -> Arc<Self> {
+    pub fn new(bus: &Bus) -> Arc<Self> {
         let (databases, edits) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { store: store.clone(), changes: bus.changes(), databases, edits })
+        Arc::new(Self { bus: bus.clone(), changes: bus.changes(), databases, edits })
     }
 
     /// Creates a database with this many shards.
     pub async fn create(&self, db: &Db, shards: u32) {
         let options = ChangesOptions::default().shards(shards);
-        self.store.run(async |tx| self.changes.create(&tx, db, &options).await).await.unwrap();
+        self.bus.store().run(async |tx| self.changes.create(&tx, db, &options).await).await.unwrap();
         self.databases.lock().unwrap().insert(db.name.clone(), db.clone());
     }
 
@@ -59,7 +59,7 @@ impl Layer {
             producer.deleted(&tx, db);
             Ok(())
         };
-        self.store.run(delete).await.unwrap();
+        self.bus.store().run(delete).await.unwrap();
         self.databases.lock().unwrap().remove(&db.name);
     }
 
@@ -69,7 +69,7 @@ impl Layer {
             self.changes.remove(&tx, db);
             Ok(())
         };
-        self.store.run(remove).await.unwrap();
+        self.bus.store().run(remove).await.unwrap();
     }
 
     /// Writes a document. Returns the sequence of its row.
@@ -79,7 +79,7 @@ impl Layer {
         let revision = Revision { position, hash: [7; 16] };
         let doc = DocSummary { id: DocId::new(id).unwrap(), revision, branches, is_deleted };
         let write = async |tx: Transaction| self.changes.writer(&tx, db).await?.record(&doc, previous);
-        let written = self.store.run_once(write).await.unwrap();
+        let written = self.bus.run_exactly_once(None, write).await.unwrap();
         let sequence = written.value.of(written.committed);
         self.edits.lock().unwrap().insert(key, sequence);
         sequence

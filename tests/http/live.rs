@@ -54,7 +54,7 @@ impl Node {
         let options = DispatcherOptions::default().ring_rows_max(ring_rows_max);
         let dispatcher = Arc::new(bus.dispatcher(options).await.unwrap());
         let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
-        let layer = Layer::new(store, &bus);
+        let layer = Layer::new(&bus);
         let router = api.db_updates().merge(api.changes(&layer.changes, Arc::clone(&layer) as _));
         Self { store: store.clone(), bus, _notifier: notifier, dispatcher, _api: api, layer, router }
     }

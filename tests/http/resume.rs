@@ -152,8 +152,8 @@ async fn edit(layer: Arc<Layer>, mut dice: fastrand::Rng, stop: Arc<AtomicBool>)
 async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
     let mut dice = dice();
     let mut layer = None;
-    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
-        let made = layer.insert(Layer::new(store, bus));
+    let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+        let made = layer.insert(Layer::new(bus));
         api.changes(&made.changes, Arc::clone(made) as _)
     })
     .await;

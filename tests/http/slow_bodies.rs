@@ -57,8 +57,8 @@ impl DocSource for Gated {
 /// Starts a node with a gated layer that has one database with a document.
 async fn fixture(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     let mut gated = None;
-    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
-        let layer = Layer::new(store, bus);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
+        let layer = Layer::new(bus);
         let made = Arc::new(Gated { layer: Arc::clone(&layer), gate: Semaphore::new(0) });
         gated = Some(Arc::clone(&made));
         api.changes(&layer.changes, made as _).merge(api.db_updates())

@@ -60,7 +60,7 @@ async fn rows_are_counted_whatever_is_written() {
             }
             Ok(pending)
         };
-        let done = store.run_once(edit).await.unwrap();
+        let done = bus.run_exactly_once(None, edit).await.unwrap();
         if is_removed {
             edits.clear();
         }
@@ -89,7 +89,7 @@ async fn a_count_that_a_layer_has_made_negative_stops_no_reader() {
     store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
     let edit = async |position, previous| {
         let write = async |tx| changes.writer(&tx, &db).await?.record(&doc(1, position), previous);
-        let done = store.run_once(write).await.unwrap();
+        let done = bus.run_exactly_once(None, write).await.unwrap();
         done.value.of(done.committed)
     };
     let first = edit(1, None).await;

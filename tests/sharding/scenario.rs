@@ -40,6 +40,7 @@ const DOCS: u32 = 12;
 struct ShardingFixture {
     /// The store, some of whose commits fail.
     store: Database,
+    bus: Bus,
     changes: Changes,
     db: Db,
     /// The key prefix of the layer's documents.
@@ -76,7 +77,7 @@ impl ShardingFixture {
             }
             Ok(())
         };
-        self.store.run_once(edit).await.unwrap();
+        self.bus.run_exactly_once(None, edit).await.unwrap();
         self.edits.fetch_add(docs.len() as u64, Ordering::Relaxed);
     }
 
@@ -269,7 +270,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let db = Db::new("docs".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
     let changes = bus.changes();
     let (store, edits) = (faults.database(), Arc::default());
-    let fixture = ShardingFixture { store, changes, db, prefix: prefix.to_owned(), edits };
+    let fixture = ShardingFixture { store, bus: bus.clone(), changes, db, prefix: prefix.to_owned(), edits };
     let begin = ChangesOptions::default().shards(random.u32(1..5)).scheme(SchemeId::PARTITION_KEY);
     fixture.store.run(async |tx| fixture.changes.create(&tx, &fixture.db, &begin).await).await.unwrap();
 

@@ -158,8 +158,6 @@ async fn a_callback_can_be_given_batches() {
 struct Batching(Arc<Mutex<Vec<String>>>);
 
 impl Listener for Batching {
-    type Message = ();
-
     async fn handle_event(&mut self, _: Delivery) -> Next {
         unreachable!("it is given batches")
     }
@@ -183,7 +181,7 @@ async fn a_listener_can_be_given_batches() {
     let mut events = fixture.dispatcher.supervision();
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
     let listen = subscribe.durable(&cursor).await.unwrap().listener(move || Batching(Arc::clone(&recorded)));
-    let handle = listen.in_batches().attempts(2).unwrap().start().unwrap();
+    let handle = listen.in_batches().attempts(2).unwrap().start();
     until("the last", async || delivered.lock().unwrap().len() == 4).await;
     assert_eq!(*delivered.lock().unwrap(), ["a", "b", "c", "d"]);
     handle.stop().await;
@@ -202,8 +200,6 @@ async fn a_listener_can_be_given_batches() {
 struct Single(Arc<Mutex<Vec<String>>>);
 
 impl Listener for Single {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         self.0.lock().unwrap().push(delivery.notification().name.to_string());
         Next::Continue
@@ -217,6 +213,6 @@ async fn a_listener_that_knows_no_batches_is_given_them_one_by_one() {
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let _handle = subscribe.listener(move || Single(Arc::clone(&recorded))).in_batches().start().unwrap();
+    let _handle = subscribe.listener(move || Single(Arc::clone(&recorded))).in_batches().start();
     until("both", async || *delivered.lock().unwrap() == ["a", "b"]).await;
 }

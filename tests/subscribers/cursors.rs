@@ -137,7 +137,7 @@ async fn a_listener_saves_by_itself_what_it_has_worked_on() {
         let start = async || {
             let delivered = Arc::clone(&delivered);
             let durable = fixture.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
-            durable.listener(move || Recorder(Arc::clone(&delivered))).start().unwrap()
+            durable.listener(move || Recorder(Arc::clone(&delivered))).start()
         };
         let first = start().await;
         let sequence = fixture.event(&db("a", 1), EventKind::Created).await;
@@ -164,7 +164,7 @@ async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
         let fixture = SubscriberFixture::new().await;
         let cursor = fixture.bus.cursor("listener").unwrap();
         let durable = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
-        let _handle = durable.listener(|| crate::listeners::Quiet).start().unwrap();
+        let _handle = durable.listener(|| crate::listeners::Quiet).start();
         let sequence = fixture.event(&db("loud", 1), EventKind::Created).await;
         until("the checkpoint", async || cursor.read().await.unwrap().unwrap() >= Cursor::from(sequence))
             .await;
@@ -251,7 +251,7 @@ async fn what_a_listener_has_panicked_on_is_not_saved_when_it_ends() {
         let durable = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let hour = Duration::from_hours(1);
         let (factory, _calls) = crate::listeners::call_reporters();
-        let handle = durable.listener(factory).backoff(hour, hour).unwrap().start().unwrap();
+        let handle = durable.listener(factory).backoff(hour, hour).unwrap().start();
         let sequence = fixture.event(&db("panic", 1), EventKind::Created).await;
         until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
         assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);

@@ -6,10 +6,10 @@ use std::sync::{
 };
 
 use notibus::{
-    Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notifier,
+    Bus, CommittedOnce, Db, Dispatcher, DispatcherOptions, EventKind, Notifier,
     dispatcher::StopReason,
     event::DdocId,
-    store::{CommittedOnce, Database, Transaction},
+    store::{Database, Transaction},
 };
 
 use crate::{
@@ -47,7 +47,7 @@ impl Layer {
             producer.ddoc_updated(&tx, db, with_id.then_some(id));
             Ok(())
         };
-        self.reach(self.store.run_once(write).await.unwrap()).await;
+        self.reach(self.bus.run_exactly_once(None, write).await.unwrap()).await;
     }
 
     /// Waits until the cache has reached a commit.
@@ -95,7 +95,7 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
         }
         Ok(())
     };
-    layer.reach(layer.store.run_once(write).await.unwrap()).await;
+    layer.reach(layer.bus.run_exactly_once(None, write).await.unwrap()).await;
     assert_eq!((layer.read(&a, &x).await, layer.read(&a, &y).await), (Some(4), Some(4)));
 }
 
@@ -165,7 +165,7 @@ async fn the_cache_recovers_from_having_expired() {
     let layer = Layer { store, bus, notifier, dispatcher, cache };
     layer.write(&stays, &x, Some(2), true).await;
     assert_eq!(layer.read(&stays, &x).await, Some(2), "it goes on");
-    assert_eq!(layer.dispatcher.stop_listener("ddoc cache").await.unwrap(), StopReason::Shutdown);
+    assert_eq!(layer.cache.stop().await, StopReason::Shutdown);
     let created = common::record(&layer.store, &layer.bus, &gone, EventKind::Created.once().lanes());
     created.await;
 }
@@ -177,7 +177,7 @@ async fn a_cache_that_nobody_keeps_right_reads_the_store() {
     let (a, x): (Db, DdocId) = (db("a", 1), "_design/x".parse().unwrap());
     layer.write(&a, &x, Some(1), true).await;
     assert_eq!(layer.read(&a, &x).await, Some(1));
-    layer.dispatcher.stop_listener("ddoc cache").await.unwrap();
+    layer.cache.stop().await;
     let write = async |tx: Transaction| {
         tx.set(&key(&a.name, &x), &2_u64.to_be_bytes());
         layer.bus.producer().ddoc_updated(&tx, &a, Some(&x));

@@ -9,9 +9,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Delivery, DispatcherOptions, EventKind, Filter, JanitorOptions, Node, NodeOptions,
-    Notification, NotifierOptions,
-    dispatcher::{Listener, Next},
+    Bus, BusOptions, DispatcherOptions, EventKind, Filter, JanitorOptions, Node, NodeOptions, Notification,
+    NotifierOptions,
     group::{CheckpointPolicy, ConsumerOptions, GroupBatch, GroupOptions},
     jobs::TriggerOptions,
     node::BalanceOptions,
@@ -48,11 +47,7 @@ async fn roles_bear_the_longest_durations() {
     let balance = BalanceOptions::default().handover(NEVER);
     let notifier = NotifierOptions::default().balance(balance.clone()).poll_interval(NEVER);
     let _notifier = node.notifier(notifier).await.unwrap();
-    let janitor = JanitorOptions::default()
-        .interval(NEVER)
-        .tombstone_retention(NEVER)
-        .transaction_id_retention(NEVER)
-        .balance(balance);
+    let janitor = JanitorOptions::default().interval(NEVER).tombstone_retention(NEVER).balance(balance);
     let _janitor = node.janitor(janitor).await.unwrap();
     let options = DispatcherOptions::default().poll_interval(NEVER);
     let dispatcher = bus.dispatcher(options).await.unwrap();
@@ -109,24 +104,13 @@ async fn two_consumers_on_two_nodes_bear_the_longest_durations() {
     first.shutdown().await.unwrap();
 }
 
-/// Returns [`Next::ContinueFor`] with the longest duration.
-struct Patient;
-
-impl Listener for Patient {
-    type Message = ();
-
-    async fn handle_event(&mut self, _: Delivery) -> Next {
-        Next::ContinueFor(NEVER)
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn subscribers_and_triggers_bear_the_longest_durations() {
     let fixture = SubscriberFixture::new().await;
     let cursor = fixture.bus.cursor("c").unwrap();
     let durable = fixture.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
     let durable = durable.durable(&cursor).await.unwrap();
-    let listener = durable.listener(|| Patient).backoff(NEVER, NEVER).unwrap().start().unwrap();
+    let listener = durable.listener(|| crate::listeners::Quiet).backoff(NEVER, NEVER).unwrap().start();
     let options = TriggerOptions::index("t")
         .debounce(NEVER)
         .backoff_min(NEVER)

@@ -202,7 +202,7 @@ async fn one_that_begins_with_nothing_has_not_expired() {
         let again = durable().await.since(Cursor::NOTHING);
         let saved = cursor.read().await.unwrap();
         if is_listener {
-            again.listener(|| Quiet).start().unwrap().stop().await;
+            again.listener(|| Quiet).start().stop().await;
         } else {
             again.stream().checkpoint().await.unwrap();
         }

@@ -31,9 +31,7 @@ async fn bad_input_is_refused_when_one_subscribes() {
     assert!(invalid(by_ddoc.kinds(EventKind::Created.into()).err()), "in whatever order");
     assert!(invalid(dispatcher.subscribe(Filter::all()).every(Duration::ZERO).err()));
     let listen = || dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet);
-    assert!(invalid(listen().messages_max(0).err()));
     assert!(invalid(listen().attempts(0).err()));
-    assert!(invalid(listen().named("").err()));
     assert!(invalid(dispatcher.subscribe(Filter::all()).save_every(Duration::ZERO).err()));
     assert!(invalid(listen().backoff(Duration::from_secs(2), Duration::from_secs(1)).err()));
     assert!(invalid(fixture.bus.cursor("").err()));

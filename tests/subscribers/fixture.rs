@@ -77,7 +77,7 @@ impl SubscriberFixture {
 }
 
 /// Commits an event, and waits for nothing. Returns the version of the commit.
-pub async fn commit(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -> u64 {
+pub async fn commit(bus: &Bus, database: &Db, kind: EventKind) -> u64 {
     let producer = bus.producer();
     let record = async |tx: Transaction| {
         match kind {
@@ -87,7 +87,7 @@ pub async fn commit(store: &Database, bus: &Bus, database: &Db, kind: EventKind)
         }
         Ok(())
     };
-    store.run_once(record).await.unwrap().committed.versionstamp.version()
+    bus.run_exactly_once(None, record).await.unwrap().committed.versionstamp.version()
 }
 
 /// Commits an event, and waits until it is folded.

@@ -51,8 +51,6 @@ const RECEIVER_KINDS: [ReceiverKind; 6] = [
 struct Taker(UnboundedSender<Got>);
 
 impl Listener for Taker {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         self.0.send(got(&delivery)).unwrap();
         Next::Continue
@@ -68,7 +66,7 @@ enum Receiver {
     Stream(Subscription),
     Batches(BatchSubscription, VecDeque<Got>),
     Callback(CallbackHandle, UnboundedReceiver<Got>),
-    Listener(ListenerHandle<()>, UnboundedReceiver<Got>),
+    Listener(ListenerHandle, UnboundedReceiver<Got>),
 }
 
 impl ReceiverKind {
@@ -93,11 +91,11 @@ impl ReceiverKind {
             }
             Self::Listener => {
                 let listen = subscribe.listener(move || Taker(sender.clone()));
-                Receiver::Listener(listen.start().unwrap(), receiver)
+                Receiver::Listener(listen.start(), receiver)
             }
             Self::BatchListener => {
                 let listen = subscribe.listener(move || Taker(sender.clone())).in_batches();
-                Receiver::Listener(listen.start().unwrap(), receiver)
+                Receiver::Listener(listen.start(), receiver)
             }
         }
     }

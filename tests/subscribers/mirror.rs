@@ -24,16 +24,16 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     assert_eq!(names(&mirror), ["a", "b"]);
     let before = mirror.view();
     for round in 1..=10 {
-        let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Updated).await;
+        let version = commit(&fixture.bus, &db("a", 1), EventKind::Updated).await;
         within("the barrier", mirror.reached(version)).await.unwrap();
         assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().totals.updated, round);
     }
-    let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Deleted).await;
+    let version = commit(&fixture.bus, &db("a", 1), EventKind::Deleted).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
     // None of this is mirrored, but the barrier completes.
-    let version = commit(&fixture.store, &fixture.bus, &db("x", 1), EventKind::Updated).await;
+    let version = commit(&fixture.bus, &db("x", 1), EventKind::Updated).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
 }
 
@@ -45,7 +45,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
-    let version = commit(&store, &bus, &db("a", 1), EventKind::Created).await;
+    let version = commit(&bus, &db("a", 1), EventKind::Created).await;
     let waits = tokio::time::timeout(Duration::from_mins(5), mirror.reached(version)).await;
     assert!(waits.is_err(), "nobody folds");
     let _notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
@@ -54,13 +54,13 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     // A database that always changes does not block it.
     let hot = async {
         loop {
-            commit(&store, &bus, &db("hot", 1), EventKind::Updated).await;
+            commit(&bus, &db("hot", 1), EventKind::Updated).await;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     let barrier = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let version = commit(&store, &bus, &db("b", 1), EventKind::Created).await;
+        let version = commit(&bus, &db("b", 1), EventKind::Created).await;
         within("the barrier", mirror.reached(version)).await.unwrap();
     };
     tokio::select! {
@@ -77,9 +77,9 @@ async fn a_barrier_waits_for_what_is_not_folded() {
 async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     let fixture = SubscriberFixture::new().await;
     fixture.event(&db("a", 1), EventKind::Created).await;
-    commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Deleted).await;
-    commit(&fixture.store, &fixture.bus, &db("a", 2), EventKind::Created).await;
-    let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Updated).await;
+    commit(&fixture.bus, &db("a", 1), EventKind::Deleted).await;
+    commit(&fixture.bus, &db("a", 2), EventKind::Created).await;
+    let version = commit(&fixture.bus, &db("a", 1), EventKind::Updated).await;
     within("the barrier", fixture.dispatcher.reached(version)).await.unwrap();
 }
 
@@ -90,11 +90,11 @@ async fn a_mirror_that_expires_is_filled_again() {
     fixture.events(&["a", "b"], EventKind::Created).await;
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
     let first = mirror.synced().await.unwrap();
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = fixture;
+    let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = fixture;
     let suspended = dispatcher.suspend();
     let sequence = bus.feed().last_sequence().await.unwrap().unwrap();
     assert!(first >= sequence);
-    let version = commit(&store, &bus, &db("a", 1), EventKind::Deleted).await;
+    let version = commit(&bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     let janitor = joined(&bus).await.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
@@ -111,7 +111,7 @@ async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so(
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
     assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
-    let version = commit(&fixture.store, &fixture.bus, &db("a", 1), EventKind::Created).await;
+    let version = commit(&fixture.bus, &db("a", 1), EventKind::Created).await;
     fixture.dispatcher.shutdown().await;
     let ended = within("its end", mirror.reached(version)).await;
     assert!(matches!(ended, Err(Error::NoSubscriber { .. })), "{ended:?}");

@@ -38,7 +38,7 @@ async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let first = fixture.event(&db("x", 1), EventKind::Created).await;
     let last = fixture.event(&db("y", 1), EventKind::Created).await;
     let subscribe = fixture.dispatcher.subscribe(Filter::prefix("q")).since(first);
-    let handle = subscribe.listener(|| Quiet).start().unwrap();
+    let handle = subscribe.listener(|| Quiet).start();
     assert!(within("it has worked on all that there is", handle.reached(last)).await);
 }
 
@@ -51,7 +51,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, &db("x", 1), EventKind::Created).await;
+    let version = commit(&bus, &db("x", 1), EventKind::Created).await;
     let barrier = Arc::clone(&mirror);
     let barrier = tokio::spawn(async move { barrier.reached(version).await });
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -67,11 +67,11 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a", "b"], EventKind::Created).await;
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = fixture;
+    let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = fixture;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, &db("a", 1), EventKind::Deleted).await;
+    let version = commit(&bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     forget(&bus).await;
     let reached = tokio::time::timeout(Duration::from_secs(30), mirror.reached(version)).await;
@@ -195,12 +195,12 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
 /// Barriers that were given up stayed forever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
-    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = SubscriberFixture::new().await;
+    let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = SubscriberFixture::new().await;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     assert_eq!(dispatcher.subscribers(), 1);
     let suspended = dispatcher.suspend();
-    let version = commit(&store, &bus, &db("a", 1), EventKind::Created).await;
+    let version = commit(&bus, &db("a", 1), EventKind::Created).await;
     for _ in 0..10 {
         let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.reached(version)).await;
         assert!(given_up.is_err());
@@ -282,8 +282,6 @@ async fn a_mirror_takes_no_predicate() {
 struct StopsAtB(StopReason);
 
 impl Listener for StopsAtB {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         if name(&delivery) == "b" { Next::Stop(self.0.clone()) } else { Next::Continue }
     }
@@ -296,7 +294,7 @@ async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
     let durable = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let listen = durable().await.listener(move || StopsAtB(reason.clone()));
     let listen = if in_batches { listen.in_batches() } else { listen };
-    let handle = listen.start().unwrap();
+    let handle = listen.start();
     together(&fixture, &["a", "b", "c", "d"]).await;
     within("its end", handle.finished()).await;
     let mut rest = durable().await.stream();
@@ -351,8 +349,6 @@ async fn a_glob_that_is_too_long_is_a_typed_error() {
 struct PanicsOnce(Arc<std::sync::Mutex<Vec<Vec<String>>>>);
 
 impl Listener for PanicsOnce {
-    type Message = ();
-
     async fn handle_event(&mut self, _: Delivery) -> Next {
         unreachable!("it is given batches")
     }
@@ -376,7 +372,7 @@ async fn what_is_in_hand_does_not_outlive_the_filter() {
     let listen =
         fixture.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
     let minute = Duration::from_mins(1);
-    let handle = listen.in_batches().backoff(minute, minute).unwrap().start().unwrap();
+    let handle = listen.in_batches().backoff(minute, minute).unwrap().start();
     together(&fixture, &["a", "b"]).await;
     until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
     handle.replace(Filter::prefix("a"));

@@ -35,11 +35,11 @@ pub async fn add(State(couch): Shared, path: PathSegments, body: Bytes) -> Answe
 /// The newest revision of a document.
 pub async fn read(State(couch): Shared, path: PathSegments, params: Params) -> Answer {
     let found = couch.document(&database(&path)?, &document(&path)?).await?;
-    let document = found.ok_or(Problem::Missing("missing"))?;
+    let document = found.ok_or(Problem::Missing("missing".into()))?;
     match params.get("rev") {
         // Only the newest revision is kept.
-        Some(rev) if revision(rev)? != document.revision => return Err(Problem::Missing("missing")),
-        None if document.is_deleted => return Err(Problem::Missing("deleted")),
+        Some(rev) if revision(rev)? != document.revision => return Err(Problem::Missing("missing".into())),
+        None if document.is_deleted => return Err(Problem::Missing("deleted".into())),
         _ => {}
     }
     let tag = format!("\"{}\"", document.revision);
@@ -70,7 +70,7 @@ pub async fn erase(State(couch): Shared, path: PathSegments, params: Params, hea
 pub async fn bulk(State(couch): Shared, path: PathSegments, body: Bytes) -> Answer {
     let mut request = parse(&body)?;
     if request["new_edits"] == false {
-        return Err(Problem::Unsupported("revisions that were made elsewhere"));
+        return Err(Problem::Unsupported("revisions that were made elsewhere".into()));
     }
     let Some(Value::Array(docs)) = request.get_mut("docs").map(Value::take) else {
         return Err(Problem::BadRequest("POST body must include `docs` parameter.".to_owned()));

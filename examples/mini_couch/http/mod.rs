@@ -52,7 +52,7 @@ pub fn router(couch: Arc<Couch>) -> Router {
 
 /// Adds what all routes share: answers to unknown paths, limits of bodies, compression, and problems as answers.
 pub fn finished(api: &Api, router: Router) -> Router {
-    let router = router.fallback(async || Problem::Missing("missing").into_response());
+    let router = router.fallback(async || Problem::Missing("missing".into()).into_response());
     let router = api.inflated(router).layer(DefaultBodyLimit::max(BODY_LEN_MAX));
     // Applied around the whole router, because only it knows the methods of a path.
     Router::new().fallback_service(router).layer(map_response(failure::as_problem))

@@ -10,6 +10,7 @@ use super::stream::{END, FORMAT, Hashed, MAGIC, ROW};
 use crate::{
     base::error::{Error, Result},
     state::{
+        exactly_once::exactly_once,
         keys::{Config, Keys, NodeId},
         membership::Silence,
     },
@@ -158,7 +159,7 @@ impl<'a> Import<'a> {
             Ok(())
         };
         // The mark is gone then, so a retry after an unknown result would fail.
-        self.db.run_once(finish).await.map(|_| ())
+        exactly_once(self.db, self.keys, None, finish).await.map(|_| ())
     }
 
     /// Removes what was written, unless another import has begun under the prefix, or it has become a bus.

@@ -40,6 +40,8 @@ pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: 
         forget_nodes(&tx, keys).await?;
         tx.clear_range(&keys.all_leases());
         tx.clear_range(&keys.all_fold_marks());
+        // Their versions are those of the old cluster.
+        tx.clear_range(&keys.idempotency());
         tx.set(&keys.config(), &raised.to_bytes());
         Ok(raised.incarnation)
     })

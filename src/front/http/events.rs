@@ -32,15 +32,12 @@ use crate::{
         notification::Notification,
     },
     roles::{changes::DocSource, notifier::row_if_folded, producer::Producer},
-    state::{keys::Keys, notification_feed::NotificationFeed},
-    store::{Isolation, Transaction},
+    state::notification_feed::NotificationFeed,
+    store::Transaction,
 };
 
 /// The most bytes of an `Idempotency-Key`.
 const KEY_LEN_MAX: usize = 255;
-
-/// How long the result of a request is kept at least: five minutes, counted in versions of the store, a million a second.
-const PERIOD: u64 = 300_000_000;
 
 /// The most events of a request.
 const EVENTS_MAX: usize = 10_000;
@@ -163,7 +160,7 @@ pub(crate) fn decode_events(body: &[u8]) {
 struct Once {
     /// A digest of the key and of the caller's name.
     key: [u8; 16],
-    /// A digest of the body.
+    /// A digest of the body: the result of the run.
     events: [u8; 16],
 }
 
@@ -185,20 +182,6 @@ impl Once {
     /// Adds the digest of this body.
     fn with(self, body: &[u8]) -> Self {
         Self { events: xxh3_128(body).to_be_bytes(), ..self }
-    }
-
-    /// Looks the key up in `tx`. If the key is unknown, this saves it there, and deletes old keys.
-    async fn note(&self, tx: &Transaction, keys: &Keys) -> Result<Recording> {
-        let period = tx.read_version().await? / PERIOD;
-        for period in [period, period.saturating_sub(1)] {
-            if let Some(events) = tx.get(&keys.idempotent(period, &self.key), Isolation::Serializable).await?
-            {
-                return Ok(if events[..] == self.events { Recording::Repeated } else { Recording::Other });
-            }
-        }
-        tx.set(&keys.idempotent(period, &self.key), &self.events);
-        tx.clear_range(&keys.idempotent_before(period.saturating_sub(1)));
-        Ok(Recording::Done)
     }
 }
 
@@ -232,15 +215,11 @@ async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<R
     for (name, decides) in &names {
         turns.push(inner.turns.take((*name).clone(), *decides).await);
     }
-    let recorded = context
-        .db
-        .run_once(async |tx| {
-            if let Some(once) = &once {
-                let known = once.note(&tx, &context.keys).await?;
-                if known != Recording::Done {
-                    return Ok(known);
-                }
-            }
+    let key = once.as_ref().map(|once| [b"http/", &once.key[..]].concat());
+    let digest = once.map(|once| once.events);
+    let recorded = inner
+        .bus
+        .run_exactly_once(key.as_deref(), async |tx| {
             let names: Vec<DbName> = names.keys().copied().cloned().collect();
             let known = names.into_iter().map(|name| look_up(&feed, &tx, name));
             let mut known: HashMap<DbName, Option<KnownInstance>> =
@@ -253,10 +232,14 @@ async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<R
                     tx.add_write_conflict(&context.keys.name(&event.name));
                 }
             }
-            Ok(Recording::Done)
+            Ok(digest)
         })
         .await?;
-    Ok(recorded.value)
+    Ok(match recorded.is_repeat {
+        false => Recording::Done,
+        true if recorded.value == digest => Recording::Repeated,
+        true => Recording::Other,
+    })
 }
 
 /// Returns the database that `name` stands for. The read conflict makes two transactions conflict if both change this.

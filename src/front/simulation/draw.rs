@@ -288,7 +288,6 @@ impl WorldPlan {
             janitor: JanitorOptions {
                 interval: if random.bool() { ms(random, 20, 200) } else { ms(random, 200, 2_000) },
                 tombstone_retention: if random.bool() { ms(random, 1, 300) } else { ms(random, 300, 4_000) },
-                transaction_id_retention: Duration::from_hours(1),
                 balance: balance(random),
             },
         };

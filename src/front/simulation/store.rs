@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::{
     commits::send,
-    keyspace::show_key,
+    keyspace::{BUS_PREFIX, show_key},
     link::Link,
     log::record,
     witness::{Fault, Witness},
@@ -18,8 +18,9 @@ use crate::{
         encoding::Versionstamp,
         error::{Result, StoreError},
     },
+    state::keys::Keys,
     store::{
-        Database, Watch,
+        Watch,
         testing::{Commit, Failed, Interceptor, Operation},
     },
 };
@@ -62,7 +63,7 @@ impl Interceptor for Link {
     fn has_read(&self, operation: &Operation, rows: usize, _bytes: usize) {
         if let Operation::Get { key, .. } = operation
             && rows > 0
-            && key.starts_with(Database::TRANSACTION_IDS_PREFIX)
+            && Keys::new(BUS_PREFIX).expect("the prefix is short").run_results().contains(key)
         {
             self.shared.witness(Witness::CommittedOnceFound);
         }

@@ -79,8 +79,8 @@ impl Default for ChangesOptions {
 /// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default()).await).await?;
 ///
 /// for revision in ["1-7051cbe5c8faecd085a3fa619e6e6337", "2-eec205a9d413992850a6e32678485900"] {
-///     store
-///         .run_once(async |tx| {
+///     bus
+///         .run_exactly_once(None, async |tx| {
 ///             // The layer's own row of the document says when it was last edited.
 ///             let previous = tx.get(b"last edit of x", Isolation::Serializable).await?;
 ///             let previous = previous.map(|bytes| Sequence::from_bytes(&bytes)).transpose()?;

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Changes, DocSummary};
 use crate::{
     base::{
@@ -19,7 +21,7 @@ use crate::{
 /// The sequence that a row will have once its transaction has committed.
 ///
 /// A layer stores it with the document, as the operand of `SET_VERSIONSTAMPED_VALUE`, because the next edit has to pass it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSequence {
     /// The number of moves of the bus.
     incarnation: Incarnation,

@@ -1,59 +1,22 @@
-//! [`ListenerHandle`]: stops a listener, waits for it and sends it messages; and [`CallbackHandle`].
+//! [`ListenerHandle`]: stops a listener and waits for it; and [`CallbackHandle`].
 
 use std::{
-    any::Any,
     fmt,
     ops::Deref,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     task::{self, AbortHandle, JoinSet},
 };
 
-use super::{
-    listener::{Message, StopReason},
-    log::SubscriberId,
-};
-use crate::base::{
-    cursor::Knowledge,
-    encoding::Sequence,
-    error::{Error, Result},
-    filter::Filter,
-};
+use super::{listener::StopReason, log::SubscriberId};
+use crate::base::{cursor::Knowledge, encoding::Sequence, filter::Filter};
 
 pub(super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
-
-/// A parent of listeners: they end when all clones of it are dropped, or [`Parent::end`] is called.
-#[derive(Debug, Clone, Default)]
-pub struct Parent(pub(super) Arc<watch::Sender<bool>>);
-
-impl Parent {
-    /// Makes a parent without children.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Ends the listeners that are linked to it.
-    pub fn end(&self) {
-        self.0.send_replace(true);
-    }
-}
-
-/// A message could not be sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CastError<M> {
-    /// The listener's queue of messages is full: try again later.
-    #[error("the listener has too many messages waiting")]
-    Full(M),
-    /// The listener has ended.
-    #[error("the listener has ended")]
-    Ended(M),
-}
 
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -67,12 +30,9 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Control {
     pub id: SubscriberId,
-    pub name: Option<Arc<str>>,
     pub state: watch::Sender<State>,
     /// What it has worked on, updated while a caller waits for more.
     pub worked_to: watch::Sender<Knowledge>,
-    /// The parent of its children, held weakly.
-    parent: Mutex<Weak<watch::Sender<bool>>>,
     /// The task of its supervisor, once it runs.
     pub task: OnceLock<task::Id>,
 }
@@ -93,85 +53,28 @@ impl Control {
         state.and_then(|state| state.ended.clone()).unwrap_or(StopReason::Shutdown)
     }
 
-    /// Marks it as ended, for `reason` if no other was set. Its children end with it, future ones included.
+    /// Marks it as ended, for `reason` if no other was set.
     pub fn end(&self, reason: StopReason) {
         self.state.send_modify(|state| state.ended = state.ended.take().or(Some(reason)));
         self.worked_to.send_modify(|_| {});
-        let parent = self.parent.lock().upgrade();
-        if let Some(parent) = parent {
-            parent.send_replace(true);
-        }
-    }
-
-    /// The parent of its children; a new one if the old one was dropped, which has ended its children.
-    fn keep_parent(&self) -> Parent {
-        let mut known = self.parent.lock();
-        if let Some(parent) = known.upgrade() {
-            return Parent(parent);
-        }
-        // This happens under the lock, so that `end` either finds the new parent or has set the reason before.
-        let new = Parent(Arc::new(watch::Sender::new(self.state.borrow().ended.is_some())));
-        *known = Arc::downgrade(&new.0);
-        new
     }
 }
 
-/// A handle on a listener. Clones refer to the same listener. Dropping all of them does not end the listener, but ends the listeners
-/// that are linked to it.
-pub struct ListenerHandle<M> {
+/// A handle on a listener. Clones refer to the same listener. Dropping all of them does not end the listener.
+#[derive(Clone)]
+pub struct ListenerHandle {
     pub(super) control: Arc<Control>,
-    pub(super) messages: mpsc::Sender<Message<M>>,
-    pub(super) parent: Parent,
 }
 
-impl<M> Clone for ListenerHandle<M> {
-    fn clone(&self) -> Self {
-        let Self { control, messages, parent } = self;
-        Self { control: Arc::clone(control), messages: messages.clone(), parent: parent.clone() }
-    }
-}
-
-impl<M: Send + 'static> ListenerHandle<M> {
-    pub(super) fn new(id: SubscriberId, name: Option<Arc<str>>, messages: mpsc::Sender<Message<M>>) -> Self {
+impl ListenerHandle {
+    pub(super) fn new(id: SubscriberId) -> Self {
         let (state, worked_to) = (watch::Sender::default(), watch::Sender::default());
-        let (parent, task) = (Mutex::default(), OnceLock::new());
-        let control = Arc::new(Control { id, name, state, worked_to, parent, task });
-        Self { parent: control.keep_parent(), control, messages }
+        Self { control: Arc::new(Control { id, state, worked_to, task: OnceLock::new() }) }
     }
 
     /// The id of the subscriber.
     pub fn id(&self) -> SubscriberId {
         self.control.id
-    }
-
-    /// Its name, if it has one.
-    pub fn name(&self) -> Option<&str> {
-        self.control.name.as_deref()
-    }
-
-    /// Sends it `message`, and waits while its queue of messages is full.
-    ///
-    /// Fails with [`CastError::Ended`] if it has ended. The message is lost if the listener ends or panics before it handles it.
-    pub async fn cast(&self, message: M) -> Result<(), CastError<M>> {
-        let Ok(place) = self.messages.reserve().await else { return Err(CastError::Ended(message)) };
-        place.send(Message::Cast(message));
-        Ok(())
-    }
-
-    /// Sends it `message` if its queue has room.
-    pub fn try_cast(&self, message: M) -> Result<(), CastError<M>> {
-        match self.messages.try_reserve() {
-            Ok(place) => place.send(Message::Cast(message)),
-            Err(mpsc::error::TrySendError::Full(())) => return Err(CastError::Full(message)),
-            Err(mpsc::error::TrySendError::Closed(())) => return Err(CastError::Ended(message)),
-        }
-        Ok(())
-    }
-
-    /// Sends it a message of any type, and waits while its queue is full. Returns whether the listener was still running. A listener
-    /// that does not know the type should log the message and go on.
-    pub async fn info(&self, message: impl Any + Send) -> bool {
-        self.messages.send(Message::Info(Box::new(message))).await.is_ok()
     }
 
     /// Waits until it has worked on everything up to `at`, a position that
@@ -207,17 +110,11 @@ impl<M: Send + 'static> ListenerHandle<M> {
     pub fn is_finished(&self) -> bool {
         self.control.state.borrow().ended.is_some()
     }
-
-    /// The parent to which other listeners can be linked. They end when this listener ends, or all handles on it are dropped.
-    pub fn parent(&self) -> &Parent {
-        &self.parent
-    }
 }
 
-impl<M> fmt::Debug for ListenerHandle<M> {
+impl fmt::Debug for ListenerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Control { id, name, .. } = &*self.control;
-        f.debug_struct("ListenerHandle").field("id", id).field("name", name).finish_non_exhaustive()
+        f.debug_struct("ListenerHandle").field("id", &self.control.id).finish_non_exhaustive()
     }
 }
 
@@ -226,14 +123,14 @@ impl<M> fmt::Debug for ListenerHandle<M> {
 #[derive(Debug)]
 #[must_use = "dropping the handle ends the subscription"]
 pub struct CallbackHandle {
-    pub(super) listener: ListenerHandle<()>,
+    pub(super) listener: ListenerHandle,
     pub(super) task: AbortHandle,
 }
 
 impl Deref for CallbackHandle {
-    type Target = ListenerHandle<()>;
+    type Target = ListenerHandle;
 
-    fn deref(&self) -> &ListenerHandle<()> {
+    fn deref(&self) -> &ListenerHandle {
         &self.listener
     }
 }
@@ -247,55 +144,20 @@ impl Drop for CallbackHandle {
     }
 }
 
-/// A named listener, and the sender of its messages, whose type only the caller knows.
-type Named = (Arc<Control>, Box<dyn Any + Send + Sync>);
-
+/// The tasks of all listeners of a dispatcher.
 #[derive(Default)]
-pub(super) struct Listeners {
-    /// The parent of those that have no other; it does not end.
-    pub parent: Parent,
-    tasks: Mutex<JoinSet<()>>,
-    names: DashMap<Arc<str>, Named>,
-}
+pub(super) struct Listeners(Mutex<JoinSet<()>>);
 
 impl Listeners {
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        let mut tasks = self.tasks.lock();
+        let mut tasks = self.0.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task)
     }
 
-    pub fn list<M: Send + 'static>(&self, name: &Arc<str>, handle: &ListenerHandle<M>) -> Result<()> {
-        let dashmap::Entry::Vacant(place) = self.names.entry(Arc::clone(name)) else {
-            let reason = format!("a listener named {name:?} runs already; stop it first");
-            return Err(Error::invalid("listener name", reason));
-        };
-        place.insert((Arc::clone(&handle.control), Box::new(handle.messages.clone())));
-        Ok(())
-    }
-
-    pub fn unlist(&self, name: &str, id: SubscriberId) {
-        self.names.remove_if(name, |_, (control, _)| control.id == id);
-    }
-
-    pub fn find<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
-        let named = self.names.get(name).ok_or_else(|| unknown_listener(name))?;
-        let (control, messages) = named.value();
-        let Some(messages) = messages.downcast_ref::<mpsc::Sender<Message<M>>>() else {
-            return Err(Error::invalid("listener", format!("{name:?} takes messages of another type")));
-        };
-        let parent = control.keep_parent();
-        Ok(ListenerHandle { control: Arc::clone(control), messages: messages.clone(), parent })
-    }
-
-    pub async fn stop(&self, name: &str) -> Result<StopReason> {
-        let control = self.names.get(name).map(|named| Arc::clone(&named.0));
-        Ok(control.ok_or_else(|| unknown_listener(name))?.stop().await)
-    }
-
     /// Waits until all have ended; aborts those that take longer than `limit`.
     pub async fn finish(&self, limit: impl Future<Output = ()>) {
-        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        let mut tasks = std::mem::take(&mut *self.0.lock());
         tokio::select! {
             () = async { while tasks.join_next().await.is_some() {} } => return,
             () = limit => {}
@@ -303,8 +165,4 @@ impl Listeners {
         tracing::warn!(listeners = tasks.len(), "listeners do not end and are aborted");
         tasks.shutdown().await;
     }
-}
-
-fn unknown_listener(name: &str) -> Error {
-    Error::NoSubscriber { subscriber: format!("named {name:?}") }
 }

@@ -4,9 +4,9 @@
 //! It replaces CouchDB's `couch_event_listener`. A listener that panics is restarted, as its
 //! [`RestartPolicy`](super::RestartPolicy) says, and continues where it was. The delivery on which it panicked is tried again a few
 //! times before it is skipped. [`Supervision`] events report all of that. A listener belongs to its dispatcher. It ends when the
-//! dispatcher is shut down, when it is stopped, when its parent ends, or when it stops itself.
+//! dispatcher is shut down, when it is stopped, or when it stops itself.
 
-use std::{any::Any, fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use futures_util::stream::BoxStream;
 
@@ -19,10 +19,8 @@ use crate::base::{cursor::Cursor, encoding::Sequence, event::DbName};
 /// What a listener wants next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// Wait for the next delivery or message.
+    /// Wait for the next delivery.
     Continue,
-    /// Wait this long; if nothing comes by then, [`Listener::timeout`] is called once.
-    ContinueFor(Duration),
     /// End for this reason. The listener is not restarted, whatever the reason.
     Stop(StopReason),
 }
@@ -37,8 +35,6 @@ pub enum StopReason {
     Failed(String),
     /// It was asked to end, or its dispatcher ended.
     Shutdown,
-    /// Its parent ended.
-    ParentEnded,
     /// It panicked, and its policy does not restart it.
     Panicked(String),
     /// Another subscriber opened its cursor.
@@ -53,31 +49,9 @@ impl fmt::Display for StopReason {
             Self::Normal => f.write_str("normal"),
             Self::Failed(reason) => f.write_str(reason),
             Self::Shutdown => f.write_str("shutdown"),
-            Self::ParentEnded => f.write_str("its parent has ended"),
             Self::Panicked(text) => write!(f, "panic: {text}"),
             Self::CursorLost => f.write_str("another subscriber has opened its cursor"),
             Self::BusGone => f.write_str("the bus no longer exists"),
-        }
-    }
-}
-
-/// A message to a listener, other than a delivery.
-#[non_exhaustive]
-pub enum Message<M> {
-    /// A message of the listener's own type ([`ListenerHandle::cast`](crate::dispatcher::ListenerHandle::cast)).
-    Cast(M),
-    /// A message of any type ([`ListenerHandle::info`](crate::dispatcher::ListenerHandle::info)).
-    Info(Box<dyn Any + Send>),
-    /// An interruption of its subscription.
-    Interrupted(Interruption),
-}
-
-impl<M> fmt::Debug for Message<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cast(_) => f.write_str("Cast"),
-            Self::Info(_) => f.write_str("Info"),
-            Self::Interrupted(interruption) => f.debug_tuple("Interrupted").field(interruption).finish(),
         }
     }
 }
@@ -90,60 +64,46 @@ impl<M> fmt::Debug for Message<M> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, Delivery, Filter, Roles, dispatcher::{Listener, Message, Next, RestartPolicy, StopReason}, store::Database};
+/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
 ///
-/// /// Counts databases.
-/// struct Counter(usize);
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Delivery, Filter, Roles, dispatcher::{Listener, Next, RestartPolicy, StopReason}, store::Database};
+///
+/// /// Counts events.
+/// struct Counter(Arc<AtomicUsize>);
 ///
 /// impl Listener for Counter {
-///     type Message = tokio::sync::oneshot::Sender<usize>;
-///
 ///     async fn handle_event(&mut self, _: Delivery) -> Next {
-///         self.0 += 1;
-///         Next::Continue
-///     }
-///
-///     async fn handle_message(&mut self, message: Message<Self::Message>) -> Next {
-///         match message {
-///             Message::Cast(reply) => drop(reply.send(self.0)),
-///             other => println!("what is this? {other:?}"),
-///         }
+///         self.0.fetch_add(1, Ordering::Relaxed);
 ///         Next::Continue
 ///     }
 ///
 ///     async fn terminate(&mut self, reason: &StopReason) {
-///         println!("counted {}, ending: {reason}", self.0);
+///         println!("counted {}, ending: {reason}", self.0.load(Ordering::Relaxed));
 ///     }
 /// }
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let running = bus.start(Roles::default()).await?;
-/// let counter = running
-///     .dispatcher()
+/// let (dispatcher, count) = (running.dispatcher(), Arc::new(AtomicUsize::new(0)));
+/// let counter = dispatcher
 ///     .subscribe(Filter::all())
-///     .listener(|| Counter(0))
-///     .named("counter")?
+///     .listener({
+///         let count = Arc::clone(&count);
+///         move || Counter(Arc::clone(&count))
+///     })
 ///     .restart(RestartPolicy::Times(5))
-///     .start()?;
+///     .start();
 ///
-/// let db = Db::new("orders".parse()?, DbInstance::new());
-/// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
-/// loop {
-///     let (reply, answer) = tokio::sync::oneshot::channel();
-///     counter.cast(reply).await.expect("it runs");
-///     if answer.await.expect("it answers") == 1 {
-///         break;
-///     }
-/// }
+/// let (db, producer) = (Db::new("orders".parse()?, DbInstance::new()), bus.producer());
+/// let created = bus.run_exactly_once(None, async |tx| Ok(producer.created(&tx, &db))).await?;
+/// counter.reached(dispatcher.reached(created.committed.versionstamp.version()).await?).await;
+/// assert_eq!(count.load(Ordering::Relaxed), 1);
 /// assert_eq!(counter.stop().await, StopReason::Shutdown);
 /// running.shutdown().await
 /// # }
 /// ```
 pub trait Listener: Send + 'static {
-    /// The type of messages that it expects.
-    type Message: Send + 'static;
-
     /// Called when it begins; everything before `cursor` was worked on.
     fn init(&mut self, cursor: Cursor) -> impl Future<Output = Next> + Send {
         let _ = cursor;
@@ -169,16 +129,11 @@ pub trait Listener: Send + 'static {
         }
     }
 
-    /// Called for each message and each interruption of the subscription. By default it logs the message and goes on.
-    fn handle_message(&mut self, message: Message<Self::Message>) -> impl Future<Output = Next> + Send {
-        if !matches!(message, Message::Interrupted(Interruption::Synced { .. })) {
-            tracing::warn!(?message, "a listener ignores a message");
+    /// Called for each interruption of the subscription. By default it logs the interruption and goes on.
+    fn handle_interruption(&mut self, interruption: Interruption) -> impl Future<Output = Next> + Send {
+        if !matches!(interruption, Interruption::Synced { .. }) {
+            tracing::warn!(?interruption, "a listener ignores an interruption");
         }
-        std::future::ready(Next::Continue)
-    }
-
-    /// Called when nothing has come for the time that [`Next::ContinueFor`] set.
-    fn timeout(&mut self) -> impl Future<Output = Next> + Send {
         std::future::ready(Next::Continue)
     }
 
@@ -197,8 +152,6 @@ pub(super) const EVENTS_MAX: usize = 1_024;
 pub struct Supervision {
     /// The subscriber.
     pub id: SubscriberId,
-    /// Its name, if it has one.
-    pub name: Option<Arc<str>>,
     /// What happened to it.
     pub what: Supervised,
 }

@@ -38,8 +38,8 @@ mod tests;
 
 pub use self::{
     delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption, Iter as DeliveryIter},
-    handle::{CallbackHandle, CastError, ListenerHandle, Parent},
-    listener::{Listener, Message, Missed, Next, StopReason, Supervised, Supervision, SupervisionEvents},
+    handle::{CallbackHandle, ListenerHandle},
+    listener::{Listener, Missed, Next, StopReason, Supervised, Supervision, SupervisionEvents},
     log::SubscriberId,
     options::DispatcherOptions,
     running::Dispatcher,

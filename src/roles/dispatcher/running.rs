@@ -7,8 +7,8 @@ use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use super::{
     catch_up::FAILURE_PAUSE,
-    handle::{ListenerHandle, SHUTDOWN_LIMIT},
-    listener::{Missed, StopReason, SupervisionEvents},
+    handle::SHUTDOWN_LIMIT,
+    listener::{Missed, SupervisionEvents},
     log::SubscriberId,
     options::{DispatcherOptions, Order},
     shared::Shared,
@@ -72,17 +72,6 @@ impl Dispatcher {
         self.shared.end(id)
     }
 
-    /// Finds the listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
-    /// [`Error::Invalid`] if its messages are of another type.
-    pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
-        self.shared.listeners.find(name)
-    }
-
-    /// Stops the listener `name`, and waits until it has terminated. Fails with [`Error::NoSubscriber`] if there is none.
-    pub async fn stop_listener(&self, name: &str) -> Result<StopReason> {
-        self.shared.listeners.stop(name).await
-    }
-
     /// Events of listeners and callbacks from now on.
     pub fn supervision(&self) -> SupervisionEvents {
         let events = BroadcastStream::new(self.shared.supervision.subscribe());
@@ -92,7 +81,7 @@ impl Dispatcher {
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
     /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has published its row.
     /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
-    /// ([`ListenerHandle::reached`], [`Mirror::reached`](crate::dispatcher::Mirror::reached)).
+    /// ([`ListenerHandle::reached`](crate::dispatcher::ListenerHandle::reached), [`Mirror::reached`](crate::dispatcher::Mirror::reached)).
     ///
     /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
     /// milliseconds, the rows of databases that had unfolded events when it began.

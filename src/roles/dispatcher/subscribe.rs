@@ -2,12 +2,12 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
-use tokio::{sync::mpsc, task::AbortHandle};
+use tokio::task::AbortHandle;
 
 use super::{
     delivery::{Delivery, DeliveryBatch, Interruption},
-    handle::{CallbackHandle, ListenerHandle, Parent},
-    listener::{Listener, Message, Next},
+    handle::{CallbackHandle, ListenerHandle},
+    listener::{Listener, Next},
     options::Order,
     shared::Shared,
     subscription::{BatchSubscription, Source, Subscription},
@@ -162,19 +162,19 @@ impl Subscribe {
         let mut calling = Some(Calling(callback));
         let mut listen = self.listener(move || calling.take().expect("a callback is made once"));
         listen.terms = SupervisionPolicy { attempts_max: 1, in_batches, is_callback: true, ..listen.terms };
-        let (listener, task) = listen.start_with(None).expect("it has no name that could be taken");
+        let (listener, task) = listen.start_with_task();
         CallbackHandle { listener, task }
     }
 
     /// Receives through a supervised [`Listener`], in its own task. `factory` makes the listener, and another one after a panic. Choose
-    /// its name and its restarts on the returned value, and start it.
+    /// its restarts on the returned value, and start it.
     pub fn listener<L, F>(self, factory: F) -> Listen<L, F>
     where
         L: Listener,
         F: FnMut() -> L + Send + 'static,
     {
         let (terms, listener) = (SupervisionPolicy::default(), PhantomData);
-        Listen { subscribe: self, factory, name: None, terms, messages_max: 1_024, listener }
+        Listen { subscribe: self, factory, terms, listener }
     }
 }
 
@@ -183,9 +183,7 @@ impl Subscribe {
 pub struct Listen<L, F> {
     subscribe: Subscribe,
     factory: F,
-    name: Option<Arc<str>>,
     terms: SupervisionPolicy,
-    messages_max: usize,
     listener: PhantomData<fn() -> L>,
 }
 
@@ -194,18 +192,6 @@ where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
-    /// The most that [`messages_max`](Self::messages_max) may be.
-    pub const MESSAGES_MAX: usize = 1_000_000;
-
-    /// Gives the listener a name, by which [`Dispatcher::listener`](crate::Dispatcher::listener) finds it. Fails if the name is empty.
-    /// If another listener has the name, starting it fails.
-    pub fn named(self, name: &str) -> Result<Self> {
-        if name.is_empty() {
-            return Err(Error::invalid("listener name", "it is empty; leave it out to have none"));
-        }
-        Ok(Self { name: Some(name.into()), ..self })
-    }
-
     /// Whether the listener is restarted after a panic. Default: always.
     pub fn restart(mut self, policy: RestartPolicy) -> Self {
         self.terms.restart = policy;
@@ -231,16 +217,6 @@ where
         Ok(self)
     }
 
-    /// The most messages that wait for the listener, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
-    /// limits.
-    pub fn messages_max(self, messages_max: usize) -> Result<Self> {
-        if !(1..=Self::MESSAGES_MAX).contains(&messages_max) {
-            let reason = format!("{messages_max} is not 1 to {}", Self::MESSAGES_MAX);
-            return Err(Error::invalid("messages", reason));
-        }
-        Ok(Self { messages_max, ..self })
-    }
-
     /// Passes the listener batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is tried again as a
     /// whole a few times, and then delivery by delivery, each as a batch of its own, so that only the deliveries on which it panics are
     /// skipped.
@@ -250,37 +226,24 @@ where
     }
 
     /// Starts the listener. It ends when it is stopped, returns [`Next::Stop`], or its dispatcher ends.
-    ///
-    /// Fails with [`Error::Invalid`] if another listener has its name.
-    pub fn start(self) -> Result<ListenerHandle<L::Message>> {
-        self.start_with(None).map(|(handle, _)| handle)
+    pub fn start(self) -> ListenerHandle {
+        self.start_with_task().0
     }
 
-    /// Starts the listener, linked to `parent`: it also ends when the parent ends.
-    pub fn start_linked(self, parent: &Parent) -> Result<ListenerHandle<L::Message>> {
-        self.start_with(Some(parent)).map(|(handle, _)| handle)
-    }
-
-    fn start_with(self, parent: Option<&Parent>) -> Result<(ListenerHandle<L::Message>, AbortHandle)> {
-        let Self { subscribe: Subscribe { shared, order }, factory, name, terms, messages_max, .. } = self;
-        let ending = parent.unwrap_or(&shared.listeners.parent).0.subscribe();
+    fn start_with_task(self) -> (ListenerHandle, AbortHandle) {
+        let Self { subscribe: Subscribe { shared, order }, factory, terms, .. } = self;
         let source = Source::new(Arc::clone(&shared), order);
-        let (messages, inbox) = mpsc::channel(messages_max);
-        let handle = ListenerHandle::new(source.reader.state.id, name, messages);
-        if let Some(name) = &handle.control.name {
-            shared.listeners.list(name, &handle)?;
-        }
-        let supervisor = Supervisor::new(&handle, source, inbox, factory, terms, ending);
+        let handle = ListenerHandle::new(source.reader.state.id);
+        let supervisor = Supervisor::new(&handle, source, factory, terms);
         let task = shared.listeners.spawn(supervisor.run());
-        Ok((handle, task))
+        (handle, task)
     }
 }
 
 impl<L, F> fmt::Debug for Listen<L, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { subscribe, name, terms, .. } = self;
-        let debug = &mut f.debug_struct("Listen");
-        debug.field("subscribe", subscribe).field("name", name).field("terms", terms).finish_non_exhaustive()
+        let Self { subscribe, terms, .. } = self;
+        f.debug_struct("Listen").field("subscribe", subscribe).field("terms", terms).finish_non_exhaustive()
     }
 }
 
@@ -292,8 +255,6 @@ where
     F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         self.handle_batch(delivery.alone()).await
     }
@@ -303,10 +264,8 @@ where
         Next::Continue
     }
 
-    async fn handle_message(&mut self, message: Message<()>) -> Next {
-        if let Message::Interrupted(interruption) = message {
-            (self.0)(Err(interruption)).await;
-        }
+    async fn handle_interruption(&mut self, interruption: Interruption) -> Next {
+        (self.0)(Err(interruption)).await;
         Next::Continue
     }
 }

@@ -3,16 +3,13 @@
 
 use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration};
 
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, OptionFuture},
-};
-use tokio::sync::{mpsc, watch};
+use futures_util::FutureExt;
+use tokio::sync::watch;
 
 use super::{
     delivery::{DeliveryBatch, Interruption},
     handle::{Control, ListenerHandle, State},
-    listener::{Listener, Message, Next, StopReason, Supervised, Supervision},
+    listener::{Listener, Next, StopReason, Supervised, Supervision},
     shared::Shared,
     subscription::Source,
 };
@@ -78,14 +75,11 @@ impl Given {
     }
 }
 
-pub(super) struct Supervisor<L: Listener, F> {
+pub(super) struct Supervisor<F> {
     shared: Arc<Shared>,
     control: Arc<Control>,
     state: watch::Receiver<State>,
-    /// Gets true, or an error, when the parent ends.
-    ending: watch::Receiver<bool>,
     source: Source,
-    inbox: mpsc::Receiver<Message<L::Message>>,
     factory: F,
     terms: SupervisionPolicy,
     given: Option<Given>,
@@ -96,27 +90,18 @@ pub(super) struct Supervisor<L: Listener, F> {
     reason: StopReason,
 }
 
-impl<L, F> Supervisor<L, F>
+impl<L, F> Supervisor<F>
 where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
-    pub fn new(
-        handle: &ListenerHandle<L::Message>,
-        source: Source,
-        inbox: mpsc::Receiver<Message<L::Message>>,
-        factory: F,
-        terms: SupervisionPolicy,
-        ending: watch::Receiver<bool>,
-    ) -> Self {
+    pub fn new(handle: &ListenerHandle, source: Source, factory: F, terms: SupervisionPolicy) -> Self {
         let (shared, control) = (Arc::clone(&source.reader.shared), Arc::clone(&handle.control));
         Self {
             shared,
             state: control.state.subscribe(),
             control,
-            ending,
             source,
-            inbox,
             factory,
             terms,
             given: None,
@@ -140,7 +125,7 @@ where
                 context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
             }
         }
-        tracing::debug!(id = %self.control.id, name = ?self.control.name, reason = %self.reason, "a listener has ended");
+        tracing::debug!(id = %self.control.id, reason = %self.reason, "a listener has ended");
         self.emit(Supervised::Stopped(self.reason.clone()));
     }
 
@@ -170,7 +155,8 @@ where
                     return reason;
                 }
                 tokio::select! {
-                    () = commanded(&mut self.state, &mut self.ending) => {}
+                    // The supervisor itself holds the sender, so this does not fail.
+                    _ = self.state.changed() => {}
                     () = &mut pause => break,
                 }
             }
@@ -178,18 +164,16 @@ where
     }
 
     fn emit(&self, what: Supervised) {
-        let Control { id, name, .. } = &*self.control;
         // An error says that there is no receiver, which is fine.
-        let _ = self.shared.supervision.send(Supervision { id: *id, name: name.clone(), what });
+        let _ = self.shared.supervision.send(Supervision { id: self.control.id, what });
     }
 
     fn note_panic(&self, text: &str) {
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
         let at = self.given.as_ref().and_then(Given::batch).map(|batch| batch.delivery(0).sequence());
-        let Control { id, name, .. } = &*self.control;
-        let who = name.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
-        stats.health.panicked(self.shared.context.env(), &format!("subscriber {who}"), text);
+        let who = format!("subscriber {}", self.control.id);
+        stats.health.panicked(self.shared.context.env(), &who, text);
         self.emit(Supervised::Panicked { text: text.to_owned(), at });
     }
 
@@ -203,17 +187,13 @@ where
         });
         let (mut listener, mut next) = made.await.inspect_err(|text| self.note_panic(text))?;
         loop {
-            let timeout = match next {
-                Next::Continue => None,
-                Next::ContinueFor(limit) => Some(self.shared.context.env().sleep(limit)),
-                Next::Stop(reason) => {
-                    if let Err(text) = catch(async { listener.terminate(&reason).await }).await {
-                        tracing::error!(panic = text, "a listener has panicked in terminate");
-                    }
-                    return Ok(reason);
+            if let Next::Stop(reason) = next {
+                if let Err(text) = catch(async { listener.terminate(&reason).await }).await {
+                    tracing::error!(panic = text, "a listener has panicked in terminate");
                 }
-            };
-            next = match self.call(&mut listener, timeout).await {
+                return Ok(reason);
+            }
+            next = match self.call(&mut listener).await {
                 Ok(next) => next,
                 Err(text) => {
                     self.note_panic(&text);
@@ -227,12 +207,8 @@ where
         }
     }
 
-    /// Calls the listener with the next delivery, interruption, message, or the `timeout` that it has set.
-    async fn call(
-        &mut self,
-        listener: &mut L,
-        mut timeout: Option<BoxFuture<'static, ()>>,
-    ) -> Result<Next, String> {
+    /// Calls the listener with the next delivery or interruption.
+    async fn call(&mut self, listener: &mut L) -> Result<Next, String> {
         loop {
             if let Some(reason) = self.stop_requested() {
                 return Ok(Next::Stop(reason));
@@ -246,8 +222,7 @@ where
                     }
                     Ok(batch) => catch(async { listener.handle_event(batch.into_first()).await }).await?,
                     Err(interruption) => {
-                        let message = Message::Interrupted(interruption);
-                        catch(async { listener.handle_message(message).await }).await?
+                        catch(async { listener.handle_interruption(interruption).await }).await?
                     }
                 };
                 if given.is_worked_on(&next) {
@@ -271,10 +246,7 @@ where
                 polled
             });
             tokio::select! {
-                () = commanded(&mut self.state, &mut self.ending) => {}
-                Some(message) = self.inbox.recv() => {
-                    return catch(async { listener.handle_message(message).await }).await;
-                }
+                _ = self.state.changed() => {}
                 received = catch(receive) => match received {
                     Ok(None) => return Ok(Next::Stop(StopReason::Shutdown)),
                     Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. })))) => {
@@ -288,20 +260,12 @@ where
                     // A predicate of the filter has panicked. It has seen the row, the listener has not, and the next row follows.
                     Err(text) => self.note_panic(&text),
                 },
-                Some(()) = OptionFuture::from(timeout.as_mut()) => {
-                    return catch(async { listener.timeout().await }).await;
-                }
             }
         }
     }
 
     fn stop_requested(&mut self) -> Option<StopReason> {
-        if self.state.borrow_and_update().stop {
-            return Some(StopReason::Shutdown);
-        }
-        // An error says that the parent was dropped.
-        let is_ended = *self.ending.borrow() || self.ending.has_changed().is_err();
-        is_ended.then_some(StopReason::ParentEnded)
+        self.state.borrow_and_update().stop.then_some(StopReason::Shutdown)
     }
 
     async fn replace(&mut self) {
@@ -340,15 +304,6 @@ where
     }
 }
 
-/// Completes when a command comes, or the parent has ended.
-async fn commanded(state: &mut watch::Receiver<State>, ending: &mut watch::Receiver<bool>) {
-    tokio::select! {
-        // The supervisor itself holds the sender, so this does not fail.
-        _ = state.changed() => {}
-        _ = ending.wait_for(|is_ended| *is_ended) => {}
-    }
-}
-
 /// Reports up to where everything was worked on, if a caller waits for that.
 fn note_progress(worked_to: &watch::Sender<Knowledge>, source: &mut Source) {
     if worked_to.receiver_count() > 0 {
@@ -360,11 +315,8 @@ async fn catch<T>(future: impl Future<Output = T>) -> Result<T, String> {
     AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panic_text(&*panic).to_owned())
 }
 
-impl<L: Listener, F> Drop for Supervisor<L, F> {
+impl<F> Drop for Supervisor<F> {
     fn drop(&mut self) {
-        if let Some(name) = &self.control.name {
-            self.shared.listeners.unlist(name, self.control.id);
-        }
         self.control.end(std::mem::replace(&mut self.reason, StopReason::Shutdown));
     }
 }

@@ -11,6 +11,7 @@ use crate::{
         error::{Error, Result},
     },
     state::{
+        exactly_once::exactly_once,
         feed::FeedRow,
         keys::{DeadLetterRow, GroupId, ShardId},
     },
@@ -94,7 +95,7 @@ impl<R> Group<R> {
             tx.clear(&key);
             Ok(is_there)
         };
-        Ok(self.context.db.run_once(delete).await?.value)
+        Ok(exactly_once(&self.context.db, &self.context.keys, None, delete).await?.value)
     }
 
     /// Deletes all dead letters.

@@ -10,6 +10,7 @@ use crate::{
         error::{Error, Result},
     },
     state::{
+        exactly_once::exactly_once,
         keys::{GroupParkedRow, ShardId},
         membership::changed,
     },
@@ -91,7 +92,7 @@ impl<R> Group<R> {
             tx.clear(&key);
             Ok(is_there)
         };
-        Ok(self.context.db.run_once(delete).await?.value)
+        Ok(exactly_once(&self.context.db, &self.context.keys, None, delete).await?.value)
     }
 
     async fn parked_after(&self, after: &[u8], limit: usize) -> Result<Vec<(Bytes, GroupParkedRow)>> {

@@ -18,6 +18,7 @@ use crate::{
     },
     roles::changes::Change,
     state::{
+        exactly_once::exactly_once,
         feed::{FeedRow, StoredRow},
         keys::{GroupParkedRow, GroupRow, ShardId, TopologyRow, checkpoint_position},
         membership::changed,
@@ -186,7 +187,11 @@ impl<R> Group<R> {
             return Ok(ReplayPage { rows: 0, next: Some(from), is_full: true });
         }
         let park = async |tx: Transaction| self.park_again(&tx, &group, shard, &rows).await;
-        Ok(ReplayPage { rows: db.run_once(park).await?.value, next, is_full: false })
+        Ok(ReplayPage {
+            rows: exactly_once(db, &self.context.keys, None, park).await?.value,
+            next,
+            is_full: false,
+        })
     }
 
     /// Whether there is room for more parked ids that were not tried yet.

@@ -3,13 +3,14 @@
 //! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon informs readers that were away for longer;
 //! - closed topology entries without rows ([`topologies`]);
 //! - groups that have had no member for longer than their expiry ([`groups`]);
-//! - transaction ids that crashed processes have left.
+//! - old results of runs that were committed exactly once ([`runs`]).
 //!
 //! It works in bounded transactions of batch priority, which a busy cluster defers.
 
 mod groups;
 mod options;
 mod pass;
+mod runs;
 mod tombstones;
 mod topologies;
 
@@ -29,7 +30,7 @@ use crate::{
         keys::Role,
         membership::{Held, Member, Pool, Stop, Work, Worker},
     },
-    store::{Transaction, TransactionIdSweeper},
+    store::Transaction,
 };
 
 /// A node that can be the janitor. One such node works at a time; another takes over when it goes. Dropping it
@@ -47,7 +48,6 @@ impl Janitor {
         options: JanitorOptions,
     ) -> Result<Self> {
         options.check()?;
-        options.sweeper(&context.db)?;
         let pool = Pool { name: "janitor".into(), role: Role::JANITOR, idle: None };
         let balance = options.balance.clone();
         let cleaning = Arc::new(Cleaning { context: Arc::clone(context), options });
@@ -78,10 +78,9 @@ impl Work for Cleaning {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::MIN;
-            let mut sweeper = self.options.sweeper(&self.context.db)?;
             let mut worked = WorkClock::default();
             loop {
-                match pass.run(&mut age, &mut clean_to, &mut worked, &mut sweeper).await {
+                match pass.run(&mut age, &mut clean_to, &mut worked).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
                     Err(error) => {
@@ -110,14 +109,13 @@ impl Pass<'_> {
         age: &mut JanitorClock,
         clean_to: &mut Sequence,
         worked: &mut WorkClock,
-        sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
         // Each step runs even if another has failed. Groups come first, because their checkpoints keep tombstones.
         let groups = self.expire_groups(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
-        let swept = sweeper.sweep().await;
-        groups.and(tombstones).and(topologies).and(swept.map(|_| ()))
+        let runs = self.forget_runs().await;
+        groups.and(tombstones).and(topologies).and(runs)
     }
 
     async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {

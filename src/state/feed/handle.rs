@@ -18,7 +18,7 @@ use crate::{
         routing::SchemeId,
         skipped::SkippedAt,
     },
-    store::Transaction,
+    store::{RetryPolicy, Transaction},
 };
 
 /// The most rows of a page.
@@ -247,10 +247,13 @@ impl<R: FeedRow> Feed<R> {
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let db = &self.context.db;
         let new = NewTopology::new(shards, scheme, db.env())?;
-        let written = db.run_once(async |tx| self.raw().reshard(&tx, &new).await).await?;
-        self.context.signals.appended(written.committed.versionstamp.version());
-        let first = Sequence::new(self.context.config.incarnation, written.committed.versionstamp, 0);
-        Ok(TopologyEntry { first, ..TopologyEntry::from(&written.value) })
+        let reshard = async |tx: Transaction| self.raw().reshard(&tx, &new).await;
+        let (entry, committed) = db.run_committed(&RetryPolicy::default(), reshard).await?;
+        let first = committed.map_or(entry.first, |committed| {
+            Sequence::new(self.context.config.incarnation, committed.versionstamp, 0)
+        });
+        self.context.signals.appended(first.versionstamp().version());
+        Ok(TopologyEntry { first, ..TopologyEntry::from(&entry) })
     }
 
     /// The sequence of the newest row; `None` if there is none.

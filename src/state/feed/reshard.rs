@@ -107,9 +107,13 @@ impl RawFeed<'_> {
 
     /// Closes the current entry and opens the next one at the stamp of `tx`, in which no other write of the feed may
     /// use the stamp. Returns the new entry, except for its first sequence. Writers that have read the current entry
-    /// cannot commit any more.
+    /// cannot commit any more. Trying again with the same `new`, after an unknown result, changes nothing, and returns
+    /// the entry as it is stored.
     pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
         let topology = Topology::read(tx, self, Isolation::Serializable).await?;
+        if let Some(written) = topology.entries().iter().find(|entry| entry.token == new.token) {
+            return Ok(written.clone());
+        }
         let current = topology.current();
         let scheme = new.scheme.unwrap_or(match current.layout {
             Layout::Legacy(_) => SchemeId::ID,

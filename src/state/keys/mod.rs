@@ -43,7 +43,7 @@
 //! | 16 | owed | node or nothing, cursor, 4, name | whether its database is fresh | from when a trigger has something to do for long until it is done |
 //! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
-//! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
+//! | 24 | idempotency | 0, key of a run; or 1 | versionstamp, id of the run, its result as JSON; or the version before which results were cleared | five minutes, until the janitor's next pass; or as long as the bus |
 //!
 //! The families of number 1 are one range, so that a notifier reads everything that waits for it at once. The number after the
 //! instance tells them apart. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
@@ -62,7 +62,6 @@ mod failed_row;
 mod feed;
 mod group;
 mod group_parked;
-#[cfg(feature = "http")]
 mod idempotency;
 mod lease;
 #[cfg(feature = "http")]
@@ -88,6 +87,7 @@ pub(crate) use feed::{FeedId, RowSpace, row_count, sequence_operand};
 pub use group::GroupName;
 pub(crate) use group::{GroupId, GroupRow, Idleness};
 pub(crate) use group_parked::GroupParkedRow;
+pub(crate) use idempotency::RunResult;
 pub(crate) use lease::{Lease, Owner};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};
@@ -126,7 +126,6 @@ mod family {
     #[cfg(feature = "http")]
     pub const NAME: u16 = 17;
     pub const ROW_COUNT: u16 = 18;
-    #[cfg(feature = "http")]
     pub const IDEMPOTENCY: u16 = 24;
 }
 

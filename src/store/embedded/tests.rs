@@ -56,7 +56,7 @@ async fn rows(db: &Database) -> Rows {
 }
 
 /// A commit whose sync had failed was once answered as not committed, although it was on the disk: a caller that
-/// tried again did it twice, and `run_once` promised that it had not happened.
+/// tried again did it twice.
 #[tokio::test]
 async fn a_commit_whose_sync_has_failed_may_have_happened() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -67,7 +67,7 @@ async fn a_commit_whose_sync_has_failed_may_have_happened() {
         tx.atomic(AtomicOp::Add, b"count", &1_u64.to_le_bytes());
         Ok(())
     };
-    let error = db.run_once(add).await.unwrap_err();
+    let error = db.run(add).await.unwrap_err();
     assert!(error.is_maybe_committed(), "{error}");
     assert!(!error.is_retryable(), "{error}");
     let error = set(&db, b"after").await.unwrap_err();

@@ -31,10 +31,8 @@ use crate::{
 /// The overhead of a mutation or conflict range in the size of a transaction.
 const ENTRY_OVERHEAD: usize = 32;
 
-/// The least size limit, in bytes, the longest tag and the most tags: the client's own limits.
+/// The least size limit, in bytes: the client's own limit.
 const SIZE_LIMIT_MIN: usize = 32;
-const TAG_LEN_MAX: usize = 255;
-const TAGS_MAX: usize = 5;
 
 /// The end of the key space that layers may use.
 const KEYS_END: &[u8] = b"\xff";
@@ -85,7 +83,6 @@ struct Options {
     timeout: Option<Duration>,
     /// Its size limit in bytes.
     size_max: Option<usize>,
-    tags: Vec<String>,
     /// Receives the ranges on which its commit has failed.
     report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
@@ -394,15 +391,7 @@ impl TransactionBackend for EmbeddedTransaction {
             TransactionOption::SizeLimit(_) => {
                 bad.get_or_insert(StoreError::INVALID_OPTION_VALUE);
             }
-            TransactionOption::Tag(tag) if tag.len() > TAG_LEN_MAX => {
-                bad.get_or_insert(StoreError::TAG_TOO_LONG);
-            }
-            TransactionOption::Tag(_) if options.tags.len() >= TAGS_MAX => {
-                bad.get_or_insert(StoreError::TOO_MANY_TAGS);
-            }
-            TransactionOption::Tag(tag) if options.tags.contains(&tag) => {}
-            TransactionOption::Tag(tag) => options.tags.push(tag),
-            TransactionOption::Priority(_) | TransactionOption::RetryLimit(_) => {}
+            TransactionOption::Priority(_) => {}
             TransactionOption::ReportConflicts => options.report = Some(Arc::default()),
         }
     }

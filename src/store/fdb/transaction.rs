@@ -503,9 +503,8 @@ fn client_option(option: &TransactionOption, later: Duration) -> Option<ClientOp
         TransactionOption::SizeLimit(size) => ClientOption::SizeLimit(number(size)),
         TransactionOption::Priority(Priority::Batch) => ClientOption::PriorityBatch,
         TransactionOption::Priority(Priority::System) => ClientOption::PrioritySystemImmediate,
-        // A new transaction has this priority, and retries are counted above the backends.
-        TransactionOption::Priority(Priority::Default) | TransactionOption::RetryLimit(_) => return None,
-        TransactionOption::Tag(ref tag) => ClientOption::Tag(tag.clone()),
+        // A new transaction has this priority.
+        TransactionOption::Priority(Priority::Default) => return None,
         TransactionOption::ReportConflicts => ClientOption::ReportConflictingKeys,
     })
 }

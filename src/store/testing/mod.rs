@@ -28,7 +28,6 @@
 //! ```
 
 mod disk;
-mod fault;
 mod faults;
 mod gate;
 mod operation;
@@ -36,8 +35,7 @@ mod trace;
 mod wrapper;
 
 pub use disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
-pub use fault::{CommitFault, WatchFault};
-pub use faults::{Faults, OperationCounts};
+pub use faults::{CommitFault, Faults, OperationCounts, WatchFault};
 pub use gate::Gate;
 pub use operation::{Attempt, Operation};
 pub use trace::Trace;

@@ -102,11 +102,6 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     busy.join_all().await;
     checked.join_all().await;
     tasks.shutdown().await;
-    if let Err(error) = actor.db.clear_finished_ids().await
-        && shared.phase() == Phase::End
-    {
-        shared.fail(format!("process {} cannot clear its ids: {error}", issuer.process));
-    }
     Ok(())
 }
 

@@ -50,12 +50,7 @@ impl Mover {
                 Way::Export => self.carry(before).await,
                 Way::Raise => self.raise(before).await,
             };
-            let done = match moved {
-                // Otherwise the ids would stay for good, because no bus is opened with this process.
-                Ok(()) => self.new.clear_finished_ids().await,
-                Err(error) => Err(error),
-            };
-            match done {
+            match moved {
                 Ok(()) => break,
                 Err(error) => self.note(|| format!("could not move the bus: {error}")),
             }

@@ -67,7 +67,7 @@ pub(super) async fn run(actor: ActorContext) {
                 tx.set(&app::once(number), b"");
                 layer.run(&work, &tx).await
             };
-            actor.db.run_once(body).await.map(|_| ())
+            actor.bus.run_exactly_once(None, body).await.map(|_| ())
         } else {
             actor.db.run(async |tx| layer.run(&work, &tx).await).await
         };

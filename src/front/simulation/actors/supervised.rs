@@ -20,8 +20,8 @@ use crate::{
         witness::Witness,
     },
     roles::dispatcher::{
-        CallbackHandle, Delivery, DeliveryBatch, Filter, Interruption, Listener, ListenerHandle, Message,
-        Next, Subscribe,
+        CallbackHandle, Delivery, DeliveryBatch, Filter, Interruption, Listener, ListenerHandle, Next,
+        Subscribe,
     },
 };
 
@@ -53,7 +53,7 @@ pub(super) async fn start(
 
 enum Handle {
     Callback(CallbackHandle),
-    Listener(ListenerHandle<()>),
+    Listener(ListenerHandle),
 }
 
 impl Handle {
@@ -65,7 +65,7 @@ impl Handle {
     }
 
     /// The handle on the listener; a callback has one, too.
-    fn listener(&self) -> &ListenerHandle<()> {
+    fn listener(&self) -> &ListenerHandle {
         match self {
             Self::Callback(handle) => handle,
             Self::Listener(handle) => handle,
@@ -82,7 +82,7 @@ impl Handle {
 }
 
 /// The barrier that a receiver has passed last, and its handle.
-type Passed = Arc<Mutex<Option<(ListenerHandle<()>, Sequence)>>>;
+type Passed = Arc<Mutex<Option<(ListenerHandle, Sequence)>>>;
 
 /// A receiver that has begun.
 struct Begun {
@@ -252,16 +252,16 @@ fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> CallbackHandle 
 }
 
 /// Receives through a listener, of one of the three forms.
-fn listen(subscribe: Subscribe, taker: Taker) -> Result<ListenerHandle<()>> {
+fn listen(subscribe: Subscribe, taker: Taker) -> Result<ListenerHandle> {
     let bits = taker.actor.bits();
     let (in_batches, has_own) = (bits.is_multiple_of(2), (bits >> 32).is_multiple_of(2));
     let backoff = Duration::from_millis(10);
     if in_batches && has_own {
         let listen = subscribe.listener(move || BatchTaker(taker.clone()));
-        return listen.backoff(backoff, BACKOFF_MAX)?.in_batches().start();
+        return Ok(listen.backoff(backoff, BACKOFF_MAX)?.in_batches().start());
     }
     let listen = subscribe.listener(move || taker.clone()).backoff(backoff, BACKOFF_MAX)?;
-    if in_batches { listen.in_batches() } else { listen }.start()
+    Ok(if in_batches { listen.in_batches() } else { listen }.start())
 }
 
 /// Takes deliveries, and panics now and then after one.
@@ -305,7 +305,7 @@ impl Taker {
     }
 
     async fn interrupted(&mut self, interruption: Interruption) {
-        drop(self.handle_message(Message::Interrupted(interruption)).await);
+        drop(self.handle_interruption(interruption).await);
     }
 
     /// Has the oracle judge what it is given. Returns whether it is still the receiver of this life.
@@ -343,8 +343,6 @@ impl Taker {
 struct BatchTaker(Taker);
 
 impl Listener for BatchTaker {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         self.0.handle_event(delivery).await
     }
@@ -353,22 +351,17 @@ impl Listener for BatchTaker {
         self.0.take_batch(&batch, Witness::BatchHandled).await
     }
 
-    async fn handle_message(&mut self, message: Message<()>) -> Next {
-        self.0.handle_message(message).await
+    async fn handle_interruption(&mut self, interruption: Interruption) -> Next {
+        self.0.handle_interruption(interruption).await
     }
 }
 
 impl Listener for Taker {
-    type Message = ();
-
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
         self.take(&receiver::given_row(delivery.as_ref())).await
     }
 
-    async fn handle_message(&mut self, message: Message<()>) -> Next {
-        match message {
-            Message::Interrupted(interruption) => self.take(&receiver::interrupted(&interruption)).await,
-            _ => Next::Continue,
-        }
+    async fn handle_interruption(&mut self, interruption: Interruption) -> Next {
+        self.take(&receiver::interrupted(&interruption)).await
     }
 }

@@ -95,7 +95,6 @@ impl WorldPlan {
         lengthen(&mut self.janitor.balance);
         self.notifier.fold_interval_max = Duration::MAX;
         self.notifier.fold_percent = self.notifier.fold_percent.max(25);
-        self.janitor.transaction_id_retention = Duration::MAX;
         let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
         for group in self.groups.iter_mut().chain(of_documents) {
             lengthen(&mut group.options.balance);

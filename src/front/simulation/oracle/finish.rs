@@ -302,8 +302,8 @@ impl Oracle {
                 let is_known = stands.is_some() && stands == self.cursors.get(name).copied();
                 if is_known { Ok(()) } else { leaked("it was never written so") }
             }
-            // Ids of crashed processes are there until they are swept.
-            StoredItem::TransactionId if self.has_crashed => Ok(()),
+            // They are there until they are old.
+            StoredItem::OnceResult => Ok(()),
             _ => leaked("nothing is known of it"),
         }
     }

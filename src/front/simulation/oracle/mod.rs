@@ -388,7 +388,7 @@ impl Oracle {
         }
         let is_of = |other: bool| {
             let of_bus = |item: &StoredItem| {
-                !matches!(item, StoredItem::App(_) | StoredItem::TransactionId | StoredItem::OtherBus)
+                !matches!(item, StoredItem::App(_) | StoredItem::OnceResult | StoredItem::OtherBus)
             };
             items.iter().any(|(item, _)| if other { *item == StoredItem::OtherBus } else { of_bus(item) })
         };

@@ -44,7 +44,7 @@ pub(super) fn moved(before: &Rows, way: Way) -> Rows {
             | StoredItem::MembershipVersion
             | StoredItem::RoleVersion
             | StoredItem::PoolVersion(_)
-            | StoredItem::TransactionId
+            | StoredItem::OnceResult
                 if way == Way::Export =>
             {
                 continue;
@@ -64,7 +64,7 @@ pub(in crate::front::simulation) fn judge_moved(before: &Rows, found: &Rows, way
             StoredItem::of(key),
             // Their values change when nodes are removed.
             StoredItem::App(_)
-                | StoredItem::TransactionId
+                | StoredItem::OnceResult
                 | StoredItem::MembershipVersion
                 | StoredItem::RoleVersion
                 | StoredItem::PoolVersion(_)

@@ -72,7 +72,8 @@ pub(super) enum StoredItem {
     Parked(String, Db),
     /// Work that a trigger has listed as owed.
     Owed(String, DbName),
-    TransactionId,
+    /// The result of a run that was committed exactly once, or how far they were swept.
+    OnceResult,
     /// An undecodable row among the counters.
     Broken,
     Unknown,
@@ -83,9 +84,6 @@ impl StoredItem {
     pub fn of(key: &[u8]) -> Self {
         if let Some(app) = AppKey::decode(key) {
             return Self::App(app);
-        }
-        if key.starts_with(crate::store::Database::TRANSACTION_IDS_PREFIX) {
-            return Self::TransactionId;
         }
         if key.starts_with(OTHER_BUS_PREFIX) {
             return Self::OtherBus;
@@ -144,6 +142,7 @@ impl StoredItem {
             (14, [_, part, number]) if int(part)? == 3 && int(number)? < 4_096 => Self::RoleVersion,
             (14, [_, part, pool]) if int(part)? == 2 => Self::PoolVersion(Some(text(pool)?.to_owned())),
             (15, [feed]) => Self::Pulse(bytes(feed)?.into()),
+            (24, _) => Self::OnceResult,
             (18, [feed, shard]) => Self::RowCount(bytes(feed)?.into(), ShardId(int(shard)?)),
             // The owner is empty: cursors of nodes are not used.
             (16, [owner, name, part, rest @ ..]) if bytes(owner)?.is_empty() => {

@@ -1,0 +1,193 @@
+//! [`exactly_once`]: transactions that are committed exactly once, in spite of unknown results and repeated calls.
+//!
+//! A commit can fail with an unknown result (1021, 1039), and a caller may not get an answer at all. Trying again may
+//! then do everything twice. So the transaction of a run writes one more key, with the result of the run, and who tries
+//! again reads first whether the key exists.
+//!
+//! ```text
+//!  attempt 1   body ── write key: result 1 ── commit ──► unknown
+//!  attempt 2   read key ─┬─ exists ──► result 1
+//!                        └─ missing ─► body ── write key: result 2 ── commit
+//! ```
+//!
+//! # Why nothing happens twice
+//!
+//! Every attempt has the key in its read-conflict set, at a read version from before its commit, and writes it. So of
+//! two attempts, of one run or of two runs of one key, only the first to commit can: the other one conflicts, tries
+//! again, and finds the key.
+//!
+//! # How long a key is kept
+//!
+//! The janitor clears results that are older than [`RETENTION`], by their versionstamps, and stores the version before
+//! which none is left. A missing key proves nothing to a run whose first attempt had a lower read version: it fails, with
+//! an unknown result, and does not call its body again. No clock is read, so none can be wrong.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    base::{
+        encoding::Reader,
+        env::Env,
+        error::{Error, Result, StoreError},
+    },
+    state::keys::{Keys, RunResult},
+    store::{AtomicOp, Committed, Database, Isolation, KeyRange, RetryPolicy, Transaction, Tries},
+};
+
+/// For how long results are kept at least: five minutes, in versions of the store, a million a second.
+pub(crate) const RETENTION: u64 = 300_000_000;
+
+/// The most bytes of a key.
+const KEY_LEN_MAX: usize = 255;
+
+/// The result of a transaction that was committed exactly once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommittedOnce<T> {
+    /// The body's return value in the attempt that was committed.
+    pub value: T,
+    /// The commit of that attempt; also known after an unknown result.
+    pub committed: Committed,
+    /// Whether another run of the same key has committed it.
+    pub is_repeat: bool,
+}
+
+/// Runs `body` in a transaction and commits it exactly once. See [`Bus::run_exactly_once`](crate::Bus::run_exactly_once).
+pub(crate) async fn exactly_once<T, F, R>(
+    db: &Database,
+    keys: &Keys,
+    key: Option<&[u8]>,
+    body: F,
+) -> Result<CommittedOnce<T>>
+where
+    T: Serialize + DeserializeOwned,
+    F: Fn(Transaction) -> R,
+    R: Future<Output = Result<T>>,
+{
+    let mut run = Run::new(db.env(), keys, key)?;
+    let policy = RetryPolicy::default();
+    let mut tries = Tries::begin(db.begin(), db.env(), &policy);
+    loop {
+        let tx = tries.transaction();
+        let error = match run.look_up(&tx, tries.number()).await {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => match body(tx.clone()).await {
+                Ok(value) => match run.commit(&tx, value).await {
+                    Ok(done) => return Ok(done),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        tries.recover(error).await.map_err(|error| run.last_error(error))?;
+    }
+}
+
+/// A run that is to be committed once.
+struct Run {
+    /// Where its result is stored.
+    key: Vec<u8>,
+    /// The key of the version before which results were cleared.
+    swept: Vec<u8>,
+    /// Identifies the run among all runs of its key.
+    id: [u8; 16],
+    /// Whether there can be a result: nobody else knows a random key, so there is none before the first attempt.
+    may_exist: bool,
+    /// The read version of the first attempt.
+    first: Option<u64>,
+    /// A failure that leaves it open whether an earlier attempt is, or will be, committed.
+    unknown: Option<StoreError>,
+}
+
+impl Run {
+    fn new(env: &Env, keys: &Keys, key: Option<&[u8]>) -> Result<Self> {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&env.random().to_be_bytes());
+        id[8..].copy_from_slice(&env.random().to_be_bytes());
+        let (may_exist, key) = (key.is_some(), key.unwrap_or(&id));
+        if !(1..=KEY_LEN_MAX).contains(&key.len()) {
+            return Err(Error::invalid("key", format!("{} bytes are not 1 to {KEY_LEN_MAX}", key.len())));
+        }
+        let (key, swept) = (keys.run_result(key), keys.runs_swept());
+        Ok(Self { key, swept, id, may_exist, first: None, unknown: None })
+    }
+
+    /// The result of the key, if it has one. Puts the key into the read-conflict set of `tx`.
+    async fn look_up<T: DeserializeOwned>(
+        &mut self,
+        tx: &Transaction,
+        attempts: u32,
+    ) -> Result<Option<CommittedOnce<T>>> {
+        // The version must be from before the commit: a late commit with a later version would see no conflict.
+        let version = tx.read_version().await?;
+        let first = *self.first.get_or_insert(version);
+        if !std::mem::replace(&mut self.may_exist, true) {
+            tx.add_read_conflict(&KeyRange::key(&self.key));
+            return Ok(None);
+        }
+        let (found, swept) = tokio::try_join!(
+            tx.get(&self.key, Isolation::Serializable),
+            tx.get(&self.swept, Isolation::Snapshot)
+        )?;
+        let Some(found) = found else {
+            if swept_version(swept.as_deref())? > first {
+                let last = self.unknown.clone().unwrap_or(StoreError::COMMIT_UNKNOWN_RESULT);
+                return Err(Error::RetriesExhausted { attempts, last });
+            }
+            self.unknown.take_if(|unknown| is_settled(unknown));
+            return Ok(None);
+        };
+        let RunResult { versionstamp, run, value } = RunResult::from_bytes(&found)?;
+        let value = serde_json::from_slice(&value)
+            .map_err(|error| Error::invalid("key", format!("its result is of another type: {error}")))?;
+        Ok(Some(CommittedOnce { value, committed: Committed { versionstamp }, is_repeat: run != self.id }))
+    }
+
+    /// Commits the present attempt, whose body has returned `value`.
+    async fn commit<T: Serialize>(&mut self, tx: &Transaction, value: T) -> Result<CommittedOnce<T>> {
+        let json = serde_json::to_vec(&value).map_err(|error| Error::invalid("result", error.to_string()))?;
+        tx.atomic(AtomicOp::SetVersionstampedValue, &self.key, &RunResult::operand(&self.id, &json));
+        match tx.commit().await {
+            Ok(committed) => {
+                let committed = committed.expect("the key was written");
+                Ok(CommittedOnce { value, committed, is_repeat: false })
+            }
+            Err(Error::Store(unknown)) if unknown.is_maybe_committed() => {
+                if self.unknown.as_ref().is_none_or(is_settled) {
+                    self.unknown = Some(unknown.clone());
+                }
+                Err(unknown.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The error to return when `error` ends the run: that of an unknown result takes precedence.
+    fn last_error(&mut self, error: Error) -> Error {
+        match (self.unknown.take(), error) {
+            (Some(last), Error::RetriesExhausted { attempts, .. }) => {
+                Error::RetriesExhausted { attempts, last }
+            }
+            (Some(unknown), error) if !error.is_maybe_committed() => {
+                tracing::debug!(%error, %unknown, "a run ended before its result was known");
+                unknown.into()
+            }
+            (_, error) => error,
+        }
+    }
+}
+
+/// Whether a commit that has failed with `unknown` either has happened by now or never will.
+fn is_settled(unknown: &StoreError) -> bool {
+    unknown.code() == StoreError::COMMIT_UNKNOWN_RESULT.code()
+}
+
+/// The version before which results were cleared, as it is `stored`.
+pub(crate) fn swept_version(stored: Option<&[u8]>) -> Result<u64> {
+    let Some(stored) = stored else { return Ok(0) };
+    let mut reader = Reader::new("sweep of idempotency keys", stored);
+    let version = reader.u64()?;
+    reader.finish()?;
+    Ok(version)
+}
