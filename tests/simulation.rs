@@ -7,7 +7,6 @@
 
 use std::{
     collections::BTreeSet,
-    process::Command,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -36,7 +35,7 @@ fn what_is_promised_holds_in_every_world() {
             let outcome = simulate(seed, &Options::default());
             met.lock().unwrap().extend(outcome.witnesses.into_keys());
             let replay = format!(
-                "NOTIBUS_TRACE=1 cargo run --release --features simulation -- simulate --seeds 1 --from {seed}"
+                "NOTIBUS_SEEDS=1 NOTIBUS_SEED={seed} cargo test --release --features simulation --test simulation"
             );
             assert!(outcome.failure.is_none(), "seed {seed}: {}\nreplay: {replay}", outcome.failure.unwrap());
         };
@@ -68,29 +67,6 @@ fn the_same_seed_makes_the_same_world() {
         assert_eq!(first, second, "seed {seed}");
         assert!(one.lines().count() > 100, "a world is more than this");
     }
-}
-
-/// Regression: the trace had an address, which differs in each process.
-#[test]
-fn two_processes_make_the_same_world() {
-    let run = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_notibus"));
-        let output =
-            command.args(["simulate", "--seeds", "1", "--from", "1632"]).env("NOTIBUS_TRACE", "1").output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // The report at the end says how long it took.
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.lines()
-            .filter(|line| line.starts_with('[') || line.starts_with(' '))
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    let (one, other) = (run(), run());
-    assert!(one.len() > 1_000, "a world is more than this");
-    let differs = one.iter().zip(&other).position(|(one, other)| one != other);
-    assert_eq!(differs.map(|line| (&one[line], &other[line])), None);
-    assert_eq!(one.len(), other.len());
 }
 
 /// Shrinks a failing world.

@@ -176,18 +176,6 @@ impl Database {
         Arc::new(Embedded::new(Engine::memory(env)))
     }
 
-    /// The store in the folder `path`, without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn folder_backend(path: &Path, env: Env) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(Embedded::new(Engine::open(path, env)?)))
-    }
-
-    /// The store without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
-        &self.backend
-    }
-
     /// The handle of a process that sees the store as `backend` shows it.
     #[cfg(feature = "simulation")]
     pub(crate) fn over(backend: Arc<dyn Backend>, env: Env) -> Self {

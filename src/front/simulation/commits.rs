@@ -7,8 +7,7 @@ use std::{
     collections::BTreeMap,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Wake},
-    thread::{self, Thread},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -122,7 +121,7 @@ struct Awaited(Arc<Flight>);
 impl Future for Awaited {
     type Output = Result<Option<Versionstamp>>;
 
-    /// In simulated time the answer comes after the arrival; with threads the store may be behind.
+    /// The answer comes after the arrival.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self.0.state.lock() {
             FlightState::Arrived(result) => Poll::Ready(result.take().expect("it is taken once")),
@@ -163,7 +162,7 @@ impl Flight {
         if let Some(size) = shared.plan.fold_size_max.filter(|_| is_fold(&self.mutations)) {
             self.inner.set_option(TransactionOption::SizeLimit(size));
         }
-        let result = wait(self.inner.commit());
+        let result = ready(self.inner.commit());
         let Issuer { process, generation } = self.issuer;
         let too_large = StoreError::TRANSACTION_TOO_LARGE.code();
         if result.as_ref().is_err_and(|error| error.code() == Some(too_large)) {
@@ -238,26 +237,6 @@ pub(super) struct Doubt {
     pub touched: Touched,
     /// What the store has answered.
     pub answer: Error,
-}
-
-/// The answer to a commit, for which this thread waits if the engine has a thread of its own.
-fn wait<T: Unpin>(mut answer: Answer<'_, T>) -> Result<T> {
-    struct Unpark(Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Arc::new(Unpark(thread::current())).into();
-    let mut context = Context::from_waker(&waker);
-    loop {
-        match answer.poll_unpin(&mut context) {
-            Poll::Ready(result) => return result,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
 
 /// The answer of the engine, which never waits without a thread.

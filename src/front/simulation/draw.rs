@@ -5,11 +5,10 @@
 mod absences;
 mod doubts;
 mod jobs;
-mod real_time;
 mod relocation;
 mod sizes;
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::time::Duration;
 
 use fastrand::Rng;
 
@@ -48,8 +47,6 @@ use crate::{
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct WorldPlan {
-    /// The threads of each process, in real time; `None` if all share one, in simulated time.
-    pub threads: Option<NonZeroUsize>,
     /// Partitions of the bus.
     pub partitions: u32,
     /// Shards that the feed begins with.
@@ -240,7 +237,6 @@ impl WorldPlan {
         let groups = random.usize(0..=2);
         let churns_groups = has_janitor && groups > 0 && random.u32(0..4) == 0;
         let plan = Self {
-            threads: None,
             partitions: 1 << random.u32(0..=3),
             shards: random.u32(1..=4),
             names: names(random),
@@ -349,7 +345,7 @@ impl WorldPlan {
 
     /// Whether the store answers without delay, on the thread that asks.
     pub fn may_read_at_once(&self) -> bool {
-        self.latency_us == 0 && self.threads.is_none()
+        self.latency_us == 0
     }
 
     /// Whether a process can be the janitor.

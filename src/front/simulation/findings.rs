@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -19,24 +19,10 @@ use super::{
 };
 use crate::state::stats::Stats;
 
-/// What has been done in worlds so far. They count while they run, so that it can be shown.
-#[derive(Debug, Default)]
-#[non_exhaustive]
-pub struct Done {
-    /// Commits that have changed something.
-    pub commits: AtomicU64,
-    /// Events that were recorded in them.
-    pub events: AtomicU64,
-    /// Rows that subscribers and clients were given.
-    pub deliveries: AtomicU64,
-}
-
 /// What was found in a world so far, and its clock, which dates it.
 #[derive(Default)]
 pub(super) struct Findings {
     pub time: Time,
-    /// What was done so far, also in other worlds.
-    done: Arc<Done>,
     trace: Trace,
     /// The faults that struck, and how often.
     faults: Mutex<BTreeMap<Fault, u64>>,
@@ -51,20 +37,9 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Nothing yet, at the beginning of `time`; the trace is kept if `is_traced`.
-    pub fn new(time: Time, done: &Arc<Done>, is_traced: bool) -> Self {
-        Self { time, done: Arc::clone(done), trace: Trace::new(is_traced), ..Self::default() }
-    }
-
-    /// Counts a commit that records so many events.
-    pub fn committed(&self, events: u64) {
-        self.done.commits.fetch_add(1, Ordering::Relaxed);
-        self.done.events.fetch_add(events, Ordering::Relaxed);
-    }
-
-    /// Counts a row that was given to a subscriber or a client.
-    pub fn delivered(&self) {
-        self.done.deliveries.fetch_add(1, Ordering::Relaxed);
+    /// Nothing yet, at the beginning of time; the trace is kept if `is_traced`.
+    pub fn new(is_traced: bool) -> Self {
+        Self { trace: Trace::new(is_traced), ..Self::default() }
     }
 
     /// Counts `fault`.

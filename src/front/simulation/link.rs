@@ -10,7 +10,6 @@ use futures_util::FutureExt;
 
 use super::{
     issuer::Issuer,
-    notes::Notes,
     shared::Shared,
     time::{Clock, Time},
     witness::Fault,
@@ -29,15 +28,13 @@ pub(super) struct Link {
     pub issuer: Issuer,
     /// True time.
     pub env: Env,
-    /// Where the process notes what it sees, if its store is a cluster, which nobody else watches.
-    pub notes: Option<Arc<Notes>>,
 }
 
 impl Link {
     /// The connection of `issuer`.
     pub fn new(shared: Arc<Shared>, issuer: Issuer) -> Self {
         let env = Env::new(Arc::new(Clock::exact(&shared.time, issuer.process)));
-        Self { shared, issuer, env, notes: None }
+        Self { shared, issuer, env }
     }
 
     /// How long a step of the network takes.

@@ -23,9 +23,7 @@
 
 mod actors;
 mod app;
-mod cluster;
 mod commits;
-mod decoders;
 mod draw;
 mod event;
 mod findings;
@@ -34,9 +32,7 @@ mod guarantee;
 mod issuer;
 mod keyspace;
 mod link;
-mod log;
 mod machine;
-mod notes;
 mod options;
 mod oracle;
 mod part;
@@ -50,18 +46,14 @@ mod trace;
 mod witness;
 mod world;
 
-use std::{collections::BTreeMap, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-pub use cluster::{Cluster, Member, take_part, torture_cluster};
-pub use decoders::Decoder;
-pub use findings::Done;
 pub use guarantee::{Broken, Guarantee};
 pub use options::Options;
 pub use part::{Actor, Part};
 pub use witness::{Fault, Witness};
 
-use self::{draw::WorldPlan, findings::Findings, shared::Shared, time::Time, trace::Listener, world::World};
-use crate::base::error::Result;
+use self::{draw::WorldPlan, findings::Findings, shared::Shared, trace::Listener, world::World};
 
 /// The result of a world.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,8 +73,6 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// The rows of the store at the end of the faults, if they were asked for.
     pub rows: Vec<(Vec<u8>, Vec<u8>)>,
-    /// What the oracle was informed of, if that was asked for: lines of JSON.
-    pub history: Option<String>,
 }
 
 /// Whether the same seed makes the same world in this build: tokio must have been built with `--cfg tokio_unstable`, as it is in
@@ -97,16 +87,8 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
         seed,
         WorldPlan::draw(seed, options),
         options,
-        Findings::new(Time::default(), &Arc::default(), options.trace),
+        Findings::new(options.trace),
     )
-}
-
-/// Makes the world of `seed` in real time, in which each process has so many threads, and runs it to its end. What happens in it is
-/// not the same each time. It counts in `done`. It blocks the thread, and must not be called within a runtime.
-pub fn torture(seed: u64, threads: NonZeroUsize, options: &Options, done: &Arc<Done>) -> Outcome {
-    let mut plan = WorldPlan::draw(seed, options).in_real_time(seed, threads);
-    plan.is_durable &= options.folder.is_none();
-    run(seed, plan, options, Findings::new(Time::real(), done, options.trace))
 }
 
 /// Runs the world of `plan`, which was drawn from `seed`, to its end.
@@ -114,16 +96,12 @@ fn run(seed: u64, plan: WorldPlan, options: &Options, findings: Findings) -> Out
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
     let shared = Shared::new(plan, random.fork(), findings);
     shared.keep_rows(options.rows);
-    if options.history {
-        shared.oracle().keep_history(seed);
-    }
     shared.note(|| format!("seed {seed}: {:#?}", shared.plan));
     let listener = Listener::new({
         let shared = Arc::clone(&shared);
         move |level, message, fields| shared.hear(level, message, fields)
     });
-    let folder = options.folder.clone();
-    tracing::subscriber::with_default(listener, || World::new(&shared, random, folder).run());
+    tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
     outcome(&shared, seed)
 }
 
@@ -137,14 +115,5 @@ fn outcome(shared: &Shared, seed: u64) -> Outcome {
         witnesses: shared.witnesses(),
         elapsed: shared.time.now(),
         rows: shared.take_rows(),
-        history: shared.oracle().take_history(),
     }
-}
-
-/// Judges the history of a world again, as [`Outcome::history`] has kept it: the first thing that was not as it should be, with its
-/// line, as far as that can be seen from outside. `None` if everything was.
-///
-/// Fails with [`Error::Invalid`](crate::Error::Invalid) if it is no history, or one of another version.
-pub fn judge(history: &str) -> Result<Option<Broken>> {
-    oracle::judge(history)
 }

@@ -1,6 +1,6 @@
 //! [`Options`] of a simulation.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use super::part::Part;
 
@@ -19,10 +19,6 @@ pub struct Options {
     pub without: Vec<Part>,
     /// Whether to keep the rows of the store at the end of the faults. Default: false.
     pub rows: bool,
-    /// Whether to keep the history of the world, to [`judge`](super::judge) it again. Default: false.
-    pub history: bool,
-    /// An empty folder for the store of a world in real time, on the disk of the machine. Default: none; the store is in memory.
-    pub folder: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -34,8 +30,6 @@ impl Default for Options {
             trace: false,
             without: Vec::new(),
             rows: false,
-            history: false,
-            folder: None,
         }
     }
 }

@@ -1,11 +1,9 @@
 //! [`Process`]: a process of the world, with a runtime of its own that runs only when the world runs it.
 //!
 //! With a runtime per process, a crash drops all tasks of the process at once, and a pause simply does not run the
-//! process. All runtimes share one thread, one after the other; or each has threads of its own, which a pause holds up.
+//! process. All runtimes share one thread, one after the other.
 
 use std::{
-    cell::RefCell,
-    num::NonZeroUsize,
     pin::Pin,
     sync::{
         Arc,
@@ -14,9 +12,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
-use tracing::dispatcher::{self, DefaultGuard};
 
 /// Whether runs can be replayed: only this cfg makes tokio's own random numbers depend on the seed.
 pub(super) const IS_REPLAYABLE: bool = cfg!(tokio_unstable);
@@ -25,21 +22,6 @@ pub(super) struct Process {
     runtime: Runtime,
     /// Wakes the process's run when nothing is left to do.
     idle: Arc<Idle>,
-    /// Its own threads, if it has any.
-    threads: Option<Threads>,
-}
-
-struct Threads {
-    count: NonZeroUsize,
-    /// Holds them up while the process is paused.
-    gate: Arc<Gate>,
-}
-
-/// A gate that holds threads up while it is shut.
-#[derive(Default)]
-struct Gate {
-    is_shut: Mutex<bool>,
-    opens: Condvar,
 }
 
 /// Whether a runtime has nothing left to do.
@@ -62,41 +44,7 @@ impl Process {
         let _ = seed;
         let runtime = builder.build().expect("a runtime without drivers needs nothing of the system");
         runtime.spawn(main);
-        Self { runtime, idle, threads: None }
-    }
-
-    /// A process that runs `main` on so many threads of its own. What they log goes where this thread's log goes.
-    pub fn start_threads(count: NonZeroUsize, main: impl Future<Output = ()> + Send + 'static) -> Self {
-        thread_local! {
-            static LOG: RefCell<Option<DefaultGuard>> = const { RefCell::new(None) };
-        }
-        let log = dispatcher::get_default(Clone::clone);
-        let mut builder = Builder::new_multi_thread();
-        builder.worker_threads(count.get());
-        builder.on_thread_start(move || LOG.set(Some(dispatcher::set_default(&log))));
-        builder.on_thread_stop(|| LOG.set(None));
-        let runtime = builder.build().expect("the system has room for some more threads");
-        runtime.spawn(main);
-        let threads = Threads { count, gate: Arc::default() };
-        Self { runtime, idle: Arc::default(), threads: Some(threads) }
-    }
-
-    /// Holds its own threads up, each when its present task waits.
-    pub fn pause(&self) {
-        let Some(Threads { count, gate }) = &self.threads else { return };
-        *gate.is_shut.lock() = true;
-        for _ in 0..count.get() {
-            let gate = Arc::clone(gate);
-            self.runtime.spawn(async move { gate.pass() });
-        }
-    }
-
-    /// Lets its own threads go on.
-    pub fn resume(&self) {
-        if let Some(Threads { gate, .. }) = &self.threads {
-            *gate.is_shut.lock() = false;
-            gate.opens.notify_all();
-        }
+        Self { runtime, idle }
     }
 
     /// Runs until nothing is left to do before time passes.
@@ -105,17 +53,9 @@ impl Process {
         self.runtime.block_on(UntilIdle(&self.idle));
     }
 
-    /// Crashes: drops all tasks at once; with threads, each task where it waits next.
+    /// Crashes: drops all tasks at once.
     pub fn crash(self) {
-        self.resume();
         drop(self.runtime);
-    }
-}
-
-impl Gate {
-    /// Blocks the thread while the gate is shut.
-    fn pass(&self) {
-        self.opens.wait_while(&mut self.is_shut.lock(), |is_shut| *is_shut);
     }
 }
 

@@ -76,7 +76,7 @@ impl Relocation {
             let own = before.iter().filter(of_layer).map(|(key, value)| (key.clone(), value.clone()));
             copy(&own.collect(), &*self.engine);
         }
-        shared.oracle().moved(self.plan.way);
+        shared.oracle().moved();
     }
 }
 

@@ -10,7 +10,6 @@ use super::{
     commits::send,
     keyspace::show_key,
     link::Link,
-    log::record,
     witness::{Fault, Witness},
 };
 use crate::{
@@ -51,14 +50,6 @@ impl Interceptor for Link {
         }))
     }
 
-    fn asks_versions(&self) -> bool {
-        self.notes.is_some()
-    }
-
-    fn has_read_at(&self, version: u64) {
-        self.notes.iter().for_each(|notes| notes.knows(version));
-    }
-
     fn has_read(&self, operation: &Operation, rows: usize, _bytes: usize) {
         if let Operation::Get { key, .. } = operation
             && rows > 0
@@ -93,7 +84,7 @@ impl Interceptor for Link {
         if commit.attempt.operations.iter().any(|done| matches!(done, Operation::Watch { .. })) {
             self.shared.fail("a watch was set in a transaction that writes".to_owned());
         }
-        if self.notes.is_some() { record(self, commit) } else { send(self, commit) }
+        send(self, commit)
     }
 }
 

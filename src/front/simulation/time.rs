@@ -2,9 +2,6 @@
 //!
 //! Time stands still while a process can run, and then leaps to the next entry of the schedule. Entries of the same
 //! moment come in the order in which they were added, so nothing depends on the machine.
-//!
-//! Where processes have threads of their own, time is that of the machine: it passes while they run, and the world waits until the
-//! next entry is due.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,11 +11,11 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{event::Event, issuer::ProcessId};
 use crate::base::env::{Env, Environment};
@@ -40,15 +37,6 @@ pub(super) enum Due {
 #[derive(Clone, Default)]
 pub(super) struct Time {
     schedule: Arc<Mutex<Schedule>>,
-    /// Only if time is that of the machine.
-    real: Option<Arc<Real>>,
-}
-
-/// The time of the machine.
-struct Real {
-    began: Instant,
-    /// Wakes the world, which waits for an entry: there is an earlier one.
-    earlier: Condvar,
 }
 
 #[derive(Default)]
@@ -63,39 +51,8 @@ struct Schedule {
 }
 
 impl Time {
-    /// The time of the machine, from now on.
-    pub fn real() -> Self {
-        let real = Real { began: Instant::now(), earlier: Condvar::new() };
-        Self { schedule: Arc::default(), real: Some(Arc::new(real)) }
-    }
-
-    /// Whether it is the time of the machine.
-    pub fn is_real(&self) -> bool {
-        self.real.is_some()
-    }
-
-    /// The schedule, at the present time.
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        let mut schedule = self.schedule.lock();
-        if let Some(real) = &self.real {
-            schedule.now = nanos(real.began.elapsed());
-        }
-        schedule
-    }
-
-    /// The schedule, when its first entry is due.
-    fn due(&self) -> MutexGuard<'_, Schedule> {
-        let mut schedule = self.schedule();
-        let Some(real) = &self.real else { return schedule };
-        loop {
-            let first = schedule.due.first_key_value().map(|((at, _), _)| *at);
-            match first.map(|at| at.saturating_sub(schedule.now)) {
-                Some(0) => return schedule,
-                Some(left) => _ = real.earlier.wait_for(&mut schedule, Duration::from_nanos(left)),
-                None => real.earlier.wait(&mut schedule),
-            }
-            schedule.now = nanos(real.began.elapsed());
-        }
+        self.schedule.lock()
     }
 
     /// Adds `due` at `at`, after the entries of that moment.
@@ -103,11 +60,6 @@ impl Time {
         let place = (at, schedule.next);
         schedule.next += 1;
         schedule.due.insert(place, due);
-        if let Some(real) = &self.real
-            && schedule.due.first_key_value().is_some_and(|(first, _)| *first == place)
-        {
-            real.earlier.notify_one();
-        }
         place
     }
 
@@ -128,11 +80,8 @@ impl Time {
         self.schedule().runnable.insert(process);
     }
 
-    /// The processes that can run, except for those that `is_paused`; none where they have threads of their own.
+    /// The processes that can run, except for those that `is_paused`.
     pub fn runnable(&self, is_paused: impl Fn(ProcessId) -> bool) -> Vec<ProcessId> {
-        if self.is_real() {
-            return Vec::new();
-        }
         self.schedule().runnable.iter().copied().filter(|&process| !is_paused(process)).collect()
     }
 
@@ -141,11 +90,11 @@ impl Time {
         self.schedule().runnable.remove(&process);
     }
 
-    /// Leaps to the next entry, or waits until it is due, and takes it; `None` if there is none.
+    /// Leaps to the next entry, and takes it; `None` if there is none.
     pub fn leap(&self) -> Option<Event> {
         loop {
             let waker = {
-                let mut schedule = self.due();
+                let mut schedule = self.schedule();
                 let ((at, _), due) = schedule.due.pop_first()?;
                 schedule.now = schedule.now.max(at);
                 match due {

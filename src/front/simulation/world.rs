@@ -1,11 +1,9 @@
 //! [`World`]: processes, a store and faults.
 //!
 //! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process
-//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens. Where processes have threads of
-//! their own, they run by themselves, and this thread is the store: commits arrive, and are judged, one after the other.
+//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens.
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -78,25 +76,11 @@ struct Slot {
     is_done: Arc<AtomicBool>,
 }
 
-impl Slot {
-    fn pause(&mut self) {
-        self.is_paused = true;
-        self.process.iter().for_each(Process::pause);
-    }
-
-    fn resume(&mut self) {
-        self.is_paused = false;
-        self.process.iter().for_each(Process::resume);
-    }
-}
-
 pub(super) struct World {
     shared: Arc<Shared>,
     engine: Arc<dyn Backend>,
     /// The machine of a durable store.
     machine: Option<Machine>,
-    /// The folder of the store, if it is on the disk of this machine.
-    folder: Option<PathBuf>,
     /// A copy of the folder, which was made while it was in use, and the version at which that was.
     copy: Option<(SimulatedDisk, u64)>,
     /// The move of the bus, while it is under way.
@@ -114,16 +98,15 @@ pub(super) struct World {
 
 impl World {
     /// A world in which nothing has happened yet.
-    pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng, folder: Option<PathBuf>) -> Self {
+    pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng) -> Self {
         let time = &shared.time;
         let machine = shared
             .plan
             .is_durable
             .then(|| Machine::new(&mut random, true_time(time)).expect("an empty disk can be used"));
-        let engine = match (&machine, &folder) {
-            (Some(machine), _) => machine.store(),
-            (None, Some(folder)) => Database::folder_backend(folder, true_time(time)).expect("it is empty"),
-            (None, None) => Database::memory_backend(true_time(time)),
+        let engine = match &machine {
+            Some(machine) => machine.store(),
+            None => Database::memory_backend(true_time(time)),
         };
         let slots = shared.mover() + usize::from(shared.plan.relocation.is_some());
         let slots = (0..slots).map(|process| Slot {
@@ -138,7 +121,6 @@ impl World {
             shared: Arc::clone(shared),
             engine,
             machine,
-            folder,
             copy: None,
             relocation: None,
             slots,
@@ -200,7 +182,7 @@ impl World {
             Event::Start(process) => self.start(process),
             Event::Resume(issuer) => {
                 if is_living(&self.slots, issuer) {
-                    self.slots[issuer.process].resume();
+                    self.slots[issuer.process].is_paused = false;
                     self.shared.note(|| format!("process {}.{} goes on", issuer.process, issuer.generation));
                 }
             }
@@ -254,10 +236,7 @@ impl World {
             ends.store(true, Ordering::Relaxed);
         };
         let seed = self.random.u64(..);
-        let started = match shared.plan.threads {
-            None => Process::start(seed, main),
-            Some(threads) => Process::start_threads(threads, main),
-        };
+        let started = Process::start(seed, main);
         let slot = &mut self.slots[process];
         (slot.clock, slot.is_paused, slot.is_done) = (clock, false, is_done);
         slot.process = Some(started);
@@ -481,7 +460,7 @@ impl World {
             if shared.strikes(Fault::Pause) {
                 let pause = pause();
                 shared.note(|| format!("process {process}.{} pauses for {pause:?}", issuer.generation));
-                slot.pause();
+                slot.is_paused = true;
                 shared.time.after(pause, Event::Resume(issuer));
             }
             if shared.strikes(Fault::ClockJump) {
@@ -505,7 +484,7 @@ impl World {
             rows.map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
         });
         for process in 0..self.slots.len() {
-            self.slots[process].resume();
+            self.slots[process].is_paused = false;
             self.start(process);
         }
         self.shared.time.after(POLL_INTERVAL, Event::Poll);
@@ -544,7 +523,6 @@ impl World {
             };
             match unrest {
                 None => {
-                    shared.oracle().rested();
                     self.enter(Phase::End);
                 }
                 Some(unrest) if passed > REST_MAX + REST_PER_ENTRY * shared.oracle().entries() => {
@@ -571,13 +549,6 @@ impl World {
     fn finish(&mut self) {
         self.is_over = true;
         let left = rows(&*self.engine.begin());
-        if let Some(folder) = &self.folder {
-            let read = Database::open_dir_to_read(folder).map(|(store, _)| rows(&*store.backend().begin()));
-            if !read.as_ref().is_ok_and(|rows| *rows == left) {
-                let reason = format!("its folder has other rows than the store: {:?}", read.err());
-                self.shared.fail(Guarantee::Durable.broken(reason));
-            }
-        }
         if let Some(machine) = &self.machine {
             machine.close();
             match machine.restarted(&mut self.random, &true_time(&self.shared.time)) {
@@ -589,8 +560,7 @@ impl World {
                 self.restore(machine, disk, version);
             }
         }
-        let mut oracle = self.shared.oracle();
-        oracle.ended();
+        let oracle = self.shared.oracle();
         if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_store(&left)) {
             self.shared.fail(reason);
         }

@@ -48,14 +48,6 @@ pub(crate) trait Interceptor: Send + Sync + 'static {
         None
     }
 
-    /// Whether it wants to know at which versions is read.
-    fn asks_versions(&self) -> bool {
-        false
-    }
-
-    /// Something was read at `version`, if it wants to know.
-    fn has_read_at(&self, _version: u64) {}
-
     /// The read `operation` has returned `rows` rows, of `bytes` bytes of keys and values.
     fn has_read(&self, _operation: &Operation, _rows: usize, _bytes: usize) {}
 
@@ -217,10 +209,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
             if let Some(permission) = permission {
                 permission.await?;
             }
-            let result = read(Arc::clone(&inner)).await?;
-            if interceptor.asks_versions() {
-                interceptor.has_read_at(inner.read_version().await?);
-            }
+            let result = read(inner).await?;
             let (rows, bytes) = measure(&result);
             interceptor.has_read(&operation, rows, bytes);
             Ok(result)

@@ -33,8 +33,7 @@ impl Mirrored {
         bits: u64,
         tasks: &mut JoinSet<()>,
     ) -> Result<Option<Self>> {
-        // With threads, rows can come between a view and its judgement.
-        if actor.shared.time.is_real() || (bits >> 32) & 1 == 0 {
+        if (bits >> 32) & 1 == 0 {
             return Ok(None);
         }
         let interest = choice::mirrored(actor, bits >> 33);

@@ -83,10 +83,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     }
     if plan.follower {
         tasks.spawn(follower::run(actor.clone()));
-        // With threads, the oracle can learn of a commit after the last check.
-        if !shared.time.is_real() {
-            checked.spawn(Catalogue::new(&actor).run());
-        }
+        checked.spawn(Catalogue::new(&actor).run());
     }
     let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
     if notifier || dispatcher || janitor || consumer {

@@ -242,8 +242,7 @@ impl Taker {
     fn replace(&mut self, stream: &mut Stream) {
         self.interest = choice::interest(&self.actor);
         let Self { actor, id, interest, .. } = self;
-        // With threads, rows can pass it before the filter is replaced.
-        let position = (!actor.shared.time.is_real()).then(|| stream.cursor());
+        let position = Some(stream.cursor());
         actor.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
         actor.shared.oracle().replaced(&actor.shared, *id, interest, position.map(Into::into));
         stream.replace(interest.filter());

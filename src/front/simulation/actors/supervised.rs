@@ -119,12 +119,6 @@ impl HandleOwner {
         };
         let panics = calls.is_none() && actor.random(2) == 0;
         let manner = Manner { form: form.into(), skips: terms.skips, panics };
-        let mut terms = *terms;
-        if actor.shared.time.is_real() {
-            // The tail can move before the receiver has begun.
-            terms.start = terms.start.or_else(|| source.position());
-        }
-        let terms = &terms;
         let subscribe = match cursor {
             None => source.subscribe(interest, terms)?,
             Some(name) => source.subscribe_durably(actor, interest, terms, name).await?,
@@ -190,10 +184,6 @@ impl HandleOwner {
     /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
     async fn wait_at_barrier(&self, Begun { handle, id, passed }: &Begun) {
         let Self { actor, source, .. } = self;
-        // With threads, the oracle can learn of a commit after others have.
-        if actor.shared.time.is_real() {
-            return;
-        }
         let recorded = actor.shared.oracle().recorded_so_far();
         let wait = async {
             let version = actor.db.begin().read_version().await.ok()?;

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use serde::{Deserialize, Serialize};
 
 /// How a bus moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::front::simulation) enum Way {
     /// It is exported, and imported into an empty store; the layer copies its own rows.
     Export,

@@ -7,7 +7,6 @@ use super::{
     Oracle,
     commit::{Change, StoredChanges, Verdict},
     given::Start,
-    history::HistoryEvent,
     interest::Interest,
     models::subscriber::{Manner, SubscriberId},
     stored_item::StoredItem,
@@ -48,16 +47,9 @@ impl Oracle {
         let known = self.durable(&cursor);
         let id = known.unwrap_or(self.next_reader + 1);
         let is_known = known.is_some();
-        self.keep(|| HistoryEvent::SubscribedDurably {
-            id,
-            by: issuer.into(),
-            cursor: cursor.clone(),
-            interest: (&interest).into(),
-            manner: manner.clone(),
-        });
         let stored = self.cursors.get(&cursor).copied();
         let start = stored.map_or(Start::Nothing, Start::from);
-        if stored.is_none() && !self.is_noting() {
+        if stored.is_none() {
             findings.fail(Guarantee::Bookmarkable.broken(format!("{cursor} is used, and was never saved")));
         }
         if stored == Some(Cursor::EXPIRED) {

@@ -12,7 +12,6 @@ use std::{
 use super::{
     Oracle,
     commit::{Change, ObservedCommit, StoredChanges, Verdict},
-    history::{HistoryEvent, Row, Text},
     models::documents::{DocFeed, DocTail, DocTailId, Touched},
     stored_item::StoredItem,
 };
@@ -160,7 +159,6 @@ impl Oracle {
 
     /// Judges the rows read in pages of the documents of `instance`.
     pub fn judge_doc_pages(&mut self, instance: DbInstance, read: &[Arc<DocChange>]) -> Verdict {
-        self.keep(|| HistoryEvent::DocPages { instance: Text(instance), rows: Row::of_docs(read) });
         let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
         let read: Vec<_> = read.iter().map(|row| (row.sequence, &row.doc)).collect();
         let expected: Vec<_> = feed.rows.iter().map(|(at, (_, doc))| (*at, doc)).collect();
@@ -188,8 +186,6 @@ impl Oracle {
     /// Adds a tail of the documents of `instance`, after `start`.
     pub fn doc_tailed(&mut self, issuer: Issuer, instance: DbInstance, start: Sequence) -> DocTailId {
         self.next_reader += 1;
-        let id = self.next_reader;
-        self.keep(|| HistoryEvent::DocTailed { id, by: issuer.into(), instance: Text(instance), start });
         let tail = DocTail { issuer, instance, start, read: BTreeSet::new(), at: start };
         self.doc_tails.insert(self.next_reader, tail);
         self.next_reader
@@ -197,7 +193,6 @@ impl Oracle {
 
     /// Judges rows that a tail of documents has read.
     pub fn doc_tail_read(&mut self, findings: &Findings, id: DocTailId, rows: &[Arc<DocChange>]) {
-        self.keep(|| HistoryEvent::DocTailRead { id, rows: Row::of_docs(rows) });
         let Some(tail) = self.doc_tails.get_mut(&id) else { return };
         let feed = self.documents.get(&tail.instance);
         for row in rows {
@@ -220,7 +215,6 @@ impl Oracle {
 
     /// Judges the end of a tail for `reason`, which is right only if the database is gone.
     pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
-        self.keep(|| HistoryEvent::DocTailEnded { id, reason: reason.to_owned() });
         let Some(tail) = self.doc_tails.remove(&id) else { return };
         if self.documents.contains_key(&tail.instance) {
             let reason =

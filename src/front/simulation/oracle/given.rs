@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 
 use crate::base::{
     cursor::{Cursor, Knowledge},
@@ -12,8 +11,7 @@ use crate::base::{
 };
 
 /// The knowledge of a subscriber at its beginning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::front::simulation) enum Start {
     Nothing,
     /// Everything up to here.

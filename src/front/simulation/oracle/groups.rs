@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     FEED, Oracle, Placed,
     commit::{ObservedCommit, StoredChanges, Verdict},
-    history::{HistoryEvent, Text},
     models::{documents::DocFeed, group::GroupModel},
     stored_item::StoredItem,
 };
@@ -56,7 +55,6 @@ impl Oracle {
 
     /// Records that an observer has worked on rows, apart from its checkpoint.
     pub fn observed(&mut self, group: &GroupName, generation: u64, rows: &[Sequence]) {
-        self.keep(|| HistoryEvent::Observed { group: Text(group.clone()), generation, rows: rows.to_vec() });
         if let Some(group) = self.groups.get_mut(group).filter(|group| group.generation == generation) {
             group.done.extend(rows);
             group.is_used = true;

@@ -14,13 +14,6 @@ pub(in crate::front::simulation) struct Glob {
     matches: fn(&str) -> bool,
 }
 
-impl Glob {
-    /// As a filter is given it.
-    pub(super) fn pattern(&self) -> &'static str {
-        self.pattern
-    }
-}
-
 impl fmt::Debug for Glob {
     /// Without an address, which differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,12 +39,6 @@ pub(in crate::front::simulation) const GLOBS: [Glob; 4] = [
 pub(in crate::front::simulation) struct Predicate {
     title: &'static str,
     matches: fn(&str) -> bool,
-}
-
-impl Predicate {
-    pub(super) fn title(&self) -> &'static str {
-        self.title
-    }
 }
 
 impl fmt::Debug for Predicate {

@@ -56,11 +56,6 @@ impl Jobs {
         Self { failing, derived, saved, cleaned, marks, parked, owed }
     }
 
-    /// The names of the databases whose jobs fail forever.
-    pub fn failing(&self) -> &[DbName] {
-        &self.failing
-    }
-
     /// Judges the changes of a commit by jobs and triggers.
     pub fn judge(
         &mut self,

@@ -29,18 +29,15 @@ mod finish;
 mod freshness;
 mod given;
 mod groups;
-mod history;
 mod interest;
 mod jobs;
 mod leases;
 mod ledger;
 mod models;
 mod moves;
-mod noting;
 mod operations;
 mod parked;
 mod readers;
-mod replay;
 mod stored_item;
 #[cfg(feature = "http")]
 mod web;
@@ -57,7 +54,6 @@ pub(super) use self::models::web::WebClientId;
 pub(super) use self::{
     commit::{Change, ObservedCommit, is_fold},
     given::{Given, GivenDdocs, GivenRow, Start},
-    history::{By, Hex, HistoryEvent},
     interest::{GLOBS, Interest, PREDICATES, Which},
     models::{
         documents::DocTailId,
@@ -65,12 +61,10 @@ pub(super) use self::{
         subscriber::{Manner, SubscriberId},
     },
     moves::{judge_moved, unfinished},
-    replay::judge,
     stored_item::group_key,
 };
 use self::{
     commit::{StoredChanges, Verdict},
-    history::{Head, Text},
     jobs::Jobs,
     ledger::Ledger,
     models::{
@@ -89,7 +83,6 @@ use super::{
     guarantee::{Broken, Guarantee},
     issuer::{Issuer, ProcessId},
     keyspace::BUS_PREFIX,
-    notes::Notes,
     witness::Witness,
 };
 use crate::{
@@ -191,10 +184,6 @@ pub(super) struct Oracle {
     lost_watches: BTreeSet<(Issuer, Vec<u8>)>,
     /// Whether a process has ever crashed.
     has_crashed: bool,
-    /// What it was informed of, line by line, if that is to be kept.
-    history: Option<String>,
-    /// Where it notes what it is informed of, if another one is to judge that.
-    notes: Option<Arc<Notes>>,
 }
 
 impl Oracle {
@@ -251,55 +240,12 @@ impl Oracle {
             next_reader: 0,
             lost_watches: BTreeSet::new(),
             has_crashed: false,
-            history: None,
-            notes: None,
         }
-    }
-
-    /// From now on nothing is judged by the times of commits.
-    pub fn distrust_clocks(&mut self) {
-        self.has_steady_clocks = false;
     }
 
     /// From now on no node may be removed before its expiry, because no clock of this world jumps.
     pub fn trust_clocks(&mut self) {
         self.has_steady_clocks = true;
-    }
-
-    /// Keeps from now on what it is informed of: it is the oracle of the world of `seed`.
-    pub fn keep_history(&mut self, seed: u64) {
-        let failing = self.jobs.as_ref().map(Jobs::failing);
-        let mut head = Head::new(seed, self.partitions, &self.names, self.has_documents, failing);
-        head.steady_clocks = self.has_steady_clocks;
-        head.unworkable = self.unworkable.as_ref().map(|names| names.iter().cloned().map(Text).collect());
-        head.given_up = self.given_up.as_ref().map(|names| names.iter().cloned().map(Text).collect());
-        let head = serde_json::to_string(&head).expect("a head is plain data");
-        self.history = Some(head + "\n");
-    }
-
-    /// What it was informed of since, if that was to be kept.
-    pub fn take_history(&mut self) -> Option<String> {
-        self.history.take()
-    }
-
-    fn keep(&mut self, seen: impl FnOnce() -> HistoryEvent) {
-        if let Some(notes) = &self.notes {
-            return notes.write(&seen());
-        }
-        if let Some(history) = &mut self.history {
-            history.push_str(&serde_json::to_string(&seen()).expect("what is seen is plain data"));
-            history.push('\n');
-        }
-    }
-
-    /// Everything has come to rest.
-    pub fn rested(&mut self) {
-        self.keep(|| HistoryEvent::Rested);
-    }
-
-    /// All processes have shut down.
-    pub fn ended(&mut self) {
-        self.keep(|| HistoryEvent::Ended);
     }
 
     /// The number of topology entries so far.
@@ -309,7 +255,6 @@ impl Oracle {
 
     /// A process has joined as `node`.
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
-        self.keep(|| HistoryEvent::Joined { by: issuer.into(), node: Text(node) });
         self.nodes.entry(issuer).or_default().insert(node);
     }
 
@@ -320,26 +265,22 @@ impl Oracle {
 
     /// The store was opened again after all processes had crashed. These nodes are in it.
     pub fn opened_again(&mut self, nodes: BTreeSet<NodeId>) {
-        self.keep(|| HistoryEvent::OpenedAgain { nodes: nodes.iter().copied().map(Text).collect() });
         self.dead = nodes;
     }
 
     /// A watch of a process will never fire.
     pub fn watch_lost(&mut self, issuer: Issuer, key: &[u8]) {
-        self.keep(|| HistoryEvent::WatchLost { by: issuer.into(), key: Hex::of(key) });
         self.lost_watches.insert((issuer, key.to_vec()));
     }
 
     /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
     pub fn crashed(&mut self, issuer: Issuer) {
-        self.keep(|| HistoryEvent::Crashed { by: issuer.into() });
         self.has_crashed = true;
         self.forget(issuer);
     }
 
     /// A process has dropped everything that it had begun, and begins again.
     pub fn gone(&mut self, issuer: Issuer) {
-        self.keep(|| HistoryEvent::Gone { by: issuer.into() });
         self.forget(issuer);
     }
 
@@ -366,7 +307,6 @@ impl Oracle {
         if self.mover == Some(seen.issuer.process) {
             return self.judge_move(findings, seen);
         }
-        self.keep(|| HistoryEvent::of_commit(seen));
         let items: Vec<(StoredItem, &Change)> =
             seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
         if let Err(broken) = self.judge(findings, seen, &items) {
@@ -396,7 +336,6 @@ impl Oracle {
             return Guarantee::Consistent.fails("a transaction has touched the keys of two buses".to_owned());
         }
         let recorded = self.judge_app(seen, items)?;
-        findings.committed(recorded.values().map(Counters::total).sum());
         self.judge_documents(findings, seen, items)?;
         if let Some(jobs) = &mut self.jobs {
             jobs.judge(findings, seen, items, &self.documents)?;
@@ -459,7 +398,6 @@ impl Oracle {
         if self.mover == Some(issuer.process) {
             return;
         }
-        self.keep(|| HistoryEvent::of_refusal((issuer, is_late), code, keys, conflicts));
         if is_late {
             findings.witness(Witness::LateCommitRefused);
         }

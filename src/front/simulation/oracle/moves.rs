@@ -5,7 +5,6 @@ use bytes::Bytes;
 use super::{
     Oracle,
     commit::{ObservedCommit, Verdict},
-    history::HistoryEvent,
     stored_item::StoredItem,
 };
 use crate::{
@@ -104,8 +103,7 @@ impl Oracle {
     }
 
     /// The bus has moved. No process of before works any more.
-    pub fn moved(&mut self, way: Way) {
-        self.keep(|| HistoryEvent::Moved { way });
+    pub fn moved(&mut self) {
         self.incarnation.0 += 1;
         self.owners.clear();
         self.beats.clear();

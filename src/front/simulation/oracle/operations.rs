@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::{
     Oracle,
     commit::{ObservedCommit, Verdict},
-    history::{HistoryEvent, Text},
     models::operation::Operation,
 };
 use crate::{
@@ -17,7 +16,6 @@ use crate::{
 impl Oracle {
     /// From now on `issuer` resets or deletes the group `name` of notifications. Its call before has ended.
     pub fn operates(&mut self, issuer: Issuer, name: &GroupName, is_forced: bool) {
-        self.keep(|| HistoryEvent::Operates { by: issuer.into(), group: Text(name.clone()), is_forced });
         self.operations.insert(issuer, Operation { group: name.clone(), is_forced, is_done: false });
     }
 

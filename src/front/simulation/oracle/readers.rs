@@ -10,7 +10,6 @@ use super::{
     account::{Account, Wants},
     commit::Verdict,
     given::{Given, GivenRow, Start},
-    history::{HistoryEvent, Row},
     interest::Interest,
     models::{
         delivery_order::DeliveryOrder,
@@ -37,14 +36,6 @@ impl Oracle {
         manner: Manner,
         start: Start,
     ) -> SubscriberId {
-        let id = self.next_reader + 1;
-        self.keep(|| HistoryEvent::Subscribed {
-            id,
-            by: issuer.into(),
-            interest: (&interest).into(),
-            manner: manner.clone(),
-            start,
-        });
         self.add_subscriber(issuer, interest, manner, start)
     }
 
@@ -86,7 +77,6 @@ impl Oracle {
         manner: Manner,
         start: Start,
     ) {
-        self.keep(|| HistoryEvent::Resumed { id, by: issuer.into(), manner: manner.clone(), start });
         self.go_on(findings, (issuer, id), manner, start);
     }
 
@@ -135,7 +125,6 @@ impl Oracle {
         interest: &Interest,
         start: Option<Start>,
     ) {
-        self.keep(|| HistoryEvent::Replaced { id, interest: interest.into(), start });
         if let Some(start) = start {
             self.judge_claim(findings, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         }
@@ -168,7 +157,6 @@ impl Oracle {
 
     /// A subscriber claims that everything up to `position` was delivered to it.
     pub fn stands(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
-        self.keep(|| HistoryEvent::Stands { id, at: position });
         self.stand(findings, id, position);
     }
 
@@ -226,10 +214,6 @@ impl Oracle {
 
     /// Judges something that a subscriber has received.
     pub fn received(&mut self, findings: &Findings, id: SubscriberId, given: &Given) {
-        self.keep(|| HistoryEvent::Given { id, given: given.into() });
-        if self.is_noting() {
-            return;
-        }
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
             Given::Failed => Ok(()),
@@ -240,7 +224,6 @@ impl Oracle {
             Given::Lagged { from, to } => subscriber.lag(findings, &self.ledger, (*from, *to)),
             Given::Expired { horizon } => subscriber.expire(findings, *horizon, self.horizon),
             Given::Row(given) => {
-                findings.delivered();
                 self.receive_row(findings, id, given)
             }
         };
@@ -309,8 +292,6 @@ impl Oracle {
     /// Adds a follower, which reads the feed shard by shard, from the very beginning.
     pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
         self.next_reader += 1;
-        let id = self.next_reader;
-        self.keep(|| HistoryEvent::Followed { id, by: issuer.into() });
         let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
         self.followers.insert(self.next_reader, follower);
         self.next_reader
@@ -318,16 +299,11 @@ impl Oracle {
 
     /// Removes a follower, which has to begin again.
     pub fn unfollowed(&mut self, id: FollowerId) {
-        self.keep(|| HistoryEvent::Unfollowed { id });
         self.followers.remove(&id);
     }
 
     /// Judges rows that a follower has read.
     pub fn followed_rows(&mut self, findings: &Findings, id: FollowerId, rows: &[Arc<Notification>]) {
-        self.keep(|| HistoryEvent::FollowedRows { id, rows: rows.iter().map(|row| Row::of(row)).collect() });
-        if self.is_noting() {
-            return;
-        }
         let Some(follower) = self.followers.get_mut(&id) else { return };
         for row in rows {
             if self.past.get(&row.sequence) != Some(row) {
@@ -347,7 +323,6 @@ impl Oracle {
 
     /// Judges the end of a shard that a follower has received.
     pub fn followed_over(&mut self, findings: &Findings, id: FollowerId, shard: ShardId) {
-        self.keep(|| HistoryEvent::FollowedOver { id, shard: shard.0 });
         let Some(follower) = self.followers.get_mut(&id) else { return };
         findings.witness(Witness::ShardFollowedOver);
         if !follower.ended.insert(shard) {

@@ -11,7 +11,6 @@ use super::{
     account::{Account, Wants},
     commit::Verdict,
     given::Start,
-    history::{HistoryEvent, kind_names},
     models::{
         documents::DocTailId,
         web::{WebClient, WebClientId},
@@ -37,8 +36,6 @@ impl Oracle {
     ) -> WebClientId {
         let known = self.web_client_at(slot);
         let id = known.unwrap_or(self.next_reader + 1);
-        let (process, number) = slot;
-        self.keep(|| HistoryEvent::WebClient { id, process, number, kinds: kind_names(kinds), start });
         if known.is_some() {
             self.web_rests(id);
             return id;
@@ -73,7 +70,6 @@ impl Oracle {
 
     /// Two clients go on where the other was.
     pub(super) fn web_swap(&mut self, one: WebClientId, other: WebClientId) {
-        self.keep(|| HistoryEvent::WebHopped { one, other });
         let slot_of = |id: &WebClientId| self.web_clients.get(id).map(|client| client.slot);
         let (Some(of_one), Some(of_other)) = (slot_of(&one), slot_of(&other)) else { return };
         for (id, slot) in [(one, of_other), (other, of_one)] {
@@ -99,7 +95,6 @@ impl Oracle {
 
     /// A request of a client: its position and its types.
     pub(super) fn web_asks_as(&mut self, id: WebClientId) -> (String, String) {
-        self.keep(|| HistoryEvent::WebAsks { id });
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
         client.is_asking = true;
@@ -120,13 +115,6 @@ impl Oracle {
         id: WebClientId,
         (name, kind, seq): (&str, &str, &str),
     ) -> Verdict {
-        self.keep(|| HistoryEvent::WebRow {
-            id,
-            name: name.to_owned(),
-            kind: kind.to_owned(),
-            seq: seq.to_owned(),
-        });
-        findings.delivered();
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
         let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
@@ -161,7 +149,6 @@ impl Oracle {
 
     /// Judges a position that a client was sent.
     pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
-        self.keep(|| HistoryEvent::WebStands { id, seq: seq.to_owned() });
         self.web_stand(id, seq)
     }
 
@@ -185,7 +172,6 @@ impl Oracle {
 
     /// Judges the refusal of a client's position as too old.
     pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
-        self.keep(|| HistoryEvent::WebExpired { id, horizon });
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
         let surely = std::mem::replace(&mut client.surely, Start::Nothing);
@@ -219,7 +205,6 @@ impl Oracle {
 
     /// A client of `_changes` asks again: rows after its position may come again.
     pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
-        self.keep(|| HistoryEvent::DocTailGoesOn { id });
         if let Some(tail) = self.doc_tails.get_mut(&id) {
             tail.at = Sequence::MIN;
         }
@@ -233,13 +218,6 @@ impl Oracle {
         seq: &str,
         (doc, rev, is_deleted): (&str, &str, bool),
     ) -> Verdict {
-        self.keep(|| HistoryEvent::WebChange {
-            id,
-            seq: seq.to_owned(),
-            doc: doc.to_owned(),
-            rev: rev.to_owned(),
-            is_deleted,
-        });
         let at = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
         let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
         // The database may be gone by now, and another one may have its name.

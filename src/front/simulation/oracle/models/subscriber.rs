@@ -6,7 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use serde::{Deserialize, Serialize};
 
 use crate::{
     base::{
@@ -33,7 +32,7 @@ use crate::{
 pub(in crate::front::simulation) type SubscriberId = u64;
 
 /// How a subscriber receives.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::front::simulation) struct Manner {
     /// The kind of its receiver: a word for messages.
     pub form: Cow<'static, str>,
