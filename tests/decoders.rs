@@ -10,14 +10,13 @@ mod common;
 use std::{panic::catch_unwind, sync::LazyLock};
 
 use common::{db, eager, joined, narrow_bus, record, row_with, stored};
-use notibus::{
-    DispatcherOptions, Filter, group::GroupOptions, store::Database, test_util::Decoder,
-};
+use notibus::{DispatcherOptions, Filter, group::GroupOptions, store::Database, test_util::Decoder};
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 /// Rows of a store with a bus at work.
 static ROWS: LazyLock<Vec<(Vec<u8>, Vec<u8>)>> = LazyLock::new(|| {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let rows = runtime.block_on(rows_of_a_bus());
     assert!(rows.len() > 30, "{} rows are few", rows.len());
     rows

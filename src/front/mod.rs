@@ -2,7 +2,5 @@
 
 #[cfg(feature = "http")]
 pub mod http;
-#[cfg(feature = "simulation")]
-pub mod simulation;
 #[cfg(feature = "test-util")]
 pub mod test_util;

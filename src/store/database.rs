@@ -170,24 +170,12 @@ impl Database {
         Self { backend, env, ids: Arc::default(), runs: Arc::default() }
     }
 
-    /// A new store in memory, without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn memory_backend(env: Env) -> Arc<dyn Backend> {
-        Arc::new(Embedded::new(Engine::memory(env)))
-    }
-
-    /// The handle of a process that sees the store as `backend` shows it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn over(backend: Arc<dyn Backend>, env: Env) -> Self {
-        Self::new(backend, env)
-    }
-
-    /// A handle on the store that `wrap` puts around this one. To the store it is another process.
+    /// A handle on the store that `wrap` puts around this one, for a process with this `env`. To the store it is another process.
     #[cfg(any(test, feature = "test-util"))]
-    pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
+    pub(super) fn wrapped<B: Backend>(&self, env: Env, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self {
             backend: Arc::new(wrap(Arc::clone(&self.backend))),
-            env: self.env.clone(),
+            env,
             ids: Arc::new(self.ids.of_another_process()),
             runs: Arc::clone(&self.runs),
         }

@@ -35,11 +35,10 @@ mod operation;
 mod trace;
 mod wrapper;
 
-pub use disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
+pub use disk::{DiskFault, DiskOperation, DiskStore, SimulatedDisk, Unsynced};
 pub use fault::{CommitFault, WatchFault};
 pub use faults::{Faults, OperationCounts};
 pub use gate::Gate;
 pub use operation::{Attempt, Operation};
 pub use trace::Trace;
-#[cfg(feature = "simulation")]
-pub(crate) use wrapper::{Commit, Failed, Inner, Interceptor, Wrapper};
+pub use wrapper::{Commit, DeferredCommit, Failed, Interceptor, Stamp, intercepted};
