@@ -55,8 +55,8 @@ pub mod store;
 
 #[cfg(feature = "http")]
 pub use front::http;
-#[cfg(feature = "simulation")]
-pub use front::simulation;
+#[cfg(feature = "test-util")]
+pub use front::test_util;
 
 pub use base::{
     cursor::Cursor,

@@ -1,23 +1,49 @@
 //! Decoders of bytes from outside never panic, and understand what they accept: the targets in `fuzz/`, as
 //! property tests.
 //!
-//! Their input is arbitrary bytes, and rows of the store of a simulated world with a part changed, cut off or doubled.
+//! Their input is arbitrary bytes, and rows of the store of a bus with a part changed, cut off or doubled.
 
-#![cfg(feature = "simulation")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
 
 use std::{panic::catch_unwind, sync::LazyLock};
 
-use notibus::simulation::{Decoder, Options, simulate};
+use common::{db, eager, joined, narrow_bus, record, row_with, stored};
+use notibus::{DispatcherOptions, Filter, group::GroupOptions, store::Database, test_util::Decoder};
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// Rows of the stores of some worlds that are still at work.
+/// Rows of a store with a bus at work.
 static ROWS: LazyLock<Vec<(Vec<u8>, Vec<u8>)>> = LazyLock::new(|| {
-    let options = Options { rows: true, ..Options::default() };
-    let rows: Vec<_> = (0..3).flat_map(|seed| simulate(seed, &options).rows).collect();
-    assert!(rows.len() > 100, "{} rows are few", rows.len());
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let rows = runtime.block_on(rows_of_a_bus());
+    assert!(rows.len() > 30, "{} rows are few", rows.len());
     rows
 });
+
+async fn rows_of_a_bus() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let node = joined(&bus).await;
+    let _notifier = node.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    bus.group("readers").unwrap().create(&GroupOptions::default()).await.unwrap();
+    let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("kept").unwrap()).await.unwrap();
+    drop(durable.stream());
+    for number in 0..5 {
+        record(&store, &bus, &db(&format!("db{number}"), 1), [1, 0, number, 1]).await;
+    }
+    for number in 0..5 {
+        row_with(&bus, &db(&format!("db{number}"), 1), [1, 0, number, 1]).await;
+    }
+    // These wait in the counters.
+    drop(node);
+    for number in 0..3 {
+        record(&store, &bus, &db(&format!("db{number}"), 1), [0, 1, 0, 0]).await;
+    }
+    stored(&store, b"").await.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+}
 
 /// Texts that are read as queries, bodies and positions.
 const TEXTS: [&str; 6] = [

@@ -1,7 +1,7 @@
 #![no_main]
-//! See `notibus::simulation::Decoder::Keys`.
+//! See `notibus::test_util::Decoder::Keys`.
 
 use libfuzzer_sys::fuzz_target;
-use notibus::simulation::Decoder;
+use notibus::test_util::Decoder;
 
 fuzz_target!(|input: &[u8]| Decoder::Keys.run(input));

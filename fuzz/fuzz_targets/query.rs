@@ -1,7 +1,7 @@
 #![no_main]
-//! See `notibus::simulation::Decoder::Query`.
+//! See `notibus::test_util::Decoder::Query`.
 
 use libfuzzer_sys::fuzz_target;
-use notibus::simulation::Decoder;
+use notibus::test_util::Decoder;
 
 fuzz_target!(|input: &[u8]| Decoder::Query.run(input));

@@ -407,12 +407,6 @@ impl Bus {
     pub fn stats(&self) -> StatsSnapshot {
         self.context.stats.snapshot()
     }
-
-    /// The counts themselves, which may outlive the bus.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn counts(&self) -> &Arc<crate::state::stats::Stats> {
-        &self.context.stats
-    }
 }
 
 /// Reads the configuration, or creates the bus with the configuration of `new` and this topology.

@@ -1,6 +1,6 @@
-//! What stands before a bus: HTTP, and the simulation that judges it. The command is beside, in `src/bin`.
+//! What stands before a bus: HTTP, and what tests see of its inside. The command is beside, in `src/bin`.
 
 #[cfg(feature = "http")]
 pub mod http;
-#[cfg(feature = "simulation")]
-pub mod simulation;
+#[cfg(feature = "test-util")]
+pub mod test_util;

@@ -8,7 +8,7 @@
 pub(crate) mod autosave;
 mod owed;
 mod parked;
-#[cfg(all(test, feature = "simulation"))]
+#[cfg(test)]
 mod tests;
 
 pub(crate) use self::parked::Parked;

@@ -158,38 +158,10 @@ impl Database {
         Self { backend, env, runs: Arc::default() }
     }
 
-    /// A new store in memory, without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn memory_backend(env: Env) -> Arc<dyn Backend> {
-        Arc::new(Embedded::new(Engine::memory(env)))
-    }
-
-    /// The store in the folder `path`, without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn folder_backend(path: &Path, env: Env) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(Embedded::new(Engine::open(path, env)?)))
-    }
-
-    /// The store without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
-        &self.backend
-    }
-
-    /// The handle of a process that sees the store as `backend` shows it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn over(backend: Arc<dyn Backend>, env: Env) -> Self {
-        Self::new(backend, env)
-    }
-
-    /// A handle on the store that `wrap` puts around this one. To the store it is another process.
+    /// A handle on the store that `wrap` puts around this one, for a process with this `env`. To the store it is another process.
     #[cfg(any(test, feature = "test-util"))]
-    pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
-        Self {
-            backend: Arc::new(wrap(Arc::clone(&self.backend))),
-            env: self.env.clone(),
-            runs: Arc::clone(&self.runs),
-        }
+    pub(super) fn wrapped<B: Backend>(&self, env: Env, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
+        Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env, runs: Arc::clone(&self.runs) }
     }
 
     /// A new transaction. Most callers want [`Database::run`], which commits and retries.

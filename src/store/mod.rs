@@ -37,12 +37,8 @@ pub use crate::base::{
     env::{Env, Environment},
     error::{OpenCause, StoreError},
 };
-#[cfg(feature = "simulation")]
-pub(crate) use backend::{Answer, Backend, TransactionBackend};
 pub use database::Database;
 pub use embedded::{Damage, FolderReport};
-#[cfg(feature = "simulation")]
-pub(crate) use embedded::{Embedded, FolderOptions};
 pub(crate) use extension::Extension;
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};

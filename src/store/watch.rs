@@ -20,7 +20,8 @@ use crate::base::error::Result;
 pub struct Watch(BoxFuture<'static, Result<()>>);
 
 impl Watch {
-    pub(crate) fn new(future: impl Future<Output = Result<()>> + Send + 'static) -> Self {
+    /// A watch that fires with `future`, or fails with it: for what stands between a store and its users.
+    pub fn new(future: impl Future<Output = Result<()>> + Send + 'static) -> Self {
         Self(Box::pin(future))
     }
 }

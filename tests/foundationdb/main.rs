@@ -60,8 +60,6 @@ mod sharding;
 mod stage;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
 mod states;
-#[cfg(all(unix, feature = "cli", feature = "simulation"))]
-mod torture;
 
 /// Makes one trial of each function.
 macro_rules! trials {
@@ -139,9 +137,6 @@ fn all() -> Vec<Trial> {
         }
         chaos {
             #[cfg(all(unix, feature = "cli", feature = "http"))] nothing_acknowledged_is_missing
-        }
-        torture {
-            #[cfg(all(unix, feature = "cli", feature = "simulation"))] nothing_is_lost_while_processes_and_the_server_die
         }
         sharding {
             readers_see_every_change_once_and_in_order_through_any_reshard

@@ -1,5 +1,6 @@
 """The copy of the project that gets mistakes: how it is made and built, and how worlds look for a mistake."""
 
+import json
 import os
 import pathlib
 import re
@@ -11,7 +12,12 @@ ROOT = HERE.parent.parent
 PLACE = ROOT / "target/mutations"
 COPY = PLACE / "copy"
 
-BUILT = ["--release", "--locked", "--features", "simulation"]
+BUILT = ["--release", "--locked"]
+# Builds the simulation.
+WORLDS = ["test", *BUILT, "--no-run", "--test", "simulation", "--message-format=json"]
+
+# The program that runs worlds, once it is built.
+programs = []
 
 
 def copy():
@@ -33,9 +39,14 @@ def cargo(*arguments, env=None, **settings):
     return subprocess.run(["cargo", *arguments], cwd=COPY, env=env, **settings)
 
 
+def built(lines):
+    """Takes the place of the program from what cargo prints."""
+    programs[:] = [of["executable"] for of in map(json.loads, lines) if of.get("executable") and of["profile"]["test"]]
+
+
 def build():
-    """Builds the program, and sees that worlds are in order as long as no mistake is switched on."""
-    cargo("build", *BUILT, "--bin", "notibus", check=True)
+    """Builds the simulation, and sees that worlds are in order as long as no mistake is switched on."""
+    built(cargo(*WORLDS, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines())
     if first := simulate("", 300):
         raise SystemExit(f"without a mistake, seed {first[0]} fails: {first[1]}")
 
@@ -47,8 +58,7 @@ def limited(command, seconds_max):
 
 def simulate(mistake, seeds, seconds_max="unlimited"):
     """The first of `seeds` worlds that finds `mistake`, and how it fails; None if none does."""
-    program = PLACE / "build/release/notibus"
-    command = [program, "simulate", "--seeds", str(seeds), "--threads", "1", "--shrink", "0"]
+    command = [programs[0], "--seeds", str(seeds), "--test-threads", "1"]
     env = os.environ | {"NOTIBUS_MUTATION": mistake}
     ended = subprocess.run(limited(command, seconds_max), env=env, capture_output=True, text=True)
     if failed := re.search(r"^seed (\d+) failed: (.*)", ended.stderr, re.M):

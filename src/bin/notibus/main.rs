@@ -16,16 +16,12 @@ mod relocate;
 mod replay;
 mod serve;
 mod signals;
-#[cfg(feature = "simulation")]
-mod simulate;
 mod status;
 mod store;
 mod table;
 mod tail;
 mod target;
 mod topology;
-#[cfg(feature = "simulation")]
-mod torture;
 mod triggers;
 
 use std::{
@@ -108,9 +104,6 @@ enum Command {
     Replay(replay::Args),
     /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
     Serve(serve::Args),
-    /// Run simulated worlds in which everything goes wrong, and check the guarantees of the bus.
-    #[cfg(feature = "simulation")]
-    Simulate(simulate::Args),
     /// Print the status of a bus on one screen: its feed, backlog, nodes and groups.
     Status(status::Args),
     /// Print the rows of the feed of notifications, one for each database, in their order.
@@ -118,9 +111,6 @@ enum Command {
     /// Show or change the shards of a feed.
     #[command(subcommand)]
     Topology(topology::Command),
-    /// Run worlds in which everything goes wrong on real threads and in real time, and check the guarantees of the bus.
-    #[cfg(feature = "simulation")]
-    Torture(torture::Args),
     /// List and manage triggers, and the databases for which their jobs have failed.
     Triggers(triggers::Args),
 }
@@ -215,13 +205,9 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Record(args) => record::run(args, deadline).await,
         Command::Replay(args) => Box::pin(replay::run(args, deadline)).await,
         Command::Serve(args) => serve::run(args, deadline).await,
-        #[cfg(feature = "simulation")]
-        Command::Simulate(args) => simulate::run(&args),
         Command::Status(args) => status::run(args, deadline).await,
         Command::Tail(args) => tail::run(args, deadline).await,
         Command::Topology(command) => topology::run(command, deadline).await,
-        #[cfg(feature = "simulation")]
-        Command::Torture(args) => torture::run(args, deadline).await,
         Command::Triggers(args) => triggers::run(args, deadline).await,
     }
 }

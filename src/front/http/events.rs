@@ -151,7 +151,7 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
 }
 
 /// Reads `body` like the body of a request, for tests.
-#[cfg(feature = "simulation")]
+#[cfg(feature = "test-util")]
 pub(crate) fn decode_events(body: &[u8]) {
     drop(read(body));
 }

@@ -93,5 +93,5 @@ pub use self::{
     options::ApiOptions,
     server::{Server, ServerOptions},
 };
-#[cfg(feature = "simulation")]
+#[cfg(feature = "test-util")]
 pub(crate) use self::{events::decode_events, query::decode_query};

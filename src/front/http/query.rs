@@ -216,7 +216,7 @@ impl Query {
 }
 
 /// Reads `input` as the query string and the headers of a request, one per line, for tests.
-#[cfg(feature = "simulation")]
+#[cfg(feature = "test-util")]
 pub(crate) fn decode_query(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut lines = text.split('\n');

@@ -124,12 +124,6 @@ impl Consumer {
         shards
     }
 
-    /// The pool of the leases of its shards.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn pool(&self) -> String {
-        self.group.id.pool()
-    }
-
     /// Lets each observer finish its batch, saves the positions, closes the observers, and releases the leases. An observer that takes
     /// longer than the handover time is aborted. If this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(self) -> Result<()> {

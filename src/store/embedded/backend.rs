@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-#[cfg(feature = "simulation")]
+#[cfg(any(test, feature = "test-util"))]
 use super::folder::History;
 use super::{engine::Engine, transaction::EmbeddedTransaction};
 use crate::{
@@ -21,13 +21,13 @@ impl Embedded {
     }
 
     /// The versions that it had used before it was opened.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "test-util"))]
     pub fn history(&self) -> &History {
         self.0.history()
     }
 
     /// Closes the folder in order. No commit succeeds afterwards.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "test-util"))]
     pub fn close(&self) {
         self.0.close();
     }

@@ -175,13 +175,13 @@ impl Engine {
     }
 
     /// The versions that it had used before it was opened.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "test-util"))]
     pub fn history(&self) -> &History {
         &self.history
     }
 
     /// Closes the folder in order. No commit succeeds afterwards.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "test-util"))]
     pub fn close(&self) {
         if let Committing::Turns(worker) = &self.committing {
             worker.lock().expect("no commit has panicked").close();

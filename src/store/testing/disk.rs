@@ -12,6 +12,7 @@ use crate::{
     base::{env::Env, error::Result},
     store::{
         Database,
+        backend::Backend,
         embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock},
     },
 };
@@ -67,6 +68,32 @@ pub struct Unsynced {
     pub kept: u64,
     /// How many did not, or not as they were last written.
     pub lost: u64,
+}
+
+/// A store on a [`SimulatedDisk`], as long as it is open.
+pub struct DiskStore {
+    /// The store.
+    pub database: Database,
+    engine: Arc<Embedded>,
+}
+
+impl DiskStore {
+    /// The version of the newest recovered commit of the opening that had used `version`; `None` if the folder remembers no such
+    /// opening.
+    pub fn recovered(&self, version: u64) -> Option<u64> {
+        self.engine.history().end_of(version)
+    }
+
+    /// Closes the folder in order. No commit succeeds afterwards.
+    pub fn close(&self) {
+        self.engine.close();
+    }
+}
+
+impl fmt::Debug for DiskStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskStore").finish_non_exhaustive()
+    }
 }
 
 /// A disk in memory with one folder. Clones share it.
@@ -210,7 +237,15 @@ impl SimulatedDisk {
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open_small(&self, journal_len_min: u64) -> Result<Database> {
-        self.open_with(FolderOptions { journal_len_min, has_threads: false })
+        Ok(self.open_in(Env::system(), journal_len_min)?.database)
+    }
+
+    /// The same, for a process with this `env`.
+    pub fn open_in(&self, env: Env, journal_len_min: u64) -> Result<DiskStore> {
+        let options = FolderOptions { journal_len_min, has_threads: false };
+        let engine = Arc::new(self.engine(env.clone(), options)?);
+        let backend: Arc<dyn Backend> = Arc::<Embedded>::clone(&engine);
+        Ok(DiskStore { database: Database::new(backend, env), engine })
     }
 
     fn open_with(&self, options: FolderOptions) -> Result<Database> {
@@ -218,7 +253,7 @@ impl SimulatedDisk {
         Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
     }
 
-    pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
+    fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
         let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)?;
         Ok(Embedded::new(engine))
     }

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{
     Gate,
     operation::{Attempt, Operation},
-    wrapper::{Commit, Failed, Inner, Interceptor, wrap},
+    wrapper::{Commit, DeferredCommit, Failed, Interceptor, wrap},
 };
 use crate::{
     base::{
@@ -114,7 +114,7 @@ struct Plans {
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     /// Transactions that will commit late.
-    late: Mutex<Vec<Inner>>,
+    late: Mutex<Vec<DeferredCommit>>,
 }
 
 #[derive(Default)]
@@ -272,7 +272,7 @@ impl Interceptor for Plans {
         }
     }
 
-    fn commit(self: &Arc<Self>, mut commit: Commit<'_>) -> BoxFuture<'static, Result<Option<Versionstamp>>> {
+    fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Result<Option<Versionstamp>>> {
         match self.commit_fault(commit.attempt) {
             None => commit.happen(),
             Some(CommitFault::Before(error)) => Box::pin(ready(Err(error.into()))),
@@ -284,8 +284,7 @@ impl Interceptor for Plans {
                 })
             }
             Some(CommitFault::Late(error)) => {
-                commit.detach();
-                self.late.lock().push(commit.inner);
+                self.late.lock().push(commit.defer(true));
                 Box::pin(ready(Err(error.into())))
             }
             Some(CommitFault::Hold(gate)) => {

@@ -34,10 +34,9 @@ mod operation;
 mod trace;
 mod wrapper;
 
-pub use disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
+pub use disk::{DiskFault, DiskOperation, DiskStore, SimulatedDisk, Unsynced};
 pub use faults::{CommitFault, Faults, OperationCounts, WatchFault};
 pub use gate::Gate;
 pub use operation::{Attempt, Operation};
 pub use trace::Trace;
-#[cfg(feature = "simulation")]
-pub(crate) use wrapper::{Commit, Failed, Inner, Interceptor, Wrapper};
+pub use wrapper::{Commit, DeferredCommit, Failed, Interceptor, Stamp, intercepted};

@@ -84,18 +84,6 @@ impl Operation {
         }
     }
 
-    /// The write that it is, if it is one.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn mutation(&self) -> Option<Mutation> {
-        Some(match self.clone() {
-            Self::Set { key, value } => Mutation::Set(key, value),
-            Self::Clear { key } => Mutation::Clear(key),
-            Self::ClearRange { range } => Mutation::ClearRange(range.begin, range.end),
-            Self::Atomic { op, key, operand } => Mutation::Atomic(op, key, operand),
-            _ => return None,
-        })
-    }
-
     /// The bytes of the keys and values that it writes.
     pub fn written_bytes(&self) -> usize {
         match self {

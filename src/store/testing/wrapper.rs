@@ -1,8 +1,11 @@
 //! [`Wrapper`]: a backend around another one, which calls an [`Interceptor`] at every operation.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -13,6 +16,7 @@ use super::operation::{Attempt, Operation};
 use crate::{
     base::{
         encoding::Versionstamp,
+        env::Env,
         error::{Error, Result, StoreError},
     },
     store::{
@@ -23,16 +27,16 @@ use crate::{
 };
 
 /// A wrapped transaction, kept alive by the operations on it.
-pub(crate) type Inner = Arc<dyn TransactionBackend>;
+type Inner = Arc<dyn TransactionBackend>;
 
 /// The error with which an attempt has failed for good, if its interceptor wants it to.
-pub(crate) type Failed = Arc<Mutex<Option<StoreError>>>;
+pub type Failed = Arc<Mutex<Option<StoreError>>>;
 
 /// The result of a commit: the stamp, if there was anything to write.
-type Stamp = Result<Option<Versionstamp>>;
+pub type Stamp = Result<Option<Versionstamp>>;
 
 /// Stands between a transaction and its store. By default it changes nothing.
-pub(crate) trait Interceptor: Send + Sync + 'static {
+pub trait Interceptor: Send + Sync + 'static {
     /// An attempt does its first operation.
     fn begins(&self) {}
 
@@ -48,14 +52,6 @@ pub(crate) trait Interceptor: Send + Sync + 'static {
         None
     }
 
-    /// Whether it wants to know at which versions is read.
-    fn asks_versions(&self) -> bool {
-        false
-    }
-
-    /// Something was read at `version`, if it wants to know.
-    fn has_read_at(&self, _version: u64) {}
-
     /// The read `operation` has returned `rows` rows, of `bytes` bytes of keys and values.
     fn has_read(&self, _operation: &Operation, _rows: usize, _bytes: usize) {}
 
@@ -68,18 +64,19 @@ pub(crate) trait Interceptor: Send + Sync + 'static {
         set
     }
 
+    /// Decides about a commit.
     fn commit(self: &Arc<Self>, commit: Commit<'_>) -> BoxFuture<'static, Stamp> {
         commit.happen()
     }
 }
 
 /// A commit that an interceptor decides about.
-pub(crate) struct Commit<'a> {
+pub struct Commit<'a> {
     /// What is committed.
     pub attempt: &'a Attempt,
-    pub inner: Inner,
+    inner: Inner,
     /// The wrapped store.
-    pub store: &'a Arc<dyn Backend>,
+    store: &'a Arc<dyn Backend>,
     /// The transaction that the wrapper goes on with.
     next: &'a mut Inner,
 }
@@ -91,14 +88,44 @@ impl Commit<'_> {
         Box::pin(async move { inner.commit().await })
     }
 
-    /// Gives the wrapper another transaction: this one goes on without it.
-    pub fn detach(&mut self) {
-        *self.next = Arc::from(self.store.begin());
+    /// Keeps the wrapped transaction, to commit it later. With `is_detached`, the wrapper goes on with another one, so that its caller
+    /// can begin again before that.
+    pub fn defer(self, is_detached: bool) -> DeferredCommit {
+        if is_detached {
+            *self.next = Arc::from(self.store.begin());
+        }
+        DeferredCommit(self.inner)
+    }
+}
+
+/// A commit that has still to happen, or never does if it is dropped.
+pub struct DeferredCommit(Inner);
+
+impl DeferredCommit {
+    /// Sets an option of the transaction.
+    pub fn set_option(&self, option: TransactionOption) {
+        self.0.set_option(option);
+    }
+
+    /// Commits the transaction.
+    pub async fn commit(&self) -> Stamp {
+        self.0.commit().await
+    }
+
+    /// The ranges on which the commit has failed, if the option to report them was set.
+    pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
+        self.0.conflicting_ranges().await
+    }
+}
+
+impl fmt::Debug for DeferredCommit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeferredCommit").finish_non_exhaustive()
     }
 }
 
 /// A backend around another one.
-pub(crate) struct Wrapper<I> {
+struct Wrapper<I> {
     inner: Arc<dyn Backend>,
     interceptor: Arc<I>,
     /// The number of the last attempt.
@@ -107,12 +134,17 @@ pub(crate) struct Wrapper<I> {
 
 /// The store of `db` behind `interceptor`.
 pub(super) fn wrap<I: Interceptor>(db: &Database, interceptor: &Arc<I>) -> Database {
-    db.wrapped(|inner| Wrapper::new(inner, Arc::clone(interceptor)))
+    intercepted(db, db.env().clone(), interceptor)
+}
+
+/// The store of `db` behind `interceptor`, for a process with this `env`.
+pub fn intercepted<I: Interceptor>(db: &Database, env: Env, interceptor: &Arc<I>) -> Database {
+    db.wrapped(env, |inner| Wrapper::new(inner, Arc::clone(interceptor)))
 }
 
 impl<I> Wrapper<I> {
     /// The store `inner` behind `interceptor`.
-    pub fn new(inner: Arc<dyn Backend>, interceptor: Arc<I>) -> Self {
+    fn new(inner: Arc<dyn Backend>, interceptor: Arc<I>) -> Self {
         Self { inner, interceptor, attempts: Arc::default() }
     }
 }
@@ -217,10 +249,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
             if let Some(permission) = permission {
                 permission.await?;
             }
-            let result = read(Arc::clone(&inner)).await?;
-            if interceptor.asks_versions() {
-                interceptor.has_read_at(inner.read_version().await?);
-            }
+            let result = read(inner).await?;
             let (rows, bytes) = measure(&result);
             interceptor.has_read(&operation, rows, bytes);
             Ok(result)

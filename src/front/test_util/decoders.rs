@@ -1,0 +1,180 @@
+//! [`Decoder`]: all decoders of bytes from outside: from the store, a disk, a client, or a file.
+//!
+//! None may panic, whatever its input is. An accepted value has to be the same after it is written and read again.
+//! `fuzz/` gives them the inputs of a fuzzer, `tests/decoders.rs` rows of a store, with some of them changed.
+
+use std::fmt::Debug;
+
+use bytes::Bytes;
+
+use crate::{
+    base::{
+        cursor::{Cursor, Start},
+        encoding::{Sequence, Tally},
+        error::Result,
+        event::{DbInstance, DbName, DdocId},
+        notification::Notification,
+    },
+    roles::changes::{Change, DocId, Revision},
+    state::{
+        feed::FeedRow,
+        keys::{
+            Config, CursorRow, DeadLetterRow, FoldMark, GroupName, GroupParkedRow, GroupRow, Idleness, Keys,
+            Lease, NodeId, NodeRow, OwedRow, ParkedRow, RowSpace, ShardId, TopologyRow, Trouble,
+            checkpoint_position,
+        },
+    },
+    store::testing::SimulatedDisk,
+};
+
+/// A group of decoders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Decoder {
+    /// The decoders of keys, and of rows that need their key: the first byte of the input is the length of the key.
+    Keys,
+    /// The decoders of values.
+    Values,
+    /// The parsers of text: cursors, sequences, names, revisions.
+    Texts,
+    /// A folder in which one of the files has these bytes.
+    Journal,
+    /// The query string and the headers of a request, a line each.
+    #[cfg(feature = "http")]
+    Query,
+    /// The body of a request that records events.
+    #[cfg(feature = "http")]
+    Events,
+}
+
+impl Decoder {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Keys,
+        Self::Values,
+        Self::Texts,
+        Self::Journal,
+        #[cfg(feature = "http")]
+        Self::Query,
+        #[cfg(feature = "http")]
+        Self::Events,
+    ];
+
+    /// Decodes `input`.
+    ///
+    /// # Panics
+    ///
+    /// If a decoder panics, or does not read its own bytes again.
+    pub fn run(self, input: &[u8]) {
+        match self {
+            Self::Keys => keys(input),
+            Self::Values => values(input),
+            Self::Texts => texts(&String::from_utf8_lossy(input)),
+            Self::Journal => journal(input),
+            #[cfg(feature = "http")]
+            Self::Query => crate::front::http::decode_query(input),
+            #[cfg(feature = "http")]
+            Self::Events => crate::front::http::decode_events(input),
+        }
+    }
+}
+
+/// Runs the decoders of keys.
+fn keys(input: &[u8]) {
+    let (len, rest) = input.split_first().unwrap_or((&0, &[]));
+    let (key, value) = rest.split_at(usize::from(*len).min(rest.len()));
+    let keys = Keys::new(&b"bus"[..]).expect("the prefix is short");
+    let row = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+    drop(keys.age_mark_of(&row));
+    drop(keys.parked_row(&row));
+    drop(keys.dead_letter_row(&row));
+    drop(keys.ddoc_row(&row));
+    drop(keys.node_of(key));
+    drop(keys.role_of_node(key));
+    drop(keys.node_of_role(key));
+    drop(keys.group_of(key));
+    drop(keys.checkpoint_shard(key));
+    drop(keys.status_shard(key));
+    drop(keys.drain_row(row.clone()));
+    drop(keys.lease_row(key, value));
+    drop(keys.cursor_id(key));
+    drop(keys.scan_db(&row));
+    drop(keys.owed_name(&row));
+    drop(keys.lowest_checkpoint_group(key));
+    drop(keys.group_parked_id(key));
+    drop(keys.newest_id(key));
+    drop(keys.topology_key(key));
+    drop(RowSpace::new(&b"bus"[..]).sequence(key));
+    if let Ok((feed, row)) = keys.topology_row(&row) {
+        assert_eq!(keys.topology(&feed, row.first), key, "a topology entry stands elsewhere");
+    }
+}
+
+/// Decodes `bytes`; an accepted value has to be the same after it is written and read again.
+fn round<T: PartialEq + Debug>(
+    bytes: &[u8],
+    read: impl Fn(&[u8]) -> Result<T>,
+    write: impl Fn(&T) -> Vec<u8>,
+) {
+    let Ok(value) = read(bytes) else { return };
+    let again = read(&write(&value)).expect("what was written can be read");
+    assert_eq!(value, again, "it was read from {bytes:?}");
+}
+
+/// Runs the decoders of values.
+fn values(input: &[u8]) {
+    round(input, Config::from_bytes, |it| it.to_bytes());
+    round(input, CursorRow::from_bytes, |it| it.to_bytes());
+    round(input, |bytes| DeadLetterRow::from_bytes(&Bytes::copy_from_slice(bytes)), DeadLetterRow::to_bytes);
+    round(
+        input,
+        |bytes| GroupParkedRow::from_bytes(&Bytes::copy_from_slice(bytes)),
+        GroupParkedRow::to_bytes,
+    );
+    round(input, OwedRow::from_bytes, |it| it.to_bytes().to_vec());
+    round(input, FoldMark::from_bytes, |it| it.to_bytes());
+    round(input, GroupRow::from_bytes, |it| it.to_bytes());
+    round(input, Idleness::from_bytes, |it| it.to_bytes());
+    round(input, Lease::from_bytes, |it| it.to_bytes());
+    round(input, NodeRow::from_bytes, |it| it.to_bytes());
+    round(input, ParkedRow::from_bytes, ParkedRow::to_bytes);
+    round(input, Trouble::from_bytes, Trouble::to_bytes);
+    round(input, |bytes| TopologyRow::from_bytes(Sequence::MIN, bytes), TopologyRow::to_bytes);
+    round(input, |bytes| Notification::from_bytes(Sequence::MAX, bytes), Notification::to_bytes);
+    round(input, Cursor::from_bytes, Cursor::to_bytes);
+    round(input, Sequence::from_bytes, |it| it.as_bytes().to_vec());
+    round(input, Tally::from_bytes, |it| it.to_bytes().to_vec());
+    drop(Change::from_stored(Sequence::MAX, input));
+    drop(checkpoint_position(input));
+}
+
+/// Runs the parsers of text.
+fn texts(text: &str) {
+    fn round<T: std::str::FromStr + ToString + PartialEq + Debug>(text: &str) {
+        let Ok(value) = text.parse::<T>() else { return };
+        let again = value.to_string().parse::<T>().ok();
+        assert_eq!(again.as_ref(), Some(&value), "it was read from {text:?}");
+    }
+    round::<Cursor>(text);
+    round::<Sequence>(text);
+    round::<DbInstance>(text);
+    round::<Revision>(text);
+    round::<NodeId>(text);
+    drop(text.parse::<Start>());
+    drop(DbName::new(text));
+    drop(DdocId::new(text));
+    drop(DocId::new(text));
+    drop(GroupName::new(text));
+    drop(text.parse::<u64>().map(ShardId));
+}
+
+/// Opens a folder in which one file has the bytes of `input` after the first one, which selects the file.
+fn journal(input: &[u8]) {
+    let (choice, bytes) = input.split_first().unwrap_or((&0, &[]));
+    let disk = SimulatedDisk::new(64);
+    drop(disk.open_small(1_000).expect("an empty disk can be used"));
+    let disk = disk.copied();
+    let names = disk.names();
+    disk.write(&names[usize::from(*choice) % names.len()], bytes);
+    drop(disk.open_small(1_000));
+}

@@ -1,0 +1,58 @@
+//! The audit: reads the feeds in small pages once everything has come to rest, and has the oracle judge them.
+
+use std::sync::Arc;
+
+use notibus::{
+    Result,
+    cursor::Cursor,
+    feed::{Feed, FeedRow},
+};
+
+use super::context::ActorContext;
+
+/// How many rows a page has: few, so that there are several pages.
+const PAGE_ROWS: usize = 3;
+
+/// Reads the feed of notifications, and has the oracle judge that each database is in it once, in one total order.
+pub(super) async fn feed(actor: &ActorContext) {
+    let rows = match all_rows(&actor.bus.feed()).await {
+        Ok(rows) => rows,
+        Err(error) => return actor.shared.fail(format!("the feed cannot be read: {error}")),
+    };
+    if let Err(reason) = actor.shared.oracle().judge_pages(&rows) {
+        actor.shared.fail(reason);
+    }
+}
+
+/// Reads the documents of all databases, and has the oracle judge them.
+pub(super) async fn documents(actor: &ActorContext) {
+    if actor.shared.plan.documents.is_none() {
+        return;
+    }
+    let changes = actor.bus.changes();
+    let living = actor.shared.oracle().living();
+    for db in living {
+        let rows = match all_rows(&changes.feed(&db)).await {
+            Ok(rows) => rows,
+            Err(error) => {
+                return actor.shared.fail(format!("the documents of {db:?} cannot be read: {error}"));
+            }
+        };
+        if let Err(reason) = actor.shared.oracle().judge_doc_pages(db.instance, &rows) {
+            actor.shared.fail(reason);
+        }
+    }
+}
+
+/// The rows of `feed`, each of its pages by a transaction of its own.
+async fn all_rows<R: FeedRow>(feed: &Feed<R>) -> Result<Vec<Arc<R>>> {
+    let (mut cursor, mut rows) = (Cursor::NOTHING, Vec::new());
+    loop {
+        let page = feed.page(cursor, PAGE_ROWS).await?;
+        rows.extend(page.rows);
+        cursor = page.next;
+        if !page.more {
+            return Ok(rows);
+        }
+    }
+}

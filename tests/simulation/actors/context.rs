@@ -1,0 +1,68 @@
+//! [`ActorContext`]: a process, as its actors see it.
+
+use std::{sync::Arc, time::Duration};
+
+use notibus::{Bus, event::DbInstance, store::Database};
+
+use crate::{
+    kernel::Issuer,
+    shared::{Phase, Shared},
+};
+
+/// How often a process polls whether the phase has changed.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A process, as its actors see it.
+#[derive(Clone)]
+pub(super) struct ActorContext {
+    pub shared: Arc<Shared>,
+    pub issuer: Issuer,
+    /// Its handle on the store.
+    pub db: Database,
+    pub bus: Bus,
+}
+
+impl ActorContext {
+    pub fn phase(&self) -> Phase {
+        self.shared.phase()
+    }
+
+    /// Whether faults still strike, and actors begin new work.
+    pub fn is_chaos(&self) -> bool {
+        self.phase() == Phase::Chaos
+    }
+
+    /// Waits until all processes should shut down.
+    pub async fn until_the_end(&self) {
+        while self.phase() != Phase::End {
+            self.db.env().sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Sleeps at most `most_ms` milliseconds.
+    pub async fn pause(&self, most_ms: u64) {
+        let pause = Duration::from_millis(1 + self.random(most_ms));
+        self.db.env().sleep(pause).await;
+    }
+
+    /// 64 random bits. A further choice that takes unused ones of them leaves all later draws as they are.
+    pub fn bits(&self) -> u64 {
+        self.db.env().random()
+    }
+
+    /// A random number below `end`, which is above 0.
+    pub fn random(&self, end: u64) -> u64 {
+        self.bits() % end
+    }
+
+    /// A new instance of a database.
+    pub fn instance(&self) -> DbInstance {
+        DbInstance((u128::from(self.bits()) << 64 | u128::from(self.bits())).to_be_bytes())
+    }
+
+    /// Adds a line to the trace.
+    pub fn note(&self, line: impl FnOnce() -> String) {
+        let Issuer { process, generation } = self.issuer;
+        self.shared.note(|| format!("process {process}.{generation} {}", line()));
+    }
+}

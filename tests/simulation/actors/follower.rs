@@ -1,0 +1,68 @@
+//! A follower: reads the feed shard by shard, each to its end, and goes on with the successors.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use notibus::{
+    Error, Result,
+    cursor::Cursor,
+    event::Notification,
+    feed::{ShardEvent, ShardReader},
+};
+
+use super::context::ActorContext;
+use crate::shared::Phase;
+
+/// How long it waits when there was nothing to read.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Follows until the end; begins again after `Expired` and the like.
+pub(super) async fn run(actor: ActorContext) {
+    while actor.phase() != Phase::End {
+        let id = actor.shared.oracle().followed(actor.issuer);
+        if let Err(error) = follow(&actor, id).await {
+            actor.note(|| format!("follower {id} begins again: {error}"));
+        }
+        actor.shared.oracle().unfollowed(id);
+        actor.db.env().sleep(PAUSE).await;
+    }
+}
+
+/// Follows from the very beginning. Fails if it has to begin again.
+async fn follow(actor: &ActorContext, id: u64) -> Result<()> {
+    let feed = actor.bus.feed();
+    let live = feed.topology_at(Cursor::NOTHING).await?;
+    let limit = 1 + actor.random(10) as usize;
+    let mut known: BTreeSet<_> = live.shards.iter().copied().collect();
+    let mut readers: Vec<ShardReader<Notification>> = live
+        .shards
+        .iter()
+        .map(|&shard| feed.shard_reader(shard, Cursor::NOTHING).with_limit(limit))
+        .collect();
+    while actor.phase() != Phase::End {
+        let mut begun = Vec::new();
+        let mut is_idle = true;
+        for reader in readers.iter_mut().filter(|reader| !reader.is_ended()) {
+            match reader.try_next().await {
+                Ok(None) => {}
+                Ok(Some(ShardEvent::Rows(page))) => {
+                    is_idle = false;
+                    actor.shared.oracle().followed_rows(&actor.shared, id, &page.rows);
+                }
+                Ok(Some(ShardEvent::Resharded(resharded))) => {
+                    is_idle = false;
+                    actor.shared.oracle().followed_over(&actor.shared, id, reader.shard());
+                    let cursor = reader.cursor();
+                    let new = resharded.successor.shards.into_iter().filter(|shard| known.insert(*shard));
+                    begun.extend(new.map(|shard| feed.shard_reader(shard, cursor).with_limit(limit)));
+                }
+                Err(error @ (Error::Expired { .. } | Error::NoShard { .. })) => return Err(error),
+                Err(error) => actor.note(|| format!("follower {id} could not read: {error}")),
+            }
+        }
+        readers.append(&mut begun);
+        if is_idle {
+            actor.db.env().sleep(PAUSE).await;
+        }
+    }
+    Ok(())
+}

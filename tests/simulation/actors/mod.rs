@@ -1,0 +1,203 @@
+//! The processes of a world: the roles of the bus, and their users.
+
+mod audit;
+mod catalogue;
+mod choice;
+mod consumer;
+mod context;
+mod documents;
+mod follower;
+mod greedy;
+mod jobs;
+mod mirrored;
+mod operator;
+mod producer;
+mod receiver;
+mod subscriber;
+mod supervised;
+mod visitor;
+mod web;
+
+use std::{sync::Arc, time::Duration};
+
+use notibus::{Bus, BusOptions, Node, Result, group::Consumer, node::Role, store::Database};
+use tokio::task::JoinSet;
+
+use self::{catalogue::Catalogue, context::ActorContext, receiver::Dispatchers};
+use super::{
+    draw::{GroupPlan, ProcessPlan},
+    kernel::Issuer,
+    keyspace::BUS_PREFIX,
+    shared::{Busy, Phase, Shared},
+};
+
+/// How long a process waits after a failed start, before it tries again.
+const RESTART_PAUSE: Duration = Duration::from_millis(300);
+
+/// The life of a process, from its start until it has shut down.
+pub async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
+    while let Err(error) = live(&shared, issuer, &db).await {
+        let Issuer { process, generation } = issuer;
+        shared.note(|| format!("process {process}.{generation} could not start: {error}"));
+        shared.oracle().gone(issuer);
+        db.env().sleep(RESTART_PAUSE).await;
+    }
+}
+
+/// Starts the actors of the process, and shuts them down at the end. Fails if the process could not start.
+async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()> {
+    let starting = shared.begin();
+    let plan = shared.plan.processes[issuer.process];
+    let (prefix, partitions) = (BUS_PREFIX.to_vec(), shared.plan.partitions);
+    let options = BusOptions::default().prefix(prefix).partitions(partitions).shards(shared.plan.shards);
+    let bus = Bus::open(db, options).await?;
+    let actor = ActorContext { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
+    let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
+    for _ in 0..plan.producers {
+        busy.spawn(at_work(shared.begin(), producer::run(actor.clone())));
+    }
+    if plan.operator {
+        busy.spawn(at_work(shared.begin(), operator::run(actor.clone())));
+    }
+    if shared.plan.may_read_at_once() {
+        busy.spawn(at_work(shared.begin(), greedy::run(actor.clone())));
+    }
+    // These end by themselves, after their last check.
+    let mut checked = JoinSet::new();
+    if plan.follower {
+        tasks.spawn(follower::run(actor.clone()));
+        checked.spawn(Catalogue::new(&actor).run());
+    }
+    let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
+    if notifier || dispatcher || janitor || consumer {
+        let node = actor.bus.node(shared.plan.node_of(plan)).await?;
+        shared.oracle().joined(issuer, node.id());
+        actor.note(|| format!("is node {}", node.id()));
+        serve(&actor, plan, node, &mut tasks, starting).await?;
+    } else {
+        drop(starting);
+        actor.until_the_end().await;
+    }
+    // These end by themselves, and an answer may have taken long.
+    busy.join_all().await;
+    checked.join_all().await;
+    tasks.shutdown().await;
+    Ok(())
+}
+
+/// Does `work`, which counts as busy.
+async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
+    work.await;
+    drop(busy);
+}
+
+/// Judges what has come to rest.
+async fn judge_at_rest(actor: &ActorContext, mirrored: Option<mirrored::Mirrored>) {
+    if let Some(mirrored) = mirrored {
+        mirrored.judge_at_rest().await;
+    }
+    if actor.issuer.process == 0 {
+        audit::feed(actor).await;
+        audit::documents(actor).await;
+    }
+}
+
+/// Runs the roles of `node` until the end. It is `starting` until all of them run.
+async fn serve(
+    actor: &ActorContext,
+    plan: ProcessPlan,
+    node: Node,
+    tasks: &mut JoinSet<()>,
+    starting: Busy,
+) -> Result<()> {
+    let options = &actor.shared.plan;
+    let mut notifier = options.notifier.clone();
+    notifier.balance.leases_max = plan.leases_max;
+    let notifier = if plan.notifier { Some(node.notifier(notifier).await?) } else { None };
+    let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
+    let listed = if plan.dispatcher { Some(node.announce(Role::DISPATCHER).await?) } else { None };
+    let dispatchers = match &listed {
+        Some(_) => Some(Dispatchers::start(actor).await?),
+        None => None,
+    };
+    let dispatcher = dispatchers.as_ref().map(|dispatchers| &dispatchers.main);
+    let mut mirrored = None;
+    if let (Some(dispatchers), Some(dispatcher)) = (&dispatchers, dispatcher) {
+        mirrored = subscriber::start(actor, dispatchers.sources(), tasks).await?;
+        if options.documents.is_some() {
+            tasks.spawn(documents::read(actor.clone(), Arc::downgrade(dispatcher)));
+        }
+    }
+    let web = match (dispatcher, options.web) {
+        (Some(dispatcher), Some(plan)) => Some(web::Web::start(actor, dispatcher, plan)?),
+        _ => None,
+    };
+    let triggers = dispatcher.map(|dispatcher| jobs::start(actor, dispatcher)).unwrap_or_default();
+    let groups = if plan.consumer { groups(actor, plan.leases_max) } else { Vec::new() };
+    let consumers = consume(actor, &node, &groups).await?;
+    drop(starting);
+    let of_documents = async {
+        match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
+            Some(group) if plan.consumer => documents::consume(actor, &node, group).await,
+            _ => actor.until_the_end().await,
+        }
+    };
+    tokio::join!(of_documents, visitor::run(actor, &node, &groups));
+    if actor.shared.phase() == Phase::End {
+        judge_at_rest(actor, mirrored).await;
+    }
+    let mut ends = Vec::new();
+    for consumer in consumers {
+        ends.push(("consumer", consumer.shutdown().await));
+    }
+    if let Some(notifier) = notifier {
+        ends.push(("notifier", notifier.shutdown().await));
+    }
+    if let Some(janitor) = janitor {
+        ends.push(("janitor", janitor.shutdown().await));
+    }
+    if let Some(web) = web {
+        web.end().await;
+    }
+    triggers.join_all().await;
+    if let Some(dispatchers) = dispatchers {
+        dispatchers.shutdown(actor.db.env()).await;
+    }
+    drop(listed);
+    ends.push(("node", node.shutdown().await));
+    judge_ends(actor, ends);
+    Ok(())
+}
+
+/// A role may fail to shut down only while faults strike.
+fn judge_ends(actor: &ActorContext, ends: Vec<(&str, Result<()>)>) {
+    for (what, end) in ends {
+        match end {
+            Err(error) if actor.shared.phase() == Phase::End => {
+                actor.shared.fail(format!(
+                    "the {what} of process {} does not shut down: {error}",
+                    actor.issuer.process
+                ));
+            }
+            end => actor.note(|| format!("the {what} has ended: {end:?}")),
+        }
+    }
+}
+
+/// The groups, for a process that holds at most `leases_max` leases of each.
+fn groups(actor: &ActorContext, leases_max: Option<u32>) -> Vec<GroupPlan> {
+    let mut groups = actor.shared.plan.groups.clone();
+    for group in &mut groups {
+        group.options.balance.leases_max = leases_max;
+    }
+    groups
+}
+
+/// The consumers of those of `groups` that do not expire.
+async fn consume(actor: &ActorContext, node: &Node, groups: &[GroupPlan]) -> Result<Vec<Consumer>> {
+    let mut consumers = Vec::new();
+    for group in groups.iter().filter(|group| group.absences.is_none()) {
+        consumers.push(consumer::start(actor, node, group).await?);
+    }
+    Ok(consumers)
+}

@@ -1,0 +1,225 @@
+//! Receivers: the only file of the world that uses the dispatcher.
+//!
+//! It subscribes as an [`Interest`] and [`ReceiverOptions`] say, and turns deliveries into plain values.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use notibus::{
+    Result,
+    cursor::Cursor,
+    dispatcher::{
+        BatchSubscription, DeliveryRef, Dispatcher, Filter, Interruption, Mirror, Subscribe, Subscription,
+    },
+    event::Sequence,
+    store::Env,
+};
+use tokio_stream::StreamExt;
+
+use super::context::{ActorContext, POLL_INTERVAL};
+use crate::oracle::{Given, GivenDdocs, GivenRow, Interest, Start};
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ReceiverOptions {
+    /// Where it begins; `None` for now.
+    pub start: Option<Cursor>,
+    /// Whether it would rather skip rows that it has missed.
+    pub skips: bool,
+    /// The pace of its rounds, if it has any.
+    pub every: Option<Duration>,
+}
+
+/// The dispatchers of a process.
+pub(super) struct Dispatchers {
+    pub main: Arc<Dispatcher>,
+    /// Has hardly a ring, and reads nearly all from the store. Durable subscribers come to either of the two.
+    without_ring: Option<Arc<Dispatcher>>,
+}
+
+impl Dispatchers {
+    pub async fn start(actor: &ActorContext) -> Result<Self> {
+        let plan = &actor.shared.plan;
+        let main = Arc::new(actor.bus.dispatcher(plan.dispatcher.clone()).await?);
+        let without_ring = if plan.subscribers.restarts {
+            let options = plan.dispatcher.clone().ring_rows_max(1).catch_up_rows_max(1);
+            Some(Arc::new(actor.bus.dispatcher(options).await?))
+        } else {
+            None
+        };
+        Ok(Self { main, without_ring })
+    }
+
+    pub fn sources(&self) -> Sources {
+        let source = |dispatcher: &Arc<Dispatcher>| Source(Arc::downgrade(dispatcher));
+        Sources { main: source(&self.main), without_ring: self.without_ring.as_ref().map(source) }
+    }
+
+    pub async fn shutdown(self, env: &Env) {
+        for dispatcher in [Some(self.main), self.without_ring].into_iter().flatten() {
+            // Tasks of feeds that were cut off release it when they end.
+            while Arc::strong_count(&dispatcher) > 1 {
+                env.sleep(POLL_INTERVAL).await;
+            }
+            let dispatcher =
+                Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
+            dispatcher.shutdown().await;
+        }
+    }
+}
+
+/// The dispatchers of a process, for as long as they run.
+#[derive(Clone)]
+pub(super) struct Sources {
+    pub main: Source,
+    without_ring: Option<Source>,
+}
+
+impl Sources {
+    /// The dispatcher to which a durable subscriber comes next.
+    pub fn any(&self, actor: &ActorContext) -> &Source {
+        self.without_ring.as_ref().filter(|_| actor.random(2) == 0).unwrap_or(&self.main)
+    }
+}
+
+/// A dispatcher of a process, for as long as it runs.
+#[derive(Clone)]
+pub(super) struct Source(Weak<Dispatcher>);
+
+impl Source {
+    /// The position of the dispatcher's tail; `None` once the dispatcher has ended.
+    pub fn position(&self) -> Option<Cursor> {
+        self.0.upgrade().map(|dispatcher| dispatcher.position().into())
+    }
+
+    /// Waits until the tail has published everything that was committed up to `version`, and returns a position; `None` if it never will.
+    pub async fn reached(&self, actor: &ActorContext, version: u64) -> Option<Sequence> {
+        let dispatcher = self.0.upgrade()?;
+        tokio::select! {
+            biased;
+            at = dispatcher.reached(version) => at.ok(),
+            // The process waits until no other task holds its dispatcher.
+            () = actor.until_the_end() => None,
+        }
+    }
+
+    /// Starts a mirror of what `interest` wants; `None` once the dispatcher has ended.
+    pub fn mirror(&self, interest: &Interest) -> Result<Option<Mirror>> {
+        self.0.upgrade().map(|dispatcher| dispatcher.mirror(interest.filter())).transpose()
+    }
+
+    /// Subscribes to what `interest` wants; `None` once the dispatcher has ended.
+    pub fn subscribe(&self, interest: &Interest, terms: &ReceiverOptions) -> Result<Option<Subscribe>> {
+        let Some(dispatcher) = self.0.upgrade() else { return Ok(None) };
+        let start = terms.start.map_or(notibus::cursor::Start::Now, Into::into);
+        let mut subscribe = dispatcher.subscribe(interest.filter()).since(start);
+        if interest.asks {
+            subscribe = subscribe.with_ddocs();
+        }
+        if terms.skips {
+            subscribe = subscribe.skip_when_lagging();
+        }
+        if let Some(every) = terms.every {
+            subscribe = subscribe.every(every)?;
+        }
+        Ok(Some(subscribe))
+    }
+
+    /// Subscribes to what `interest` wants, with the named cursor `name`.
+    pub async fn subscribe_durably(
+        &self,
+        actor: &ActorContext,
+        interest: &Interest,
+        terms: &ReceiverOptions,
+        name: &str,
+    ) -> Result<Option<Subscribe>> {
+        let cursor = actor.bus.cursor(name)?;
+        let Some(subscribe) = self.subscribe(interest, terms)? else { return Ok(None) };
+        subscribe.durable(&cursor).await.map(Some)
+    }
+}
+
+/// A stream of deliveries, or of batches of them.
+pub(super) enum Stream {
+    Deliveries(Subscription),
+    Batches(BatchSubscription),
+}
+
+impl Stream {
+    /// The stream of `subscribe`, in batches if `in_batches`.
+    pub fn new(subscribe: Subscribe, in_batches: bool) -> Self {
+        if in_batches { Self::Batches(subscribe.batches()) } else { Self::Deliveries(subscribe.stream()) }
+    }
+
+    /// The next deliveries, as plain values; `None` at the end.
+    pub async fn next(&mut self) -> Option<Vec<Given>> {
+        let given = match self {
+            Self::Deliveries(stream) => {
+                stream.next().await?.map(|delivery| vec![given_row(delivery.as_ref())])
+            }
+            Self::Batches(stream) => stream.next().await?.map(|batch| batch.iter().map(given_row).collect()),
+        };
+        Some(given.unwrap_or_else(|interruption| vec![interrupted(&interruption)]))
+    }
+
+    /// The cursor of the stream.
+    pub fn cursor(&mut self) -> Cursor {
+        match self {
+            Self::Deliveries(stream) => stream.cursor(),
+            Self::Batches(stream) => stream.cursor(),
+        }
+    }
+
+    /// Saves the cursor.
+    pub async fn checkpoint(&mut self) -> Result<()> {
+        match self {
+            Self::Deliveries(stream) => stream.checkpoint().await,
+            Self::Batches(stream) => stream.checkpoint().await,
+        }
+    }
+
+    /// Replaces the filter.
+    pub fn replace(&mut self, filter: Filter) {
+        match self {
+            Self::Deliveries(stream) => stream.replace(filter),
+            Self::Batches(stream) => stream.replace(filter),
+        }
+    }
+}
+
+/// A delivery as plain values.
+pub(super) fn given_row(delivery: DeliveryRef<'_>) -> Given {
+    let ddocs = delivery.ddocs().map(|ids| GivenDdocs {
+        since: Start::from(delivery.since()),
+        ids: ids.to_vec(),
+        may_be_any: delivery.may_be_any_ddoc(),
+    });
+    Given::Row(GivenRow {
+        row: Arc::clone(delivery.notification()),
+        news: delivery.news().iter().collect(),
+        wanted_by: delivery.wanted_by(),
+        ddocs,
+    })
+}
+
+/// An interruption as plain values.
+pub(super) fn interrupted(interruption: &Interruption) -> Given {
+    match *interruption {
+        Interruption::Lagged { from, to } => Given::Lagged { from, to },
+        Interruption::Expired { horizon } => Given::Expired { horizon },
+        Interruption::Synced { at } => Given::Synced { at },
+        Interruption::Failed(_) => Given::Failed,
+        _ => unreachable!("these are all interruptions"),
+    }
+}
+
+/// A received value, for readers of the trace.
+pub(super) fn show(given: &Given) -> String {
+    match given {
+        Given::Row(GivenRow { row, news, .. }) => {
+            format!("is given {} of {:?}: {news:?}", row.sequence, row.name)
+        }
+        other => format!("is interrupted: {other:?}"),
+    }
+}

@@ -1,0 +1,235 @@
+//! The layer on top of the bus: databases that are created, updated and deleted, and a history of this in the same
+//! transactions.
+//!
+//! A database is a key with its instance. A transaction that creates, updates or deletes one reads that key
+//! serializably, as a layer does that must know whether the database exists. The history has one line per database
+//! and transaction, ordered by the versionstamps of the transactions. The oracle trusts this history.
+
+use bytes::Bytes;
+use foundationdb_tuple::{TuplePack, Versionstamp as TupleStamp};
+use notibus::{
+    changes::{DocId, DocSummary, PendingSequence, Revision},
+    event::{Counters, Db, DbInstance, DbName, DdocId, Sequence},
+    group::GroupName,
+    store::{AtomicOp, KeyRange, Transaction},
+};
+
+/// The prefix of all keys of the layer.
+pub const PREFIX: &[u8] = b"app";
+
+const WRITTEN: &str = "the layer has written it";
+
+pub mod family {
+    pub const DATABASE: u16 = 0;
+    pub const HISTORY: u16 = 1;
+    pub const ONCE: u16 = 2;
+    pub const EFFECT: u16 = 3;
+    pub const DOCUMENT: u16 = 4;
+    pub const DERIVED: u16 = 6;
+    pub const DERIVED_TO: u16 = 7;
+    pub const CLEANED: u16 = 8;
+}
+
+/// The triggers, by the names of their cursors. The jobs of both derive rows from the documents of a database.
+pub mod trigger {
+    /// An index trigger, whose jobs are parallel jobs.
+    pub const INDEX: &str = "index";
+    /// A replication trigger, whose jobs read the documents in pages.
+    pub const COPY: &str = "copy";
+    /// Both.
+    pub const ALL: [&str; 2] = [INDEX, COPY];
+}
+
+fn pack(elements: &impl TuplePack) -> Vec<u8> {
+    let mut key = PREFIX.to_vec();
+    elements.pack_into_vec(&mut key);
+    key
+}
+
+pub fn database(name: &DbName) -> Vec<u8> {
+    pack(&(family::DATABASE, name.as_str()))
+}
+
+/// The key of something that must happen once.
+pub fn once(number: u64) -> Vec<u8> {
+    pack(&(family::ONCE, number))
+}
+
+/// The key that says that `group` has worked on the row at `sequence`, after its `generation`th reset.
+pub fn effect(group: &GroupName, sequence: Sequence) -> Vec<u8> {
+    pack(&(family::EFFECT, group.as_str(), &sequence.as_bytes()[..]))
+}
+
+/// The key of the document `id` of a database.
+pub fn document(instance: DbInstance, id: &DocId) -> Vec<u8> {
+    pack(&(family::DOCUMENT, &instance.0[..], id.as_str()))
+}
+
+pub fn documents(instance: DbInstance) -> KeyRange {
+    let mut begin = pack(&(family::DOCUMENT, &instance.0[..]));
+    let mut end = begin.clone();
+    begin.push(0);
+    end.push(0xff);
+    KeyRange::new(begin, end)
+}
+
+/// The key of the row that the jobs of `trigger` derive from a document. Its value is the sequence of the document's last edit.
+pub fn derived(trigger: &str, instance: DbInstance, id: &DocId) -> Vec<u8> {
+    pack(&(family::DERIVED, trigger, &instance.0[..], id.as_str()))
+}
+
+/// All rows that the jobs of `trigger` derive from the documents of a database.
+pub fn all_derived(trigger: &str, instance: DbInstance) -> KeyRange {
+    let mut begin = pack(&(family::DERIVED, trigger, &instance.0[..]));
+    let mut end = begin.clone();
+    begin.push(0);
+    end.push(0xff);
+    KeyRange::new(begin, end)
+}
+
+/// The key of the cursor up to which the jobs of `trigger` have derived rows from the documents of a database.
+pub fn derived_to(trigger: &str, instance: DbInstance) -> Vec<u8> {
+    pack(&(family::DERIVED_TO, trigger, &instance.0[..]))
+}
+
+/// The key that says that the job of `trigger` has cleaned up after a deleted database.
+pub fn cleaned(trigger: &str, instance: DbInstance) -> Vec<u8> {
+    pack(&(family::CLEANED, trigger, &instance.0[..]))
+}
+
+/// A document as the layer keeps it: its last edit, and the edit that the layer named as the previous one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// The sequence of its last edit.
+    pub edited: Sequence,
+    /// The edit that the bus was given as the previous one.
+    pub previous: Option<Sequence>,
+    /// The summary that the bus was given.
+    pub doc: DocSummary,
+}
+
+impl Document {
+    /// Writes `doc`, which was recorded as `pending`, with the previous edit as given to the bus.
+    pub fn write(
+        tx: &Transaction,
+        instance: DbInstance,
+        doc: &DocSummary,
+        previous: Option<Sequence>,
+        pending: PendingSequence,
+    ) {
+        let previous = previous.map_or_else(Vec::new, |previous| previous.as_bytes().to_vec());
+        let Revision { position, hash } = doc.revision;
+        let rest = (position, &hash[..], doc.branches, doc.is_deleted, &previous[..]);
+        let value = pending.operand(&[], &foundationdb_tuple::pack(&rest));
+        tx.atomic(AtomicOp::SetVersionstampedValue, &document(instance, &doc.id), &value);
+    }
+
+    pub fn from_bytes(id: &str, bytes: &[u8]) -> Self {
+        type Stored<'a> = (u64, foundationdb_tuple::Bytes<'a>, u32, bool, foundationdb_tuple::Bytes<'a>);
+        let (edited, rest) = bytes.split_at(13);
+        let (position, hash, branches, is_deleted, previous): Stored<'_> =
+            foundationdb_tuple::unpack(rest).expect(WRITTEN);
+        let revision = Revision { position, hash: hash[..].try_into().expect(WRITTEN) };
+        let previous = Some(&previous[..]).filter(|previous| !previous.is_empty());
+        Self {
+            edited: Sequence::from_bytes(edited).expect(WRITTEN),
+            previous: previous.map(|previous| Sequence::from_bytes(previous).expect(WRITTEN)),
+            doc: DocSummary { id: DocId::new(id).expect(WRITTEN), revision, branches, is_deleted },
+        }
+    }
+}
+
+/// A line of the history: the changes of a transaction to a database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub db: Db,
+    /// The events.
+    pub counters: Counters,
+    /// The ids of the changed design documents.
+    pub ddocs: Vec<DdocId>,
+}
+
+impl Line {
+    /// Writes it in `tx`, as line number `order` of the transaction.
+    pub fn write(&self, tx: &Transaction, order: u16) {
+        let mut key = PREFIX.to_vec();
+        (family::HISTORY, TupleStamp::incomplete(order)).pack_into_vec_with_versionstamp(&mut key);
+        let [created, deleted, updated, ddoc_updated] = self.counters.lanes();
+        let ddocs = self.ddocs.iter().map(DdocId::as_str).collect::<Vec<_>>().join(",");
+        let value = foundationdb_tuple::pack(&(
+            self.db.name.as_str(),
+            &self.db.instance.0[..],
+            (created, deleted, updated, ddoc_updated),
+            &ddocs[..],
+        ));
+        tx.atomic(AtomicOp::SetVersionstampedKey, &key, &value);
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        type Stored<'a> = (String, foundationdb_tuple::Bytes<'a>, (u64, u64, u64, u64), String);
+        let (name, instance, lanes, ddocs): Stored<'_> = foundationdb_tuple::unpack(bytes).expect(WRITTEN);
+        let instance = DbInstance(instance[..].try_into().expect(WRITTEN));
+        let ids = ddocs.split(',').filter(|id| !id.is_empty());
+        Self {
+            db: Db::new(DbName::new(&name).expect(WRITTEN), instance),
+            counters: Counters::from_lanes([lanes.0, lanes.1, lanes.2, lanes.3]),
+            ddocs: ids.map(|id| DdocId::new(id).expect(WRITTEN)).collect(),
+        }
+    }
+}
+
+/// The meaning of a key of the layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AppKey {
+    /// Whether a database exists.
+    Database(DbName),
+    History,
+    /// Something that must happen once.
+    Once(u64),
+    /// A group has worked on a row.
+    Effect(GroupName, Sequence),
+    Document(DbInstance, String),
+    /// A row that the jobs of a trigger derive from a document of a database.
+    Derived(String, DbInstance, String),
+    /// The position up to which the jobs of a trigger have derived rows of a database.
+    DerivedTo(String, DbInstance),
+    /// The job of a trigger has cleaned up after a deleted database.
+    Cleaned(String, DbInstance),
+}
+
+impl AppKey {
+    /// The meaning of `key`; `None` if it is no key of the layer.
+    pub fn decode(key: &[u8]) -> Option<Self> {
+        use foundationdb_tuple::{Bytes as TupleBytes, unpack};
+        let rest = key.strip_prefix(PREFIX)?;
+        if let Ok((family::DATABASE, name)) = unpack::<(u16, String)>(rest) {
+            return DbName::new(&name).ok().map(Self::Database);
+        }
+        if let Ok((family::HISTORY, _)) = unpack::<(u16, TupleStamp)>(rest) {
+            return Some(Self::History);
+        }
+        if let Ok((family::ONCE, number)) = unpack::<(u16, u64)>(rest) {
+            return Some(Self::Once(number));
+        }
+        if let Ok((family::DOCUMENT, instance, id)) = unpack::<(u16, TupleBytes<'_>, String)>(rest) {
+            return Some(Self::Document(DbInstance(instance[..].try_into().ok()?), id));
+        }
+        if let Ok((family::DERIVED, trigger, instance, id)) =
+            unpack::<(u16, String, TupleBytes<'_>, String)>(rest)
+        {
+            return Some(Self::Derived(trigger, DbInstance(instance[..].try_into().ok()?), id));
+        }
+        let (number, name, bytes): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
+        Some(match number {
+            family::EFFECT => Self::Effect(GroupName::new(&name).ok()?, Sequence::from_bytes(&bytes).ok()?),
+            family::DERIVED_TO => Self::DerivedTo(name, DbInstance(bytes[..].try_into().ok()?)),
+            family::CLEANED => Self::Cleaned(name, DbInstance(bytes[..].try_into().ok()?)),
+            _ => return None,
+        })
+    }
+}
+
+/// The instance of the present database.
+pub fn instance_of(value: &Bytes) -> DbInstance {
+    DbInstance(value[..].try_into().expect(WRITTEN))
+}

@@ -1,0 +1,553 @@
+//! [`WorldPlan`]: the draw of a seed: sizes, options, and the mix of faults.
+//!
+//! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
+
+mod absences;
+mod doubts;
+mod jobs;
+mod sizes;
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+pub(super) use self::{absences::AbsencePlan, jobs::JobPlan, sizes::SizePlan};
+use notibus::{
+    JanitorOptions, NotifierOptions,
+    changes::ChangesOptions,
+    cursor::{Cursor, Start},
+    dispatcher::DispatcherOptions,
+    event::DbName,
+    feed::SchemeId,
+    group::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions},
+    node::{BalanceOptions, NodeOptions},
+    producer::ProducerOptions,
+    store::RetryPolicy,
+};
+
+use crate::witness::Fault;
+
+/// The draw of a world.
+#[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
+pub(super) struct WorldPlan {
+    /// Partitions of the bus.
+    pub partitions: u32,
+    /// Shards that the feed begins with.
+    pub shards: u32,
+    /// Names of databases.
+    pub names: Vec<DbName>,
+    /// The processes, by their numbers.
+    pub processes: Vec<ProcessPlan>,
+    /// Whether the store is a folder, on one machine with all processes, whose power can fail.
+    pub is_durable: bool,
+    /// How long faults strike.
+    pub chaos: Duration,
+    /// How often each kind of fault strikes where it can.
+    rates: Vec<(Fault, f64)>,
+    /// The longest delay of a step of the network, in microseconds.
+    pub latency_us: u64,
+    /// The longest delay of a slow step, in milliseconds.
+    pub slow_ms: u64,
+    /// Whether some commits whose result is unknown are answered as late as slow ones.
+    pub doubts_last: bool,
+    /// The longest pause of a process, in milliseconds.
+    pub pause_max_ms: u64,
+    /// The greatest error of clocks, in millionths.
+    pub drift_ppm: u64,
+    pub groups: Vec<GroupPlan>,
+    /// The longest time between two transactions of a producer, in milliseconds.
+    pub think_max_ms: u64,
+    /// The longest time between two actions of an operator, in milliseconds.
+    pub operate_max_ms: u64,
+    /// Whether the operator only deletes and creates groups, while a janitor is always at work.
+    pub churns_groups: bool,
+    pub producer: ProducerOptions,
+    /// Whether producers sometimes record events of instances that are gone, without a check.
+    pub has_late_events: bool,
+    /// Whether producers do little but delete and recreate a few names, and subscribers read in small pages.
+    pub churns_names: bool,
+    /// The size limit of a fold's transaction in bytes, if it is less than usual.
+    pub fold_size_max: Option<usize>,
+    /// Which sizes are unusual.
+    pub sizes: SizePlan,
+    /// How subscribers behave.
+    pub subscribers: SubscriberPlan,
+    /// The documents of databases, if they have any.
+    pub documents: Option<DocumentPlan>,
+    /// The triggers, if there are any.
+    pub jobs: Option<JobPlan>,
+    /// The clients over HTTP, if there are any.
+    pub web: Option<WebPlan>,
+    pub node: NodeOptions,
+    pub notifier: NotifierOptions,
+    pub dispatcher: DispatcherOptions,
+    pub janitor: JanitorOptions,
+}
+
+/// How the subscribers of a world behave.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
+pub(super) struct SubscriberPlan {
+    /// Their filters are replaced now and then.
+    pub replaces: bool,
+    /// They stop and resume now and then, without a crash.
+    pub restarts: bool,
+    /// Some are callbacks and listeners, which panic now and then.
+    pub supervised: bool,
+    /// They take time over deliveries, and their rounds are long.
+    pub is_slow: bool,
+    /// Most want deletions only, of a few names, and begin at nothing.
+    pub wants_deletions: bool,
+}
+
+/// The documents of databases, and their readers.
+#[derive(Debug, Clone)]
+pub(super) struct DocumentPlan {
+    /// The most documents of a database.
+    pub ids: u64,
+    /// How the feed of each database begins.
+    pub options: ChangesOptions,
+    /// Whether layers sometimes name a wrong previous edit: none, or an older one.
+    pub misuses: bool,
+    /// The group that consumes the documents of some databases, if there is one.
+    pub group: Option<GroupPlan>,
+}
+
+/// The clients over HTTP.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WebPlan {
+    /// How many clients of `_db_updates` each dispatcher has.
+    pub clients: u32,
+    /// They take time over rows.
+    pub is_slow: bool,
+    /// They cut their connections now and then.
+    pub cuts: bool,
+}
+
+/// The roles and actors of a process.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a role, and they are independent of each other")]
+pub(super) struct ProcessPlan {
+    /// A notifier.
+    pub notifier: bool,
+    /// A dispatcher, with subscribers.
+    pub dispatcher: bool,
+    /// A janitor.
+    pub janitor: bool,
+    /// Consumers of the groups.
+    pub consumer: bool,
+    pub producers: u32,
+    /// An operator: it changes the topology, and resets and deletes groups.
+    pub operator: bool,
+    /// A follower: it reads the feed shard by shard.
+    pub follower: bool,
+    /// How many times slower than others its node beats, and expires, beyond once.
+    pub slowness: u32,
+    /// The most leases that its notifier may hold, and each of its consumers.
+    pub leases_max: Option<u32>,
+}
+
+/// How a group saves its checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Saving {
+    /// With its effects, in one transaction.
+    ExactlyOnce,
+    /// After its effects, by itself or by the observer.
+    AtLeastOnce,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct GroupPlan {
+    pub name: String,
+    pub start: Start,
+    pub saving: Saving,
+    /// The average number of batches between checkpoints of an observer that works first and saves later.
+    pub saves_every: u64,
+    /// The names of the databases with which its observers fail forever.
+    pub unworkable: Vec<DbName>,
+    /// The longest time for which an observer works on a batch, in milliseconds.
+    pub batch_max_ms: u64,
+    pub options: ConsumerOptions,
+    /// How its consumers come and go, if the group expires.
+    pub absences: Option<AbsencePlan>,
+}
+
+impl GroupPlan {
+    /// The options of its creation at `start`.
+    pub fn created_at(&self, start: impl Into<Start>) -> GroupOptions {
+        let options = GroupOptions::default().start_from(start);
+        match self.absences {
+            Some(absences) => options.expire_after(absences.expiry),
+            None => options,
+        }
+    }
+
+    /// Whether nobody works for it after the faults, so that it has to expire.
+    pub fn is_given_up(&self) -> bool {
+        self.absences.is_some_and(|absences| !absences.returns)
+    }
+}
+
+impl WorldPlan {
+    /// The plan of `seed`.
+    pub fn draw(seed: u64) -> Self {
+        let random = &mut Rng::with_seed(seed);
+        let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
+        let heartbeat = ms(random, 200, 700);
+        let node = NodeOptions::default().heartbeat(heartbeat).expiry(heartbeat * random.u32(2..=4));
+        let balance = |random: &mut Rng| {
+            BalanceOptions::default()
+                .interval(ms(random, 200, 1_500))
+                .handover(ms(random, 100, 3_000))
+                .leases_max(None)
+        };
+        let has_janitor = random.bool();
+        let nodes = random.usize(2..=4);
+        let groups = random.usize(0..=2);
+        let churns_groups = has_janitor && groups > 0 && random.u32(0..4) == 0;
+        let plan = Self {
+            partitions: 1 << random.u32(0..=3),
+            shards: random.u32(1..=4),
+            names: names(random),
+            processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
+            is_durable: random.u32(0..12) == 0,
+            chaos: ms(random, 4_000, 15_000),
+            rates: rates(random, |fault| !fault.is_of_jobs()),
+            latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
+            slow_ms: [50, 500, 4_000][random.usize(0..3)],
+            doubts_last: false,
+            pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],
+            drift_ppm: [0, 100, 50_000][random.usize(0..3)],
+            groups: (0..groups).map(|number| group(balance(random), random, number)).collect(),
+            think_max_ms: [20, 200, 1_000][random.usize(0..3)],
+            operate_max_ms: [100, 1_000, 5_000][random.usize(0..3)],
+            churns_groups,
+            producer: ProducerOptions::default().slots(random.u16(1..=3)).record_versionstamps(random.bool()),
+            has_late_events: !has_janitor && random.bool(),
+            churns_names: false,
+            fold_size_max: None,
+            sizes: SizePlan::default(),
+            subscribers: SubscriberPlan::default(),
+            documents: None,
+            jobs: None,
+            web: None,
+            node,
+            notifier: NotifierOptions::default()
+                .balance(balance(random))
+                .fold_interval_max(ms(random, 5, 300))
+                .fold_percent(random.u8(1..=100))
+                .poll_interval(ms(random, 100, 1_500))
+                .fold_rows_max(if random.bool() { 10 } else { 1_000 }),
+            dispatcher: DispatcherOptions::default()
+                .ring_rows_max([1, 3, 1_000][random.usize(0..3)])
+                .page_rows_max(random.usize(1..=20))
+                .poll_interval(ms(random, 100, 1_500))
+                .catch_ups_max(random.usize(1..=3))
+                .catch_up_rows_max(random.usize(1..=20)),
+            janitor: JanitorOptions::default()
+                .interval(if random.bool() { ms(random, 20, 200) } else { ms(random, 200, 2_000) })
+                .tombstone_retention(if random.bool() { ms(random, 1, 300) } else { ms(random, 300, 4_000) })
+                .balance(balance(random)),
+        };
+        plan.with_churn(random).with_subscribers(random).with_guests(seed)
+    }
+
+    /// Adds documents, triggers and clients over HTTP, each in some worlds. They are drawn apart, so that the other worlds of a seed
+    /// stay the same.
+    fn with_guests(self, seed: u64) -> Self {
+        let random = |part: u64| Rng::with_seed(seed ^ part);
+        self.with_unequal_nodes(&mut random(0x6e6f_6465))
+            .with_absences(&mut random(0x6177_6179))
+            .with_documents(&mut random(0x646f_6375_6d65_6e74))
+            .with_sizes(&mut random(0x7369_7a65))
+            .with_parking(&mut random(0x7061_726b))
+            .with_slow_observers(&mut random(0x736c_6f77))
+            .with_doubts(&mut random(0x646f_7562_7473))
+            .with_jobs(&mut random(0x6a6f_6273))
+            .with_web(&mut random(0x6874_7470))
+    }
+
+    /// Makes nodes beat at different paces and own few leases, in some worlds. The first process may own all, so that
+    /// nothing stays without an owner.
+    fn with_unequal_nodes(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..3) > 0 {
+            return self;
+        }
+        for process in &mut self.processes[1..] {
+            process.slowness = random.u32(0..=3);
+            process.leases_max = random.bool().then(|| random.u32(0..=2));
+        }
+        self
+    }
+
+    /// Lets the consumers of groups go away, and the groups expire, in some of the worlds with a janitor.
+    fn with_absences(mut self, random: &mut Rng) -> Self {
+        if !self.has_janitor() || random.u32(0..3) > 0 {
+            return self;
+        }
+        for group in &mut self.groups {
+            group.absences = (random.u32(0..3) > 0).then(|| AbsencePlan::draw(random));
+        }
+        self
+    }
+
+    /// Whether the store answers without delay, on the thread that asks.
+    pub fn may_read_at_once(&self) -> bool {
+        self.latency_us == 0
+    }
+
+    /// Whether a process can be the janitor.
+    pub fn has_janitor(&self) -> bool {
+        self.processes.iter().any(|process| process.janitor)
+    }
+
+    /// The options of the node of `process`.
+    pub fn node_of(&self, process: ProcessPlan) -> NodeOptions {
+        let slower = 1 + process.slowness;
+        let (heartbeat, expiry) = (self.node.heartbeat * slower, self.node.expiry * slower);
+        self.node.clone().heartbeat(heartbeat).expiry(expiry)
+    }
+
+    /// The longest expiry of a node.
+    pub fn expiry_max(&self) -> Duration {
+        let expiries = self.processes.iter().map(|process| self.node_of(*process).expiry);
+        expiries.max().unwrap_or(self.node.expiry)
+    }
+
+    /// Adds clients over HTTP, in some worlds.
+    fn with_web(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..4) > 0 {
+            return self;
+        }
+        self.processes[0].dispatcher = true;
+        self.web = Some(WebPlan { clients: random.u32(1..=3), is_slow: random.bool(), cuts: random.bool() });
+        self
+    }
+
+    /// Adds documents in some worlds.
+    fn with_documents(mut self, random: &mut Rng) -> Self {
+        if self.churns_groups || self.churns_names || random.u32(0..3) > 0 {
+            return self;
+        }
+        let scheme = if random.u32(0..3) == 0 { SchemeId::PARTITION_KEY } else { SchemeId::ID };
+        let options = ChangesOptions::default().shards(random.u32(1..=4)).scheme(scheme);
+        let balance = self.notifier.balance.clone().leases_max(None);
+        let group = random.bool().then(|| group(balance, random, 0));
+        if group.is_some() {
+            self.processes[0].consumer = true;
+        }
+        self.documents =
+            Some(DocumentPlan { ids: random.u64(1..=6), options, misuses: random.u32(0..4) == 0, group });
+        self
+    }
+
+    /// Whether its groups park what fails.
+    pub fn parks(&self) -> bool {
+        let of_documents = self.documents.as_ref().and_then(|documents| documents.group.as_ref());
+        let mut groups = self.groups.iter().chain(of_documents);
+        groups.any(|group| group.options.failure == FailurePolicy::Park)
+    }
+
+    /// Makes groups park what fails, in some worlds. In some of these, observers always fail with some databases.
+    fn with_parking(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..3) > 0 {
+            return self;
+        }
+        let unworkable = if random.bool() { random.usize(0..=self.names.len().min(2)) } else { 0 };
+        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
+        for group in self.groups.iter_mut().chain(of_documents) {
+            group.options.failure = FailurePolicy::Park;
+            // Where only observers save, a row is parked when they do: one that saved nothing after its last batch would keep it from that.
+            group.saves_every = 1;
+            group.options.parked_retry = RetryPolicy::default()
+                .attempts_max(None)
+                .elapsed_max(None)
+                .backoff_min(Duration::from_millis(random.u64(10..=500)))
+                .backoff_max(Duration::from_millis(random.u64(500..=3_000)));
+        }
+        for group in &mut self.groups {
+            group.unworkable = self.names[..unworkable].to_vec();
+        }
+        self
+    }
+
+    /// Makes observers slow, in some worlds.
+    fn with_slow_observers(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..4) > 0 {
+            return self;
+        }
+        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
+        for group in self.groups.iter_mut().chain(of_documents) {
+            group.batch_max_ms = [200, 1_000][random.usize(0..2)];
+        }
+        self
+    }
+
+    /// Adds triggers, in some of the worlds with documents.
+    fn with_jobs(mut self, random: &mut Rng) -> Self {
+        if self.documents.is_none() || random.u32(0..3) == 0 {
+            return self;
+        }
+        self.processes[0].dispatcher = true;
+        self.jobs = Some(JobPlan::draw(random, &self.names));
+        self.rates.extend(rates(random, Fault::is_of_jobs));
+        self
+    }
+
+    /// Adds the behaviour of subscribers. In some worlds also everything by which they meet names that come and go:
+    /// few names, short retention, small pages, short rings.
+    fn with_subscribers(mut self, random: &mut Rng) -> Self {
+        self.subscribers = SubscriberPlan {
+            replaces: random.u32(0..3) == 0,
+            restarts: random.u32(0..3) == 0,
+            supervised: random.u32(0..3) == 0,
+            is_slow: random.u32(0..3) == 0,
+            wants_deletions: random.u32(0..4) == 0,
+        };
+        self.churns_names = random.u32(0..4) == 0;
+        if self.churns_names {
+            self.names.truncate(random.usize(1..=5));
+            self.think_max_ms = [5, 50, 300][random.usize(0..3)];
+            self.processes[0].dispatcher = true;
+            self.dispatcher.ring_rows_max = [1, 2, 1_000][random.usize(0..3)];
+            self.dispatcher.catch_up_rows_max = random.usize(1..=2);
+            self.dispatcher.page_rows_max = random.usize(1..=5);
+            self.janitor.interval = Duration::from_millis(random.u64(20..=150));
+            self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=200));
+            self.subscribers.is_slow |= random.bool();
+        }
+        self.fold_size_max = (random.u32(0..4) == 0).then(|| random.usize(6_000..9_000));
+        self
+    }
+
+    /// Adds everything by which the janitor meets groups that come and go: many tombstones, which are soon old
+    /// enough, and slow transactions.
+    fn with_churn(mut self, random: &mut Rng) -> Self {
+        if !self.churns_groups {
+            return self;
+        }
+        self.latency_us = [3_000, 20_000][random.usize(0..2)];
+        self.think_max_ms = 20;
+        self.operate_max_ms = 50;
+        self.janitor.interval = Duration::from_millis(random.u64(10..=40));
+        self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
+        self
+    }
+
+    /// Makes `fault` never strike.
+    fn forget(&mut self, fault: Fault) {
+        self.rates.retain(|(of, _)| *of != fault);
+    }
+
+    /// How often `fault` strikes where it can.
+    pub fn rate(&self, fault: Fault) -> f64 {
+        self.rates.iter().find(|(of, _)| *of == fault).map_or(0.0, |(_, rate)| *rate)
+    }
+}
+
+/// Names of databases: some share a prefix, some a suffix.
+fn names(random: &mut Rng) -> Vec<DbName> {
+    let all = ["a", "b", "shop/a", "shop/b", "shop/_replicator", "x/_replicator", "c", "d", "e", "f"];
+    let some = &all[..random.usize(1..=all.len())];
+    some.iter().map(|name| DbName::new(name).expect("it is short")).collect()
+}
+
+/// The processes: nodes with some of the roles, a producer apart, and an operator.
+fn processes(
+    random: &mut Rng,
+    nodes: usize,
+    has_janitor: bool,
+    has_groups: bool,
+    churns_groups: bool,
+) -> Vec<ProcessPlan> {
+    let mut processes: Vec<_> = (0..nodes)
+        .map(|_| ProcessPlan {
+            notifier: random.u32(0..4) > 0,
+            dispatcher: random.bool(),
+            janitor: has_janitor && random.bool(),
+            consumer: has_groups && random.u32(0..3) > 0,
+            producers: random.u32(0..=1),
+            operator: false,
+            follower: random.u32(0..4) == 0,
+            ..ProcessPlan::default()
+        })
+        .collect();
+    // The first process has every role that some process must have.
+    processes[0].notifier = true;
+    processes[0].janitor = has_janitor;
+    processes[0].consumer = has_groups;
+    processes.push(ProcessPlan { producers: random.u32(1..=2), ..ProcessPlan::default() });
+    if churns_groups || random.u32(0..3) > 0 {
+        processes.push(ProcessPlan { operator: true, ..ProcessPlan::default() });
+    }
+    processes
+}
+
+fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan {
+    let saving = if random.bool() { Saving::ExactlyOnce } else { Saving::AtLeastOnce };
+    let checkpoint = match saving {
+        Saving::ExactlyOnce => CheckpointPolicy::Explicit,
+        Saving::AtLeastOnce => match random.u32(0..4) {
+            0 => CheckpointPolicy::EveryBatch,
+            1 => CheckpointPolicy::Rows(random.u64(1..20)),
+            2 => CheckpointPolicy::Interval(Duration::from_millis(random.u64(1..2_000))),
+            _ => CheckpointPolicy::Explicit,
+        },
+    };
+    let saves_late = (&saving, &checkpoint) == (&Saving::AtLeastOnce, &CheckpointPolicy::Explicit);
+    let saves_every = if saves_late { random.u64(1..=6) } else { 1 };
+    let retry = RetryPolicy::default()
+        .attempts_max(Some(random.u32(1..=4)))
+        .elapsed_max(None)
+        .backoff_min(Duration::from_millis(10))
+        .backoff_max(Duration::from_millis(200));
+    let mut plan = GroupPlan {
+        name: format!("group-{number}"),
+        start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
+        saving,
+        saves_every,
+        unworkable: Vec::new(),
+        batch_max_ms: 20,
+        options: ConsumerOptions::default()
+            .balance(balance)
+            .rows_max(random.usize(1..=10))
+            .bytes_max(if random.bool() { 300 } else { 1_000_000 })
+            .checkpoint(checkpoint)
+            .retry(retry)
+            .failure(if random.bool() { FailurePolicy::KeepRetrying } else { FailurePolicy::DeadLetter })
+            .parked_retry(ConsumerOptions::default().parked_retry)
+            .poll_interval(Duration::from_millis(random.u64(500..5_000)))
+            .stuck_after(Duration::from_secs(30)),
+        absences: None,
+    };
+    if plan.options.failure == FailurePolicy::DeadLetter {
+        // A row becomes a dead letter when the checkpoint passes it: one that saved nothing after its last batch would keep it from that.
+        plan.saves_every = 1;
+    }
+    plan
+}
+
+/// How often each fault that `is_meant` strikes: most never, the others between rarely and often.
+fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
+    let mut rates = Vec::new();
+    for fault in Fault::ALL.iter().copied().filter(|fault| is_meant(*fault)) {
+        // (least, most) if it is drawn at all.
+        let (least, most): (f64, f64) = match fault {
+            Fault::Crash => (0.000_1, 0.003),
+            Fault::CrashBeforeAnswer => (0.000_5, 0.01),
+            Fault::PowerLoss | Fault::DiskFault => (0.001, 0.02),
+            Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
+            Fault::ReadTimedOut => (0.000_1, 0.005),
+            Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
+            Fault::ObserverError | Fault::ObserverPanic | Fault::JobError | Fault::JobPanic => (0.005, 0.2),
+            Fault::JobHangs => (0.005, 0.05),
+            _ => (0.001, 0.1),
+        };
+        let rate = least * (most / least).powf(random.f64());
+        if random.u32(0..5) < 2 {
+            rates.push((fault, rate));
+        }
+    }
+    rates
+}

@@ -1,0 +1,114 @@
+//! [`SizePlan`]: sizes that hurt, each in a few worlds.
+//!
+//! A crowded world rests on a quick network: its roles have so much to do that a slow one would take them too long.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use notibus::{event::DbName, node::BalanceOptions};
+
+use super::WorldPlan;
+
+/// Which sizes of a world are unusual.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
+pub(crate) struct SizePlan {
+    /// Names are as long as they may be.
+    pub has_long_names: bool,
+    /// Thousands of databases are in one partition, and transactions record hundreds of them.
+    pub is_crowded: bool,
+    /// The feed begins with thousands of shards.
+    pub has_many_shards: bool,
+    /// Each dispatcher has hundreds of subscribers.
+    pub has_many_subscribers: bool,
+    /// The durations without which a bus works are the longest that there are.
+    pub has_endless_durations: bool,
+}
+
+impl SizePlan {
+    fn draw(random: &mut Rng) -> Self {
+        Self {
+            has_long_names: random.u32(0..16) == 0,
+            is_crowded: random.u32(0..160) == 0,
+            has_many_shards: random.u32(0..160) == 0,
+            has_many_subscribers: random.u32(0..80) == 0,
+            has_endless_durations: random.u32(0..12) == 0,
+        }
+    }
+}
+
+impl WorldPlan {
+    /// Makes sizes hurt, in some worlds.
+    pub(super) fn with_sizes(mut self, random: &mut Rng) -> Self {
+        self.sizes = SizePlan::draw(random);
+        if self.sizes.is_crowded {
+            self.crowd(random);
+        }
+        if self.sizes.has_many_shards {
+            self.shards = random.u32(1_000..=3_000);
+            self.grow_roomy();
+        }
+        if self.sizes.has_long_names {
+            self.names.iter_mut().for_each(|name| *name = lengthened(name));
+            // One database with such a name is more than a small fold has room for.
+            self.fold_size_max = self.fold_size_max.map(|size| size * 10);
+        }
+        if self.sizes.has_many_subscribers {
+            // Else hundreds of them wait for one another, a row at a time, for longer than the judge waits for them.
+            self.dispatcher.catch_ups_max = self.dispatcher.catch_ups_max.max(2);
+            self.dispatcher.catch_up_rows_max = self.dispatcher.catch_up_rows_max.max(10);
+        }
+        if self.sizes.has_endless_durations {
+            self.lengthen_durations();
+        }
+        self
+    }
+
+    /// Puts thousands of databases into one partition, without documents.
+    fn crowd(&mut self, random: &mut Rng) {
+        let names = (0..random.u32(1_000..=2_500)).map(|number| DbName::new(&format!("n/{number}")));
+        self.names.extend(names.map(|name| name.expect("it is short")));
+        self.partitions = 1;
+        self.documents = None;
+        self.churns_names = false;
+        self.fold_size_max = None;
+        self.think_max_ms = 200;
+        self.grow_roomy();
+    }
+
+    /// Gives roles room for so much to do.
+    fn grow_roomy(&mut self) {
+        self.latency_us = self.latency_us.min(500);
+        self.slow_ms = self.slow_ms.min(500);
+        self.notifier.fold_rows_max = 1_000;
+        self.dispatcher.page_rows_max = 1_000;
+        self.dispatcher.catch_up_rows_max = 256;
+        for group in &mut self.groups {
+            (group.options.rows_max, group.options.bytes_max) = (100, 1_000_000);
+        }
+    }
+
+    /// Makes those durations endless that bound only what goes wrong, or what is kept.
+    fn lengthen_durations(&mut self) {
+        let lengthen = |balance: &mut BalanceOptions| balance.handover = Duration::MAX;
+        lengthen(&mut self.notifier.balance);
+        lengthen(&mut self.janitor.balance);
+        self.notifier.fold_interval_max = Duration::MAX;
+        self.notifier.fold_percent = self.notifier.fold_percent.max(25);
+        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
+        for group in self.groups.iter_mut().chain(of_documents) {
+            lengthen(&mut group.options.balance);
+            group.options.stuck_after = Duration::MAX;
+        }
+    }
+}
+
+/// `name` at the greatest length, with its prefix and its suffix.
+fn lengthened(name: &DbName) -> DbName {
+    let name = name.as_str();
+    // "shop/_replicator" is its prefix and its suffix, with one "/" in common.
+    let (begin, end) =
+        name.rsplit_once('/').map_or((name, ""), |(begin, _)| (&name[..=begin.len()], &name[begin.len()..]));
+    let padding = "-".repeat(DbName::LEN_MAX - begin.len() - end.len());
+    DbName::new(&format!("{begin}{padding}{end}")).expect("it is as long as a name may be")
+}

@@ -1,0 +1,92 @@
+//! [`Findings`]: what was found in a world so far: its faults, the states that it has met, its trace, and the first breach
+//! of a promise.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    guarantee::Broken,
+    kernel::{time::Time, trace::Trace},
+    witness::{Fault, Witness},
+};
+
+/// What was found in a world so far, and its clock, which dates it.
+#[derive(Default)]
+pub struct Findings {
+    pub time: Time,
+    trace: Trace,
+    /// The faults that struck, and how often.
+    faults: Mutex<BTreeMap<Fault, u64>>,
+    /// The interesting states that were met, and how often.
+    witnesses: Mutex<BTreeMap<Witness, u64>>,
+    /// The first breach of a promise.
+    failure: Mutex<Option<Broken>>,
+    /// Whether there is a failure.
+    has_failed: AtomicBool,
+}
+
+impl Findings {
+    /// Nothing yet, at the beginning of time; the trace is kept if `is_traced`.
+    pub fn new(is_traced: bool) -> Self {
+        Self { trace: Trace::new(is_traced), ..Self::default() }
+    }
+
+    /// Counts `fault`.
+    pub fn count(&self, fault: Fault) {
+        *self.faults.lock().entry(fault).or_default() += 1;
+        self.note(|| format!("fault: {fault}"));
+    }
+
+    /// How often `fault` has struck.
+    pub fn fault_count(&self, fault: Fault) -> u64 {
+        self.faults.lock().get(&fault).copied().unwrap_or_default()
+    }
+
+    /// The faults that struck, and how often.
+    pub fn faults(&self) -> BTreeMap<Fault, u64> {
+        self.faults.lock().clone()
+    }
+
+    /// Counts `witness` as met.
+    pub fn witness(&self, witness: Witness) {
+        *self.witnesses.lock().entry(witness).or_default() += 1;
+        self.note(|| format!("witness: {witness}"));
+    }
+
+    /// The interesting states that were met, and how often.
+    pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
+        self.witnesses.lock().clone()
+    }
+
+    /// Fails the world with `broken`, if it is the first breach.
+    pub fn fail(&self, broken: impl Into<Broken>) {
+        let broken = broken.into();
+        self.note(|| format!("FAILURE: {broken}"));
+        self.failure.lock().get_or_insert(broken);
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a promise was broken.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// The first breach of a promise.
+    pub fn failure(&self) -> Option<Broken> {
+        self.failure.lock().clone()
+    }
+
+    /// Adds a line to the trace.
+    pub fn note(&self, line: impl FnOnce() -> String) {
+        self.trace.add(self.time.now(), line);
+    }
+
+    /// Takes the trace.
+    pub fn take_trace(&self) -> Option<String> {
+        self.trace.take()
+    }
+}

@@ -1,0 +1,56 @@
+//! What a world runs on: time, processes, the network to the store, and the disk below it. It knows nothing of a bus.
+
+pub mod commits;
+pub mod link;
+pub mod machine;
+pub mod process;
+pub mod time;
+pub mod trace;
+
+use std::sync::Arc;
+
+use self::commits::Flight;
+
+/// The number of a process in its world.
+pub type ProcessId = usize;
+
+/// A process in one of its lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Issuer {
+    pub process: ProcessId,
+    /// How often it was started before.
+    pub generation: u64,
+}
+
+/// An entry of the schedule of a world.
+pub enum Event {
+    /// Sleepers wake.
+    Nothing,
+    /// A commit arrives at the store.
+    Arrival(Arc<Flight>),
+    /// A process crashes, if it still lives that life.
+    Crash(Issuer),
+    Start(ProcessId),
+    /// A paused process resumes, if it still lives that life.
+    Resume(Issuer),
+    /// Pauses and jumps are drawn.
+    Mishap,
+    /// The faults end.
+    Rest,
+    /// The world checks whether everything is at rest, or has ended.
+    Poll,
+}
+
+/// The tests of the clocks.
+pub fn tests() -> Vec<(&'static str, fn())> {
+    vec![
+        (
+            "a_fast_clock_wakes_early_and_a_jump_wakes_at_once",
+            time::tests::a_fast_clock_wakes_early_and_a_jump_wakes_at_once,
+        ),
+        (
+            "what_is_due_at_once_comes_in_its_order_and_a_dropped_sleep_never",
+            time::tests::what_is_due_at_once_comes_in_its_order_and_a_dropped_sleep_never,
+        ),
+    ]
+}

@@ -1,0 +1,38 @@
+//! Deterministic simulation: whole buses in one thread, with every fault of a distributed system.
+//!
+//! A world is made from a seed: a store, several processes with all roles, and faults. Transactions fail, with and without having
+//! happened; watches are lost; processes crash, pause and come back; clocks run apart. An oracle judges every commit when it happens,
+//! and everything that a reader is given. The same seed makes the same world, step by step, so that every failure can be replayed.
+//!
+//! ```text
+//!            seed ──► plan (sizes, options, mix of faults)
+//!                       │
+//!  process 0 ─┐         ▼
+//!  process 1 ─┼─ simulated store ──► embedded engine ──► oracle
+//!  process 2 ─┘  delays, faults      one commit after      judges each commit,
+//!  a runtime     commits in flight   the other             each delivery, and the end
+//!  and a clock each
+//! ```
+//!
+//! `docs/testing.md` says how to examine a world. It is not for measuring: time is not real here.
+
+#![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
+
+mod actors;
+mod app;
+mod draw;
+mod findings;
+mod guarantee;
+mod kernel;
+mod keyspace;
+mod oracle;
+mod run;
+mod shared;
+mod witness;
+mod world;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    run::run()
+}

@@ -1,0 +1,297 @@
+//! [`Account`]: the debts to one subscriber, by names of databases and kinds of events.
+//!
+//! It is computed from the subscriber's start and interest and from the [`Ledger`]; from the subscriber it takes only
+//! the delivered rows, with the kinds of their news.
+//!
+//! - The newest fact of each wanted kind of the newest instance of a name is owed, if it came after the start. A row
+//!   of the name at or after it, with that kind among the news, pays it.
+//! - A deletion is owed by name to every subscriber that may know the name: the name existed at its start, or at a
+//!   position that it claimed, or a row of a living instance was delivered. A row at or after the first deletion
+//!   since then, with `Deleted` among the news, pays it, whichever instance they name. The debt survives everything
+//!   that happens to a subscriber, except that after `Expired` the subscriber knows nothing, and after `Lagged` it is
+//!   owed nothing of what it skipped.
+
+use std::collections::BTreeMap;
+
+use notibus::event::{DbName, EventKind, Kinds, Sequence};
+
+use super::{given::Start, ledger::Ledger};
+
+/// The kinds of events that are wanted of each name.
+pub(super) type Wants = BTreeMap<DbName, Kinds>;
+
+/// The debts to a subscriber.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// The wanted kinds of each name, each with the position after which they are owed. A position after all rows
+    /// stands for one that is not known.
+    from: BTreeMap<(DbName, EventKind), Start>,
+    /// The newest row with news of each kind that was delivered of each name.
+    delivered: BTreeMap<(DbName, EventKind), Sequence>,
+    /// The names that it may know to exist, with the newest position at which they existed, as far as it knows.
+    known: BTreeMap<DbName, Sequence>,
+    /// Names whose wanted kinds have changed since its filter was replaced, at an unknown moment, with the kinds that it wanted before.
+    unsettled: Wants,
+}
+
+impl Account {
+    /// The account of a subscriber that wants `wants`, after `start`.
+    pub fn new(ledger: &Ledger, wants: &Wants, start: Start) -> Self {
+        let mut account = Self::default();
+        account.want(ledger, wants, start);
+        account
+    }
+
+    /// Replaces its interest: newly wanted facts are owed after `start`.
+    pub fn replace(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
+        self.from.retain(|(name, kind), _| wants.get(name).is_some_and(|kinds| kinds.contains(*kind)));
+        self.want(ledger, wants, start);
+        self.unsettled.clear();
+    }
+
+    /// Replaces its interest, from an unknown moment on. The next delivery of a name without any of the kinds that it wanted before, and
+    /// may still want, shows that the moment has come.
+    pub fn replace_soon(&mut self, ledger: &Ledger, wants: &Wants, before: Wants) {
+        self.replace(ledger, wants, Start::At(Sequence::MAX));
+        self.unsettled = before;
+    }
+
+    /// It claims that everything up to `position` was delivered: it knows of each name whether it exists.
+    pub fn stand(&mut self, ledger: &Ledger, position: Sequence) {
+        let deletions = self.from.iter().filter(|((_, kind), from)| {
+            // It knows more about names that it wants only since later.
+            *kind == EventKind::Deleted && **from <= Start::At(position)
+        });
+        for ((name, _), _) in deletions {
+            if !self.known.contains_key(name) && ledger.existed_at(name, position) {
+                self.known.insert(name.clone(), position);
+            }
+        }
+    }
+
+    /// Adds `wants`; newly wanted facts are owed after `start`.
+    fn want(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
+        for (name, kinds) in wants {
+            let mut is_new = false;
+            for kind in kinds.iter() {
+                let key = (name.clone(), kind);
+                is_new |= kind == EventKind::Deleted && !self.from.contains_key(&key);
+                self.from.entry(key).or_insert(start);
+            }
+            if is_new && start != Start::At(Sequence::MAX) {
+                self.know(ledger, name, start);
+            }
+        }
+    }
+
+    /// Everything of `name` up to `start` counts as delivered.
+    fn know(&mut self, ledger: &Ledger, name: &DbName, start: Start) {
+        let Start::At(start) = start else { return };
+        if self.known.get(name).is_some_and(|known| *known > start) {
+            return;
+        }
+        if ledger.existed_at(name, start) {
+            self.known.insert(name.clone(), start);
+        } else {
+            self.known.remove(name);
+        }
+    }
+
+    /// Delivers a row of `name` at `at` with news of these kinds. Returns how many deletions that pays; fails if one
+    /// is owed, and is not among the news.
+    pub fn deliver(
+        &mut self,
+        ledger: &Ledger,
+        name: &DbName,
+        at: Sequence,
+        kinds: Kinds,
+    ) -> Result<usize, String> {
+        if self.unsettled.get(name).is_some_and(|before| !before.intersects(kinds)) {
+            self.unsettled.remove(name);
+            for ((_, _), start) in self.from.iter_mut().filter(|((of, _), _)| of == name) {
+                *start = (*start).min(Start::At(at));
+            }
+        }
+        let owed: Vec<_> = self.deletions(ledger, name).iter().copied().filter(|due| *due <= at).collect();
+        if let Some(due) = owed.first().filter(|_| !kinds.contains(EventKind::Deleted)) {
+            let debt = self.describe(ledger, name, *due);
+            return Err(format!("it was given {kinds:?} of {name:?} at {at}, without {debt}"));
+        }
+        // After a restart an older row can come again.
+        for kind in kinds.iter() {
+            let delivered = self.delivered.entry((name.clone(), kind)).or_insert(at);
+            *delivered = (*delivered).max(at);
+        }
+        self.know(ledger, name, Start::At(at));
+        Ok(owed.len())
+    }
+
+    /// It has skipped everything up to `to`.
+    pub fn lag(&mut self, ledger: &Ledger, to: Sequence) {
+        for start in self.from.values_mut() {
+            *start = (*start).max(Start::At(to));
+        }
+        for name in ledger.names() {
+            self.know(ledger, name, Start::At(to));
+        }
+    }
+
+    /// It got `Expired`.
+    pub fn expire(&mut self) {
+        for start in self.from.values_mut().filter(|start| **start != Start::At(Sequence::MAX)) {
+            *start = Start::Nothing;
+        }
+        self.delivered.clear();
+        self.known.clear();
+    }
+
+    /// It resumes with everything up to `start` known; earlier deliveries count. It may have skipped more than that,
+    /// and died before it saved that.
+    pub fn resume(&mut self, ledger: &Ledger, start: Start) {
+        self.unsettled.clear();
+        for ((name, _), from) in &mut self.from {
+            if *from <= start {
+                continue;
+            }
+            *from = start;
+            if let Start::At(start) = start
+                && ledger.existed_at(name, start)
+            {
+                let known = self.known.entry(name.clone()).or_insert(start);
+                *known = (*known).min(start);
+            }
+        }
+        if let Start::At(start) = start {
+            self.stand(ledger, start);
+        }
+    }
+
+    /// Whether it may know that any name exists.
+    pub fn knows_any(&self) -> bool {
+        !self.known.is_empty()
+    }
+
+    /// The deletions of `name` that are owed.
+    pub fn deletions<'a>(&self, ledger: &'a Ledger, name: &DbName) -> &'a [Sequence] {
+        let key = (name.clone(), EventKind::Deleted);
+        let (Some(known), Some(from)) = (self.known.get(name), self.from.get(&key)) else { return &[] };
+        let paid = self.delivered.get(&key).map_or(Start::Nothing, |paid| Start::At(*paid));
+        ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
+    }
+
+    /// A debt of something that happened up to `to`. A name whose newest deletion came after that is delivered later.
+    pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
+        self.is_owed_of(ledger, to, |_, _| true)
+    }
+
+    /// The same for the names and kinds that pass the filter.
+    pub fn is_owed_of(
+        &self,
+        ledger: &Ledger,
+        to: Sequence,
+        is_sent: impl Fn(&DbName, EventKind) -> bool,
+    ) -> Option<String> {
+        let fact = self.from.iter().find_map(|((name, kind), start)| {
+            let at = ledger.newest(name, *kind).filter(|at| start.is_before(*at) && *at <= to)?;
+            if !is_sent(name, *kind) {
+                return None;
+            }
+            let is_delivered =
+                self.delivered.get(&(name.clone(), *kind)).is_some_and(|delivered| *delivered >= at);
+            (!is_delivered).then(|| format!("{kind:?} of {name:?} at {at}, since {start:?}"))
+        });
+        let deletion = || {
+            self.known.keys().find_map(|name| {
+                let owed = self.deletions(ledger, name);
+                let due = owed.first().filter(|_| owed.last().is_some_and(|last| *last <= to))?;
+                Some(self.describe(ledger, name, *due))
+            })
+        };
+        deletion().or(fact)
+    }
+
+    /// A message about the deletion of `name` that is owed since `due`.
+    fn describe(&self, ledger: &Ledger, name: &DbName, due: Sequence) -> String {
+        let known = self.known.get(name).map_or_else(|| "nowhere".to_owned(), ToString::to_string);
+        let dropped = if ledger.was_dropped_after(name, due) { ", whose tombstone was dropped" } else { "" };
+        format!("the deletion of {name:?} at {due}{dropped}, which it knew to exist at {known}")
+    }
+}
+
+pub mod tests {
+    use super::*;
+    use notibus::event::{DbInstance, Incarnation, Versionstamp};
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    fn name() -> DbName {
+        DbName::new("a").unwrap()
+    }
+
+    fn wants(kinds: impl Into<Kinds>) -> Wants {
+        Wants::from([(name(), kinds.into())])
+    }
+
+    /// Two instances, the first one from 1 to 5, the second one from 5 on.
+    fn recreated() -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.fold(&name(), at(1), DbInstance([1; 16]), EventKind::Created.into());
+        ledger.fold(&name(), at(5), DbInstance([2; 16]), EventKind::Created.into());
+        ledger
+    }
+
+    pub fn a_reader_that_may_know_a_name_is_owed_its_deletion() {
+        let ledger = recreated();
+        let owes = |account: &Account| account.is_owed(&ledger, Sequence::MAX).is_some();
+        let deleted = wants(EventKind::Deleted);
+        assert!(owes(&Account::new(&ledger, &deleted, Start::At(at(2)))));
+        assert!(!owes(&Account::new(&ledger, &deleted, Start::At(at(5)))), "it knows of it");
+        let mut account = Account::new(&ledger, &deleted, Start::Nothing);
+        assert!(!owes(&account), "it knew nothing");
+        account.deliver(&ledger, &name(), at(1), EventKind::Created.into()).unwrap();
+        assert!(owes(&account));
+        account.resume(&ledger, Start::Nothing);
+        assert!(owes(&account), "a restart takes nothing away");
+        assert!(account.deliver(&ledger, &name(), at(5), EventKind::Created.into()).is_err());
+        account.deliver(&ledger, &name(), at(5), EventKind::Deleted.into()).unwrap();
+        assert!(!owes(&account));
+    }
+
+    pub fn one_who_has_expired_or_skipped_is_owed_nothing_of_before() {
+        let ledger = recreated();
+        let deleted = wants(EventKind::Deleted);
+        let mut account = Account::new(&ledger, &deleted, Start::At(at(2)));
+        account.expire();
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
+        let mut account = Account::new(&ledger, &deleted, Start::At(at(2)));
+        account.lag(&ledger, at(6));
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
+        account.resume(&ledger, Start::At(at(3)));
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some(), "it begins before that again");
+    }
+
+    pub fn what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it() {
+        let mut ledger = recreated();
+        let mut account = Account::new(&ledger, &wants(EventKind::Created), Start::At(at(5)));
+        let both = wants(Kinds::from(EventKind::Created) | EventKind::Updated.into());
+        account.replace_soon(&ledger, &both, wants(EventKind::Created));
+        ledger.fold(&name(), at(6), DbInstance([2; 16]), EventKind::Updated.into());
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None, "the earlier filter may still be there");
+        account.deliver(&ledger, &name(), at(6), EventKind::Updated.into()).unwrap();
+        ledger.fold(&name(), at(7), DbInstance([2; 16]), EventKind::Updated.into());
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
+    }
+
+    pub fn what_a_new_filter_wants_is_owed_from_its_start() {
+        let ledger = recreated();
+        let mut account = Account::new(&ledger, &wants(EventKind::Created), Start::Nothing);
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
+        account.replace(&ledger, &wants(EventKind::Deleted), Start::At(at(2)));
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
+        account.replace(&ledger, &Wants::new(), Start::At(at(2)));
+        account.replace(&ledger, &wants(EventKind::Deleted), Start::At(at(5)));
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
+    }
+}

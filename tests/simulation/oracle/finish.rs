@@ -1,0 +1,91 @@
+//! The end: everything has come to rest, and the rows agree with the history.
+
+use std::sync::Arc;
+
+use notibus::event::{Db, DdocId, Notification, Sequence};
+
+use super::{Oracle, commit::Verdict};
+use crate::guarantee::Guarantee;
+
+impl Oracle {
+    /// The promise that is broken if everything does not come to rest.
+    pub fn unrest_breaks(&self) -> Guarantee {
+        let is_owed = self.subscribers_are_owed().is_some();
+        let is_dropped = |text: String| text.contains("whose tombstone was dropped");
+        if self.subscribers_are_owed().is_some_and(is_dropped) {
+            Guarantee::ExpiredNotSilent
+        } else if self.unfolded().is_some() {
+            Guarantee::FoldedOnce
+        } else if is_owed {
+            Guarantee::Complete
+        } else if self.groups_owe().is_some() {
+            Guarantee::AtLeastOnce
+        } else if self.jobs_owe().is_some() {
+            Guarantee::Worked
+        } else {
+            Guarantee::Live
+        }
+    }
+
+    /// Something that still has to happen before everything is at rest.
+    pub fn unrest(&self) -> Option<String> {
+        if let Some(unfolded) = self.unfolded() {
+            return Some(unfolded);
+        }
+        if let Some((db, id)) = self.unreported_ddoc() {
+            return Some(format!("it has still to be informed that {id:?} of {db:?} has changed"));
+        }
+        self.subscribers_are_owed()
+            .or_else(|| self.groups_owe())
+            .or_else(|| self.followers_owe())
+            .or_else(|| self.doc_tails_owe())
+            .or_else(|| self.jobs_owe())
+            .or_else(|| self.janitor_owes())
+            .or_else(|| self.web_clients_owe())
+    }
+
+    /// Work that the jobs of triggers have still to do.
+    fn jobs_owe(&self) -> Option<String> {
+        self.jobs.as_ref()?.owe(&self.databases, &self.documents)
+    }
+
+    /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose
+    /// names others have taken.
+    fn unreported_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
+        let is_reported = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Sequence)| {
+            let found = self.reported_ddocs.get(*ddoc);
+            found.is_some_and(|found| found > *recorded)
+        };
+        let newest = |db: &Db| {
+            self.rows.get(&db.name).is_some_and(|placed| placed.row.db() == *db && !placed.row.is_deleted())
+        };
+        let own = self.recorded_ddocs.iter().filter(|((db, _), _)| newest(db));
+        own.into_iter().find(|entry| !is_reported(entry)).map(|(ddoc, _)| ddoc)
+    }
+
+    /// Judges whether the rows agree with the history.
+    pub fn judge_history(&self) -> Verdict {
+        if let Some(unfolded) = self.unfolded() {
+            return Guarantee::FoldedOnce.fails(unfolded);
+        }
+        match self.once.iter().find(|(_, times)| **times != 1) {
+            Some((number, times)) => {
+                Guarantee::ExactlyOnce.fails(format!("number {number} was committed {times} times"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Judges whether the whole feed, read in pages, has each database once, in order.
+    pub fn judge_pages(&self, rows: &[Arc<Notification>]) -> Verdict {
+        let mut expected: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
+        expected.sort_unstable_by_key(|row| row.sequence);
+        // A tombstone can be dropped after it was read.
+        let is_there = |row: &&Arc<Notification>| !row.is_deleted() || self.rows.contains_key(&row.name);
+        let rows: Vec<_> = rows.iter().filter(is_there).cloned().collect();
+        if rows != expected {
+            return Guarantee::Unique.fails(format!("the feed is read as {rows:?} instead of {expected:?}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,355 @@
+//! [`Oracle`]: a naive model of the promises of the bus, which judges every commit.
+//!
+//! The oracle sees every commit when it happens: the touched keys, before and after. It trusts only the history that
+//! producers write in the same transactions, and judges from outside: what each reader is given has to follow from it.
+//!
+//! - each database has one row, which counts its recorded events once, and no fold commits under a lost lease ([`feed`]);
+//! - a group passes no row without work, works on each once, and keeps the janitor from dropping its rows ([`groups`]), and expires
+//!   only after it has had no member for long enough ([`expiry`]);
+//! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
+//!   [`account`], [`readers`], [`interest`]);
+//! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
+//! - the jobs of triggers work on every change, and cancelled work writes nothing ([`jobs`]);
+//! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]);
+//! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]).
+//!
+//! After the faults all of it has to come to rest ([`finish`]).
+
+mod account;
+mod commit;
+mod cursors;
+mod documents;
+mod expiry;
+mod feed;
+mod finish;
+mod freshness;
+mod given;
+mod groups;
+mod interest;
+mod jobs;
+mod ledger;
+mod models;
+mod operations;
+mod parked;
+mod readers;
+mod stored_item;
+mod web;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use notibus::{
+    cursor::Cursor,
+    event::{Counters, Db, DbInstance, DbName, DdocId, Incarnation, Notification, Sequence},
+    feed::ShardId,
+    group::GroupName,
+    node::NodeId,
+    store::{KeyRange, StoreError},
+};
+
+pub(crate) use self::{
+    commit::{Change, ObservedCommit, is_fold},
+    given::{Given, GivenDdocs, GivenRow, Start},
+    interest::{GLOBS, Interest, PREDICATES, Which},
+    models::{
+        documents::DocTailId,
+        follower::FollowerId,
+        subscriber::{Manner, SubscriberId},
+        web::WebClientId,
+    },
+    stored_item::group_key,
+};
+use self::{
+    commit::{StoredChanges, Verdict},
+    jobs::Jobs,
+    ledger::Ledger,
+    models::{
+        documents::{DocFeed, DocTail},
+        follower::Follower,
+        group::GroupModel,
+        members::Members,
+        operation::Operation,
+        subscriber::Subscriber,
+    },
+    stored_item::StoredItem,
+};
+use crate::{
+    app::{AppKey, Line, instance_of},
+    findings::Findings,
+    guarantee::{Broken, Guarantee},
+    kernel::Issuer,
+    keyspace::BUS_PREFIX,
+    witness::Witness,
+};
+
+/// The id of the feed of notifications in keys.
+const FEED: &[u8] = b"n";
+
+/// The number of the family of topologies, as it is packed into a key.
+const TOPOLOGIES: &[u8] = b"\x15\x07";
+
+/// The newest row of a database.
+#[derive(Debug, Clone)]
+struct Placed {
+    shard: ShardId,
+    row: Arc<Notification>,
+}
+
+pub(crate) struct Oracle {
+    names: Vec<DbName>,
+    /// The nodes that each process has been, life by life.
+    nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
+    /// When each node has last written its row, in versions, which are microseconds.
+    beats: BTreeMap<NodeId, u64>,
+    /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
+    has_steady_clocks: bool,
+    databases: BTreeMap<DbName, DbInstance>,
+    recorded: BTreeMap<Db, Counters>,
+    /// How often each thing that must happen once has happened.
+    once: BTreeMap<u64, u32>,
+    rows: BTreeMap<DbName, Placed>,
+    /// The facts that folds have made visible.
+    ledger: Ledger,
+    /// All rows so far.
+    past: BTreeMap<Sequence, Arc<Notification>>,
+    /// When a change of each design document was last recorded.
+    recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
+    /// The stored rows of design documents.
+    ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
+    /// The last notification of each design document, also when its row is gone.
+    reported_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
+    /// The shards of all topology entries so far.
+    entries: Vec<Range<u64>>,
+    horizon: Sequence,
+    groups: BTreeMap<GroupName, GroupModel>,
+    /// The nodes with each role.
+    members: BTreeMap<String, Members>,
+    /// The last reset or deletion of a group by each operator.
+    operations: BTreeMap<Issuer, Operation>,
+    /// The groups that have to expire after the faults, if there is a janitor.
+    given_up: Option<Vec<GroupName>>,
+    /// The names of the databases that groups can only park, if groups park.
+    unworkable: Option<BTreeSet<DbName>>,
+    subscribers: BTreeMap<SubscriberId, Subscriber>,
+    /// Whether databases have documents.
+    has_documents: bool,
+    /// The feeds of the documents of the databases that exist.
+    documents: BTreeMap<DbInstance, DocFeed>,
+    /// The work of triggers, if there are any.
+    jobs: Option<Jobs>,
+    doc_tails: BTreeMap<DocTailId, DocTail>,
+    /// The clients of `_db_updates`.
+    web_clients: BTreeMap<WebClientId, models::web::WebClient>,
+    /// The followers, which read the feed shard by shard.
+    followers: BTreeMap<FollowerId, Follower>,
+    /// The positions of the named cursors.
+    cursors: BTreeMap<String, Cursor>,
+    /// The number of the next subscriber or follower.
+    next_reader: u64,
+}
+
+impl Oracle {
+    /// The model of a bus that does not exist yet, with databases of these names, which may have documents. If there
+    /// are triggers, their jobs fail for the databases with `failing` names.
+    pub fn new(names: Vec<DbName>, has_documents: bool, failing: Option<Vec<DbName>>) -> Self {
+        Self {
+            names,
+            nodes: BTreeMap::new(),
+            beats: BTreeMap::new(),
+            has_steady_clocks: false,
+            databases: BTreeMap::new(),
+            recorded: BTreeMap::new(),
+            once: BTreeMap::new(),
+            rows: BTreeMap::new(),
+            ledger: Ledger::default(),
+            past: BTreeMap::new(),
+            recorded_ddocs: BTreeMap::new(),
+            ddocs: BTreeMap::new(),
+            reported_ddocs: BTreeMap::new(),
+            entries: Vec::new(),
+            horizon: Sequence::MIN,
+            groups: BTreeMap::new(),
+            members: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            given_up: None,
+            unworkable: None,
+            subscribers: BTreeMap::new(),
+            has_documents,
+            documents: BTreeMap::new(),
+            jobs: failing.map(Jobs::new),
+            doc_tails: BTreeMap::new(),
+            web_clients: BTreeMap::new(),
+            followers: BTreeMap::new(),
+            cursors: BTreeMap::new(),
+            next_reader: 0,
+        }
+    }
+
+    /// From now on no node may be removed before its expiry, because no clock of this world jumps.
+    pub fn trust_clocks(&mut self) {
+        self.has_steady_clocks = true;
+    }
+
+    /// The number of topology entries so far.
+    pub fn entries(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// A process has joined as `node`.
+    pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
+        self.nodes.entry(issuer).or_default().insert(node);
+    }
+
+    /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
+    pub fn crashed(&mut self, issuer: Issuer) {
+        self.forget(issuer);
+    }
+
+    /// A process has dropped everything that it had begun, and begins again.
+    pub fn gone(&mut self, issuer: Issuer) {
+        self.forget(issuer);
+    }
+
+    /// Forgets what a process had begun.
+    fn forget(&mut self, issuer: Issuer) {
+        self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
+        self.followers.retain(|_, follower| follower.issuer != issuer);
+        self.doc_tails.retain(|_, tail| tail.issuer != issuer);
+        self.operations.remove(&issuer);
+    }
+
+    /// One of the deleted instances of `name`, if there is one, as `random` decides.
+    pub fn gone_instance(&self, name: &DbName, random: u64) -> Option<Db> {
+        let lives = self.databases.get(name);
+        let gone = self.recorded.keys().filter(|db| db.name == *name && Some(&db.instance) != lives);
+        let gone: Vec<_> = gone.collect();
+        let place = random % (gone.len() as u64).max(1);
+        gone.get(place as usize).map(|&db| db.clone())
+    }
+
+    /// A commit has happened.
+    pub fn committed(&mut self, findings: &Findings, seen: &ObservedCommit<'_>) {
+        let items: Vec<(StoredItem, &Change)> =
+            seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
+        if let Err(broken) = self.judge(findings, seen, &items) {
+            let Issuer { process, generation } = seen.issuer;
+            let Broken { guarantee, reason } = broken;
+            let place = format!("process {process}.{generation}, at {:?}", seen.stamp);
+            findings.fail(guarantee.broken(format!("{reason} ({place})")));
+        }
+    }
+
+    fn judge(
+        &mut self,
+        findings: &Findings,
+        seen: &ObservedCommit<'_>,
+        items: &StoredChanges<'_>,
+    ) -> Verdict {
+        self.judge_app(seen, items)?;
+        self.judge_documents(findings, seen, items)?;
+        if let Some(jobs) = &mut self.jobs {
+            jobs.judge(findings, seen, items, &self.documents)?;
+        }
+        self.judge_feed(findings, seen, items)?;
+        self.judge_cursors(items)?;
+        self.judge_members(findings, seen, items);
+        self.judge_groups(findings, seen, items)
+    }
+
+    /// Judges and records the changes of the layer.
+    fn judge_app(&mut self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Verdict {
+        for (item, change) in items {
+            match (item, &change.after) {
+                (StoredItem::App(AppKey::History), Some(value)) => {
+                    let line = Line::from_bytes(value);
+                    *self.recorded.entry(line.db.clone()).or_default() += line.counters;
+                    let nameless = (line.counters.ddoc_updated > line.ddocs.len() as u64).then_some(None);
+                    for id in line.ddocs.into_iter().map(Some).chain(nameless) {
+                        let at = Sequence::new(Incarnation(0), seen.stamp, 0);
+                        self.recorded_ddocs.insert((line.db.clone(), id), at);
+                    }
+                }
+                (StoredItem::App(AppKey::Database(name)), Some(value)) => {
+                    let instance = instance_of(value);
+                    self.databases.insert(name.clone(), instance);
+                }
+                (StoredItem::App(AppKey::Database(name)), None) => drop(self.databases.remove(name)),
+                (StoredItem::App(AppKey::Once(number)), Some(_)) => {
+                    let times = self.once.entry(*number).or_default();
+                    *times += 1;
+                    if *times > 1 {
+                        return Guarantee::ExactlyOnce
+                            .fails(format!("what must be committed once was committed {times} times"));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A commit was refused by the store.
+    pub fn refused(
+        &self,
+        findings: &Findings,
+        (issuer, is_late): (Issuer, bool),
+        code: Option<i32>,
+        keys: &[Bytes],
+        conflicts: &[KeyRange],
+    ) {
+        if is_late {
+            findings.witness(Witness::LateCommitRefused);
+        }
+        if code != Some(StoreError::NOT_COMMITTED.code()) {
+            return;
+        }
+        let items: Vec<_> = keys.iter().map(|key| StoredItem::of(key)).collect();
+        let writes = |is: fn(&StoredItem) -> bool| items.iter().any(is);
+        let folds = writes(|item| matches!(item, StoredItem::FoldMark(_)));
+        if folds && !writes(|item| matches!(item, StoredItem::Lease(..))) {
+            findings.witness(Witness::FoldRefused);
+        }
+        if writes(|item| matches!(item, StoredItem::Checkpoint(..))) {
+            findings.witness(Witness::ConsumerRefused);
+        }
+        if writes(|item| matches!(item, StoredItem::App(AppKey::Derived(..)))) {
+            findings.witness(Witness::JobRefused);
+        }
+        // A producer reads whether the shards of the feed of documents that it writes to are still open.
+        let of_topologies = [BUS_PREFIX, TOPOLOGIES].concat();
+        let is_of_bus = |range: &KeyRange| {
+            range.begin.starts_with(BUS_PREFIX) && !range.begin.starts_with(&of_topologies)
+        };
+        if writes(|item| *item == StoredItem::Counters) && !folds && conflicts.iter().any(is_of_bus) {
+            let Issuer { process, generation } = issuer;
+            findings.fail(Guarantee::Blind.broken(format!(
+                "recording events made a transaction of process {process}.{generation} conflict"
+            )));
+        }
+    }
+}
+
+/// Makes pairs of the names of functions and the functions.
+macro_rules! tests {
+    ($($($part:ident)::* { $($name:ident)* })*) => {
+        [$({
+            use self::$($part)::*::tests::*;
+            vec![$((stringify!($name), $name as fn())),*]
+        }),*].concat()
+    };
+}
+
+/// The tests of the oracle itself.
+pub fn tests() -> Vec<(&'static str, fn())> {
+    tests! {
+        parked { what_comes_after_a_parked_row_is_not_done_with_it the_newest_row_of_a_document_stands_for_those_that_wait a_group_that_does_not_park_works_on_every_row_of_a_document }
+        ledger { the_creation_of_another_instance_is_the_deletion_of_the_one_before }
+        account { a_reader_that_may_know_a_name_is_owed_its_deletion one_who_has_expired_or_skipped_is_owed_nothing_of_before what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it what_a_new_filter_wants_is_owed_from_its_start }
+        interest { a_set_wants_what_one_of_it_does_and_the_whole_allows }
+        models::delivery_order { a_batch_comes_again_from_its_first_row_on_after_a_panic }
+    }
+}

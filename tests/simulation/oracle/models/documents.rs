@@ -1,0 +1,165 @@
+//! [`DocFeed`] and [`DocTail`]: what the oracle knows of the documents of a database, and of a reader of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::{Bound, Range},
+};
+
+use notibus::{
+    changes::{Change as DocChange, DocSummary},
+    event::{DbInstance, Sequence},
+    feed::{FeedRow, ShardId},
+    test_util::rooms,
+};
+
+use crate::{
+    app::Document,
+    findings::Findings,
+    guarantee::Guarantee,
+    kernel::Issuer,
+    oracle::commit::{Change, ObservedCommit, Verdict},
+    witness::Witness,
+};
+
+/// The number of a tail of documents.
+pub(crate) type DocTailId = u64;
+
+/// The feed of the documents of a database.
+#[derive(Debug, Default)]
+pub(crate) struct DocFeed {
+    /// The shards of all topology entries so far.
+    pub entries: Vec<Range<u64>>,
+    pub rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
+    /// All rows so far.
+    pub past: BTreeMap<Sequence, DocSummary>,
+}
+
+/// A tail of the documents of a database.
+#[derive(Debug)]
+pub(crate) struct DocTail {
+    /// Its process.
+    pub issuer: Issuer,
+    /// Its database.
+    pub instance: DbInstance,
+    /// Everything after this is owed to it.
+    pub start: Sequence,
+    pub read: BTreeSet<Sequence>,
+    /// Its position.
+    pub at: Sequence,
+}
+
+impl DocTail {
+    pub fn take(&mut self, at: Sequence) {
+        self.at = at;
+        self.read.insert(at);
+    }
+}
+
+/// The changes of a commit to the feed of a database.
+#[derive(Default)]
+pub(crate) struct Touched<'a> {
+    /// Changes of topology entries.
+    pub entries: Vec<(Sequence, &'a Change)>,
+    pub rows: Vec<(ShardId, Sequence, &'a Change)>,
+    /// The edits of the layer.
+    pub edits: Vec<Document>,
+}
+
+impl DocFeed {
+    /// The shards and positions of its rows.
+    pub fn places(&self) -> impl Iterator<Item = (ShardId, Sequence)> {
+        self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
+    }
+
+    /// Whether there is a newer row of the document of the row at `at`: a layer has named a wrong previous edit.
+    pub fn has_newer(&self, at: Sequence) -> bool {
+        let Some((_, doc)) = self.rows.get(&at) else { return false };
+        self.rows.range((Bound::Excluded(at), Bound::Unbounded)).any(|(_, (_, newer))| newer.id == doc.id)
+    }
+
+    /// The last edit of each of its documents, and whether that was the deletion of the document.
+    pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
+        self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
+    }
+
+    /// Whether there is or was a row at `at` of this document, revision and kind.
+    pub fn was(&self, at: Sequence, id: &str, revision: &str, is_deleted: bool) -> bool {
+        self.past.get(&at).is_some_and(|doc| {
+            let DocSummary { id: known, revision: last, is_deleted: ended, .. } = doc;
+            (known.as_str(), &*last.to_string(), *ended) == (id, revision, is_deleted)
+        })
+    }
+
+    /// The document of which there is or was a row at `at`.
+    pub fn id_at(&self, at: Sequence) -> Option<String> {
+        self.past.get(&at).map(|doc| doc.id.as_str().to_owned())
+    }
+
+    /// Records new topology entries.
+    pub fn take_entries(&mut self, findings: &Findings, entries: &[(Sequence, &Change)]) -> Verdict {
+        for (first, change) in entries {
+            if let Change { before: None, after: Some(value) } = change {
+                if !self.entries.is_empty() {
+                    findings.witness(Witness::DocumentsResharded);
+                }
+                self.entries.push(rooms::topology(*first, value).map_err(|error| error.to_string())?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges and records edits, and the changes of rows.
+    pub fn take_edits(
+        &mut self,
+        findings: &Findings,
+        seen: &ObservedCommit<'_>,
+        touched: &Touched<'_>,
+    ) -> Verdict {
+        let mut added = BTreeMap::new();
+        let mut removed = BTreeSet::new();
+        for (shard, at, change) in &touched.rows {
+            match (&change.before, &change.after) {
+                (None, Some(value)) => {
+                    let row = DocChange::from_stored(*at, value).map_err(|error| error.to_string())?;
+                    added.insert(*at, (*shard, row.doc));
+                }
+                (Some(_), None) => drop(removed.insert(*at)),
+                (before, after) if before == after => {}
+                _ => return Guarantee::Consistent.fails(format!("the row at {at} was overwritten")),
+            }
+        }
+        for edit in &touched.edits {
+            let (id, at) = (&edit.doc.id, edit.edited);
+            if at.versionstamp() != seen.stamp {
+                return Guarantee::Consistent
+                    .fails(format!("{id} is said to have been edited at {at}, which is not its commit"));
+            }
+            let row = match added.remove(&at) {
+                Some(row) if row.1 == edit.doc => row,
+                row => {
+                    return Guarantee::Consistent
+                        .fails(format!("{:?} was recorded at {at}, and {row:?} written", edit.doc));
+                }
+            };
+            let before = edit.previous.filter(|before| self.id_at(*before).as_deref() == Some(id.as_str()));
+            if before.is_some_and(|before| self.rows.contains_key(&before)) {
+                let before = before.expect("it is there");
+                if !removed.remove(&before) {
+                    return Guarantee::Consistent
+                        .fails(format!("the row of {id} at {before} stays beside that at {at}"));
+                }
+                self.rows.remove(&before);
+            } else if edit.previous.is_some() || self.rows.values().any(|(_, doc)| doc.id == *id) {
+                findings.witness(Witness::WrongEditNamed);
+            }
+            self.past.insert(at, edit.doc.clone());
+            self.rows.insert(at, row);
+        }
+        if !added.is_empty() || !removed.is_empty() {
+            return Guarantee::Consistent.fails(format!(
+                "rows of no edited document were written and removed: {added:?}, {removed:?}"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,250 @@
+//! [`Subscriber`]: what the oracle knows of a subscriber, and its verdicts on what a subscriber receives.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use notibus::event::{Db, DbInstance, DdocId, EventKind, Notification, Sequence};
+
+use crate::{
+    findings::Findings,
+    guarantee::Guarantee,
+    kernel::Issuer,
+    oracle::{
+        account::Account,
+        commit::Verdict,
+        given::{GivenDdocs, GivenRow, Start},
+        interest::Interest,
+        ledger::Ledger,
+        models::delivery_order::DeliveryOrder,
+    },
+    witness::Witness,
+};
+
+pub(crate) type SubscriberId = u64;
+
+/// How a subscriber receives.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Manner {
+    /// The kind of its receiver: a word for messages.
+    pub form: Cow<'static, str>,
+    /// Whether it would rather skip rows that it has missed.
+    pub skips: bool,
+    /// Whether it panics now and then, and then gets its delivery again.
+    pub panics: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Subscriber {
+    /// Its process.
+    pub issuer: Issuer,
+    /// The cursor by which it survives a crash of its process, if it has one.
+    pub cursor: Option<String>,
+    pub interest: Interest,
+    /// Its earlier filters, as far as deliveries of them may still come.
+    pub before: Vec<Interest>,
+    pub manner: Manner,
+    /// How often it has resumed in another life.
+    pub life: u64,
+    /// Everything after this is owed to it. The account is more precise, by kinds of events and names.
+    pub start: Start,
+    pub account: Account,
+    /// Everything up to here was certainly delivered to it.
+    pub surely: Start,
+    /// Whether it knew nothing when it began, or when it last expired, and claims no other position yet.
+    pub is_scanning: bool,
+    /// Whether it got `Expired`, so that its cursor goes back.
+    pub has_expired: bool,
+    /// The horizon of its last `Expired`.
+    pub expired_by: Option<Sequence>,
+    pub order: DeliveryOrder,
+    /// The notable events of its life, for messages.
+    pub story: BTreeSet<&'static str>,
+    /// The newest delivered row with a change of each design document of each instance. Without an id: the newest
+    /// with a change that may be of any.
+    pub delivered_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
+}
+
+/// The changed design documents that a subscriber should have received.
+pub(crate) struct Changed<'a> {
+    /// The last row with a change of each design document, those of databases that are gone included.
+    pub ever: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
+    /// The stored rows of design documents.
+    pub stored: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
+}
+
+impl<'a> Changed<'a> {
+    /// Those of the database `db` among `all`.
+    pub fn of(
+        all: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
+        db: &'a Db,
+    ) -> impl Iterator<Item = (Option<&'a DdocId>, Sequence)> {
+        let own = all.range((db.clone(), None)..).take_while(move |((of, _), _)| of == db);
+        own.map(|((_, id), at)| (id.as_ref(), *at))
+    }
+}
+
+impl Subscriber {
+    /// Receives a row; fails if it cannot get this row.
+    pub fn take(&mut self, real: Option<&Arc<Notification>>, row: &Notification) -> Verdict {
+        if real.is_none_or(|real| **real != *row) {
+            return Guarantee::Truthful
+                .fails(format!("it was given a row at {} that never was", row.sequence));
+        }
+        let in_order = self.order.take(&row.name, row.sequence, self.manner.panics);
+        // When its filter is replaced at an unknown moment, it may read rows again that were delivered before that moment.
+        if self.before.is_empty() { in_order } else { Ok(()) }
+    }
+
+    /// A description for messages.
+    pub fn describe(&self) -> String {
+        let Self { interest, manner, start, story, .. } = self;
+        let story: Vec<_> = story.iter().copied().collect();
+        let start = match start {
+            Start::Nothing => "nothing".to_owned(),
+            Start::At(start) => start.to_string(),
+        };
+        let exact = if interest.is_exact() { " of exact names" } else { "" };
+        format!("({}{exact}, from {start} on; {})", manner.form, story.join(", "))
+    }
+
+    /// Receives `Lagged`; fails if it had not asked for that.
+    pub fn lag(&mut self, findings: &Findings, ledger: &Ledger, (from, to): (Sequence, Sequence)) -> Verdict {
+        findings.witness(Witness::SubscriberLagged);
+        self.start = self.start.max(Start::At(to));
+        self.surely = self.surely.max(Start::At(to));
+        self.is_scanning = false;
+        self.account.lag(ledger, to);
+        if !self.manner.skips {
+            return Guarantee::Truthful
+                .fails(format!("it lagged from {from} to {to}, and had not asked for that"));
+        }
+        if from > to {
+            return Guarantee::Truthful.fails(format!("it lagged backwards, from {from} to {to}"));
+        }
+        Ok(())
+    }
+
+    /// Receives `Expired`; fails if everything up to the horizon was certainly delivered to it.
+    pub fn expire(&mut self, findings: &Findings, horizon: Sequence, real: Sequence) -> Verdict {
+        findings.witness(Witness::SubscriberExpired);
+        if self.cursor.is_some() {
+            findings.witness(Witness::DurableExpired);
+        }
+        let surely = std::mem::replace(&mut self.surely, Start::Nothing);
+        (self.start, self.has_expired, self.is_scanning) = (Start::Nothing, true, true);
+        self.expired_by = Some(horizon);
+        self.account.expire();
+        self.delivered_ddocs.clear();
+        self.order.clear();
+        if horizon > real {
+            return Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and the horizon is at {real}"));
+        }
+        match surely {
+            Start::At(surely) if surely >= horizon => Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and knew everything up to {surely}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives the news of a row; fails if it wants none of them.
+    pub fn take_news(&mut self, findings: &Findings, given: &GivenRow) -> Verdict {
+        let (name, news) = (&given.row.name, given.kinds());
+        let wants = |interest: &Interest| interest.kinds_of(name).intersects(news);
+        let interests = || self.before.iter().chain([&self.interest]);
+        if !interests().any(wants) {
+            let wanted = self.interest.kinds_of(name);
+            return Guarantee::Truthful
+                .fails(format!("it was informed of {news:?} of {name:?}, and wants {wanted:?}"));
+        }
+        if !interests().any(|interest| interest.wanted_by(name, news) == given.wanted_by) {
+            let by = &given.wanted_by;
+            return Guarantee::Truthful
+                .fails(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));
+        }
+        if given.wanted_by.len() > 1 {
+            findings.witness(Witness::WantedByMany);
+        }
+        let instance = given.row.instance;
+        if given.news.iter().skip(1).any(|(of, _)| *of != instance) {
+            return Guarantee::Truthful
+                .fails(format!("it was informed of {name:?} in another order: {:?}", given.news));
+        }
+        Ok(())
+    }
+
+    /// Receives the design documents of a delivery; fails if one is missing or never changed, or if none of them, and
+    /// nothing else, is wanted.
+    pub fn take_ddocs(&mut self, findings: &Findings, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
+        if given.ddocs.is_some() != self.interest.names_ddocs() {
+            return Guarantee::Truthful
+                .fails("it was informed of design documents unasked, or not at all".to_owned());
+        }
+        let Some(GivenDdocs { since, ids, may_be_any }) = &given.ddocs else { return Ok(()) };
+        let (row, since, may_be_any) = (&given.row, *since, *may_be_any);
+        let (db, news) = (row.db(), given.kinds());
+        let ever = |id: Option<&DdocId>| changed.ever.get(&(db.clone(), id.cloned())).copied();
+        for (id, at) in ids {
+            if ever(Some(id)).is_none_or(|newest| *at > newest) || !since.is_before(*at) {
+                return Guarantee::Truthful
+                    .fails(format!("it was informed that {id} of {db:?} has changed at {at}"));
+            }
+            if *at > row.sequence {
+                findings.witness(Witness::DdocAheadOfRow);
+            }
+            self.delivered_ddocs.insert((db.instance, Some(id.clone())), *at);
+        }
+        if may_be_any {
+            if !ids.is_empty() && ever(None).is_none_or(|newest| !since.is_before(newest)) {
+                return Guarantee::Truthful
+                    .fails(format!("it was informed that any of {db:?} may have changed, and all had ids"));
+            }
+            self.delivered_ddocs.insert((db.instance, None), row.sequence);
+        }
+        let is_delivered = |id: Option<&DdocId>| match id {
+            Some(id) => ids.iter().any(|(found, _)| found == id),
+            None => may_be_any,
+        };
+        let left_out = Changed::of(changed.stored, &db)
+            .find(|(id, at)| since.is_before(*at) && *at <= row.sequence && !is_delivered(*id));
+        if let Some((id, at)) = left_out {
+            return Guarantee::Atomic
+                .fails(format!("it was not informed that {id:?} of {db:?} has changed at {at}"));
+        }
+        let besides = self
+            .interest
+            .kinds_of(&row.name)
+            .iter()
+            .any(|kind| kind != EventKind::DdocUpdated && news.contains(kind));
+        let is_wanted = may_be_any || ids.iter().any(|(id, _)| self.interest.wants_ddoc(Some(id)));
+        if !besides && !is_wanted {
+            return Guarantee::Truthful
+                .fails(format!("it was informed of {ids:?} of {db:?}, and wants {:?}", self.interest));
+        }
+        if self.interest.ddocs.is_some() && !besides && may_be_any {
+            let is_gone = ids.is_empty() && row.is_deleted();
+            findings.witness(if is_gone { Witness::DdocsGone } else { Witness::DdocMayBeAny });
+        }
+        Ok(())
+    }
+
+    /// A design document of the database of `row`, its newest row, that was recorded up to `to` and not delivered. A
+    /// deleted database has no ids any more: the subscriber learns that any may have changed.
+    pub fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
+        let wants = self.interest.kinds_of(&row.name).contains(EventKind::DdocUpdated);
+        if !wants || !self.interest.names_ddocs() {
+            return None;
+        }
+        let db = row.db();
+        let delivered = |id: Option<&DdocId>| self.delivered_ddocs.get(&(db.instance, id.cloned())).copied();
+        let (id, at) = Changed::of(changed.ever, &db)
+            .filter(|(id, at)| self.start.is_before(*at) && *at <= to && self.interest.wants_ddoc(*id))
+            .find(|(id, at)| {
+                delivered(*id) < Some(*at) && (!row.is_deleted() || delivered(None) < Some(*at))
+            })?;
+        Some(format!("{id:?} of {db:?} at {at}, since {:?}", self.start))
+    }
+}

@@ -1,0 +1,336 @@
+//! The debts to subscribers and to followers of shards, and what they have received.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use notibus::{
+    event::{Db, DbInstance, DbName, EventKind, Kinds, Notification, Sequence},
+    feed::ShardId,
+};
+
+use super::{
+    Oracle,
+    account::{Account, Wants},
+    commit::Verdict,
+    given::{Given, GivenRow, Start},
+    interest::Interest,
+    models::{
+        delivery_order::DeliveryOrder,
+        follower::{Follower, FollowerId},
+        subscriber::{Changed, Manner, Subscriber, SubscriberId},
+    },
+};
+use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::Witness};
+
+impl Oracle {
+    /// Adds a subscriber, which is owed everything after `start`.
+    pub fn subscribed(
+        &mut self,
+        issuer: Issuer,
+        interest: Interest,
+        manner: Manner,
+        start: Start,
+    ) -> SubscriberId {
+        self.add_subscriber(issuer, interest, manner, start)
+    }
+
+    pub(super) fn add_subscriber(
+        &mut self,
+        issuer: Issuer,
+        interest: Interest,
+        manner: Manner,
+        start: Start,
+    ) -> SubscriberId {
+        self.next_reader += 1;
+        let account = Account::new(&self.ledger, &self.wants(&interest), start);
+        let subscriber = Subscriber {
+            issuer,
+            cursor: None,
+            interest,
+            before: Vec::new(),
+            manner,
+            life: 0,
+            start,
+            account,
+            surely: start,
+            is_scanning: start == Start::Nothing,
+            has_expired: false,
+            expired_by: None,
+            order: DeliveryOrder::default(),
+            story: BTreeSet::new(),
+            delivered_ddocs: BTreeMap::new(),
+        };
+        self.subscribers.insert(self.next_reader, subscriber);
+        self.next_reader
+    }
+
+    /// A subscriber resumes in another life, from `start`, as it claims. Earlier deliveries count.
+    pub fn resumed(
+        &mut self,
+        findings: &Findings,
+        (issuer, id): (Issuer, SubscriberId),
+        manner: Manner,
+        start: Start,
+    ) {
+        self.go_on(findings, (issuer, id), manner, start);
+    }
+
+    /// A subscriber goes on in another life.
+    pub(super) fn go_on(
+        &mut self,
+        findings: &Findings,
+        (issuer, id): (Issuer, SubscriberId),
+        manner: Manner,
+        start: Start,
+    ) {
+        self.judge_claim(findings, id, start, (Guarantee::Resumable, "goes on at"));
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        if start == Start::Nothing && subscriber.account.knows_any() {
+            findings.witness(Witness::RestartWithinFirstScan);
+            subscriber.story.insert("restarted within its first scan");
+        }
+        subscriber.account.resume(&self.ledger, start);
+        subscriber.start = subscriber.start.min(start);
+        subscriber.surely = subscriber.surely.min(start);
+        subscriber.is_scanning = start == Start::Nothing;
+        // Rows after its position may come again.
+        subscriber.order.clear();
+        (subscriber.issuer, subscriber.manner) = (issuer, manner);
+        subscriber.life += 1;
+        subscriber.before.clear();
+    }
+
+    /// How often a subscriber has resumed in another life. The oracle ignores a receiver that is left from an earlier
+    /// life.
+    pub fn life(&self, id: SubscriberId) -> Option<u64> {
+        self.subscribers.get(&id).map(|subscriber| subscriber.life)
+    }
+
+    /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed
+    /// position. Without a start the moment is not known, and deliveries for the earlier filter may still come.
+    pub fn replaced(
+        &mut self,
+        findings: &Findings,
+        id: SubscriberId,
+        interest: &Interest,
+        start: Option<Start>,
+    ) {
+        if let Some(start) = start {
+            self.judge_claim(findings, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
+        }
+        let wants = self.wants(interest);
+        let Some(known) = self.subscribers.get(&id) else { return };
+        let earlier = |name: &DbName| {
+            let interests = known.before.iter().chain([&known.interest]);
+            interests.fold(Kinds::NONE, |kinds, interest| kinds | interest.kinds_of(name))
+        };
+        let earlier: Wants = self.names.iter().map(|name| (name.clone(), earlier(name))).collect();
+        let subscriber = self.subscribers.get_mut(&id).expect("it was just there");
+        findings.witness(Witness::FilterReplaced);
+        if subscriber.is_scanning
+            && subscriber.account.knows_any()
+            && start.is_none_or(|at| at == Start::Nothing)
+        {
+            findings.witness(Witness::ReplacedWithinFirstScan);
+            subscriber.story.insert("given another filter within its first scan");
+        }
+        let before = std::mem::replace(&mut subscriber.interest, interest.clone());
+        if let Some(start) = start {
+            subscriber.account.replace(&self.ledger, &wants, start);
+        } else {
+            subscriber.before.push(before);
+            subscriber.account.replace_soon(&self.ledger, &wants, earlier);
+        }
+        // Rows that both filters want can be delivered again.
+        subscriber.order.clear();
+    }
+
+    /// A subscriber claims that everything up to `position` was delivered to it.
+    pub fn stands(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
+        self.stand(findings, id, position);
+    }
+
+    /// A subscriber says so, or was informed so.
+    fn stand(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
+        self.judge_claim(findings, id, position, (Guarantee::Bookmarkable, "stands at"));
+        self.note_position(id, position);
+    }
+
+    /// Records a claimed position of a subscriber. It is owed later events of the databases that exist there.
+    pub(super) fn note_position(&mut self, id: SubscriberId, position: Start) {
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        // A barrier can name a position that it has passed already: then it knows what exists since.
+        let is_news = position >= subscriber.surely;
+        subscriber.surely = subscriber.surely.max(position);
+        if let Start::At(position) = position {
+            subscriber.is_scanning = false;
+            if is_news {
+                subscriber.account.stand(&self.ledger, position);
+            }
+        }
+    }
+
+    /// Judges a subscriber's claim that everything up to `start` was delivered to it.
+    fn judge_claim(
+        &self,
+        findings: &Findings,
+        id: SubscriberId,
+        start: Start,
+        (guarantee, what): (Guarantee, &str),
+    ) {
+        if let Start::At(position) = start
+            && position >= self.horizon
+            && let Some(owed) = self.is_owed(id, position)
+        {
+            findings.fail(guarantee.broken(format!("it {what} {position}, and {owed}")));
+        }
+    }
+
+    /// The kinds of events that `interest` wants of each name. For a subscriber of some design documents, their changes
+    /// are judged by their ids.
+    fn wants(&self, interest: &Interest) -> Wants {
+        let kinds = |name: &DbName| -> Kinds {
+            let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && interest.ddocs.is_some();
+            interest.kinds_of(name).iter().filter(|kind| !by_id(kind)).collect()
+        };
+        self.names.iter().map(|name| (name.clone(), kinds(name))).collect()
+    }
+
+    /// The position of one of the rows so far, as `random` decides, if there is one.
+    pub fn some_position(&self, random: u64) -> Option<Sequence> {
+        let place = random % (self.past.len() as u64).max(1);
+        self.past.keys().nth(place as usize).copied()
+    }
+
+    /// Judges something that a subscriber has received.
+    pub fn received(&mut self, findings: &Findings, id: SubscriberId, given: &Given) {
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        let taken = match given {
+            Given::Failed => Ok(()),
+            Given::Synced { at } => {
+                self.stand(findings, id, Start::At(*at));
+                return;
+            }
+            Given::Lagged { from, to } => subscriber.lag(findings, &self.ledger, (*from, *to)),
+            Given::Expired { horizon } => subscriber.expire(findings, *horizon, self.horizon),
+            Given::Row(given) => self.receive_row(findings, id, given),
+        };
+        if let Err(broken) = taken {
+            let who = self.subscribers.get(&id).map(Subscriber::describe).unwrap_or_default();
+            findings.fail(broken.about(format!("subscriber {id} {who}")));
+        }
+    }
+
+    /// Judges a row that a subscriber has received; fails if it cannot get this row, or if owed news are missing.
+    fn receive_row(&mut self, findings: &Findings, id: SubscriberId, given: &GivenRow) -> Verdict {
+        let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
+        let was = |&(instance, kind): &(DbInstance, EventKind)| {
+            // An instance that came and went within a fold can be delivered as the previous one.
+            let counters = self.recorded.get(&Db::new(row.name.clone(), instance));
+            let is_gone = counters.is_some_and(|counters| counters.deleted > 0);
+            self.ledger.was(&row.name, instance, kind, row.sequence) || kind == EventKind::Deleted && is_gone
+        };
+        let never = given.news.iter().find(|news| !was(news));
+        let changed = Changed { ever: &self.reported_ddocs, stored: &self.ddocs };
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return Ok(()) };
+        if subscriber.order.is_last(&row.name, row.sequence) && subscriber.manner.panics {
+            findings.witness(Witness::GivenAgainAfterPanic);
+        }
+        subscriber.take(real, row)?;
+        if let Some(never) = never {
+            return Guarantee::Truthful
+                .fails(format!("it received {never:?} of {:?}, which never was", row.name));
+        }
+        subscriber.take_news(findings, given)?;
+        let paid = subscriber
+            .account
+            .deliver(&self.ledger, &row.name, row.sequence, given.kinds())
+            .map_err(|reason| Guarantee::Atomic.broken(reason))?;
+        if paid > 1 {
+            findings.witness(Witness::RecreatedTwiceBetween);
+        }
+        subscriber.take_ddocs(findings, given, &changed)
+    }
+
+    /// Records a dropped tombstone: a subscriber that may know its database, and did not receive it, has to expire.
+    pub(super) fn note_drop(&self, findings: &Findings, name: &DbName) {
+        let is_owed = |subscriber: &Subscriber| !subscriber.account.deletions(&self.ledger, name).is_empty();
+        if self.subscribers.values().any(is_owed) {
+            findings.witness(Witness::TombstoneDroppedWhileWaiting);
+        }
+    }
+
+    pub(super) fn subscribers_are_owed(&self) -> Option<String> {
+        self.subscribers.keys().find_map(|id| self.is_owed(*id, Sequence::MAX))
+    }
+
+    /// A debt to the subscriber `id` of something that happened up to `to`.
+    pub(super) fn is_owed(&self, id: SubscriberId, to: Sequence) -> Option<String> {
+        let subscriber = self.subscribers.get(&id)?;
+        let changed = Changed { ever: &self.reported_ddocs, stored: &self.ddocs };
+        let ddocs = || {
+            let mut rows = self.rows.values().map(|placed| &placed.row);
+            rows.find_map(|row| subscriber.is_owed_ddocs(row, to, &changed))
+        };
+        let owed = subscriber.account.is_owed(&self.ledger, to).or_else(ddocs)?;
+        let Issuer { process, .. } = subscriber.issuer;
+        Some(format!("subscriber {id} of process {process} {} is owed {owed}", subscriber.describe()))
+    }
+
+    /// Adds a follower, which reads the feed shard by shard, from the very beginning.
+    pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
+        self.next_reader += 1;
+        let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
+        self.followers.insert(self.next_reader, follower);
+        self.next_reader
+    }
+
+    /// Removes a follower, which has to begin again.
+    pub fn unfollowed(&mut self, id: FollowerId) {
+        self.followers.remove(&id);
+    }
+
+    /// Judges rows that a follower has read.
+    pub fn followed_rows(&mut self, findings: &Findings, id: FollowerId, rows: &[Arc<Notification>]) {
+        let Some(follower) = self.followers.get_mut(&id) else { return };
+        for row in rows {
+            if self.past.get(&row.sequence) != Some(row) {
+                findings.fail(
+                    Guarantee::Truthful
+                        .broken(format!("follower {id} has read a row at {} that never was", row.sequence)),
+                );
+            }
+            if !follower.read.insert(row.sequence) {
+                findings.fail(
+                    Guarantee::Unique
+                        .broken(format!("follower {id} has read the row at {} twice", row.sequence)),
+                );
+            }
+        }
+    }
+
+    /// Judges the end of a shard that a follower has received.
+    pub fn followed_over(&mut self, findings: &Findings, id: FollowerId, shard: ShardId) {
+        let Some(follower) = self.followers.get_mut(&id) else { return };
+        findings.witness(Witness::ShardFollowedOver);
+        if !follower.ended.insert(shard) {
+            findings.fail(
+                Guarantee::Unique.broken(format!("follower {id} received the end of shard {shard} twice")),
+            );
+        }
+    }
+
+    /// A row that a follower still has to read.
+    pub(super) fn followers_owe(&self) -> Option<String> {
+        self.followers.iter().find_map(|(id, follower)| {
+            let mut rows = self.rows.values().map(|placed| placed.row.sequence);
+            let left = rows.find(|at| !follower.read.contains(at))?;
+            Some(format!(
+                "follower {id} of process {} has not read the row at {left}",
+                follower.issuer.process
+            ))
+        })
+    }
+}

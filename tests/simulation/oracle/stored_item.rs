@@ -1,0 +1,163 @@
+//! [`StoredItem`]: the meaning of a key of the bus, as far as a judge needs it. It is decoded here, without the decoders of the bus.
+
+use foundationdb_tuple::{Element, unpack};
+use notibus::{
+    event::{Db, DbInstance, DbName, DdocId, Incarnation, Sequence, Versionstamp},
+    feed::ShardId,
+    group::GroupName,
+    node::NodeId,
+};
+
+use crate::{app::AppKey, keyspace::BUS_PREFIX};
+
+/// The meaning of a key. Feeds are named by their bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StoredItem {
+    App(AppKey),
+    /// Something of the events that wait for a fold.
+    Counters,
+    FoldMark(u32),
+    Row(Vec<u8>, ShardId, Sequence),
+    Topology(Vec<u8>, Sequence),
+    Horizon(Vec<u8>),
+    /// A changed design document; without an id, one that may be any.
+    Ddoc(Db, Option<DdocId>),
+    Node(NodeId),
+    /// A node with a role, by the role.
+    Member(String, NodeId),
+    Lease(String, u64),
+    Group(GroupName),
+    Checkpoint(GroupName, ShardId),
+    LowestCheckpoint(GroupName),
+    DeadLetter(GroupName, Sequence),
+    GroupParked(GroupName, Vec<u8>),
+    /// How long a group has had no consumer.
+    Idle(GroupName),
+    /// A named cursor of the bus.
+    Cursor(String),
+    /// The mark of a trigger's work on a database.
+    Mark(String, Db),
+    /// A database that a trigger has parked.
+    Parked(String, Db),
+    /// Work that a trigger has listed as owed.
+    Owed(String, DbName),
+    /// Nothing that is judged.
+    Other,
+}
+
+impl StoredItem {
+    /// The meaning of `key`.
+    pub fn of(key: &[u8]) -> Self {
+        if let Some(app) = AppKey::decode(key) {
+            return Self::App(app);
+        }
+        let elements = key.strip_prefix(BUS_PREFIX).and_then(|rest| unpack::<Vec<Element<'_>>>(rest).ok());
+        elements.and_then(|elements| Self::of_elements(&elements)).unwrap_or(Self::Other)
+    }
+
+    /// The meaning of the key of the tuple `elements`.
+    fn of_elements(elements: &[Element<'_>]) -> Option<Self> {
+        let (family, rest) = elements.split_first()?;
+        Some(match (int(family)?, rest) {
+            (1, _) => Self::Counters,
+            (3, [partition]) => Self::FoldMark(int(partition)? as u32),
+            (4, [feed, shard, incarnation, stamp]) => {
+                Self::Row(bytes(feed)?.into(), ShardId(int(shard)?), sequence(incarnation, stamp)?)
+            }
+            (7, [feed, incarnation, stamp]) => {
+                Self::Topology(bytes(feed)?.into(), sequence(incarnation, stamp)?)
+            }
+            (8, [feed]) => Self::Horizon(bytes(feed)?.into()),
+            (9, [name, instance, id]) => {
+                let db =
+                    Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
+                let id = Some(text(id)?).filter(|id| !id.is_empty());
+                Self::Ddoc(db, id.map(DdocId::new).transpose().ok()?)
+            }
+            (10, [_, part, node]) if int(part)? == 0 => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),
+            (10, [_, part, role, node]) if int(part)? == 2 => {
+                Self::Member(text(role)?.to_owned(), NodeId(bytes(node)?.try_into().ok()?))
+            }
+            (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
+            (12, [feed, part, group, rest @ ..]) => {
+                let name = GroupName::new(text(group)?).ok()?;
+                let instance = match bytes(feed)?.strip_prefix(b"d") {
+                    None => None,
+                    Some(instance) => Some(DbInstance(instance.try_into().ok()?)),
+                };
+                Self::of_group(int(part)?, group_key(instance, &name), rest)?
+            }
+            // The owner is empty: cursors of nodes are not used.
+            (16, [owner, name, part, rest @ ..]) if bytes(owner)?.is_empty() => {
+                Self::of_cursor(int(part)?, text(name)?.to_owned(), rest)?
+            }
+            _ => return None,
+        })
+    }
+
+    /// The meaning of a key of the family of cursors.
+    fn of_cursor(part: u64, cursor: String, rest: &[Element<'_>]) -> Option<Self> {
+        let db = |name, instance| {
+            Some(Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?)))
+        };
+        Some(match (part, rest) {
+            (0, []) => Self::Cursor(cursor),
+            (1, [name, instance]) => Self::Mark(cursor, db(name, instance)?),
+            (2, [name, instance]) => Self::Parked(cursor, db(name, instance)?),
+            (4, [name]) => Self::Owed(cursor, DbName::new(text(name)?).ok()?),
+            _ => return None,
+        })
+    }
+
+    /// The meaning of a key of the family of groups.
+    fn of_group(part: u64, group: GroupName, rest: &[Element<'_>]) -> Option<Self> {
+        Some(match (part, rest) {
+            (0, []) => Self::Group(group),
+            (1, [shard]) => Self::Checkpoint(group, ShardId(int(shard)?)),
+            (5, []) => Self::LowestCheckpoint(group),
+            (2, [incarnation, stamp]) => Self::DeadLetter(group, sequence(incarnation, stamp)?),
+            (4, [id]) => Self::GroupParked(group, bytes(id)?.into()),
+            (3, [kind, rest @ ..]) => match (int(kind)?, rest) {
+                (0, []) => Self::Idle(group),
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// The key of the group `name` of the notifications, or of the documents of a database, among the groups of all feeds: for a group of documents it contains the
+/// database.
+pub(crate) fn group_key(instance: Option<DbInstance>, name: &GroupName) -> GroupName {
+    instance.map_or_else(
+        || name.clone(),
+        |instance| GroupName::new(&format!("{instance}/{name}")).expect("the names of groups are short"),
+    )
+}
+
+fn int(element: &Element<'_>) -> Option<u64> {
+    match element {
+        Element::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+fn text<'a>(element: &'a Element<'_>) -> Option<&'a str> {
+    match element {
+        Element::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn bytes<'a>(element: &'a Element<'_>) -> Option<&'a [u8]> {
+    match element {
+        Element::Bytes(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+fn sequence(incarnation: &Element<'_>, stamp: &Element<'_>) -> Option<Sequence> {
+    let Element::Versionstamp(stamp) = stamp else { return None };
+    let version = Versionstamp(stamp.transaction_version().try_into().ok()?);
+    Some(Sequence::new(Incarnation(u8::try_from(int(incarnation)?).ok()?), version, stamp.user_version()))
+}

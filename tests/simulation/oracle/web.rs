@@ -1,0 +1,208 @@
+//! The debts to clients of `_db_updates` and `_changes`, and what they were sent.
+//!
+//! A client of `_db_updates` is owed the same as a subscriber, but a row for each type, and only `deleted` of a
+//! deleted database. It keeps only the text of a position from a row, a heartbeat or an end, and survives its
+//! process.
+
+use std::collections::BTreeSet;
+
+use notibus::{
+    cursor::Cursor,
+    event::{DbName, EventKind, Kinds, Sequence},
+};
+
+use super::{
+    Oracle,
+    account::{Account, Wants},
+    commit::Verdict,
+    given::Start,
+    models::{
+        documents::DocTailId,
+        web::{WebClient, WebClientId},
+    },
+};
+use crate::{findings::Findings, guarantee::Guarantee, kernel::ProcessId, witness::Witness};
+
+impl Oracle {
+    /// The client at `slot`: a process, and a number there. It may have begun in an earlier life of the process; otherwise it wants
+    /// `kinds`, after `start`.
+    pub fn web_client(
+        &mut self,
+        slot: (ProcessId, u32),
+        kinds: Kinds,
+        start: Option<Sequence>,
+    ) -> WebClientId {
+        let known = self.web_client_at(slot);
+        let id = known.unwrap_or(self.next_reader + 1);
+        if known.is_some() {
+            return id;
+        }
+        self.next_reader += 1;
+        let (since, start) = match start {
+            Some(start) => (start.to_string(), Start::At(start)),
+            None => ("0".to_owned(), Start::Nothing),
+        };
+        let wants: Wants = self.names.iter().map(|name| (name.clone(), kinds)).collect();
+        let account = Account::new(&self.ledger, &wants, start);
+        let client = WebClient { slot, kinds, account, since, surely: start, sent: BTreeSet::new() };
+        self.web_clients.insert(self.next_reader, client);
+        self.next_reader
+    }
+
+    fn web_client_at(&self, slot: (ProcessId, u32)) -> Option<WebClientId> {
+        self.web_clients.iter().find(|(_, client)| client.slot == slot).map(|(&id, _)| id)
+    }
+
+    /// A request of a client: its position and its types.
+    pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
+        let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
+        client.sent.clear();
+        // A client that resumes from a position claims to know the databases that existed there.
+        if is_plain(&client.since)
+            && let Some(known) = positions(&client.since)
+        {
+            client.account.stand(&self.ledger, known[0]);
+        }
+        let types: Vec<_> = client.kinds.iter().map(EventKind::as_str).collect();
+        (client.since.clone(), types.join(","))
+    }
+
+    /// Judges a row that a client was sent: the name, the type and the position.
+    pub fn web_row(
+        &mut self,
+        findings: &Findings,
+        id: WebClientId,
+        (name, kind, seq): (&str, &str, &str),
+    ) -> Verdict {
+        let name = DbName::new(name).map_err(|error| error.to_string())?;
+        let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
+        let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
+        // Within a row the position has a part; after the row it is the row's own.
+        let is_within = seq.contains('~');
+        let at = positions[usize::from(is_within).min(positions.len() - 1)];
+        let row = self.past.get(&at).filter(|row| row.name == name);
+        let instance = row.ok_or_else(|| format!("{seq} is where no row of {name:?} is"))?.instance;
+        let was = match kind {
+            EventKind::Deleted => {
+                self.recorded.iter().any(|(db, counters)| db.name == name && counters.deleted > 0)
+            }
+            kind => self.ledger.was(&name, instance, kind, at),
+        };
+        let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
+        if !was || !client.kinds.contains(kind) {
+            return Guarantee::Truthful.fails(format!("{kind:?} of {name:?} never was, or is not wanted"));
+        }
+        if client.sent.last().is_some_and(|(last, ..)| *last > at) {
+            return Guarantee::Ordered.fails(format!("the row at {at} comes after a later one"));
+        }
+        if !client.sent.insert((at, name.clone(), kind)) {
+            return Guarantee::Unique.fails(format!("{kind:?} of {name:?} at {at} comes twice"));
+        }
+        if is_within {
+            findings.witness(Witness::WebRowsOfOneDatabase);
+        }
+        let paid = client.account.deliver(&self.ledger, &name, at, kind.into());
+        paid.map_err(|reason| Guarantee::Atomic.broken(reason))?;
+        self.web_stand(id, seq)
+    }
+
+    /// Judges a position that a client was sent.
+    pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
+        self.web_stand(id, seq)
+    }
+
+    /// A client stands at `seq`, with a row or without.
+    fn web_stand(&mut self, id: WebClientId, seq: &str) -> Verdict {
+        let position = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
+        // Within an unfinished reading, a row that has moved on may still bring earlier events.
+        if is_plain(seq)
+            && position >= self.horizon
+            && let Some(owed) = self.web_is_owed(id, position)
+        {
+            return Guarantee::Bookmarkable.fails(format!("it stands at {seq}, and is owed {owed}"));
+        }
+        let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
+        seq.clone_into(&mut client.since);
+        if is_plain(seq) {
+            client.surely = client.surely.max(Start::At(position));
+        }
+        Ok(())
+    }
+
+    /// Judges the refusal of a client's position as too old.
+    pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
+        let real = self.horizon;
+        let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
+        let surely = std::mem::replace(&mut client.surely, Start::Nothing);
+        "0".clone_into(&mut client.since);
+        client.account.expire();
+        match surely {
+            Start::At(surely) if surely >= horizon => Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and knew everything up to {surely}")),
+            _ if horizon > real => Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and the horizon is at {real}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// A debt to a client of something that happened up to `to`.
+    fn web_is_owed(&self, id: WebClientId, to: Sequence) -> Option<String> {
+        let client = self.web_clients.get(&id)?;
+        // Of a deleted database only `deleted` is sent.
+        let is_sent = |name: &DbName, kind: EventKind| {
+            kind == EventKind::Deleted || self.ledger.existed_at(name, Sequence::MAX)
+        };
+        client.account.is_owed_of(&self.ledger, to, is_sent)
+    }
+
+    pub(super) fn web_clients_owe(&self) -> Option<String> {
+        self.web_clients.iter().find_map(|(id, client)| {
+            let owed = self.web_is_owed(*id, Sequence::MAX)?;
+            Some(format!("client {id} of _db_updates of process {} is owed {owed}", client.slot.0))
+        })
+    }
+
+    /// A client of `_changes` asks again: rows after its position may come again.
+    pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
+        if let Some(tail) = self.doc_tails.get_mut(&id) {
+            tail.at = Sequence::MIN;
+        }
+    }
+
+    /// Judges a row that a client of `_changes` was sent: the position, and the document's id, revision and whether
+    /// it is deleted.
+    pub fn web_change(
+        &mut self,
+        id: DocTailId,
+        seq: &str,
+        (doc, rev, is_deleted): (&str, &str, bool),
+    ) -> Verdict {
+        let at = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
+        let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
+        // The database may be gone by now, and another one may have its name.
+        let Some(feed) = self.documents.get(&tail.instance) else { return Ok(()) };
+        let is_row = feed.was(at, doc, rev, is_deleted);
+        if !is_row || at <= tail.at {
+            return Guarantee::Truthful
+                .fails(format!("tail {id} was sent {doc} {rev} at {at}, after {}: {is_row}", tail.at));
+        }
+        tail.take(at);
+        Ok(())
+    }
+}
+
+/// Whether `seq` says only that everything up to there is known, and nothing of an unfinished reading.
+fn is_plain(seq: &str) -> bool {
+    seq != "0" && !seq.contains(['-', '.', '~'])
+}
+
+/// The positions in `seq`: up to which everything was sent, and the row of which a part was sent, if there is one.
+fn positions(seq: &str) -> Option<Vec<Sequence>> {
+    let (cursor, part) =
+        seq.split_once(['.', '~']).map_or((seq, None), |(cursor, part)| (cursor, Some(part)));
+    let mut positions = vec![cursor.parse::<Cursor>().ok()?.position()];
+    if let Some(part) = part {
+        positions.push(part.get(34..)?.parse().ok()?);
+    }
+    Some(positions)
+}

@@ -1,0 +1,259 @@
+//! The faults of a simulation, and the interesting states that it has met.
+//!
+//! A simulation that meets nothing interesting proves nothing. So each state that the design is made for has a name
+//! here, and enough seeds must have met every one.
+
+/// Declares an enumeration whose members have names and explanations.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[doc = $text:literal])+ $name:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum $type { $($(#[doc = $text])+ $name,)* }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The explanation.
+            pub fn explanation(self) -> &'static str {
+                match self { $(Self::$name => concat!($($text),+).trim_ascii(),)* }
+            }
+        }
+
+        impl ::std::fmt::Display for $type {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Debug::fmt(self, f)
+            }
+        }
+    };
+}
+
+named! {
+    /// A fault of a world.
+    Fault {
+        /// A commit fails with 1020 although nothing was written.
+        Conflict,
+        /// A commit fails with 1021, and has happened.
+        UnknownCommitted,
+        /// A commit fails with 1021, and has not happened.
+        UnknownLost,
+        /// A commit fails with 1039, and has happened.
+        VersionChanged,
+        /// A commit fails with 1031, and happens later.
+        LateCommit,
+        /// A commit fails with 1031, and never happens.
+        TimedOut,
+        /// A commit fails with 1007.
+        CommitTooOld,
+        /// A commit fails with 1038 or 1042.
+        Refused,
+        /// A commit takes long to be decided, or to be answered.
+        SlowCommit,
+        /// A read fails with 1007, and so do all later operations.
+        ReadTooOld,
+        /// A read fails with 1009, 1037 or 1038.
+        ReadBehind,
+        /// A read fails with 1031.
+        ReadTimedOut,
+        /// A read takes long.
+        SlowRead,
+        /// A watch never fires.
+        WatchDropped,
+        /// A watch fires late.
+        WatchLate,
+        /// A watch fires although nothing was written.
+        WatchSpurious,
+        /// A watch is refused with 1032.
+        WatchRefused,
+        /// A watch fails with 1032 after it was set.
+        WatchFailed,
+        /// A process crashes between two of its steps.
+        Crash,
+        /// A process crashes after its commit, before the answer.
+        CrashBeforeAnswer,
+        /// The power of the machine with the store and all processes fails while a commit or a snapshot is written or synced.
+        PowerLoss,
+        /// An operation of the disk fails: an error of the device, a full disk, too many open files, half a write.
+        DiskFault,
+        /// A process is paused, and goes on later.
+        Pause,
+        /// A clock jumps ahead.
+        ClockJump,
+        /// An observer returns an error.
+        ObserverError,
+        /// An observer panics.
+        ObserverPanic,
+        /// The job of a trigger returns an error.
+        JobError,
+        /// The job of a trigger panics.
+        JobPanic,
+        /// The job of a trigger never ends.
+        JobHangs,
+    }
+}
+
+named! {
+    /// An interesting state that a world has been in.
+    Witness {
+        /// A fold was refused, because of a lost lease or of a reshard.
+        FoldRefused,
+        /// A commit with a checkpoint was refused.
+        ConsumerRefused,
+        /// A transaction of a job was refused.
+        JobRefused,
+        /// An operation of the disk has failed.
+        DiskFailed,
+        /// A fold whose commit came late was committed.
+        LateFoldCommitted,
+        /// A late commit was refused by the store.
+        LateCommitRefused,
+        /// A fold was too large for its store, and came again in parts.
+        FoldTooLarge,
+        /// A task read on and on without waiting, and others of its process had their turn.
+        BusyTaskGaveWay,
+        /// One fold found the deletion of a database and the creation of its successor.
+        DeletionAndCreationInOneFold,
+        /// The janitor dropped a tombstone.
+        TombstoneDropped,
+        /// A group went over to the shards of a reshard.
+        GroupWentOver,
+        /// An observer found that its work was done already.
+        CheckpointFoundDone,
+        /// An observer found that a part of its work was done already.
+        CheckpointPartlyDone,
+        /// A group was reset while it was consumed.
+        GroupReset,
+        /// A group was deleted while it was consumed.
+        GroupDeleted,
+        /// A group was deleted because it had had no member for long enough.
+        GroupExpired,
+        /// A consumer learned that its group is gone.
+        GroupFoundGone,
+        /// A consumer came to a group that the janitor had found without one.
+        IdleGroupUsedAgain,
+        /// The lowest checkpoint of a group was saved.
+        LowestCheckpoint,
+        /// A row went to the dead letters.
+        DeadLetter,
+        /// A group has parked the id of a row.
+        RowParked,
+        /// A newer row of a parked id took the place of the one before.
+        ParkedRowReplaced,
+        /// The work on a parked row has succeeded.
+        ParkedRowWorked,
+        /// A subscriber that skips got `Lagged`.
+        SubscriberLagged,
+        /// A subscriber got `Expired`.
+        SubscriberExpired,
+        /// A durable subscriber resumed after a crash, and had missed something.
+        DurableWentOn,
+        /// A durable subscriber got `Expired`.
+        DurableExpired,
+        /// A durable subscriber was made again before it had begun the scan that follows `Expired`.
+        ExpiredCursorOpened,
+        /// A subscriber was restarted within its first scan, after it had received some of it.
+        RestartWithinFirstScan,
+        /// The filter of a subscriber was replaced.
+        FilterReplaced,
+        /// The filter of a subscriber was replaced within its first scan, after it had received some of it.
+        ReplacedWithinFirstScan,
+        /// A tombstone was dropped before a subscriber that knew the database had received it.
+        TombstoneDroppedWhileWaiting,
+        /// A name was deleted twice or more between two deliveries to a subscriber that knew it.
+        RecreatedTwiceBetween,
+        /// A listener received a delivery again after it had panicked.
+        GivenAgainAfterPanic,
+        /// A callback was called with a batch of several deliveries.
+        BatchCalledBack,
+        /// A listener handled a batch of several deliveries by a method of its own.
+        BatchHandled,
+        /// A listener or a callback has passed a barrier.
+        BarrierPassed,
+        /// A mirror showed databases after everything had come to rest.
+        MirrorAtRest,
+        /// Several filters of a set wanted the same delivery.
+        WantedByMany,
+        /// A subscriber of some design documents received only a change that may be of any.
+        DdocMayBeAny,
+        /// A subscriber of some design documents received the deletion of a database with its documents.
+        DdocsGone,
+        /// A design document changed again between a row and the read of its changed documents.
+        DdocAheadOfRow,
+        /// A shard was read to its end, and its successors from there.
+        ShardFollowedOver,
+        /// A parallel job over the feed got `Expired`.
+        CatalogueExpired,
+        /// The feed of the documents of a database was resharded.
+        DocumentsResharded,
+        /// A database was deleted, and the feed of its documents with it.
+        DocumentsRemoved,
+        /// A layer named a wrong previous edit of a document.
+        WrongEditNamed,
+        /// A tail of documents learned that they are gone.
+        DocumentTailEnded,
+        /// A group of documents was consumed when its database was deleted.
+        DocumentGroupEnded,
+        /// A process went on with a trigger's work on a database that another process had begun.
+        TriggerTakenOver,
+        /// A trigger has parked a database.
+        JobParked,
+        /// The job of a parked database has succeeded.
+        ParkedJobDone,
+        /// A parked database was deleted, and the trigger has forgotten it.
+        ParkedDatabaseForgotten,
+        /// A trigger has listed work as owed.
+        WorkOwed,
+        /// A job has cleaned up rows that were derived from the documents of a deleted database.
+        DerivedRowsRemoved,
+        /// A client over HTTP learned that its position is too old.
+        WebClientExpired,
+        /// A client over HTTP was sent several rows of one database.
+        WebRowsOfOneDatabase,
+        /// A client over HTTP has cut its connection.
+        WebConnectionCut,
+        /// An orphaned commit was committed after its process had crashed.
+        OrphanCommitted,
+        /// A commit that was not synced when the power failed survived.
+        CommitOutlivedPower,
+        /// A commit that was not synced when the power failed was lost.
+        CommitWentWithPower,
+        /// A commit that was not synced when the power failed survived in part, and was discarded.
+        CommitTorn,
+        /// The power failed while a journal or a snapshot was begun.
+        PowerFailedWithinSnapshot,
+        /// The disk has failed a commit, and the store has ended because of it.
+        StoreFailedWithDisk,
+        /// The feed had a database whose name is as long as a name may be.
+        LongNameFolded,
+        /// A dispatcher had hundreds of subscribers.
+        ManySubscribers,
+    }
+}
+
+impl Fault {
+    /// Whether it strikes jobs of triggers only.
+    pub fn is_of_jobs(self) -> bool {
+        matches!(self, Self::JobError | Self::JobPanic | Self::JobHangs)
+    }
+}
+
+impl Witness {
+    /// Whether it takes many worlds to meet it.
+    fn is_rare(self) -> bool {
+        matches!(
+            self,
+            Self::CommitOutlivedPower
+                | Self::CommitTorn
+                | Self::CheckpointPartlyDone
+                | Self::PowerFailedWithinSnapshot
+                | Self::StoreFailedWithDisk
+                | Self::WebClientExpired
+        )
+    }
+
+    /// Whether so many worlds must have met it: rare ones take ten times as many.
+    pub fn is_due(self, worlds: u64) -> bool {
+        worlds >= if self.is_rare() { 10_000 } else { 1_000 }
+    }
+}

@@ -1,0 +1,452 @@
+//! [`World`]: processes, a store and faults.
+//!
+//! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process
+//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    event::Versionstamp,
+    store::{Database, testing::intercepted},
+};
+
+use crate::{
+    actors,
+    draw::WorldPlan,
+    findings::Findings,
+    guarantee::{Broken, Guarantee},
+    kernel::{
+        Event, Issuer, ProcessId,
+        commits::{Doubt, Flight, ready, rows},
+        link::Link,
+        machine::Machine,
+        process::Process,
+        time::{Clock, true_time},
+        trace::Listener,
+    },
+    shared::{Phase, Shared},
+    witness::{Fault, Witness},
+};
+
+/// How long a transaction lives.
+const TRANSACTION_LIFETIME: Duration = Duration::from_secs(5);
+
+/// The result of a world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub seed: u64,
+    /// The first breach of a promise; `None` if there was none.
+    pub failure: Option<Broken>,
+    /// The trace, line by line, if it was asked for.
+    pub trace: Option<String>,
+    /// The faults that struck, and how often.
+    pub faults: BTreeMap<Fault, u64>,
+    /// The interesting states that it has met, and how often.
+    pub witnesses: BTreeMap<Witness, u64>,
+    /// How much time has passed in the world.
+    pub elapsed: Duration,
+}
+
+/// Makes the world of `seed`, and runs it to its end. It blocks the thread, and must not be called within a runtime.
+pub fn simulate(seed: u64, is_traced: bool) -> Outcome {
+    let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
+    let shared = Shared::new(WorldPlan::draw(seed), random.fork(), Findings::new(is_traced));
+    shared.note(|| format!("seed {seed}: {:#?}", shared.plan));
+    let listener = Listener::new({
+        let shared = Arc::clone(&shared);
+        move |level, message, fields| shared.hear(level, message, fields)
+    });
+    tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
+    Outcome {
+        seed,
+        failure: shared.failure(),
+        trace: shared.take_trace(),
+        faults: shared.faults(),
+        witnesses: shared.witnesses(),
+        elapsed: shared.time.now(),
+    }
+}
+
+/// How often pauses and jumps are drawn.
+const MISHAP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How often the world checks whether everything is at rest.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The longest time until everything is at rest.
+const REST_MAX: Duration = Duration::from_mins(2);
+
+/// The additional time for each topology entry, because a group goes from one to the next in a round of balancing.
+const REST_PER_ENTRY: Duration = Duration::from_secs(3);
+
+/// The longest time until all processes have shut down.
+const END_MAX: Duration = Duration::from_mins(1);
+
+/// A process, with its lives one after the other.
+struct Slot {
+    /// How often it was started before.
+    generation: u64,
+    /// Its present life.
+    process: Option<Process>,
+    clock: Arc<Clock>,
+    is_paused: bool,
+    /// Whether it has shut down.
+    is_done: Arc<AtomicBool>,
+}
+
+struct World {
+    shared: Arc<Shared>,
+    engine: Arc<Database>,
+    /// The machine of a durable store.
+    machine: Option<Machine>,
+    slots: Vec<Slot>,
+    /// Chooses the process to run, and seeds the processes.
+    random: fastrand::Rng,
+    /// When the present phase began.
+    since: Duration,
+    /// When an actor was last at work.
+    calm_since: Duration,
+    is_over: bool,
+}
+
+impl World {
+    /// A world in which nothing has happened yet.
+    pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng) -> Self {
+        let time = &shared.time;
+        let machine = shared
+            .plan
+            .is_durable
+            .then(|| Machine::new(&mut random, true_time(time)).expect("an empty disk can be used"));
+        let engine = match &machine {
+            Some(machine) => machine.store(),
+            None => Database::memory_in(true_time(time)),
+        };
+        let slots = (0..shared.plan.processes.len()).map(|process| Slot {
+            generation: 0,
+            process: None,
+            clock: Arc::new(Clock::new(time, process, 1_000_000, random.fork())),
+            is_paused: false,
+            is_done: Arc::default(),
+        });
+        let slots = slots.collect();
+        Self {
+            shared: Arc::clone(shared),
+            engine: Arc::new(engine),
+            machine,
+            slots,
+            random,
+            since: Duration::ZERO,
+            calm_since: Duration::ZERO,
+            is_over: false,
+        }
+    }
+
+    /// Runs the world to its end.
+    pub fn run(mut self) {
+        let WorldPlan { chaos, processes, .. } = &self.shared.plan;
+        let time = self.shared.time.clone();
+        for process in 0..processes.len() {
+            time.after(Duration::from_millis(self.random.u64(0..500)), Event::Start(process));
+        }
+        time.after(MISHAP_INTERVAL, Event::Mishap);
+        time.after(*chaos, Event::Rest);
+        while !self.is_over && !self.shared.has_failed() {
+            let slots = &self.slots;
+            let waits = |process: ProcessId| slots[process].is_paused || slots[process].process.is_none();
+            let runnable = time.runnable(waits);
+            if runnable.is_empty() {
+                let event = time.leap().expect("a world always has something due until it is over");
+                self.happen(event);
+            } else {
+                let process = runnable[self.random.usize(0..runnable.len())];
+                time.take_runnable(process);
+                self.slots[process].process.as_ref().expect("it is there").run();
+            }
+        }
+        for slot in &mut self.slots {
+            if let Some(process) = slot.process.take() {
+                process.crash();
+            }
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        let is_living = |slots: &[Slot], issuer: Issuer| {
+            let slot = &slots[issuer.process];
+            slot.generation == issuer.generation && slot.process.is_some()
+        };
+        match event {
+            Event::Nothing => {}
+            Event::Arrival(flight) => self.arrive(&flight),
+            Event::Crash(issuer) => {
+                if is_living(&self.slots, issuer) && self.shared.phase() == Phase::Chaos {
+                    self.crash(issuer);
+                }
+            }
+            Event::Start(process) => self.start(process),
+            Event::Resume(issuer) => {
+                if is_living(&self.slots, issuer) {
+                    self.slots[issuer.process].is_paused = false;
+                    self.shared.note(|| format!("process {}.{} goes on", issuer.process, issuer.generation));
+                }
+            }
+            Event::Mishap => self.mishap(),
+            Event::Rest => self.rest(),
+            Event::Poll => self.poll(),
+        }
+    }
+
+    /// Starts a process, if it does not run.
+    fn start(&mut self, process: ProcessId) {
+        let shared = Arc::clone(&self.shared);
+        if self.slots[process].process.is_some() {
+            return;
+        }
+        let issuer = Issuer { process, generation: self.slots[process].generation };
+        shared.note(|| {
+            let plan = shared.plan.processes.get(process);
+            format!("process {process}.{} starts: {plan:?}", issuer.generation)
+        });
+        let drift = shared.plan.drift_ppm;
+        let ppm = 1_000_000 - drift + self.random.u64(0..=2 * drift);
+        let clock = Arc::new(Clock::new(&shared.time, process, ppm, self.random.fork()));
+        let link = Link::new(Arc::clone(&shared), issuer, Arc::clone(&self.engine));
+        let store = intercepted(&self.engine, clock.env(), &Arc::new(link));
+        let main = actors::main(Arc::clone(&shared), issuer, store);
+        let is_done: Arc<AtomicBool> = Arc::default();
+        let ends = Arc::clone(&is_done);
+        let main = async move {
+            main.await;
+            ends.store(true, Ordering::Relaxed);
+        };
+        let seed = self.random.u64(..);
+        let started = Process::start(seed, main);
+        let slot = &mut self.slots[process];
+        (slot.clock, slot.is_paused, slot.is_done) = (clock, false, is_done);
+        slot.process = Some(started);
+        shared.time.make_runnable(process);
+    }
+
+    /// A commit arrives at the store. The power may fail.
+    fn arrive(&mut self, flight: &Flight) {
+        if !flight.is_for(&self.engine) {
+            // Commits under way when the power failed are lost.
+            return;
+        }
+        if let Some(machine) = &self.machine {
+            if self.shared.strikes(Fault::PowerLoss) {
+                machine.lose_power(&mut self.random);
+            } else if self.shared.strikes(Fault::DiskFault) {
+                machine.fail(&mut self.random);
+            }
+        }
+        let in_doubt = flight.arrive(&self.shared).map(|doubt| (flight, doubt));
+        if self.machine.as_ref().is_some_and(Machine::has_struck) {
+            self.shared.witness(Witness::DiskFailed);
+        }
+        if in_doubt.is_some() || self.machine.as_ref().is_some_and(Machine::is_dark) {
+            self.lose_power(in_doubt);
+        }
+    }
+
+    /// The power has failed, or the store has failed with its disk, and both come back. All processes were on the
+    /// same machine. Every answered commit must be there, and the commit under way, if there is one, as a whole or
+    /// not at all.
+    fn lose_power(&mut self, in_doubt: Option<(&Flight, Doubt)>) {
+        let (shared, time) = (Arc::clone(&self.shared), true_time(&self.shared.time));
+        for process in 0..self.slots.len() {
+            if self.slots[process].process.is_some() {
+                self.crash(Issuer { process, generation: self.slots[process].generation });
+            }
+        }
+        let Some(machine) = &self.machine else { return };
+        let is_dark = machine.is_dark() || self.random.bool();
+        shared.note(|| format!("the store ends; power has failed: {is_dark}"));
+        if is_dark && machine.is_making_files() {
+            shared.witness(Witness::PowerFailedWithinSnapshot);
+        }
+        if !machine.is_dark() {
+            shared.witness(Witness::StoreFailedWithDisk);
+        }
+        let restarted =
+            if is_dark { machine.restarted(&mut self.random, &time) } else { machine.killed(time) };
+        let machine = match restarted {
+            Ok(machine) => machine,
+            Err(error) => {
+                return shared.fail(
+                    Guarantee::Durable.broken(format!("after the power or the disk had failed: {error}")),
+                );
+            }
+        };
+        let engine = Arc::new(machine.store());
+        let (before, after) = (self.engine.begin(), engine.begin());
+        let from = ready(before.read_version()).expect("the engine can be read");
+        let Some(to) = machine.recovered(from) else {
+            return shared.fail(
+                Guarantee::Durable
+                    .broken(format!("the store does not know any more that it was at version {from}")),
+            );
+        };
+        let (mut expected, found) = (rows(&self.engine), rows(&engine));
+        if let Some((flight, Doubt { mut touched, answer })) = in_doubt {
+            if to > from {
+                if !answer.is_maybe_committed() {
+                    let reason = format!("the answer to a commit was {answer}, and it is on the disk");
+                    return shared.fail(Guarantee::Durable.broken(reason));
+                }
+                let stamp = Versionstamp::new(to, 0);
+                flight.add_stamped(&mut touched, stamp);
+                // The oracle judges the rows that the commit under way touches.
+                expected.retain(|key, _| !touched.contains_key(key));
+                let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
+                expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
+                flight.judge((&*shared, &mut shared.oracle()), (&before, &after), touched, stamp);
+                shared.witness(Witness::CommitOutlivedPower);
+            } else {
+                shared.witness(Witness::CommitWentWithPower);
+                if machine.unsynced().kept > 0 && machine.unsynced().lost > 0 {
+                    shared.witness(Witness::CommitTorn);
+                }
+            }
+        } else if to > from {
+            shared.fail(
+                Guarantee::Durable.broken(format!(
+                    "nothing was under way at version {from}, and the store came back at {to}"
+                )),
+            );
+        }
+        if to < from || found != expected {
+            shared.fail(Guarantee::Durable.broken(format!(
+                "the power failed after version {from}, and came back at {to} with other rows"
+            )));
+        }
+        (self.engine, self.machine) = (engine, Some(machine));
+    }
+
+    /// A process crashes, and starts again some time.
+    fn crash(&mut self, issuer: Issuer) {
+        let slot = &mut self.slots[issuer.process];
+        self.shared.note(|| format!("process {}.{} crashes", issuer.process, issuer.generation));
+        slot.process.take().expect("it lives").crash();
+        slot.generation += 1;
+        slot.is_paused = false;
+        self.shared.oracle().crashed(issuer);
+        let pause = Duration::from_millis(self.random.u64(0..=self.shared.plan.pause_max_ms));
+        self.shared.time.after(pause, Event::Start(issuer.process));
+    }
+
+    /// Pauses processes, and lets clocks jump, if the faults strike.
+    fn mishap(&mut self) {
+        if self.shared.phase() > Phase::Chaos {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        for (process, slot) in self.slots.iter_mut().enumerate() {
+            if slot.process.is_none() || slot.is_paused {
+                continue;
+            }
+            let issuer = Issuer { process, generation: slot.generation };
+            let mut pause = || Duration::from_millis(self.random.u64(1..=shared.plan.pause_max_ms));
+            if shared.strikes(Fault::Pause) {
+                let pause = pause();
+                shared.note(|| format!("process {process}.{} pauses for {pause:?}", issuer.generation));
+                slot.is_paused = true;
+                shared.time.after(pause, Event::Resume(issuer));
+            }
+            if shared.strikes(Fault::ClockJump) {
+                let by = pause();
+                shared
+                    .note(|| format!("the clock of process {process}.{} jumps by {by:?}", issuer.generation));
+                slot.clock.jump(by);
+            }
+        }
+        shared.time.after(MISHAP_INTERVAL, Event::Mishap);
+    }
+
+    /// Ends the faults, and starts and resumes all processes.
+    fn rest(&mut self) {
+        if self.shared.phase() > Phase::Chaos {
+            return;
+        }
+        self.enter(Phase::Rest);
+        for process in 0..self.slots.len() {
+            self.slots[process].is_paused = false;
+            self.start(process);
+        }
+        self.shared.time.after(POLL_INTERVAL, Event::Poll);
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.since = self.shared.time.now();
+        self.shared.enter(phase);
+    }
+
+    /// Enters the next phase, if this one is over.
+    fn poll(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let passed = shared.time.now().saturating_sub(self.since);
+        if shared.phase() == Phase::Rest {
+            // By then late and slow commits have arrived, and dead nodes have been removed.
+            let has_struck = |fault| shared.fault_count(fault) > 0;
+            let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
+            let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
+            let least = late + shared.plan.expiry_max() * 2 + Duration::from_secs(1);
+            let (busy, now) = (shared.busy(), shared.time.now());
+            if busy > 0 {
+                self.calm_since = now;
+            }
+            let is_calm = passed >= least && now.saturating_sub(self.calm_since) >= least;
+            let unrest = if is_calm {
+                shared.oracle().unrest()
+            } else {
+                Some(format!("{busy} are still at work, or have been a moment ago"))
+            };
+            match unrest {
+                None => {
+                    self.enter(Phase::End);
+                }
+                Some(unrest) if passed > REST_MAX + REST_PER_ENTRY * shared.oracle().entries() => {
+                    let guarantee = shared.oracle().unrest_breaks();
+                    shared.fail(guarantee.broken(format!("after {passed:?} without faults: {unrest}")));
+                }
+                Some(_) => {}
+            }
+        } else if self.slots.iter().all(|slot| slot.is_done.load(Ordering::Relaxed)) {
+            self.finish();
+            return;
+        } else if passed > END_MAX {
+            let is_late = |slot: &Slot| !slot.is_done.load(Ordering::Relaxed);
+            let late: Vec<_> = self.slots.iter().map(is_late).collect();
+            shared.fail(
+                Guarantee::Live
+                    .broken(format!("after {passed:?} these processes have not shut down: {late:?}")),
+            );
+        }
+        shared.time.after(POLL_INTERVAL, Event::Poll);
+    }
+
+    /// Judges the store after all processes have shut down.
+    fn finish(&mut self) {
+        self.is_over = true;
+        let left = rows(&self.engine);
+        if let Some(machine) = &self.machine {
+            machine.close();
+            match machine.restarted(&mut self.random, &true_time(&self.shared.time)) {
+                Ok(machine) if rows(&machine.store()) == left => {}
+                Ok(_) => self.shared.fail("the store was closed in order, and has other rows".to_owned()),
+                Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),
+            }
+        }
+        let oracle = self.shared.oracle();
+        if let Err(reason) = oracle.judge_history() {
+            self.shared.fail(reason);
+        }
+    }
+}
