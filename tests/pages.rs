@@ -1,8 +1,8 @@
 //! What README and the pages tell to type works: the blocks of a page that are marked `sh`, in their order, on a fresh folder.
 //!
-//! `cargo run --release -- …` is the command as it was built for the tests, `serve` goes to the background and listens on a port of
-//! its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`, examples) is only looked at. A block that cannot be run in a test,
-//! because it takes a cluster, hours or the network, is marked `sh no-run`. The Rust of README and of the guide are doc tests.
+//! `cargo run --release -- …` is the command as it was built for the tests, and so are examples; `serve` goes to the background and
+//! listens on a port of its own, and what cargo checks elsewhere (`cargo test`, `cargo bench`) is only looked at. A block that cannot be
+//! run in a test, as it takes a cluster, hours or the network, is marked `sh no-run`. The Rust of README and of the guide are doc tests.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -60,14 +60,24 @@ notibus() {
     fi
 }
 cargo() {
-    case "$*" in
-    'run '*'--example '*) ;;
-    run*)
-        while [ "$1" != -- ]; do shift; done
+    case "$1" in
+    run)
+        local example=""
+        while [ "$1" != -- ]; do
+            [ "$1" != --example ] || example=$2
+            shift
+        done
         shift
-        notibus "$@"
+        if [ -n "$example" ]; then
+            # `cargo test` builds it; a test that is run alone finds none.
+            local built=${NOTIBUS%/*}/examples/$example
+            [ -x "$built" ] || (cd "$ROOT" && command cargo build --quiet --example "$example")
+            "$built" "$@"
+        else
+            notibus "$@"
+        fi
         ;;
-    test* | check* | bench* | build*) ;;
+    test | check | bench | build) ;;
     *)
         echo "a page says: cargo $*" >&2
         return 1
@@ -132,6 +142,7 @@ fn run(path: &str, check: &str) {
         .args(["-c", &format!("{script}\nfor job in $(jobs -p); do [ \"$job\" = \"$served\" ] || wait \"$job\"; done\n{check}\n")])
         .current_dir(&folder)
         .env("NOTIBUS", env!("CARGO_BIN_EXE_notibus"))
+        .env("ROOT", env!("CARGO_MANIFEST_DIR"))
         .env("NOTIBUS_LISTEN", "127.0.0.1:0")
         .env("PASSWORD", "a password")
         .env("TOKEN", "0123456789abcdef0123456789abcdef")
