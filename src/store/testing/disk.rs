@@ -253,7 +253,7 @@ impl SimulatedDisk {
         Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
     }
 
-    fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
+    pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
         let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)?;
         Ok(Embedded::new(engine))
     }
