@@ -22,6 +22,10 @@ mod execute;
 mod layer;
 #[path = "../interleavings/moved.rs"]
 mod moved;
+#[cfg(feature = "cli")]
+#[allow(dead_code, reason = "its `main` prints what `run` returns")]
+#[path = "../../examples/replay/main.rs"]
+mod replay;
 #[path = "../sharding/scenario.rs"]
 mod scenario;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -113,7 +117,7 @@ fn all() -> Vec<Trial> {
         processes {
             a_killed_notifier_loses_nothing
             a_process_exits_cleanly
-            #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
+            #[cfg(feature = "cli")] a_history_is_replayed_on_a_cluster
             a_foreign_layer_runs_any_number_of_times_and_survives_kills
         }
         recorders { a_layer_in_python_records_in_its_own_transactions }
