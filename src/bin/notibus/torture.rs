@@ -22,7 +22,7 @@ use notibus::simulation::{
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task};
 
-use crate::{deadline::Deadline, failure::Failure, out, store::Store};
+use crate::{failure::Failure, out, store::Store};
 
 /// How often the progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(250);
@@ -176,9 +176,9 @@ impl Total {
 }
 
 /// Runs worlds until the time is over, or a guarantee is broken; or one process of one.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let db = match &args.cluster_file {
-        Some(file) => Some(Store::FoundationDb(file.clone()).open(deadline).await?),
+        Some(file) => Some(Store::FoundationDb(file.clone()).open(timeout).await?),
         None => None,
     };
     let runtime = Handle::current();
