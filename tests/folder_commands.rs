@@ -17,10 +17,9 @@ use std::{
     time::Duration,
 };
 
-use notibus::{Bus, BusOptions, store::Database};
+use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, store::Database};
+use serde_json::Value;
 use served::{LIMIT, Served};
-
-const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/replay/sample.tsv.gz");
 
 /// Runs the command, which must end with `code`; returns its standard output and its standard error.
 fn notibus(args: &[&str], code: i32) -> (String, String) {
@@ -33,10 +32,8 @@ fn notibus(args: &[&str], code: i32) -> (String, String) {
 /// The folder of a store with a bus, its path as text, and as a store.
 fn folder(parent: &Path) -> (PathBuf, String, String) {
     let path = parent.join("store");
-    let text = path.display().to_string();
-    let store = format!("dir:{text}");
-    notibus(&["replay", SAMPLE, "--store", &store], 0);
-    (path, text, store)
+    let store = served::filled(&path);
+    (path.clone(), path.display().to_string(), store)
 }
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -315,4 +312,66 @@ fn credentials_that_systemd_has_loaded_may_be_read_by_the_group() {
         assert!(refusal(loaded.path(), mode).contains("chmod 600"), "{mode:o}");
     }
     assert!(refusal(&below, 0o440).contains("chmod 600"), "only what systemd has put there");
+}
+
+#[test]
+fn what_is_wrong_with_a_store_is_said_and_nothing_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let (file, missing) =
+        (format!("dir:{}", file.display()), format!("dir:{}", folder.path().join("missing").display()));
+    for (arguments, reason) in [
+        (&["tail", "--store", &missing][..], "there is no store"),
+        (&["tail", "--store", "memory"], "there is no bus"),
+        (&["tail", "--store", "memory", "--since", "yesterday"], "invalid cursor"),
+        (&["tail", "--store", "disk:x"], "none of \"memory\""),
+        (&["tail", "--store", &file], "it is a file"),
+        (&["nodes", "--store", &file], "it is a file"),
+        (&["nodes", "--store", "memory"], "there is no bus"),
+        (&["nodes", "--store", "memory", "--watch", "soon"], "--watch"),
+    ] {
+        let (printed, said) = notibus(arguments, 2);
+        assert!(printed.is_empty() && said.contains(reason), "{arguments:?}: {said}");
+    }
+    assert!(!folder.path().join("missing").exists());
+}
+
+#[test]
+fn a_folder_can_be_tailed_from_any_row() {
+    let parent = tempfile::tempdir().unwrap();
+    let (.., store) = folder(parent.path());
+    let tail = |since: &str| -> Vec<Value> {
+        let (lines, _) = notibus(&["tail", "--json", "--store", &store, "--since", since], 0);
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let all = tail("0");
+    assert_eq!(all.iter().filter(|row| row["db"].as_str().unwrap().starts_with("db-")).count(), 60);
+    assert_eq!(tail(all[7]["seq"].as_str().unwrap()), all[8..]);
+    assert!(tail("now").is_empty());
+}
+
+/// A killed node leaves its row, until another node finds it dead.
+#[test]
+fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", folder.path().display());
+    let nodes =
+        |more: &[&str]| notibus(&[&["nodes", "--store", &store, "--watch", "50ms"], more].concat(), 0).0;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let id = runtime.block_on(async {
+        let db = Database::open_dir(folder.path()).unwrap();
+        let bus = Bus::open(&db, BusOptions::default()).await.unwrap();
+        let node = bus.node(NodeOptions::default()).await.unwrap();
+        let _notifier = node.notifier(NotifierOptions::default()).await.unwrap();
+        node.id().to_string()
+    });
+    drop(runtime);
+    let text = nodes(&[]);
+    let line = text.lines().nth(1).unwrap();
+    assert!(text.starts_with("NODE ") && line.starts_with(&id), "{text}");
+    assert!(line.contains("  silent for 50ms  notifier  partition 64  2"), "{line}");
+    let seen: Value = serde_json::from_str(&nodes(&["--json"])).unwrap();
+    assert_eq!((&seen["id"], &seen["lives"]), (&Value::from(id), &Value::from(false)));
+    assert_eq!((&seen["roles"][0], &seen["leases"]["partition"]), (&"notifier".into(), &64.into()));
 }

@@ -1,4 +1,4 @@
-"""Runs the benchmarks, `replay` and the large tests, and returns what they printed as plain data."""
+"""Runs the benchmarks, the example `replay` and the large tests, and returns what they printed as plain data."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-NOTIBUS = TARGET / "release/notibus"
+REPLAY = TARGET / "release/examples/replay"
 
 # The file of the section `history`, which `--history` names.
 HISTORY = None
@@ -47,7 +47,7 @@ def features():
 def build(sections):
     """Builds all that is needed, so that no compiler runs beside a measurement."""
     if sections:
-        run("cargo", "build", "--release", "--locked", "--features", features())
+        run("cargo", "build", "--release", "--locked", "--features", features(), "--bins", "--example", "replay")
     benches = [name for name in ("dispatch", "producer", "engine", "fold", "group", "feed") if name in sections]
     for name in benches + ["foundationdb"] * ("foundationdb" in sections and has_cluster()):
         run("cargo", "bench", "--locked", "--no-run", "--features", features(), "--bench", name)
@@ -100,8 +100,15 @@ def history(databases, events):
 
 
 def replay(store, file, *options):
-    """The report of `replay`."""
-    return json.loads(run(NOTIBUS, "replay", "-", "--json", "--store", store, *options, stdin=file))
+    """The report of `replay`, with the most memory that it has had."""
+    command = [str(part) for part in (REPLAY, "-", "--json", "--store", store, *options)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=file, stdout=subprocess.PIPE, text=True) as child:
+        printed = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != 0:
+        raise subprocess.CalledProcessError(child.returncode, command, printed)
+    return {**json.loads(printed), "peak_memory_bytes": usage.ru_maxrss * 1_024}
 
 
 @contextmanager

@@ -104,7 +104,7 @@ impl Stage {
         let log = self.folder.path().join(format!("log {number}"));
         let log = File::options().create(true).append(true).open(log).unwrap();
         let store = format!("fdb:{}", text(&self.cluster.file()));
-        Served::start_logging(&["--store", &store, "--deadline", "6s"], None, log.into())
+        Served::start_logging(&["--store", &store, "--timeout", "6s"], None, log.into())
     }
 
     /// Sends `signal` to a server.

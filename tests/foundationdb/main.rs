@@ -25,6 +25,10 @@ mod moved;
 #[cfg(feature = "http")]
 #[path = "../ready/parts.rs"]
 mod parts;
+#[cfg(feature = "cli")]
+#[allow(dead_code, reason = "its `main` prints what `run` returns")]
+#[path = "../../examples/replay/main.rs"]
+mod replay;
 #[path = "../sharding/scenario.rs"]
 mod scenario;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -116,7 +120,7 @@ fn all() -> Vec<Trial> {
         processes {
             a_killed_notifier_loses_nothing
             a_process_exits_cleanly
-            #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
+            #[cfg(feature = "cli")] a_history_is_replayed_on_a_cluster
             a_foreign_layer_runs_any_number_of_times_and_survives_kills
         }
         ready {

@@ -1,13 +1,16 @@
-//! Runs `notibus serve` as a process, with a minimal client.
+//! Runs `notibus serve` as a process, with a minimal client; and fills folders for commands.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+
+use notibus::{Bus, BusOptions, Db, DbInstance, Roles, store::Database};
 
 /// How long a test waits for an expected event.
 pub const LIMIT: Duration = Duration::from_mins(1);
@@ -21,6 +24,35 @@ pub struct Served {
 
 pub fn notibus() -> Command {
     Command::new(env!("CARGO_BIN_EXE_notibus"))
+}
+
+/// Makes a bus in `folder` with a row for each of 60 databases, of which every third is deleted. Returns the folder as a store.
+pub fn filled(folder: &Path) -> String {
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let store = Database::open_dir(folder).unwrap();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        let (running, producer) = (bus.start(Roles::default()).await.unwrap(), bus.producer());
+        for number in 0..600_u16 {
+            let db = Db::new(
+                format!("db-{}", number % 60).parse().unwrap(),
+                DbInstance([(number % 60) as u8; 16]),
+            );
+            let record = async |tx| {
+                match number {
+                    0..60 => producer.created(&tx, &db),
+                    540.. if number % 3 == 0 => producer.deleted(&tx, &db),
+                    _ => producer.updated(&tx, &db),
+                }
+                Ok(())
+            };
+            store.run(record).await.unwrap();
+        }
+        while !bus.is_drained().await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        running.shutdown().await.unwrap();
+    });
+    format!("dir:{}", folder.display())
 }
 
 impl Served {

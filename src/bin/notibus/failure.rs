@@ -1,5 +1,7 @@
 //! [`Failure`]: why a command failed, and its exit code.
 
+use std::time::Duration;
+
 use notibus::store::OpenCause;
 
 /// Why a command failed; determines the exit code.
@@ -51,17 +53,21 @@ impl Failure {
         }
     }
 
-    /// The failure of a command whose store takes no more writes because of `error`.
-    pub fn of_store(error: &notibus::Error, command: Option<&Self>) -> Self {
-        let failed = Self::StoreFailed(format!(
-            "the store takes no more writes: {error}. What was acknowledged is in its folder: mend the disk, or make room, and \
-             start again"
-        ));
-        match command {
-            Some(Self::BadInput(reason) | Self::Failed(reason) | Self::StoreFailed(reason)) => {
-                failed.and(&format!("the command has ended with: {reason}"))
-            }
-            Some(Self::Closed) | None => failed,
-        }
+    /// The failure of `what`, which has taken longer than `timeout`.
+    pub fn gave_up(what: &str, timeout: Duration) -> Self {
+        Self::Failed(format!(
+            "gave up {what}, after {}. Check that the store answers (a cluster: `fdbcli --exec status`); --timeout allows more",
+            humantime::format_duration(timeout)
+        ))
     }
+}
+
+/// The result of `work`. If it takes longer than `timeout` it is dropped, and the failure names `what`.
+pub async fn within<T, E: Into<Failure>>(
+    timeout: Duration,
+    what: &str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, Failure> {
+    let done = tokio::time::timeout(timeout, work).await;
+    done.map_err(|_| Failure::gave_up(what, timeout))?.map_err(Into::into)
 }

@@ -1,11 +1,11 @@
 //! `notibus check` and `notibus backup`: check and copy the folder of a store.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use notibus::store::{Database, FolderReport};
 use serde_json::json;
 
-use crate::{failure::Failure, out};
+use crate::{failure::Failure, out, store::Store};
 
 /// Which folder to check.
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,8 @@ fn parse_dir(text: &str) -> Result<PathBuf, String> {
 
 /// Says what is in a folder, and where it is damaged.
 pub fn check(args: &CheckArgs) -> Result<(), Failure> {
-    let report = Database::check_dir(existing(&args.dir)?)?;
+    Store::Dir(args.dir.clone()).check_exists()?;
+    let report = Database::check_dir(&args.dir)?;
     let damages: Vec<_> = report.damages.iter().map(ToString::to_string).collect();
     if args.json {
         let FolderReport { rows, version, torn_len, is_open, .. } = &report;
@@ -67,17 +68,9 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
 
 /// Copies a folder.
 pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
-    let report = Database::backup_dir(existing(&args.dir)?, &args.to)?;
+    Store::Dir(args.dir.clone()).check_exists()?;
+    let report = Database::backup_dir(&args.dir, &args.to)?;
     out::line(&format!("copied to {}: {}", args.to.display(), readable(&report)))
-}
-
-/// Returns the folder if it exists.
-fn existing(dir: &Path) -> Result<&Path, Failure> {
-    if dir.exists() {
-        Ok(dir)
-    } else {
-        Err(Failure::BadInput(format!("there is no store at {}", dir.display())))
-    }
 }
 
 /// Describes a folder for people.

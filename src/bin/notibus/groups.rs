@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::{
     confirm::Confirm,
-    deadline::Deadline,
     failure::Failure,
     out,
     status::{feed_of, trouble},
@@ -143,7 +142,7 @@ struct Of {
     group: String,
     /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
     /// documents.
-    #[arg(long, default_value = "notifications")]
+    #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications")]
     feed: FeedName,
     /// Where the bus is.
     #[command(flatten)]
@@ -167,8 +166,8 @@ impl Of {
     }
 
     /// Opens what it is in, to change something.
-    async fn open(&self, deadline: Deadline) -> Result<Opened, Failure> {
-        self.target.open(Intent::Writes, deadline).await
+    async fn open(&self, timeout: Duration) -> Result<Opened, Failure> {
+        self.target.open(Intent::Writes, timeout).await
     }
 
     /// Posts the request `body`, with the feed, to `place` below the group; `what` is the work.
@@ -177,10 +176,10 @@ impl Of {
         what: &str,
         place: &str,
         mut body: Value,
-        deadline: Deadline,
+        timeout: Duration,
     ) -> Result<Value, Failure> {
         body["feed"] = self.feed.to_string().into();
-        self.open(deadline).await?.post(what, &self.path(place), &body).await
+        self.open(timeout).await?.post(what, &self.path(place), &body).await
     }
 
     /// Prints that something was done: an object, or `said`.
@@ -213,13 +212,14 @@ fn confirm(command: &Command) -> Result<(), Failure> {
 }
 
 /// Runs the command.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     confirm(&args.command)?;
     // Unless it is forced, a command that moves or deletes a group finds out first whether members live.
-    let watching = |force: bool| if force { deadline } else { deadline.and(NodeOptions::default().expiry) };
+    let watching =
+        |force: bool| if force { timeout } else { timeout.saturating_add(NodeOptions::default().expiry) };
     match args.command {
         Command::List(target) => {
-            let opened = target.open(Intent::Reads, deadline).await?;
+            let opened = target.open(Intent::Reads, timeout).await?;
             let groups = opened.get("/_notibus/groups").await?["groups"].take();
             list(&target, items(&groups))
         }
@@ -229,12 +229,12 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
                 body["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
             }
             let what = "creating the group, which may have happened";
-            let answer = of.open(deadline).await?.post(what, "/_notibus/groups", &body).await?;
+            let answer = of.open(timeout).await?.post(what, "/_notibus/groups", &body).await?;
             let is = if answer["created"] == true { "is created" } else { "exists already" };
             of.done(&answer, &format!("{} {is}", of.group))
         }
         Command::Lag(of) => {
-            let opened = of.target.open(Intent::Reads, deadline).await?;
+            let opened = of.target.open(Intent::Reads, timeout).await?;
             let lag = opened.get(&of.read_path("lag")).await?["lag"].take();
             let header = ["SHARD", "OWNER", "CHECKPOINT", "BEHIND", "OLDEST"];
             table::print(of.target.json, items(&lag), &header, lag_cells, "no shard")
@@ -250,10 +250,10 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
             let answer = of.post(what, "delete", json!({ "force": force }), watching(force)).await?;
             of.done(&answer, &format!("{} is deleted", of.group))
         }
-        Command::Replay { of, filter } => replay(&of, filter.as_deref(), deadline).await,
-        Command::Parked(command) => parked(command, deadline).await,
+        Command::Replay { of, filter } => replay(&of, filter.as_deref(), timeout).await,
+        Command::Parked(command) => parked(command, timeout).await,
         Command::DeadLetters(DeadLetters::List(of)) => {
-            let opened = of.target.open(Intent::Reads, deadline).await?;
+            let opened = of.target.open(Intent::Reads, timeout).await?;
             let letters = opened.list(&of.read_path("dead_letters"), "dead_letters").await?;
             let header = ["SEQ", "SHARD", "ATTEMPTS", "LAST", "ERROR"];
             let cells = |it: &Value| {
@@ -266,15 +266,15 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         Command::DeadLetters(DeadLetters::Delete { of, seq, all, .. }) => {
             let body = json!({ "seq": seq, "all": all });
             let what = "deleting dead letters, of which some may be gone";
-            let answer = of.post(what, "dead_letters/delete", body, deadline).await?;
+            let answer = of.post(what, "dead_letters/delete", body, timeout).await?;
             of.done(&answer, if all { "all are deleted" } else { "it is deleted" })
         }
     }
 }
 
 /// Replays page after page. A page that waits for consumers does not count as progress.
-async fn replay(of: &Of, filter: Option<&str>, deadline: Deadline) -> Result<(), Failure> {
-    let opened = of.open(deadline).await?;
+async fn replay(of: &Of, filter: Option<&str>, timeout: Duration) -> Result<(), Failure> {
+    let opened = of.open(timeout).await?;
     let (mut rows, mut after, mut moved) = (0, Value::Null, Instant::now());
     loop {
         let what = format!("replaying, after {rows} rows; only a few hundred can wait for consumers");
@@ -288,19 +288,19 @@ async fn replay(of: &Of, filter: Option<&str>, deadline: Deadline) -> Result<(),
         }
         if next != after {
             (after, moved) = (next, Instant::now());
-        } else if moved.elapsed() < deadline.0 {
+        } else if moved.elapsed() < timeout {
             tokio::time::sleep(REPLAY_PAUSE).await;
         } else {
-            return Err(deadline.gave_up(&what));
+            return Err(Failure::gave_up(&what, timeout));
         }
     }
 }
 
 /// Does what is asked for with parked ids.
-async fn parked(command: Parked, deadline: Deadline) -> Result<(), Failure> {
+async fn parked(command: Parked, timeout: Duration) -> Result<(), Failure> {
     match command {
         Parked::List(of) => {
-            let opened = of.target.open(Intent::Reads, deadline).await?;
+            let opened = of.target.open(Intent::Reads, timeout).await?;
             let ids = opened.list(&of.read_path("parked"), "parked").await?;
             let header = ["ID", "SEQ", "SHARD", "ATTEMPTS", "LAST", "ERROR"];
             let cells = |it: &Value| {
@@ -312,12 +312,12 @@ async fn parked(command: Parked, deadline: Deadline) -> Result<(), Failure> {
         }
         Parked::Retry(of) => {
             let what = "asking for another try, which may have happened";
-            let answer = of.post(what, "parked/retry", json!({}), deadline).await?;
+            let answer = of.post(what, "parked/retry", json!({}), timeout).await?;
             of.done(&answer, &format!("{} are tried again", text(&answer["ids"])))
         }
         Parked::Delete { of, id, .. } => {
             let what = "dropping what is parked, which may have happened";
-            let answer = of.post(what, "parked/delete", json!({ "id": id }), deadline).await?;
+            let answer = of.post(what, "parked/delete", json!({ "id": id }), timeout).await?;
             of.done(&answer, "it is dropped")
         }
     }

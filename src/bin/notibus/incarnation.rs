@@ -1,10 +1,14 @@
 //! `notibus incarnation`: shows and raises the incarnation of a bus, the first byte of its sequences.
 
-use std::{io::Write, time::Duration};
+use std::time::Duration;
 
 use notibus::{Bus, event::Incarnation};
 
-use crate::{deadline::Deadline, failure::Failure, store::Store};
+use crate::{
+    failure::{Failure, within},
+    out,
+    store::{At, Store},
+};
 
 /// How long it may take to find out whether nodes live.
 const WATCH_MAX: Duration = Duration::from_mins(1);
@@ -29,34 +33,24 @@ pub enum Command {
     },
 }
 
-/// Where the bus is.
-#[derive(Debug, clap::Args)]
-pub struct At {
-    /// The store: "dir:PATH" or "fdb:FILE".
-    #[arg(long)]
-    store: Store,
-    /// The prefix of the bus's keys.
-    #[arg(long, default_value = "notibus")]
-    prefix: String,
-}
-
 /// Runs `command`, and prints the incarnation.
-pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
     let incarnation = match command {
         Command::Show(At { store, prefix }) => {
-            let db = store.open_to_read(deadline).await?.now();
-            deadline.of("reading the incarnation", Bus::stored_incarnation(&db, prefix.as_bytes())).await?
+            let db = store.open_to_read(timeout).await?.now();
+            within(timeout, "reading the incarnation", Bus::stored_incarnation(&db, prefix.as_bytes()))
+                .await?
         }
         Command::Raise { at: At { store, prefix }, from, force } => {
             store.check_exists()?;
             // No other process can have the folder open now, so all nodes that it lists are dead.
             let force = force || matches!(store, Store::Dir(_));
-            let db = store.open(deadline).await?;
+            let db = store.open(timeout).await?;
             let raise = Bus::raise_incarnation(&db, prefix.as_bytes(), Incarnation(from), force);
             let what = "raising the incarnation, which may have happened";
-            if force { deadline } else { deadline.and(WATCH_MAX) }.of(what, raise).await?
+            let watched = if force { Duration::ZERO } else { WATCH_MAX };
+            within(timeout.saturating_add(watched), what, raise).await?
         }
     };
-    writeln!(std::io::stdout(), "the incarnation is {}", incarnation.0)
-        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    out::line(&format!("the incarnation is {}", incarnation.0))
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::{
-    deadline::Deadline,
     failure::Failure,
-    signals::stopped,
     status::leases,
     table::{self, items, text, time},
     target::{Intent, Target},
@@ -20,24 +18,20 @@ pub struct Args {
     #[command(flatten)]
     target: Target,
     /// How long to watch for heartbeats: at least two intervals. A node that is not heard of in that time may be dead.
-    #[arg(long, default_value = "6s", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "NOTIBUS_WATCH", default_value = "6s", value_parser = humantime::parse_duration)]
     watch: Duration,
 }
 
 /// Prints the nodes.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     // An opened folder shows one moment, so it is opened again to see which nodes live.
     let nodes = async || {
-        let opened = args.target.open(Intent::Reads, deadline).await?;
+        let opened = args.target.open(Intent::Reads, timeout).await?;
         Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take())
     };
     let before = nodes().await?;
     if !items(&before).is_empty() {
-        let mut stopped = stopped()?;
-        tokio::select! {
-            () = tokio::time::sleep(args.watch) => {}
-            () = stopped.wait() => return Ok(()),
-        }
+        tokio::time::sleep(args.watch).await;
     }
     let seen = compare(&before, nodes().await?);
     let header = ["NODE", "LIFE", "ROLES", "LEASES", "JOINED"];

@@ -2,12 +2,9 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Stderr, Write},
+    io::{self, Write},
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
 };
-
-use tracing_subscriber::fmt::writer::OptionalWriter;
 
 use crate::failure::Failure;
 
@@ -31,31 +28,11 @@ pub fn notice(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Whether the last line of the process is printed.
-static IS_OVER: AtomicBool = AtomicBool::new(false);
-
-/// Prints why the process ends. Nothing is logged afterwards, because failures of ending roles are of no interest.
-pub fn last_notice(text: &str) {
-    IS_OVER.store(true, Ordering::Relaxed);
-    notice(text);
-}
-
-/// Where lines of the log go.
-pub fn log() -> OptionalWriter<Stderr> {
-    if IS_OVER.load(Ordering::Relaxed) { OptionalWriter::none() } else { OptionalWriter::some(io::stderr()) }
-}
-
-/// Creates a file, or empties one unless it `must_be_new`. Only its owner may read it: names of databases are nobody else's.
-pub fn private_file(path: &Path, must_be_new: bool) -> io::Result<File> {
+/// Creates a file that only its owner may read: names of databases are nobody else's.
+pub fn new_private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).create_new(must_be_new);
+    options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let file = options.open(path)?;
-    // It may have been there, with other permissions; or it is a device, whose permissions are not ours.
-    #[cfg(unix)]
-    if file.metadata()?.is_file() {
-        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-    }
-    Ok(file)
+    options.open(path)
 }

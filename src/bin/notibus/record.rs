@@ -1,12 +1,14 @@
 //! `notibus record`: records events of databases for which no layer runs in this process.
 
-use std::io::{BufRead, stdin};
+use std::{
+    io::{BufRead, stdin},
+    time::Duration,
+};
 
 use notibus::{DbInstance, EventKind};
 use serde_json::{Value, json};
 
 use crate::{
-    deadline::Deadline,
     failure::Failure,
     target::{Intent, Opened, Target},
 };
@@ -53,12 +55,12 @@ struct Recorder {
     transactions: u64,
 }
 
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     if args.doc.is_some() && args.kind != EventKind::DdocUpdated.as_str() {
         let reason = "--doc goes with ddoc_updated: an event of another type has no design document";
         return Err(Failure::BadInput(reason.to_owned()));
     }
-    let opened = args.target.open(Intent::Writes, deadline).await?;
+    let opened = args.target.open(Intent::Writes, timeout).await?;
     let key = args.repeats.unwrap_or_else(|| DbInstance::new().to_string());
     let mut recorder = Recorder { opened, key, recorded: 0, transactions: 0 };
     let done = if args.db == "-" {

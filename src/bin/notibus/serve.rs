@@ -8,18 +8,18 @@ use std::{
     time::Duration,
 };
 
+use clap::builder::BoolishValueParser;
 use notibus::{
     Bus, BusOptions, DispatcherOptions, Error, Roles,
     http::{
         Access, ApiOptions, Cors, Credentials, Hosts, ServerOptions,
         axum::http::{HeaderName, Method},
     },
-    node::Running,
     store::Database,
 };
 use tokio::net::TcpListener;
 
-use crate::{deadline::Deadline, failure::Failure, out, signals::stopped, store::Store};
+use crate::{failure::Failure, out, store::Store};
 
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
@@ -33,69 +33,69 @@ const FILES_RESERVED: u64 = 40;
 /// How to serve.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The store: "memory", "dir:PATH" or "fdb:FILE".
-    #[arg(long)]
+    /// The store: "dir:FOLDER", "fdb:FILE", or "memory", which ends with the process.
+    #[arg(long, env = "NOTIBUS_STORE")]
     store: Store,
     /// The address to listen on. An address other than loopback needs credentials.
-    #[arg(long, default_value = "127.0.0.1:5985")]
+    #[arg(long, env = "NOTIBUS_LISTEN", default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
     /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it, the
     /// environment variable `NOTIBUS_CREDENTIALS` has them.
     #[arg(long, env = "NOTIBUS_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
     /// The prefix of the bus's keys. The bus is created if there is none.
-    #[arg(long, default_value = "notibus")]
+    #[arg(long, env = "NOTIBUS_PREFIX", default_value = "notibus")]
     prefix: String,
     /// A host name, without a port, that clients may use besides `localhost` and loopback addresses; can be given more than once. Other
     /// host names are refused then, as they always are without credentials, and so are web pages of another origin.
-    #[arg(long)]
+    #[arg(long, env = "NOTIBUS_HOST")]
     host: Vec<String>,
     /// An origin whose pages may use the API from a browser, such as `https://app.example`, or `*` for all; can be given more than once.
-    #[arg(long)]
+    #[arg(long, env = "NOTIBUS_CORS_ORIGIN")]
     cors_origin: Vec<String>,
     /// Let browsers send credentials from those pages; not with `*`.
-    #[arg(long, requires = "cors_origin")]
+    #[arg(long, env = "NOTIBUS_CORS_CREDENTIALS", requires = "cors_origin", value_parser = BoolishValueParser::new())]
     cors_credentials: bool,
     /// The methods that those pages may use, separated by commas.
-    #[arg(long, requires = "cors_origin", value_delimiter = ',')]
+    #[arg(long, env = "NOTIBUS_CORS_METHODS", requires = "cors_origin", value_delimiter = ',')]
     cors_methods: Option<Vec<Method>>,
     /// The headers that those pages may send, separated by commas.
-    #[arg(long, requires = "cors_origin", value_delimiter = ',')]
+    #[arg(long, env = "NOTIBUS_CORS_HEADERS", requires = "cors_origin", value_delimiter = ',')]
     cors_headers: Option<Vec<HeaderName>>,
     /// How long a browser may cache this permission.
-    #[arg(long, requires = "cors_origin", default_value = "10m", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "NOTIBUS_CORS_MAX_AGE", requires = "cors_origin", default_value = "10m", value_parser = humantime::parse_duration)]
     cors_max_age: Duration,
     /// The address of a trusted proxy in front, which sets `X-Forwarded-For`; can be given more than once.
-    #[arg(long)]
+    #[arg(long, env = "NOTIBUS_PROXY")]
     proxy: Vec<IpAddr>,
     /// Do not serve `_db_updates`.
-    #[arg(long)]
+    #[arg(long, env = "NOTIBUS_NO_DB_UPDATES", value_parser = BoolishValueParser::new())]
     no_db_updates: bool,
     /// The most connections at once.
-    #[arg(long, default_value_t = ServerOptions::default().connections_max)]
+    #[arg(long, env = "NOTIBUS_CONNECTIONS_MAX", default_value_t = ServerOptions::default().connections_max)]
     connections_max: usize,
     /// The most connections at once from one address that is no trusted proxy.
-    #[arg(long, default_value_t = ServerOptions::default().connections_per_address_max)]
+    #[arg(long, env = "NOTIBUS_CONNECTIONS_PER_ADDRESS_MAX", default_value_t = ServerOptions::default().connections_per_address_max)]
     connections_per_address_max: usize,
     /// The most open feeds of each client.
-    #[arg(long, default_value_t = ApiOptions::default().feeds_per_client_max)]
+    #[arg(long, env = "NOTIBUS_FEEDS_PER_CLIENT_MAX", default_value_t = ApiOptions::default().feeds_per_client_max)]
     feeds_per_client_max: usize,
     /// The most rows of `_db_updates` that are kept in memory for live feeds, about 1 KB each; feeds further behind read the store.
-    #[arg(long, default_value_t = ROWS_KEPT_MAX)]
+    #[arg(long, env = "NOTIBUS_ROWS_KEPT_MAX", default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
     /// The greatest and default value of the parameter `timeout`.
-    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "NOTIBUS_TIMEOUT_MAX", default_value = "60s", value_parser = humantime::parse_duration)]
     timeout_max: Duration,
     /// The greatest value of the parameter `heartbeat`.
-    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "NOTIBUS_HEARTBEAT_MAX", default_value = "60s", value_parser = humantime::parse_duration)]
     heartbeat_max: Duration,
     /// Drop a client after this time in which it has read nothing of what is sent.
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, env = "NOTIBUS_WRITE_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
     write_timeout: Duration,
 }
 
 /// Serves until it is interrupted.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let access = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
     let limits = ServerOptions::default()
@@ -124,38 +124,16 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         .keeps_db_updates(!args.no_db_updates);
     let listener =
         TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
-    let mut stopped = stopped()?;
-    let db = args.store.open(deadline).await?;
+    let db = args.store.open(timeout).await?;
     let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
-    let roles = Roles::default().dispatcher(dispatcher).shutdown_timeout(deadline.0);
-    let mut starting = Box::pin(start(&db, args.prefix.as_bytes(), listener, roles, options, limits));
-    let running = tokio::select! {
-        biased;
-        started = &mut starting => started?,
-        // If the start succeeds in time, what has begun is ended in order.
-        () = stopped.wait() => deadline.of("starting", starting).await?,
-    };
-    stopped.wait().await;
-    Ok(running.shutdown().await?)
-}
-
-/// Serves the bus of `db`.
-async fn start(
-    db: &Database,
-    prefix: &[u8],
-    listener: TcpListener,
-    roles: Roles,
-    options: ApiOptions,
-    limits: ServerOptions,
-) -> Result<Running, Failure> {
-    let bus = open(db, prefix).await?;
-    let running = bus.start(roles).await?;
+    let roles = Roles::default().dispatcher(dispatcher).shutdown_timeout(timeout);
+    let running = open(&db, args.prefix.as_bytes()).await?.start(roles).await?;
     let routes = running.api(options)?.routes();
     let address = running.serve(listener, routes, limits).await?;
     let mut out = io::stdout();
     // The program that started it may not read its output any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
-    Ok(running)
+    Ok(running.shutdown_on_signal().await?)
 }
 
 /// Opens the bus, or creates it.

@@ -5,10 +5,8 @@ use std::{io::IsTerminal, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    deadline::Deadline,
     failure::Failure,
     out,
-    signals::stopped,
     table::{Table, duration, items, text, time},
     target::{Intent, Opened, Target},
 };
@@ -31,32 +29,28 @@ fn parse_pause(text: &str) -> Result<Duration, String> {
 }
 
 /// Prints the status.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    let mut stopped = stopped()?;
-    let mut opened = args.target.open(Intent::Reads, deadline).await?;
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
+    let mut opened = args.target.open(Intent::Reads, timeout).await?;
     loop {
-        let status = read(&opened, args.target.is_node()).await?;
+        let status = read(&opened).await?;
         let is_screen = args.watch.is_some() && !args.target.json && std::io::stdout().is_terminal();
         let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
         let text = if args.target.json { status.to_string() } else { screen(&status) };
         out::line(&format!("{clear}{}", text.trim_end()))?;
         let Some(pause) = args.watch else { return Ok(()) };
-        tokio::select! {
-            () = stopped.wait() => return Ok(()),
-            () = tokio::time::sleep(pause) => {}
-        }
-        if !args.target.is_node() {
+        tokio::time::sleep(pause).await;
+        if !opened.is_node() {
             // A folder that another process has open is read as a copy, so it has to be opened again.
             drop(opened);
-            opened = args.target.open(Intent::Reads, deadline).await?;
+            opened = args.target.open(Intent::Reads, timeout).await?;
         }
     }
 }
 
 /// Reads the status; of a running node also whether it is ready, and why not.
-async fn read(opened: &Opened, is_node: bool) -> Result<Value, Failure> {
+async fn read(opened: &Opened) -> Result<Value, Failure> {
     let mut status = opened.get("/_notibus/status").await?;
-    if is_node {
+    if opened.is_node() {
         status["ready"] = match opened.get("/_notibus/health/ready").await {
             Ok(_) => true.into(),
             Err(Failure::Failed(reason)) => reason.into(),

@@ -1,16 +1,18 @@
 //! `--store`: which store to use, and whether it has failed.
 
 use std::{
-    fmt, fs, io,
+    fmt,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::LazyLock,
+    time::Duration,
 };
 
-use notibus::{Error, Result, store::Database};
-use tokio::sync::watch;
+#[cfg(not(feature = "foundationdb"))]
+use notibus::Error;
+use notibus::{Result, store::Database};
+use parking_lot::Mutex;
 
-use crate::{deadline::Deadline, failure::Failure, out::notice};
+use crate::{failure::Failure, out::notice};
 
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,84 +26,63 @@ pub enum Store {
 }
 
 impl Store {
-    /// Opens the store. The deadline is that of a cluster: a folder is read as long as it takes.
-    pub async fn open(&self, deadline: Deadline) -> Result<Database> {
+    /// Opens the store to write to it. A cluster has to answer within `timeout`; a folder is read as long as it takes.
+    pub async fn open(&self, timeout: Duration) -> Result<Database> {
         let db = match self {
             Self::Memory => Database::memory(),
             Self::Dir(path) => Database::open_dir(path)?,
-            Self::FoundationDb(path) => cluster(path, deadline).await?,
+            Self::FoundationDb(path) => cluster(path, timeout).await?,
         };
-        OPENED.send_replace(Opened { db: Some(db.clone()), failure: None });
+        *OPENED.lock() = Some(db.clone());
         Ok(db)
     }
 }
 
 #[cfg(feature = "foundationdb")]
-async fn cluster(file: &Path, Deadline(connect_timeout): Deadline) -> Result<Database> {
+async fn cluster(file: &Path, timeout: Duration) -> Result<Database> {
     use notibus::store::FoundationDbOptions;
-    Database::foundationdb_with(file, &FoundationDbOptions::default().connect_timeout(connect_timeout)).await
+    Database::foundationdb_with(file, &FoundationDbOptions::default().connect_timeout(timeout)).await
 }
 
 #[cfg(not(feature = "foundationdb"))]
 #[expect(clippy::unused_async, reason = "a program with this feature waits")]
-async fn cluster(file: &Path, _: Deadline) -> Result<Database> {
+async fn cluster(file: &Path, _: Duration) -> Result<Database> {
     let reason = "this program was built without the feature `foundationdb`".to_owned();
     Err(Error::Open { path: file.to_owned(), cause: notibus::store::OpenCause::Unusable, reason })
 }
 
+/// Where a bus is, for commands that work on a whole store.
+#[derive(Debug, clap::Args)]
+pub struct At {
+    /// The store: "dir:FOLDER" or "fdb:FILE".
+    #[arg(long, env = "NOTIBUS_STORE")]
+    pub store: Store,
+    /// The prefix of the bus's keys.
+    #[arg(long, env = "NOTIBUS_PREFIX", default_value = "notibus")]
+    pub prefix: String,
+}
+
 /// The store that this process has opened to write to it.
-#[derive(Default)]
-struct Opened {
-    db: Option<Database>,
-    /// The failure that it had when it was closed.
-    failure: Option<Error>,
-}
+static OPENED: Mutex<Option<Database>> = Mutex::new(None);
 
-static OPENED: LazyLock<watch::Sender<Opened>> = LazyLock::new(watch::Sender::default);
-
-/// The error of the opened store, if it takes no more writes.
-pub fn failure() -> Option<Error> {
-    let opened = OPENED.borrow();
-    opened.db.as_ref().map_or_else(|| opened.failure.clone(), Database::failure)
-}
-
-/// Completes with [`failure`] once there is one.
-pub async fn failed() -> Error {
-    let mut opened = OPENED.subscribe();
-    let opened = opened.wait_for(|opened| opened.db.is_some()).await.expect("the sender is static");
-    let failed = opened.db.as_ref().expect("it was just there").failed();
-    drop(opened);
-    failed.await
+/// `failure`, or that the store takes no more writes if that is its cause: the commit that met the failing disk only says that it may
+/// have happened.
+pub fn explained(failure: Failure) -> Failure {
+    let Some(error) = OPENED.lock().as_ref().and_then(Database::failure) else { return failure };
+    let reason = format!(
+        "the store takes no more writes: {error}. What was acknowledged is in its folder: mend the disk, or make room, and start again"
+    );
+    match failure {
+        Failure::BadInput(ended) | Failure::Failed(ended) if ended != error.to_string() => {
+            Failure::StoreFailed(reason).and(&format!("the command has ended with: {ended}"))
+        }
+        _ => Failure::StoreFailed(reason),
+    }
 }
 
 /// Gives the opened store up: it is closed with the last other handle.
 pub fn close() {
-    let failure = failure();
-    drop(OPENED.send_replace(Opened { db: None, failure }));
-}
-
-/// A folder that did not exist before the command.
-pub struct NewFolder {
-    path: PathBuf,
-    /// The folders above it that did not exist either, the innermost one first.
-    parents: Vec<PathBuf>,
-}
-
-impl NewFolder {
-    /// Removes it. The store in it must be closed.
-    pub fn remove(self) {
-        if let Err(error) = fs::remove_dir_all(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            notice(&format!("notibus: {} could not be removed: {error}", self.path.display()));
-        }
-        for parent in self.parents {
-            // Something else may be in it by now.
-            if fs::remove_dir(parent).is_err() {
-                return;
-            }
-        }
-    }
+    drop(OPENED.lock().take());
 }
 
 /// A store that was opened for reading.
@@ -136,24 +117,15 @@ impl Reading {
 }
 
 impl Store {
-    /// The folder that opening would make.
-    pub fn new_folder(&self) -> Option<NewFolder> {
-        let Self::Dir(path) = self else { return None };
-        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-        let mut missing = path.ancestors().take_while(is_missing).map(Path::to_owned);
-        let path = missing.next()?;
-        Some(NewFolder { path, parents: missing.collect() })
-    }
-
     /// Opens the store for reading. A folder needs read permission only, and another process may have it open.
-    pub async fn open_to_read(&self, deadline: Deadline) -> Result<Reading, Failure> {
+    pub async fn open_to_read(&self, timeout: Duration) -> Result<Reading, Failure> {
         self.check_exists()?;
         let (db, is_past) = match self {
             Self::Dir(path) => {
                 let (db, report) = Database::open_dir_to_read(path)?;
                 (db, report.is_open)
             }
-            _ => (self.open(deadline).await?, false),
+            _ => (self.open(timeout).await?, false),
         };
         Ok(Reading { db, is_past, store: self.clone() })
     }
@@ -172,9 +144,10 @@ impl Store {
     /// Fails if there is no store. For commands that only read, because opening a folder creates one.
     pub fn check_exists(&self) -> Result<(), Failure> {
         match self {
-            Self::Dir(path) if !path.exists() => {
-                Err(Failure::BadInput(format!("there is no store at {}", path.display())))
-            }
+            Self::Dir(path) if !path.exists() => Err(Failure::BadInput(format!(
+                "there is no store at {}; `serve` and `import` make one",
+                path.display()
+            ))),
             _ => Ok(()),
         }
     }
@@ -188,7 +161,7 @@ impl FromStr for Store {
             None if text == "memory" => Ok(Self::Memory),
             Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
             Some(("fdb", path)) if !path.is_empty() => Ok(Self::FoundationDb(path.into())),
-            _ => Err(format!("{text:?} is none of \"memory\", \"dir:PATH\" and \"fdb:CLUSTER_FILE\"")),
+            _ => Err(format!("{text:?} is none of \"memory\", \"dir:FOLDER\" and \"fdb:FILE\"")),
         }
     }
 }

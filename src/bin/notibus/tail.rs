@@ -6,10 +6,8 @@ use notibus::cursor::Start;
 use serde_json::Value;
 
 use crate::{
-    deadline::Deadline,
     failure::Failure,
     out,
-    signals::stopped,
     table::{items, text, time},
     target::{Intent, Opened, Target, encoded},
 };
@@ -32,26 +30,22 @@ pub struct Args {
 }
 
 /// Prints the rows.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     // What is wrong is said before anything is opened.
     let _: Start = args.since.parse()?;
-    let mut stopped = stopped()?;
     let intent = if args.follow { Intent::Follows } else { Intent::Reads };
-    let opened = args.target.open(intent, deadline).await?;
-    tokio::select! {
-        printed = print(&args, &opened, deadline) => printed,
-        () = stopped.wait() => Ok(()),
-    }
+    let opened = args.target.open(intent, timeout).await?;
+    print(&args, &opened, timeout).await
 }
 
 /// Prints rows page by page.
-async fn print(args: &Args, opened: &Opened, deadline: Deadline) -> Result<(), Failure> {
+async fn print(args: &Args, opened: &Opened, timeout: Duration) -> Result<(), Failure> {
     let (mut since, mut is_first) = (args.since.clone(), true);
-    let wait = WAIT_MAX.min(deadline.0 / 2).as_millis().max(1);
+    let wait = WAIT_MAX.min(timeout / 2).as_millis().max(1);
     loop {
         // The first page is answered at once, so that "now" is when the command began.
-        let timeout = if args.follow && !is_first { format!("&timeout={wait}") } else { String::new() };
-        let path = format!("/_notibus/feeds/notifications/rows?since={}{timeout}", encoded(&since));
+        let waiting = if args.follow && !is_first { format!("&timeout={wait}") } else { String::new() };
+        let path = format!("/_notibus/feeds/notifications/rows?since={}{waiting}", encoded(&since));
         let page = opened.get(&path).await?;
         let rows = items(&page["rows"]);
         if is_first && !args.target.json {

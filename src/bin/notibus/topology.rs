@@ -1,12 +1,11 @@
 //! `notibus topology`: shows and changes the shards of a feed.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use notibus::{DbInstance, feed::SchemeId};
 use serde_json::{Value, json};
 
 use crate::{
-    deadline::Deadline,
     failure::Failure,
     table::{self, items, text},
     target::{Intent, Target},
@@ -45,7 +44,7 @@ pub struct FeedArgs {
     #[command(flatten)]
     target: Target,
     /// The feed: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its documents.
-    #[arg(long, default_value = "notifications")]
+    #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications")]
     feed: FeedName,
 }
 
@@ -91,15 +90,15 @@ fn parse_scheme(text: &str) -> Result<SchemeId, String> {
 }
 
 /// Does what `command` says.
-pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
     let (target, entries) = match &command {
         Command::Show { feed, rows } => {
-            let opened = feed.target.open(Intent::Reads, deadline).await?;
+            let opened = feed.target.open(Intent::Reads, timeout).await?;
             let path = format!("/_notibus/feeds/{}/topology?rows={rows}", feed.feed);
             (&feed.target, opened.get(&path).await?["entries"].take())
         }
         Command::Reshard { feed, shards, scheme } => {
-            let opened = feed.target.open(Intent::Writes, deadline).await?;
+            let opened = feed.target.open(Intent::Writes, timeout).await?;
             let body = json!({ "shards": shards, "scheme": scheme.map(|SchemeId(number)| number) });
             let (what, path) =
                 ("resharding, which may have happened", format!("/_notibus/feeds/{}/reshard", feed.feed));

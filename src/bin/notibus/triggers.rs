@@ -1,12 +1,13 @@
 //! `notibus triggers`: lists and manages triggers, and the databases that they have parked.
 
+use std::time::Duration;
+
 use clap::Subcommand;
 use notibus::DbName;
 use serde_json::{Value, json};
 
 use crate::{
     confirm::Confirm,
-    deadline::Deadline,
     failure::Failure,
     out,
     table::{self, items, text, time},
@@ -60,14 +61,14 @@ enum Command {
 }
 
 /// Lists triggers, or manages them.
-pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     if let Command::Reset { trigger, confirm, .. } = &args.command {
         confirm
             .check(&format!("forgets all that is kept of trigger {trigger}: it begins with all databases"))?;
     }
     match args.command {
         Command::List { trigger: None, target } => {
-            let opened = target.open(Intent::Reads, deadline).await?;
+            let opened = target.open(Intent::Reads, timeout).await?;
             let triggers = opened.get("/_notibus/triggers").await?["triggers"].take();
             let header = ["TRIGGER", "POSITION", "PARKED"];
             let cells = |trigger: &Value| {
@@ -78,14 +79,14 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
             table::print(target.json, items(&triggers), &header, cells, "no trigger")
         }
         Command::List { trigger: Some(trigger), target } => {
-            let opened = target.open(Intent::Reads, deadline).await?;
+            let opened = target.open(Intent::Reads, timeout).await?;
             let path = format!("/_notibus/triggers/{}?", encoded(&trigger));
             let parked = opened.list(&path, "databases").await?;
             let header = ["DB", "INSTANCE", "WORK", "ATTEMPTS", "LAST", "RETRY", "ERROR"];
             table::print(target.json, &parked, &header, cells, "nothing is parked")
         }
         Command::Retry { trigger, db, target } => {
-            let opened = target.open(Intent::Writes, deadline).await?;
+            let opened = target.open(Intent::Writes, timeout).await?;
             let body = db.map_or_else(|| json!({}), |db| json!({ "db": db }));
             let what = "asking for another try, which may have happened for some";
             let path = format!("/_notibus/triggers/{}/retry", encoded(&trigger));
@@ -94,7 +95,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
             out::line(&if target.json { answer.to_string() } else { said })
         }
         Command::Reset { trigger, target, .. } => {
-            let opened = target.open(Intent::Writes, deadline).await?;
+            let opened = target.open(Intent::Writes, timeout).await?;
             let path = format!("/_notibus/triggers/{}/reset", encoded(&trigger));
             let what = "resetting the trigger, some of which may be done";
             let answer = opened.post(what, &path, &json!({})).await?;
