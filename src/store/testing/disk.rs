@@ -11,8 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     base::{env::Env, error::Result},
     store::{
-        Database,
-        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock},
+        Database, FolderReport,
+        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock, inspect},
     },
 };
 
@@ -211,6 +211,18 @@ impl SimulatedDisk {
     /// Fails as [`Database::open_dir`] does.
     pub fn open_small(&self, journal_len_min: u64) -> Result<Database> {
         self.open_with(FolderOptions { journal_len_min, has_threads: false })
+    }
+
+    /// [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
+    ///
+    /// Fails as [`Database::open_dir`] does.
+    pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Database> {
+        self.open_with(FolderOptions { journal_len_min, has_threads: true })
+    }
+
+    /// Looks for damage, as [`Database::check_dir`] does.
+    pub fn check(&self) -> Result<FolderReport> {
+        Ok(inspect(self, Path::new(FOLDER))?.report)
     }
 
     fn open_with(&self, options: FolderOptions) -> Result<Database> {
