@@ -11,8 +11,8 @@ use crate::{root, sources};
 const ROOMS: [(&str, usize); 22] = [
     ("src", 300),
     ("src/base", 3_700),
-    ("src/store", 1_600),
-    ("src/store/embedded", 6_800),
+    ("src/store", 1_500),
+    ("src/store/embedded", 6_100),
     ("src/store/fdb", 900),
     ("src/store/testing", 1_500),
     ("src/state", 2_700),
@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 22] = [
     ("src/roles", 300),
     ("src/roles/producer", 600),
     ("src/roles/notifier", 1_800),
-    ("src/roles/dispatcher", 3_900),
+    ("src/roles/dispatcher", 3_600),
     ("src/roles/janitor", 800),
     ("src/roles/changes", 900),
     ("src/roles/group", 5_000),
@@ -37,7 +37,7 @@ const ROOMS: [(&str, usize); 22] = [
 const SRC_LINES: usize = 56_000;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 440;
+const SRC_FILES: usize = 430;
 
 /// The most lines of `tests/simulation`, but for [`MOVED`].
 const SIMULATION_LINES: usize = 9_000;

@@ -19,8 +19,6 @@ mod packed;
 mod recent;
 mod rows;
 mod scan;
-#[cfg(test)]
-mod tests;
 mod transaction;
 mod undo;
 mod watches;

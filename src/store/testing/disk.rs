@@ -11,9 +11,9 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     base::{env::Env, error::Result},
     store::{
-        Database,
+        Database, FolderReport,
         backend::Backend,
-        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock},
+        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock, inspect},
     },
 };
 
@@ -248,12 +248,24 @@ impl SimulatedDisk {
         Ok(DiskStore { database: Database::new(backend, env), engine })
     }
 
+    /// [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
+    ///
+    /// Fails as [`Database::open_dir`] does.
+    pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Database> {
+        self.open_with(FolderOptions { journal_len_min, has_threads: true })
+    }
+
+    /// Looks for damage, as [`Database::check_dir`] does.
+    pub fn check(&self) -> Result<FolderReport> {
+        Ok(inspect(self, Path::new(FOLDER))?.report)
+    }
+
     fn open_with(&self, options: FolderOptions) -> Result<Database> {
         let env = Env::system();
         Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
     }
 
-    pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
+    fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
         let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)?;
         Ok(Embedded::new(engine))
     }
