@@ -78,8 +78,6 @@ stats! {
     work_panics,
     /// How often a lease was without running work because the work had failed; it is tried again after a pause.
     leases_without_work,
-    /// Leases given up because their work had failed again and again, so that other nodes take them.
-    leases_given_up,
     /// Panics of tasks that keep a process going, such as heartbeats and polls; they were started again.
     task_panics,
     /// Rows of deleted databases that the janitor has dropped.

@@ -5,10 +5,7 @@
 //! A round is [`View::plan`], the function that nodes run. The store is as optimistic as the real one: a commit fails
 //! if a lease that it claims, or the members, have changed since they were read.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use super::plan::{OwnState, View};
 use crate::{
@@ -175,8 +172,6 @@ impl Membership {
                 token: [me.number; 16],
                 awaited: &awaited,
                 paused: BTreeMap::new(),
-                hopeless: BTreeSet::new(),
-                max: u32::MAX,
                 now: if is_late { HANDOVER } else { Duration::ZERO },
                 handover: HANDOVER,
             },

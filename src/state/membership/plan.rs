@@ -2,16 +2,8 @@
 //!
 //! [`assign`] says which resources the node should own. The plan combines this with the present state: leases that
 //! others have not released yet, and leases that the node owns without working on them.
-//!
-//! Work that fails again and again on this node may succeed on another one. The node then releases its lease, and publishes that it
-//! may own one resource less: so the others compute that one of them should own it, and nothing about the resource itself has to be
-//! stored or agreed on. It does so only as far as the others may own more. If no other node may, it tries the work again itself,
-//! with back-off.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use super::assignment::assign;
 use crate::state::keys::{Lease, NodeId, Owner};
@@ -40,10 +32,6 @@ pub(super) struct OwnState<'a> {
     pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
     /// The resources whose work has failed, each with the end of its pause.
     pub paused: BTreeMap<u64, Duration>,
-    /// The resources whose work has failed too often here, so that other nodes should take them.
-    pub hopeless: BTreeSet<u64>,
-    /// The most resources that the node may own by its options.
-    pub max: u32,
     /// The present time.
     pub now: Duration,
     /// How long an owner may take to end its work.
@@ -69,10 +57,6 @@ pub(super) struct RoundPlan {
     pub lost: Vec<u64>,
     /// Wait for these leases of others, under these epochs.
     pub awaits: Vec<(u64, u64)>,
-    /// Leave these to other nodes, of those that are hopeless: others may own them.
-    pub shunned: BTreeSet<u64>,
-    /// The most resources that the node should publish for that; `None` for as many as by its options.
-    pub max: Option<u32>,
 }
 
 impl RoundPlan {
@@ -100,7 +84,7 @@ impl View<'_> {
             .iter()
             .map(|&resource| (resource, self.lease(resource).owner.map(|owner| owner.node)))
             .collect();
-        let mut plan = self.shun(&owners);
+        let mut plan = RoundPlan::default();
         let assignment = assign(&owners, &self.members);
         for (resource, owner) in assignment.iter() {
             self.decide(&mut plan, resource, owner == Some(self.me));
@@ -126,25 +110,6 @@ impl View<'_> {
         plan
     }
 
-    /// A plan that leaves as many of the hopeless resources to others as these may own.
-    fn shun(&self, owners: &[(u64, Option<NodeId>)]) -> RoundPlan {
-        let mut members = self.members.clone();
-        let me = members.iter_mut().find(|(member, _)| *member == self.me && !self.own.hopeless.is_empty());
-        let Some((_, max)) = me else { return RoundPlan::default() };
-        *max = self.own.max;
-        let assignment = assign(owners, &members);
-        let assigned = assignment.iter().filter(|(_, owner)| *owner == Some(self.me)).count();
-        let others = members.iter().filter(|(member, _)| *member != self.me);
-        let others = others.fold(0_usize, |sum, (_, max)| sum.saturating_add(*max as usize));
-        let spare = assigned.saturating_sub(owners.len().saturating_sub(others));
-        let hopeless = self.own.hopeless.iter().copied();
-        let shunned: BTreeSet<_> =
-            hopeless.filter(|resource| assignment.has(*resource)).take(spare).collect();
-        // It has not more than its maximum, which fits.
-        let max = (!shunned.is_empty()).then(|| (assigned - shunned.len()) as u32);
-        RoundPlan { shunned, max, ..RoundPlan::default() }
-    }
-
     /// Decides about `resource`, which the node should own if `is_to_be_mine`.
     fn decide(&self, plan: &mut RoundPlan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
@@ -152,7 +117,6 @@ impl View<'_> {
         let is_held =
             held.is_some_and(|(owner, epoch)| lease == Lease { epoch: *epoch, owner: Some(*owner) });
         let is_signed = lease.owner == Some(Owner { node: self.me, token: self.own.token });
-        let is_shunned = plan.shunned.contains(&resource);
         let is_paused = self.own.paused.get(&resource).is_some_and(|until| *until > self.own.now);
         match lease.owner {
             _ if is_held && is_to_be_mine => {}
@@ -161,13 +125,13 @@ impl View<'_> {
             _ if held.is_some() => {}
             Some(_) if is_signed => plan.acquired.push((resource, lease.epoch)),
             Some(owner) if owner.node == self.me => {
-                if !is_to_be_mine || is_shunned {
+                if !is_to_be_mine {
                     plan.release.push(resource);
                 } else if !is_paused {
                     plan.renew.push(resource);
                 }
             }
-            _ if !is_to_be_mine || is_shunned => {}
+            _ if !is_to_be_mine => {}
             Some(owner) if self.is_member(owner.node) => {
                 let since = self.own.awaited.get(&resource).filter(|(epoch, _)| *epoch == lease.epoch);
                 let waited = since.map_or(Duration::ZERO, |(_, since)| self.own.now.saturating_sub(*since));
@@ -185,6 +149,8 @@ impl View<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const ME: NodeId = NodeId([0; 16]);
@@ -211,8 +177,6 @@ mod tests {
                 token: TOKEN,
                 awaited: NOBODY,
                 paused: BTreeMap::new(),
-                hopeless: BTreeSet::new(),
-                max: u32::MAX,
                 now: Duration::from_hours(1),
                 handover: HANDOVER,
             },
@@ -292,44 +256,6 @@ mod tests {
         assert_eq!(orphan.plan(), RoundPlan::default());
         orphan.own.paused.insert(1, orphan.own.now);
         assert_eq!(orphan.plan(), renewed);
-    }
-
-    /// Regression: work that failed on one node only kept its resource there forever, tried again once a minute.
-    #[test]
-    fn what_fails_here_is_left_to_others_as_far_as_they_may_own_it() {
-        let mut failing = view(4, &[0, 1], &[(2, A), (3, A)]);
-        failing.own.held.remove(&0);
-        failing.own.hopeless.insert(0);
-        failing.own.paused.insert(0, failing.own.now + Duration::from_secs(9));
-        let shunning = RoundPlan { shunned: [0].into(), max: Some(1), ..RoundPlan::default() };
-        assert_eq!(failing.plan(), RoundPlan { release: vec![0], ..shunning.clone() });
-        // It is released, and the smaller maximum not published yet.
-        failing.leases.insert(0, Lease { epoch: EPOCH, owner: None });
-        assert_eq!(failing.plan(), shunning);
-        // Both are done: the other one takes it, and this one keeps the rest.
-        failing.members[0].1 = 1;
-        assert_eq!(failing.plan(), shunning);
-        let own = OwnState {
-            hopeless: BTreeSet::new(),
-            paused: BTreeMap::new(),
-            held: BTreeMap::new(),
-            ..failing.own.clone()
-        };
-        let other = View { me: A, own, ..failing.clone() };
-        assert_eq!(other.plan().acquire, [0]);
-        failing.leases.insert(0, Lease { epoch: EPOCH + 1, owner: Some(Owner { node: A, token: [7; 16] }) });
-        assert_eq!(failing.plan(), shunning);
-        // The other one has left, or may not have more: it is tried here again, after its pause.
-        for members in [vec![(ME, 1)], vec![(ME, 1), (A, 2)]] {
-            let mut alone = View { members, ..failing.clone() };
-            alone.leases.insert(0, Lease { epoch: EPOCH, owner: None });
-            let plan = alone.plan();
-            assert_eq!((plan.shunned.len(), plan.max), (0, None));
-            alone.members[0].1 = u32::MAX;
-            assert!(!alone.plan().acquire.contains(&0));
-            alone.own.now += Duration::from_secs(9);
-            assert!(alone.plan().acquire.contains(&0));
-        }
     }
 
     #[test]

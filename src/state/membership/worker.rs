@@ -23,7 +23,7 @@ use super::{
     heartbeat::{Entered, Registration, draw},
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
-    plan::{OwnState, RoundPlan},
+    plan::OwnState,
     round::{Round, RoundOutcome},
 };
 use crate::{
@@ -48,12 +48,6 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest pause after failures of work. Work that has lasted for longer starts with a short pause again.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
-
-/// After how many failures in a row the work on a resource is left to other nodes: after about 15 s by default.
-const FAILURES_MAX: u32 = 5;
-
-/// For how long a node leaves to others what it has given up.
-const AWAY: Duration = Duration::from_mins(10);
 
 /// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -150,25 +144,6 @@ struct Failures {
     count: u32,
     /// The end of the pause.
     until: Duration,
-    /// Whether the next round is to give the resource up, if others may own it.
-    asks: bool,
-    /// Whether the node has given it up, and others may own it since.
-    is_away: bool,
-    /// Until when the node stays away from it then. It does not give it up once more before: so what fails on all
-    /// nodes is not passed around.
-    away_until: Duration,
-}
-
-impl Failures {
-    /// Whether the node would rather leave the resource to others.
-    fn is_hopeless(&self, now: Duration) -> bool {
-        self.asks || self.ends_away() > now
-    }
-
-    /// Until when the node stays away; in the past if it does not.
-    fn ends_away(&self) -> Duration {
-        if self.is_away { self.away_until } else { Duration::ZERO }
-    }
 }
 
 /// An event of the worker's task.
@@ -289,16 +264,8 @@ impl WorkerTask {
     /// Compares the node's leases with the assignment, and acts.
     async fn round(&mut self) -> Result<()> {
         while let Some(outcome) = self.attempt().await? {
-            let (more, max) = (outcome.more, outcome.plan.max);
+            let more = outcome.more;
             self.adopt(outcome);
-            // Only now: as long as the node may own as much, nobody else is to own what it has not released.
-            let (role, usual) = (self.role.as_ref(), self.options.leases_max.unwrap_or(u32::MAX));
-            if let Some(role) = role
-                && let Err(error) = self.member.own_at_most(role, max.unwrap_or(usual)).await
-            {
-                self.settled = None;
-                return Err(error);
-            }
             if !more {
                 break;
             }
@@ -324,13 +291,6 @@ impl WorkerTask {
                 token: draw(&env),
                 awaited: &self.awaited,
                 paused: self.failures.iter().map(|(&key, failures)| (key, failures.until)).collect(),
-                hopeless: self
-                    .failures
-                    .iter()
-                    .filter(|(_, it)| it.is_hopeless(now))
-                    .map(|(&key, _)| key)
-                    .collect(),
-                max: self.options.leases_max.unwrap_or(u32::MAX),
                 now,
                 handover: self.options.handover,
             },
@@ -368,11 +328,8 @@ impl WorkerTask {
             self.ids.insert(abort.id(), lease.resource);
             self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
         }
-        self.give_up(&plan, at);
         // By the time of the round: it has not taken resources whose pause has ended since.
-        self.failures.retain(|resource, failures| {
-            failures.until.max(failures.ends_away()) > at || self.held.contains_key(resource)
-        });
+        self.failures.retain(|resource, failures| failures.until > at || self.held.contains_key(resource));
         let before = std::mem::take(&mut self.awaited);
         let since = |resource, epoch| match before.get(&resource) {
             Some(known) if known.0 == epoch => *known,
@@ -386,39 +343,13 @@ impl WorkerTask {
         self.settled = Some(versions);
         self.due = now.saturating_add(REST);
         let first = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover)).min();
-        let ends = self.failures.values().flat_map(|failures| [failures.until, failures.ends_away()]);
-        let next = ends.filter(|end| *end > at).min();
+        let next = self.failures.values().map(|failures| failures.until).filter(|end| *end > at).min();
         for due in first.into_iter().chain(next) {
             self.due = self.due.min(due);
         }
         if !plan.lost.is_empty() {
             // A lost lease may be this node's to take again.
             self.due_within(interval / HASTE);
-        }
-    }
-
-    /// Stays away from the resources that a round of the time `at` has left to others.
-    fn give_up(&mut self, plan: &RoundPlan, at: Duration) {
-        for (resource, failures) in &mut self.failures {
-            let asked = std::mem::take(&mut failures.asks);
-            failures.is_away = plan.shunned.contains(resource);
-            if asked && failures.is_away {
-                failures.away_until = at.saturating_add(AWAY);
-            }
-            if failures.is_away && plan.release.contains(resource) {
-                self.member.stats.leases_given_up.add(1);
-                let (pool, health) = (&*self.pool.name, &self.member.stats.health);
-                if let Some(unsaid) =
-                    health.remark(self.member.db.env(), &format!("given up work of the pool {pool}"))
-                {
-                    tracing::warn!(
-                        pool,
-                        resource,
-                        unsaid,
-                        "work fails again and again, and is left to other nodes"
-                    );
-                }
-            }
         }
     }
 
@@ -468,9 +399,10 @@ impl WorkerTask {
                 self.failed(resource, job.began);
                 Duration::ZERO
             }
-            // A store that fails here fails everywhere.
-            Ok(Err(ref error)) if error.is_of_store() => self.left_without_work(resource, job.began, false),
-            _ => self.left_without_work(resource, job.began, true),
+            _ => {
+                self.member.stats.leases_without_work.add(1);
+                self.failed(resource, job.began)
+            }
         };
         match result {
             Ok(Ok(())) => {}
@@ -503,27 +435,11 @@ impl WorkerTask {
         }
     }
 
-    /// Handles a failure of the work on `resource`, which began at `began`; another node may do the work if `may_leave`.
-    /// Returns the pause before the next round.
-    fn left_without_work(&mut self, resource: u64, began: Duration, may_leave: bool) -> Duration {
-        self.member.stats.leases_without_work.add(1);
-        let (pause, now) = (self.failed(resource, began), self.env().now());
-        let failures = self.failures.get_mut(&resource).expect("it has just failed");
-        failures.asks = may_leave && failures.count >= FAILURES_MAX && failures.away_until <= now;
-        if failures.asks { Duration::ZERO } else { pause }
-    }
-
     /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
         let now = self.env().now();
         let lasted = now.saturating_sub(began);
-        let failures = self.failures.entry(resource).or_insert(Failures {
-            count: 0,
-            until: now,
-            asks: false,
-            is_away: false,
-            away_until: Duration::ZERO,
-        });
+        let failures = self.failures.entry(resource).or_insert(Failures { count: 0, until: now });
         failures.count = if lasted > FAILURE_PAUSE_MAX { 1 } else { failures.count.saturating_add(1) };
         let factor = 1_u32.checked_shl(failures.count - 1).unwrap_or(u32::MAX);
         let pause = FAILURE_PAUSE.min(self.options.interval).saturating_mul(factor).min(FAILURE_PAUSE_MAX);
@@ -624,14 +540,13 @@ impl WorkerTask {
         let published = if token.is_none() && !is_gone { Ok(()) } else { published };
         let released = db.run(async |tx| {
             let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
-            let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());
+            let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(());
             }
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                // A lease that cannot be decoded is nobody's, as in a round.
-                let Ok((_, _, lease)) = keys.lease_row(&key, &value) else { continue };
+                let (_, _, lease) = keys.lease_row(&key, &value)?;
                 if lease.owner.is_some_and(|owner| owner.node == me) {
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
