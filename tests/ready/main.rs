@@ -7,10 +7,11 @@
 mod common;
 mod parts;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Roles,
+    Bus, BusOptions, DispatcherOptions, Roles,
+    http::{Api, ApiOptions},
     store::{
         AtomicOp, Database, StoreError,
         testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, SimulatedDisk},
@@ -112,4 +113,73 @@ async fn ready_names_the_key_of_damage() {
         assert_eq!(asked.ready().await["status"], "ok");
     }
     asked.end().await;
+}
+
+/// Rows that cannot be decoded stay until somebody repairs them, and nothing waits for them.
+#[tokio::test(start_paused = true)]
+async fn what_no_fold_can_decode_keeps_nobody_from_being_ready() {
+    let store = Database::memory();
+    let asked = Asked::start(&store, PREFIX, Roles::default()).await;
+    common::set(&store, &[PREFIX, b"\x15\x01\x14junk"].concat(), b"junk").await;
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(asked.ready().await["status"], "ok");
+    }
+    asked.end().await;
+}
+
+/// The gauges of `/_notibus/metrics` whose names begin with one of `names` and that are not zero.
+async fn gauges(api: &Api, names: &[&str]) -> BTreeMap<String, f64> {
+    let answer = parts::get(api, "/_notibus/metrics").await.1;
+    let of = |line: &str| {
+        let (name, value) = line.rsplit_once(' ')?;
+        let value: f64 = value.parse().ok()?;
+        (names.iter().any(|wanted| name.starts_with(wanted)) && value > 0.0).then(|| (name.to_owned(), value))
+    };
+    answer.lines().filter_map(of).collect()
+}
+
+/// Without a notifier the backlog ages for as long as somebody looks; a node whose heartbeat stops counts as silent after its expiry.
+/// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck.
+#[tokio::test(start_paused = true)]
+async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
+    const MINUTE: Duration = Duration::from_mins(1);
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default().partitions(320)).await.unwrap();
+    let create = async |tx| {
+        for number in 0..2_000 {
+            bus.producer().created(&tx, &common::db(&format!("db{number}"), 1));
+        }
+        Ok(())
+    };
+    store.run(create).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+    let rows = gauges(&api, &["notibus_backlog_rows"]).await;
+    assert!(rows.len() == 16 && rows.values().sum::<f64>() == 2_000.0, "{rows:?}");
+    assert!(gauges(&api, &["notibus_backlog_oldest", "notibus_nodes"]).await.is_empty());
+    tokio::time::sleep(MINUTE).await;
+    let ages = gauges(&api, &["notibus_backlog_oldest"]).await;
+    assert!(ages.len() == 16 && ages.values().all(|age| *age >= 60.0), "{ages:?}");
+    assert!(bus.status().await.unwrap().backlog.oldest_ms >= 60_000);
+
+    let running = bus.start(Roles::default()).await.unwrap();
+    common::until("all to be folded", async || bus.is_drained().await.unwrap()).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(gauges(&api, &["notibus_backlog"]).await.is_empty());
+    assert_eq!(bus.status().await.unwrap().backlog.oldest_ms, 0);
+    let nodes = gauges(&api, &["notibus_nodes"]).await;
+    assert_eq!(nodes, BTreeMap::from([("notibus_nodes{state=\"living\"}".to_owned(), 1.0)]));
+
+    drop(running);
+    for _ in 0..3 {
+        tokio::time::sleep(MINUTE).await;
+        gauges(&api, &["notibus_nodes"]).await;
+    }
+    let nodes = gauges(&api, &["notibus_nodes"]).await;
+    assert_eq!(
+        nodes,
+        BTreeMap::from([("notibus_nodes{state=\"silent\"}".to_owned(), 1.0)]),
+        "nobody is left to remove it"
+    );
 }

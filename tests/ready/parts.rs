@@ -26,6 +26,14 @@ const LATE: Duration = Duration::from_secs(1);
 /// How often `ready` is asked.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// The status and the body of an answer.
+pub(crate) async fn get(api: &Api, path: &str) -> (u16, String) {
+    let answer = api.routes().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
+    let status = answer.status().as_u16();
+    let body = axum::body::to_bytes(answer.into_body(), 1_000_000).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
 /// A node of a bus that is asked whether it is ready.
 pub(crate) struct Asked {
     running: Running,
@@ -43,12 +51,9 @@ impl Asked {
 
     /// The answer of `ready`.
     pub(crate) async fn ready(&self) -> Value {
-        let request = Request::get("/_notibus/health/ready").body(Body::empty()).unwrap();
-        let answer = self.api.routes().oneshot(request).await.unwrap();
-        let is_ok = answer.status() == 200;
-        let body = axum::body::to_bytes(answer.into_body(), 100_000).await.unwrap();
-        let body: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(is_ok, body["status"] == "ok", "{body}");
+        let (status, body) = get(&self.api, "/_notibus/health/ready").await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(status == 200, body["status"] == "ok", "{body}");
         body
     }
 

@@ -37,7 +37,7 @@
 //! 2. A lease whose owner is no member is free.
 //! 3. A node may own a lease without working on it, because its work has failed or the acquisition was committed
 //!    without its knowledge. It finds the lease in its next round, and takes it again or releases it. Others leave
-//!    the lease alone, and are not informed. Work that fails again and again is given up, if others may own it ([`plan`]).
+//!    the lease alone, and are not informed.
 //! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on again.
 //! 5. Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
 

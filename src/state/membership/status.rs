@@ -33,22 +33,21 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
     db.run(async |tx| {
         let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.all_leases(), Isolation::Snapshot).await? {
-            // The nodes that divide its pool report a lease that cannot be decoded.
-            let Ok((pool, _, lease)) = keys.lease_row(&key, &value) else { continue };
+            let (pool, _, lease) = keys.lease_row(&key, &value)?;
             if let Some(owner) = lease.owner {
                 *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;
             }
         }
         let mut roles: BTreeMap<NodeId, Vec<Role>> = BTreeMap::new();
         for (key, _) in tx.all_rows(keys.all_roles(), Isolation::Snapshot).await? {
-            let Ok((node, role)) = keys.role_of_node(&key) else { continue };
+            let (node, role) = keys.role_of_node(&key).map_err(|error| error.at(&key))?;
             roles.entry(node).or_default().push(role);
         }
         let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
-        let nodes = rows.iter().filter_map(|(key, value)| {
-            // The nodes that watch it report a row that cannot be decoded.
-            let (id, row) = (keys.node_of(key).ok()?, NodeRow::from_bytes(value).ok()?);
-            Some(NodeStatus {
+        let nodes = rows.iter().map(|(key, value)| {
+            let decoded = keys.node_of(key).and_then(|id| Ok((id, NodeRow::from_bytes(value)?)));
+            let (id, row) = decoded.map_err(|error| error.at(key))?;
+            Ok(NodeStatus {
                 id,
                 roles: roles.remove(&id).unwrap_or_default(),
                 beat: row.beat,
@@ -57,7 +56,7 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
                 leases: leases.remove(&id).unwrap_or_default(),
             })
         });
-        Ok(nodes.collect())
+        nodes.collect()
     })
     .await
 }

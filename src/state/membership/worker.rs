@@ -540,14 +540,13 @@ impl WorkerTask {
         let published = if token.is_none() && !is_gone { Ok(()) } else { published };
         let released = db.run(async |tx| {
             let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
-            let row = row.and_then(|value| NodeRow::from_bytes(&value).ok());
+            let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(());
             }
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                // A lease that cannot be decoded is nobody's, as in a round.
-                let Ok((_, _, lease)) = keys.lease_row(&key, &value) else { continue };
+                let (_, _, lease) = keys.lease_row(&key, &value)?;
                 if lease.owner.is_some_and(|owner| owner.node == me) {
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
