@@ -58,3 +58,111 @@ impl Extensions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fastrand::Rng;
+
+    use super::*;
+    use crate::{
+        base::error::StoreError,
+        store::{AtomicOp, Database, Isolation, KeyRange},
+    };
+
+    type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    /// Numbers to add to keys at the commit.
+    #[derive(Default)]
+    struct Sums(BTreeMap<Vec<u8>, u64>);
+
+    impl Extension for Sums {
+        fn size(&self) -> usize {
+            0
+        }
+
+        fn into_writes(self, write: &mut dyn FnMut(Mutation)) {
+            for (key, sum) in self.0 {
+                let operand = [&sum.to_le_bytes()[..], &[0; 32]].concat();
+                write(Mutation::Atomic(AtomicOp::Add, key.into(), operand.into()));
+            }
+        }
+    }
+
+    /// Adds `n` to the first 8 bytes of a value, which leave room for all sums.
+    fn add(model: &mut Model, key: Vec<u8>, n: u64) {
+        let value = model.entry(key).or_insert_with(|| vec![0; 40]);
+        let (low, _) = value.split_at_mut(9);
+        let mut wide = [0; 16];
+        wide[..9].copy_from_slice(low);
+        low.copy_from_slice(&(u128::from_le_bytes(wide) + u128::from(n)).to_le_bytes()[..9]);
+    }
+
+    /// What an extension holds back comes after the other writes, once, and is forgotten with the transaction.
+    #[tokio::test]
+    async fn what_is_held_back_comes_last_and_is_forgotten_with_its_transaction() {
+        for seed in 0..60 {
+            let random = &mut Rng::with_seed(seed);
+            let db = Database::memory();
+            let mut model = Model::new();
+            for _ in 0..8 {
+                let tx = db.begin();
+                let keys = random.u16(1..300);
+                let mut next = model.clone();
+                let mut added = BTreeMap::<Vec<u8>, u64>::new();
+                for _ in 0..random.usize(0..600) {
+                    let key = random.u16(0..keys).to_be_bytes().to_vec();
+                    match random.u8(0..12) {
+                        0 => {
+                            tx.set(&key, &[9; 40]);
+                            next.insert(key, vec![9; 40]);
+                        }
+                        1 => {
+                            tx.clear(&key);
+                            next.remove(&key);
+                        }
+                        2 => {
+                            let mut one = [0; 40];
+                            one[0] = 1;
+                            tx.atomic(AtomicOp::Add, &key, &one);
+                            add(&mut next, key, 1);
+                        }
+                        3 => {
+                            let found = tx.get(&key, Isolation::Snapshot).await.unwrap();
+                            assert_eq!(found.as_deref(), next.get(&key).map(|v| &v[..]));
+                        }
+                        4 if random.u8(0..20) == 0 => {
+                            tx.reset();
+                            (next, added) = (model.clone(), BTreeMap::new());
+                        }
+                        5 if random.u8(0..20) == 0 => {
+                            let pause = Box::pin(std::future::ready(()));
+                            tx.recover(StoreError::NOT_COMMITTED.into(), pause).await.unwrap();
+                            (next, added) = (model.clone(), BTreeMap::new());
+                        }
+                        _ => {
+                            let n = random.u64(1..1 << 32);
+                            tx.extension(|sums: &mut Sums| *sums.0.entry(key.clone()).or_default() += n);
+                            *added.entry(key).or_default() += n;
+                        }
+                    }
+                }
+                if random.u8(0..5) == 0 {
+                    tx.cancel();
+                    assert!(tx.commit().await.is_err());
+                    continue;
+                }
+                tx.commit().await.unwrap();
+                for (key, n) in added {
+                    add(&mut next, key, n);
+                }
+                model = next;
+                let tx = db.begin();
+                let rows = tx.all_rows(KeyRange::prefix(""), Isolation::Snapshot).await.unwrap();
+                let rows: Model = rows.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+                assert_eq!(rows, model, "seed {seed}");
+            }
+        }
+    }
+}

@@ -12,8 +12,6 @@ mod conflicts;
 mod core;
 mod engine;
 mod folder;
-#[cfg(test)]
-mod models;
 mod overlay;
 mod packed;
 mod recent;
