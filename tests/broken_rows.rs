@@ -14,7 +14,7 @@ use common::{
 };
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, Sequence,
-    changes::{ChangesOptions, DocId, DocSummary},
+    changes::{ChangesOptions, DocId, DocSummary, Revision},
     feed::ShardEvent,
     group::GroupOptions,
     store::{
@@ -355,4 +355,36 @@ async fn a_damaged_fold_mark_stops_its_partition_alone() {
     row_with(&bus, &db("b", 1), [1, 0, 3, 0]).await;
     set(&store, key, good).await;
     row_with(&bus, &db("a", 1), [1, 0, 4, 0]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let (changes, life) = (bus.changes(), db("a", 1));
+    store.run(async |tx| changes.create(&tx, &life, &ChangesOptions::default()).await).await.unwrap();
+    for number in 0..3 {
+        let id = DocId::new(&format!("doc{number}")).unwrap();
+        let revision = Revision { position: 1, hash: [0; 16] };
+        let doc = DocSummary { id, revision, branches: 1, is_deleted: false };
+        store.run(async |tx| changes.writer(&tx, &life).await?.record(&doc, None).map(drop)).await.unwrap();
+    }
+    let [_, (key, _), _] = &stored(&store, ROWS).await[..] else { panic!("each document has a row") };
+    set(&store, key, b"junk").await;
+
+    let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
+    assert_eq!(page.rows.len(), 2);
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let tailed = within("a page", changes.tail(&dispatcher, &life, Cursor::NOTHING).next()).await.unwrap();
+    assert_eq!(tailed.rows, page.rows);
+    let mut sharded = 0;
+    for shard in changes.feed(&life).shards().await.unwrap() {
+        let mut reader = changes.feed(&life).shard_reader(shard, Cursor::NOTHING);
+        while let Some(ShardEvent::Rows(page)) = reader.try_next().await.unwrap() {
+            sharded += page.rows.len();
+        }
+    }
+    assert_eq!(sharded, 2);
+    let skipped = bus.skipped_rows();
+    assert_eq!(skipped.len(), 1, "{skipped:?}");
 }

@@ -12,7 +12,8 @@ ROOT = HERE.parent.parent
 PLACE = ROOT / "target/mutations"
 COPY = PLACE / "copy"
 
-BUILT = ["--release", "--locked"]
+# Without the command, which nothing here needs.
+BUILT = ["--release", "--locked", "--no-default-features", "--features", "http"]
 # Builds the simulation.
 WORLDS = ["test", *BUILT, "--no-run", "--test", "simulation", "--message-format=json"]
 

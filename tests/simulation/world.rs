@@ -327,6 +327,7 @@ impl World {
                 "the power failed after version {from}, and came back at {to} with other rows"
             )));
         }
+        shared.oracle().opened_again();
         (self.engine, self.machine) = (engine, Some(machine));
     }
 

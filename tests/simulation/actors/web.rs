@@ -89,7 +89,7 @@ impl Web {
 
 /// The form of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum Format {
     /// One JSON object with all rows (`normal`, `longpoll`).
     Array,
     /// A JSON object a line (`continuous`).
@@ -109,7 +109,7 @@ enum Piece {
 /// The parameters of a request for a feed.
 struct Asked {
     query: String,
-    form: Form,
+    form: Format,
     /// Whether heartbeats were asked for.
     has_heartbeat: bool,
 }
@@ -248,10 +248,10 @@ impl Client {
     fn draw(&self) -> Asked {
         let actor = &self.actor;
         let (name, form) = [
-            ("normal", Form::Array),
-            ("longpoll", Form::Array),
-            ("continuous", Form::Lines),
-            ("eventsource", Form::Events),
+            ("normal", Format::Array),
+            ("longpoll", Format::Array),
+            ("continuous", Format::Lines),
+            ("eventsource", Format::Events),
         ][actor.random(4) as usize];
         let limit = match actor.random(2) {
             0 => format!("&limit={}", 1 + actor.random(4)),
@@ -339,14 +339,14 @@ impl Client {
 }
 
 /// Takes the complete pieces out of `text`.
-fn pieces(form: Form, text: &mut Vec<u8>, is_end: bool) -> std::result::Result<Vec<Piece>, Broken> {
+fn pieces(form: Format, text: &mut Vec<u8>, is_end: bool) -> std::result::Result<Vec<Piece>, Broken> {
     let mark: &[u8] = match form {
-        Form::Array if !is_end => return Ok(Vec::new()),
-        Form::Array => b"",
-        Form::Lines => b"\n",
-        Form::Events => b"\n\n",
+        Format::Array if !is_end => return Ok(Vec::new()),
+        Format::Array => b"",
+        Format::Lines => b"\n",
+        Format::Events => b"\n\n",
     };
-    if form == Form::Array {
+    if form == Format::Array {
         // One that is cut off has no end.
         let Ok(all) = serde_json::from_slice::<Value>(text) else { return Ok(Vec::new()) };
         let (Some(rows), Some(last)) = (all["results"].as_array(), all["last_seq"].as_str()) else {
@@ -361,7 +361,7 @@ fn pieces(form: Form, text: &mut Vec<u8>, is_end: bool) -> std::result::Result<V
         let part = String::from_utf8_lossy(&part[..at]);
         let field = |name: &str| part.lines().find_map(|line| line.strip_prefix(name));
         let (data, id) = match form {
-            Form::Events => (field("data: ").unwrap_or_default(), field("id: ")),
+            Format::Events => (field("data: ").unwrap_or_default(), field("id: ")),
             _ => (&*part, None),
         };
         if data.is_empty() {

@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use notibus::group::GroupName;
-use notibus::{node::NodeId, test_util::rooms};
+use notibus::{group::GroupName, node::NodeId, test_util::rooms};
 
 use super::{
     Oracle,

@@ -92,6 +92,11 @@ const FEED: &[u8] = b"n";
 /// The number of the family of topologies, as it is packed into a key.
 const TOPOLOGIES: &[u8] = b"\x15\x07";
 
+/// The key of the row of `node`.
+fn node_key(node: NodeId) -> Vec<u8> {
+    [BUS_PREFIX, &foundationdb_tuple::pack(&(10_u16, "main", 0_u16, &node.0[..]))].concat()
+}
+
 /// The newest row of a database.
 #[derive(Debug, Clone)]
 struct Placed {
@@ -103,6 +108,8 @@ pub(crate) struct Oracle {
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
+    /// The nodes of before the store was opened again, which the first one that joins has to find removed.
+    dead: BTreeSet<NodeId>,
     /// When each node has last written its row, in versions, which are microseconds.
     beats: BTreeMap<NodeId, u64>,
     /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
@@ -159,6 +166,7 @@ impl Oracle {
         Self {
             names,
             nodes: BTreeMap::new(),
+            dead: BTreeSet::new(),
             beats: BTreeMap::new(),
             has_steady_clocks: false,
             databases: BTreeMap::new(),
@@ -202,6 +210,11 @@ impl Oracle {
     /// A process has joined as `node`.
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
         self.nodes.entry(issuer).or_default().insert(node);
+    }
+
+    /// The store was opened again after all processes had crashed: who comes next need not wait until the others expire.
+    pub fn opened_again(&mut self) {
+        self.dead = self.nodes.values().flatten().copied().collect();
     }
 
     /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
@@ -250,6 +263,7 @@ impl Oracle {
         items: &StoredChanges<'_>,
     ) -> Verdict {
         self.judge_app(seen, items)?;
+        self.judge_joins(seen, items)?;
         self.judge_documents(findings, seen, items)?;
         if let Some(jobs) = &mut self.jobs {
             jobs.judge(findings, seen, items, &self.documents)?;
@@ -258,6 +272,23 @@ impl Oracle {
         self.judge_cursors(items)?;
         self.judge_members(findings, seen, items);
         self.judge_groups(findings, seen, items)
+    }
+
+    /// Who joins after the store was opened again finds no node of before.
+    fn judge_joins(&mut self, seen: &ObservedCommit<'_>, items: &StoredChanges<'_>) -> Verdict {
+        let joins = |(item, change): &(StoredItem, &Change)| {
+            matches!(item, StoredItem::Node(_)) && change.before.is_none() && change.after.is_some()
+        };
+        if self.dead.is_empty() || !items.iter().any(joins) {
+            return Ok(());
+        }
+        let dead = std::mem::take(&mut self.dead);
+        match dead.iter().find(|node| (seen.before)(&node_key(**node)).is_some()) {
+            Some(node) => {
+                Guarantee::Live.fails(format!("{node} of a dead process was there when another one joined"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Judges and records the changes of the layer.
@@ -346,10 +377,25 @@ macro_rules! tests {
 /// The tests of the oracle itself.
 pub fn tests() -> Vec<(&'static str, fn())> {
     tests! {
-        parked { what_comes_after_a_parked_row_is_not_done_with_it the_newest_row_of_a_document_stands_for_those_that_wait a_group_that_does_not_park_works_on_every_row_of_a_document }
-        ledger { the_creation_of_another_instance_is_the_deletion_of_the_one_before }
-        account { a_reader_that_may_know_a_name_is_owed_its_deletion one_who_has_expired_or_skipped_is_owed_nothing_of_before what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it what_a_new_filter_wants_is_owed_from_its_start }
-        interest { a_set_wants_what_one_of_it_does_and_the_whole_allows }
-        models::delivery_order { a_batch_comes_again_from_its_first_row_on_after_a_panic }
+        parked {
+            what_comes_after_a_parked_row_is_not_done_with_it
+            the_newest_row_of_a_document_stands_for_those_that_wait
+            a_group_that_does_not_park_works_on_every_row_of_a_document
+        }
+        ledger {
+            the_creation_of_another_instance_is_the_deletion_of_the_one_before
+        }
+        account {
+            a_reader_that_may_know_a_name_is_owed_its_deletion
+            one_who_has_expired_or_skipped_is_owed_nothing_of_before
+            what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it
+            what_a_new_filter_wants_is_owed_from_its_start
+        }
+        interest {
+            a_set_wants_what_one_of_it_does_and_the_whole_allows
+        }
+        models::delivery_order {
+            a_batch_comes_again_from_its_first_row_on_after_a_panic
+        }
     }
 }

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use notibus::group::GroupName;
-use notibus::test_util::rooms;
+use notibus::{group::GroupName, test_util::rooms};
 
 use super::{
     Oracle,
     commit::{ObservedCommit, Verdict},
     models::operation::Operation,
+    node_key,
 };
-use crate::{guarantee::Guarantee, kernel::Issuer, keyspace::BUS_PREFIX};
+use crate::{guarantee::Guarantee, kernel::Issuer};
 
 impl Oracle {
     /// From now on `issuer` resets or deletes the group `name` of notifications. Its call before has ended.
@@ -34,8 +34,7 @@ impl Oracle {
         }
         let members = self.groups.get(name).and_then(|group| self.members.get(&group.id.role()));
         for node in members.into_iter().flat_map(|members| &members.nodes) {
-            let key = foundationdb_tuple::pack(&(10_u16, "main", 0_u16, &node.0[..]));
-            let row = (seen.before)(&[BUS_PREFIX, &key].concat()).and_then(|row| rooms::node(&row).ok());
+            let row = (seen.before)(&node_key(*node)).and_then(|row| rooms::node(&row).ok());
             let (Some((_, expiry)), Some(beaten)) = (row, self.beats.get(node)) else { continue };
             // The operator's clock may be a little fast.
             let silent = Duration::from_micros(seen.stamp.version() - beaten).mul_f64(1.1);

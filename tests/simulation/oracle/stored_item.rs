@@ -126,8 +126,8 @@ impl StoredItem {
     }
 }
 
-/// The key of the group `name` of the notifications, or of the documents of a database, among the groups of all feeds: for a group of documents it contains the
-/// database.
+/// The key, among the groups of all feeds, of the group `name` of the notifications, or of the documents of a database: that contains
+/// the database.
 pub(crate) fn group_key(instance: Option<DbInstance>, name: &GroupName) -> GroupName {
     instance.map_or_else(
         || name.clone(),
