@@ -269,7 +269,9 @@ async fn each_version_is_a_map_of_its_own() {
             }
             let writes: Vec<_> =
                 (0..random.usize(1..25)).map(|_| Write::draw(random, &model, variety, true)).collect();
-            writes.iter().for_each(|write| write.write(&tx));
+            for write in &writes {
+                write.write(&tx);
+            }
             match tx.commit().await {
                 Ok(committed) => {
                     assert!(!is_refused, "seed {seed}");
@@ -337,7 +339,9 @@ async fn a_folder_keeps_what_a_map_keeps() {
             let tx = db.begin();
             let writes: Vec<_> =
                 (0..random.usize(0..40)).map(|_| Write::draw(random, &model, variety, true)).collect();
-            writes.iter().for_each(|write| write.write(&tx));
+            for write in &writes {
+                write.write(&tx);
+            }
             let committed = tx.commit().await.unwrap();
             let stamp = committed.map_or(Versionstamp::new(0, 0), |committed| committed.versionstamp);
             for write in writes {

@@ -89,7 +89,11 @@ impl Asked {
     /// Records an event.
     pub(crate) async fn record(&self, name: &str) {
         let (bus, db) = (self.running.bus(), Db::new(name.parse().unwrap(), DbInstance([1; 16])));
-        bus.store().run(async |tx| Ok(bus.producer().updated(&tx, &db))).await.unwrap();
+        let record = async |tx| {
+            bus.producer().updated(&tx, &db);
+            Ok(())
+        };
+        bus.store().run(record).await.unwrap();
     }
 
     pub(crate) async fn end(self) {

@@ -63,7 +63,9 @@ fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
 /// Wakes the partitions of a run in which events wait, and returns them.
 async fn poll_run(context: &Context, tx: &Transaction, run: (u32, u32)) -> Result<Vec<Partition>> {
     let found = occupied(context, tx, run).await?;
-    found.iter().for_each(|partition| context.signals.wake(*partition));
+    for partition in &found {
+        context.signals.wake(*partition);
+    }
     Ok(found)
 }
 
