@@ -328,27 +328,6 @@ mod tests {
         })
     }
 
-    #[test]
-    fn golden_bytes_and_texts() {
-        let digits = |version: u64| at(version).to_string();
-        let bytes = |parts: &[u64]| parts.iter().flat_map(|part| *at(*part).as_bytes()).collect::<Vec<_>>();
-        let from = |knowledge| Cursor::resumed(knowledge, at(9), at(4));
-        for (cursor, tag, parts, text) in [
-            (Cursor::NOTHING, 0, &[][..], "0".to_owned()),
-            (at(4).into(), 1, &[4], digits(4)),
-            (from(Knowledge::Nothing), 2, &[9, 4], format!("{}-{}", digits(4), digits(9))),
-            (
-                from(Knowledge::UpTo(at(1))),
-                3,
-                &[1, 9, 4],
-                format!("{}-{}-{}", digits(4), digits(9), digits(1)),
-            ),
-        ] {
-            assert_eq!(cursor.to_bytes(), [&[tag][..], &bytes(parts)].concat());
-            assert_eq!(cursor.to_string(), text);
-        }
-    }
-
     proptest! {
         /// Joining another position never moves a cursor back, and never makes an invalid one.
         #[test]
@@ -360,52 +339,6 @@ mod tests {
             prop_assert_eq!(joined, joined.joined(one));
             prop_assert_eq!(joined.to_string().parse::<Cursor>().unwrap(), joined);
         }
-    }
-
-    #[test]
-    fn contradictions_are_refused() {
-        let one = at(1);
-        for bad in [
-            String::new(),
-            "1".into(),
-            "00".into(),
-            "-".into(),
-            "0-0".into(),
-            format!("{one}-"),
-            format!("{one}-x"),
-            format!("{one}-{one}-{}", at(2)),
-            format!("{one}-{one}-{one}"),
-            format!("{one}-{one}-{one}-{one}"),
-            format!("{one} "),
-            "é".repeat(13),
-        ] {
-            assert!(matches!(bad.parse::<Cursor>(), Err(Error::Invalid { what: "cursor", .. })), "{bad}");
-        }
-        let began = Cursor::resumed(Knowledge::UpTo(one), at(9), at(4)).to_bytes();
-        for bad in [
-            &[][..],
-            &[4],
-            &[0, 0],
-            &began[1..],
-            &began[..began.len() - 1],
-            &[&began[..], &[0]].concat(),
-            &[&[3][..], at(9).as_bytes(), at(9).as_bytes(), at(9).as_bytes()].concat(),
-        ] {
-            assert!(matches!(Cursor::from_bytes(bad), Err(Error::Corrupt { .. })), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn texts_of_one_reading_sort_as_their_positions_do() {
-        let texts = [
-            Cursor::NOTHING,
-            Cursor::resumed(Knowledge::Nothing, at(9), at(2)),
-            at(3).into(),
-            Cursor::resumed(Knowledge::UpTo(at(1)), at(5), at(4)),
-            at(5).into(),
-        ]
-        .map(|cursor| cursor.to_string());
-        assert!(texts.is_sorted(), "{texts:?}");
     }
 
     #[test]
@@ -432,18 +365,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn cursors_come_back_as_they_were(cursor in cursors()) {
-            prop_assert_eq!(Cursor::from_bytes(&cursor.to_bytes()).unwrap(), cursor);
-            prop_assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);
-        }
-
-        #[test]
-        fn no_text_and_no_bytes_make_it_panic(text in "\\PC*", bytes: Vec<u8>) {
-            drop(text.parse::<Cursor>());
-            drop(Cursor::from_bytes(&bytes));
-        }
-
         #[test]
         fn who_has_more_to_come_sorts_first(cursor in cursors(), more in 1_u64..) {
             prop_assert!(Cursor::NOTHING <= cursor);

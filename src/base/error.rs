@@ -483,18 +483,4 @@ mod tests {
         assert_eq!(error.code(), Some(1510));
         assert!(!error.is_retryable());
     }
-
-    #[test]
-    fn retryable_and_maybe_committed_follow_foundationdb() {
-        for (error, retryable, maybe) in [
-            (StoreError::NOT_COMMITTED, true, false),
-            (StoreError::COMMIT_UNKNOWN_RESULT, true, true),
-            (StoreError::TRANSACTION_TOO_OLD, true, false),
-            (StoreError::TRANSACTION_TIMED_OUT, false, true),
-            (StoreError::CLUSTER_VERSION_CHANGED, true, true),
-            (StoreError::KEY_TOO_LARGE, false, false),
-        ] {
-            assert_eq!((error.is_retryable(), error.is_maybe_committed()), (retryable, maybe), "{error}");
-        }
-    }
 }

@@ -139,22 +139,3 @@ pub struct Page {
     /// Whether a limit ended the page, so that there may be more.
     pub more: bool,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prefix_range_ends_after_its_last_key() {
-        assert_eq!(KeyRange::prefix("ab"), KeyRange::new("ab", "ac"));
-        assert_eq!(KeyRange::prefix(&b"a\xff"[..]), KeyRange::new(&b"a\xff"[..], "b"));
-        assert_eq!(KeyRange::prefix(&b"\xff"[..]).end, &b"\xff"[..]);
-        assert_eq!(KeyRange::prefix(""), KeyRange::new("", &b"\xff"[..]));
-    }
-
-    #[test]
-    fn a_single_key_contains_just_itself() {
-        let range = KeyRange::key(b"k");
-        assert!(range.contains(b"k") && !range.contains(b"k\0") && !range.contains(b"j"));
-    }
-}
