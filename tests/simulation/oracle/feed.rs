@@ -58,7 +58,9 @@ impl Oracle {
                 }
                 StoredItem::Lease(pool, resource) => {
                     let owner = |value: &Option<Bytes>| inspect::owner(value.as_ref()?).ok().flatten();
-                    let is_free = owner(&change.before).is_some() && owner(&change.after).is_none();
+                    let is_free = owner(&change.before).is_some()
+                        && change.after.is_some()
+                        && owner(&change.after).is_none();
                     // A reset or deletion of a group takes its leases away.
                     let is_taken = items.iter().any(|(item, _)| matches!(item, StoredItem::Group(_)));
                     if is_free && !is_taken && !self.owns(seen, pool, *resource) {
