@@ -56,6 +56,18 @@ impl Oracle {
                         findings.witness(Witness::LateFoldCommitted);
                     }
                 }
+                StoredItem::Lease(pool, resource) => {
+                    let owner = |value: &Option<Bytes>| inspect::owner(value.as_ref()?).ok().flatten();
+                    let is_free = owner(&change.before).is_some()
+                        && change.after.is_some()
+                        && owner(&change.after).is_none();
+                    // A reset or deletion of a group takes its leases away.
+                    let is_taken = items.iter().any(|(item, _)| matches!(item, StoredItem::Group(_)));
+                    if is_free && !is_taken && !self.owns(seen, pool, *resource) {
+                        return Guarantee::Fenced
+                            .fails(format!("the lease of {pool} {resource} was released, not by its owner"));
+                    }
+                }
                 StoredItem::Horizon(feed) if feed == FEED => {
                     if let Some(value) = &change.after {
                         self.horizon = Sequence::from_bytes(value).map_err(|error| error.to_string())?;
