@@ -17,6 +17,10 @@
 //! `docs/testing.md` says how to examine a world. It is not for measuring: time is not real here.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
+#![allow(
+    clippy::wildcard_imports,
+    reason = "a module of trials imports what is beside it, as a module of tests does"
+)]
 
 mod actors;
 mod app;

@@ -75,7 +75,7 @@ named! {
         /// The power of the machine with the store and all processes fails while a commit or a snapshot is written or synced.
         PowerLoss,
         /// An operation of the disk fails: an error of the device, a full disk, too many open files, half a write.
-        DiskFault,
+        DiskFails,
         /// A process is paused, and goes on later.
         Pause,
         /// A clock jumps ahead.

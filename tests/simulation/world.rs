@@ -243,7 +243,7 @@ impl World {
         if let Some(machine) = &self.machine {
             if self.shared.strikes(Fault::PowerLoss) {
                 machine.lose_power(&mut self.random);
-            } else if self.shared.strikes(Fault::DiskFault) {
+            } else if self.shared.strikes(Fault::DiskFails) {
                 machine.fail(&mut self.random);
             }
         }

@@ -213,7 +213,7 @@ impl Flight {
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.deferred.conflicting_ranges()).unwrap_or_default();
                 let keys: Vec<_> = touched.into_keys().collect();
-                oracle.refused(shared, (self.issuer, self.is_late), error.code(), &keys, &conflicts);
+                Oracle::refused(shared, (self.issuer, self.is_late), error.code(), &keys, &conflicts);
             }
         }
         let arrived = FlightState::Arrived(Some(result));
@@ -290,10 +290,8 @@ fn touch(before: &Transaction, mutation: &Operation, touched: &mut Touched) {
     match mutation {
         Operation::Atomic { op: AtomicOp::SetVersionstampedKey, .. } => {}
         Operation::Set { key, .. } | Operation::Clear { key } | Operation::Atomic { key, .. } => {
-            if !touched.contains_key(key) {
-                let value = ready(before.get(key, Isolation::Snapshot)).expect("the engine can be read");
-                touched.insert(key.clone(), value);
-            }
+            let value = || ready(before.get(key, Isolation::Snapshot)).expect("the engine can be read");
+            touched.entry(key.clone()).or_insert_with(value);
         }
         Operation::ClearRange { range } => {
             let rows = rows_of(before, range.clone());

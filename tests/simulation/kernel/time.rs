@@ -56,7 +56,7 @@ impl Time {
     }
 
     /// Adds `due` at `at`, after the entries of that moment.
-    fn put(&self, schedule: &mut Schedule, at: u64, due: Due) -> TimerKey {
+    fn put(schedule: &mut Schedule, at: u64, due: Due) -> TimerKey {
         let place = (at, schedule.next);
         schedule.next += 1;
         schedule.due.insert(place, due);
@@ -72,7 +72,7 @@ impl Time {
     pub fn after(&self, pause: Duration, event: Event) {
         let mut schedule = self.schedule();
         let at = schedule.now + nanos(pause);
-        self.put(&mut schedule, at, Due::Event(event));
+        Self::put(&mut schedule, at, Due::Event(event));
     }
 
     /// Marks `process` as able to run.
@@ -250,7 +250,7 @@ impl Future for Sleep {
         let wake = Due::Wake(self.clock.process, context.waker().clone());
         let mut schedule = self.clock.time.schedule();
         let at = schedule.now + pause;
-        let place = self.clock.time.put(&mut schedule, at, wake);
+        let place = Time::put(&mut schedule, at, wake);
         drop(schedule);
         self.place = Some(place);
         Poll::Pending

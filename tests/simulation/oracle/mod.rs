@@ -325,7 +325,6 @@ impl Oracle {
 
     /// A commit was refused by the store.
     pub fn refused(
-        &self,
         findings: &Findings,
         (issuer, is_late): (Issuer, bool),
         code: Option<i32>,

@@ -40,8 +40,7 @@ impl Oracle {
             let silent = Duration::from_micros(seen.stamp.version() - beaten).mul_f64(1.1);
             if silent < expiry {
                 return Guarantee::Kept.fails(format!(
-                    "{name} was reset or deleted without force, and {node} is a member of it: silent for {silent:?}, of {:?}",
-                    expiry
+                    "{name} was reset or deleted without force, and {node} is a member of it: silent for {silent:?}, of {expiry:?}"
                 ));
             }
         }
