@@ -300,7 +300,7 @@ async fn names_its_key<T: std::fmt::Debug>(
     read().await.expect("it is whole");
 }
 
-/// What is no counter and no row of a feed is neither skipped nor guessed: whoever needs it is told its key.
+/// What is no counter and no row of a feed is neither skipped nor guessed: a caller that needs it gets an error with its key.
 #[tokio::test(start_paused = true)]
 async fn other_damage_is_named_by_its_key() {
     let store = Database::memory();
@@ -387,4 +387,40 @@ async fn a_broken_row_of_documents_stops_no_reader_and_is_named() {
     assert_eq!(sharded, 2);
     let skipped = bus.skipped_rows();
     assert_eq!(skipped.len(), 1, "{skipped:?}");
+}
+
+/// Bug: the expiry of a dead node was due again at once after each poll that a damaged row had failed, 32 times a second. Fix: after a
+/// failed poll the next one is due after the usual pause.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_row_of_a_node_is_polled_no_more_often() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (bus, other) = (wide_bus(&faults.database()).await, wide_bus(&store).await);
+    let stays = bus
+        .node(notibus::NodeOptions::default())
+        .await
+        .unwrap()
+        .notifier(notibus::NotifierOptions::default())
+        .await
+        .unwrap();
+    let dies = other
+        .node(notibus::NodeOptions::default())
+        .await
+        .unwrap()
+        .notifier(notibus::NotifierOptions::default())
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let per_minute = async || {
+        let before = faults.counts();
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        (faults.counts() - before).transactions
+    };
+    let idle = per_minute().await;
+    set(&store, b"notibus\x15\x0a\x02main\x00\x14\x01zzzzzzzzzzzzzzzz\x00", b"junk").await;
+    drop(dies);
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    let damaged = per_minute().await;
+    assert!(damaged < 4 * idle, "{damaged} transactions a minute instead of {idle}, an hour later");
+    stays.shutdown().await.unwrap();
 }

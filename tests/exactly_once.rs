@@ -16,6 +16,7 @@ use std::{
 use common::{dice, joined, wide_bus};
 use notibus::{
     Bus, CommittedOnce, Error, JanitorOptions, Result,
+    event::Incarnation,
     store::{
         AtomicOp, Database, Isolation, StoreError, Transaction,
         testing::{CommitFault, Faults, Gate, Operation, Trace},
@@ -379,4 +380,66 @@ async fn its_futures_can_be_spawned() {
         bus.run_exactly_once(None, body).await
     });
     assert!(!task.await.unwrap().unwrap().is_repeat);
+}
+
+async fn number(store: &Database, key: &[u8]) -> u64 {
+    let found = store.begin().get(key, Isolation::Snapshot).await.unwrap().unwrap_or_default().to_vec();
+    found.try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// Bug: a raise cleared the results and the version before which they were swept, so a missing key seemed to prove that nothing was
+/// committed. Fix: it keeps the results.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_a_raise_of_the_incarnation_interrupts_is_not_repeated() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    faults.script_commits([CommitFault::After(UNKNOWN)]);
+    faults.delay_reads(Duration::from_secs(20));
+    let attempts = Arc::new(AtomicU32::new(0));
+    let running = tokio::spawn({
+        let (bus, attempts) = (bus.clone(), Arc::clone(&attempts));
+        async move {
+            bus.run_exactly_once(None, async |tx: Transaction| {
+                attempts.fetch_add(1, Ordering::SeqCst);
+                add(&tx, b"n");
+                Ok(())
+            })
+            .await
+        }
+    });
+    tokio::time::sleep(Duration::from_secs(22)).await;
+    assert_eq!(number(&store, b"n").await, 1, "the first attempt is committed");
+    let raised = Bus::raise_incarnation(&store, b"notibus", Incarnation(0), false).await.unwrap();
+    assert_eq!(raised, Incarnation(1));
+    faults.heal();
+    let done = running.await.unwrap();
+    assert!(done.unwrap().committed.versionstamp.version() > 0);
+    assert_eq!((number(&store, b"n").await, attempts.load(Ordering::SeqCst)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_known_after_a_raise_of_the_incarnation() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let body = async |tx: Transaction| {
+        add(&tx, b"n");
+        Ok(())
+    };
+    bus.run_exactly_once(Some(b"order"), body).await.unwrap();
+    Bus::raise_incarnation(&store, b"notibus", Incarnation(0), false).await.unwrap();
+    let again = wide_bus(&store).await.run_exactly_once(Some(b"order"), body).await;
+    assert!(again.unwrap().is_repeat);
+    assert_eq!(number(&store, b"n").await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_results_are_named_by_their_keys() {
+    for key in [&b"notibus\x15\x18\x14\x01m\x00"[..], b"notibus\x15\x18\x15\x01"] {
+        let store = Database::memory();
+        let bus = wide_bus(&store).await;
+        common::set(&store, key, b"junk").await;
+        let error = bus.run_exactly_once(Some(b"m"), async |_: Transaction| Ok(())).await.unwrap_err();
+        assert!(error.to_string().contains(&key.escape_ascii().to_string()), "{error}");
+    }
 }

@@ -12,8 +12,6 @@ pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]
 mod signals;
 pub(crate) mod status;
-#[cfg(feature = "http")]
-mod tailing;
 mod waiting;
 
 use std::{
@@ -135,8 +133,6 @@ struct Seen {
     waiting: Waiting,
     #[cfg(feature = "http")]
     owners: ownership::Owners,
-    #[cfg(feature = "http")]
-    tailing: tailing::Tailing,
 }
 
 impl Bus {

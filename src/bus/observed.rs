@@ -102,7 +102,7 @@ async fn read(bus: &Bus, dispatcher: &Dispatcher) -> Result<Read> {
     let feed = bus.feed();
     let (nodes, backlog, groups, ages, end) =
         tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups(), bus.waiting(), feed.now())?;
-    let tail_lag = bus.tail_lag(dispatcher, end);
+    let tail_lag = dispatcher.lag(end);
     let shards = groups.iter().map(|group| group.shards.len() as u64).sum();
     let mut with_lag = Vec::new();
     for group in groups.iter().filter(|group| group.instance.is_none()).take(GROUPS_MAX) {

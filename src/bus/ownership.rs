@@ -25,7 +25,8 @@ const HANDOVER_MAX: Duration = Duration::from_secs(3);
 /// The owners of the partitions, as the store has them.
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
-    owners: BTreeMap<u32, NodeId>,
+    /// The owner of each partition, if it has one, and the epoch of its lease.
+    owners: BTreeMap<u32, (Option<NodeId>, u64)>,
     /// The nodes with a notifier: start, beat and expiry in milliseconds.
     notifiers: BTreeMap<NodeId, (u64, u64, u64)>,
 }
@@ -36,8 +37,8 @@ impl Ownership {
         let mut ownership = Self::default();
         for (key, value) in tx.all_rows(keys.leases(POOL), Isolation::Snapshot).await? {
             let (_, partition, lease) = keys.lease_row(&key, &value)?;
-            if let (Ok(partition), Some(owner)) = (u32::try_from(partition), lease.owner) {
-                ownership.owners.insert(partition, owner.node);
+            if let Ok(partition) = u32::try_from(partition) {
+                ownership.owners.insert(partition, (lease.owner.map(|owner| owner.node), lease.epoch));
             }
         }
         for (node, row) in member_rows(tx, keys, &Role::NOTIFIER).await? {
@@ -57,8 +58,8 @@ struct OwnersState {
     beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
     /// Whether all partitions had an owner at some time.
     were_owned: bool,
-    /// Since when some have had none.
-    unowned_since: Option<Duration>,
+    /// Since when each of the others has had none, and under which epoch: the next handover has another one.
+    unowned: BTreeMap<u32, (u64, Duration)>,
 }
 
 impl Owners {
@@ -84,16 +85,23 @@ impl OwnersState {
             }
         }
         self.beats = beats;
-        let is_owned =
-            |partition: &u32| found.owners.get(partition).is_some_and(|owner| living.contains(owner));
-        let unowned: BTreeSet<_> = (0..count).filter(|partition| !is_owned(partition)).collect();
-        if unowned.is_empty() {
-            (self.were_owned, self.unowned_since) = (true, None);
-            return unowned;
+        let mut unowned = BTreeMap::new();
+        for partition in 0..count {
+            let (owner, epoch) = found.owners.get(&partition).copied().unwrap_or_default();
+            if owner.is_none_or(|owner| !living.contains(&owner)) {
+                let before = self.unowned.get(&partition).filter(|(before, _)| *before == epoch);
+                unowned.insert(partition, (epoch, before.map_or(now, |(_, since)| *since)));
+            }
         }
-        let since = *self.unowned_since.get_or_insert(now);
-        let is_handover = self.were_owned && !living.is_empty() && now.saturating_sub(since) < HANDOVER_MAX;
-        if is_handover { BTreeSet::new() } else { unowned }
+        self.were_owned |= unowned.is_empty();
+        self.unowned = unowned;
+        let may_be_handed_over = self.were_owned && !living.is_empty();
+        let is_late = |since: Duration| !may_be_handed_over || now.saturating_sub(since) >= HANDOVER_MAX;
+        self.unowned
+            .iter()
+            .filter(|(_, (_, since))| is_late(*since))
+            .map(|(partition, _)| *partition)
+            .collect()
     }
 }
 
@@ -115,7 +123,7 @@ mod tests {
     fn found(beats: [u64; 2]) -> Ownership {
         let [a, b] = [1, 2].map(|id| NodeId([id; 16]));
         Ownership {
-            owners: BTreeMap::from([(0, a), (1, b), (2, b)]),
+            owners: BTreeMap::from([(0, (Some(a), 1)), (1, (Some(b), 1)), (2, (Some(b), 1))]),
             notifiers: BTreeMap::from([(a, (0, beats[0], 10_000)), (b, (0, beats[1], 10_000))]),
         }
     }

@@ -31,7 +31,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// The age from which events that wait to be folded are no longer young. Others need some of it to take over from a dead notifier.
 const YOUNG_MAX: Duration = Duration::from_secs(10);
 
-/// How long the tail may take to reach an end of the feed, beside the interval of its poll.
+/// How long the tail may be behind.
 const TAIL_LAG_MAX: Duration = Duration::from_secs(3);
 
 /// Why an event that is recorded now might not be delivered.
@@ -123,8 +123,8 @@ impl fmt::Display for Unready {
     }
 }
 
-/// What one look at the store shows.
-struct Look {
+/// What one read of the store shows.
+struct Facts {
     ownership: Ownership,
     /// The partitions whose events have waited for too long, and the age of the oldest.
     waiting: (BTreeSet<u32>, Duration),
@@ -144,49 +144,49 @@ impl Bus {
         })
     }
 
-    /// Whether an event that is recorded now would be folded by living notifiers, and delivered by `dispatcher`, as far as the looks of
-    /// this process have shown. The error is the cause.
+    /// Whether an event that is recorded now would be folded by living notifiers, and delivered by `dispatcher`, as far as
+    /// this process has read. The error is the cause.
     pub(crate) async fn readiness(&self, dispatcher: &Dispatcher) -> Result<(), Unready> {
         let context = &*self.context;
         if let Some(unready) = self.permanent_failure() {
             return Err(unready);
         }
-        let Look { ownership, waiting: (late, oldest), end } = self.look().await?;
-        // Every call observes all facts, because most of them take two looks.
+        let Facts { ownership, waiting: (late, oldest), end } = self.facts().await?;
+        // Every call observes all facts, because some of them take two reads.
         let unowned = self.seen.owners.unowned(context.config.partitions, &ownership, context.env().now());
-        let lag = self.tail_lag(dispatcher, end);
+        let lag = dispatcher.lag(end);
         if !unowned.is_empty() {
             return Err(Unready::Unowned(unowned));
         }
         if !late.is_empty() {
             return Err(Unready::Waiting(late, oldest, self.failing()));
         }
-        if lag > TAIL_LAG_MAX.saturating_add(dispatcher.poll_interval()) {
+        if lag > TAIL_LAG_MAX {
             return Err(Unready::Behind(lag, self.failing()));
         }
         Ok(())
     }
 
-    /// Looks at the store, for a bounded time.
-    async fn look(&self) -> Result<Look, Unready> {
+    /// Reads the store, for a bounded time.
+    async fn facts(&self) -> Result<Facts, Unready> {
         let context = &*self.context;
         let last = Mutex::new(None);
         let policy = RetryPolicy { elapsed_max: Some(ANSWER_MAX), ..RetryPolicy::default() };
-        let look = context.db.run_with(&policy, async |tx| {
-            let look = self.look_in(&tx).await;
-            if let Err(Error::Store(error)) = &look {
+        let read = context.db.run_with(&policy, async |tx| {
+            let read = self.facts_in(&tx).await;
+            if let Err(Error::Store(error)) = &read {
                 *last.lock() = Some(error.clone());
             }
-            look
+            read
         });
-        let look = tokio::select! {
+        let read = tokio::select! {
             biased;
-            look = look => look,
+            read = read => read,
             () = context.env().sleep(ANSWER_MAX) => Err(Error::Store(StoreError::TRANSACTION_TIMED_OUT)),
         };
         let last = last.into_inner();
-        match look {
-            Ok(Some(look)) => Ok(look),
+        match read {
+            Ok(Some(facts)) => Ok(facts),
             Ok(None) => Err(Unready::FallenOut),
             Err(Error::BusGone { reason }) => Err(Unready::Gone(reason)),
             Err(Error::Store(error) | Error::RetriesExhausted { last: error, .. }) => {
@@ -207,14 +207,15 @@ impl Bus {
     /// Reads the configuration, the rows of the process's nodes, the owners of the partitions, their backlogs, and the feed's topology
     /// and end.
     /// Returns `None` if not all nodes of the process are members.
-    async fn look_in(&self, tx: &Transaction) -> Result<Option<Look>> {
+    async fn facts_in(&self, tx: &Transaction) -> Result<Option<Facts>> {
         let context = &*self.context;
         let keys = &context.keys;
         let stored = tx.get(&keys.config(), Isolation::Snapshot).await?;
         context.config.check_stored(stored.as_deref())?;
         for (node, token) in context.stats.health.nodes() {
-            let row = tx.get(&keys.node(NodeId(node)), Isolation::Snapshot).await?;
-            let row = row.map(|row| NodeRow::from_bytes(&row)).transpose()?;
+            let key = keys.node(NodeId(node));
+            let row = tx.get(&key, Isolation::Snapshot).await?;
+            let row = row.map(|row| NodeRow::from_bytes(&row)).transpose().map_err(|error| error.at(&key))?;
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(None);
             }
@@ -222,13 +223,13 @@ impl Bus {
         let feed = RawFeed::notifications(context);
         let (ownership, mut waiting, end, _) = tokio::try_join!(
             Ownership::read(tx, keys),
-            self.waiting_in(tx),
+            self.seen.waiting.ages(&self.context, tx),
             feed.last_readable(tx),
             feed.topology(tx),
         )?;
         waiting.retain(|_, age| *age > YOUNG_MAX);
         let oldest = waiting.values().max().copied().unwrap_or_default();
-        Ok(Some(Look { ownership, waiting: (waiting.into_keys().collect(), oldest), end }))
+        Ok(Some(Facts { ownership, waiting: (waiting.into_keys().collect(), oldest), end }))
     }
 
     /// What fails in this process and is tried again, as a sentence; empty if nothing does.

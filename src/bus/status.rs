@@ -1,5 +1,7 @@
 //! [`BusStatus`]: the status of a bus, for people and for programs.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use serde::Serialize;
 
 use super::Bus;
@@ -126,6 +128,11 @@ impl Bus {
             skipped_rows: self.skipped_rows(),
             stats: self.stats(),
         })
+    }
+
+    /// The partitions in which events wait, and for how long this process has seen each of them wait without a fold.
+    pub(super) async fn waiting(&self) -> Result<BTreeMap<u32, Duration>> {
+        self.context.db.run(async |tx| self.seen.waiting.ages(&self.context, &tx).await).await
     }
 
     /// Reads the recorded events that are not folded yet. It counts at most [`Backlog::ROWS_MAX`] rows, from the lowest partition on.

@@ -124,8 +124,7 @@ impl Mirror {
 
 impl Drop for Mirror {
     fn drop(&mut self) {
-        // It fails if the listener has ended.
-        let _ = self.dispatcher.unsubscribe(self.listener.id());
+        self.listener.request_stop();
     }
 }
 

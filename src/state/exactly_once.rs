@@ -131,14 +131,15 @@ impl Run {
             tx.get(&self.swept, Isolation::Snapshot)
         )?;
         let Some(found) = found else {
-            if swept_version(swept.as_deref())? > first {
+            if swept_version(swept.as_deref()).map_err(|error| error.at(&self.swept))? > first {
                 let last = self.unknown.clone().unwrap_or(StoreError::COMMIT_UNKNOWN_RESULT);
                 return Err(Error::RetriesExhausted { attempts, last });
             }
             self.unknown.take_if(|unknown| is_settled(unknown));
             return Ok(None);
         };
-        let RunResult { versionstamp, run, value } = RunResult::from_bytes(&found)?;
+        let RunResult { versionstamp, run, value } =
+            RunResult::from_bytes(&found).map_err(|error| error.at(&self.key))?;
         let value = serde_json::from_slice(&value)
             .map_err(|error| Error::invalid("key", format!("its result is of another type: {error}")))?;
         Ok(Some(CommittedOnce { value, committed: Committed { versionstamp }, is_repeat: run != self.id }))

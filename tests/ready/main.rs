@@ -14,7 +14,7 @@ use notibus::{
     http::{Api, ApiOptions},
     store::{
         AtomicOp, Database, StoreError,
-        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, SimulatedDisk},
+        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, Operation, SimulatedDisk},
     },
 };
 use parts::{Asked, SOON, a_dead_notifier_is_named, a_dead_tail_is_named};
@@ -158,7 +158,7 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     let rows = gauges(&api, &["notibus_backlog_rows"]).await;
     assert!(rows.len() == 16 && rows.values().sum::<f64>().round() as u64 == 2_000, "{rows:?}");
     assert!(gauges(&api, &["notibus_backlog_oldest", "notibus_nodes"]).await.is_empty());
-    tokio::time::sleep(MINUTE).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     let ages = gauges(&api, &["notibus_backlog_oldest"]).await;
     assert!(ages.len() == 16 && ages.values().all(|age| *age >= 60.0), "{ages:?}");
     assert!(bus.status().await.unwrap().backlog.oldest_ms >= 60_000);
@@ -173,7 +173,7 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
 
     drop(running);
     for _ in 0..3 {
-        tokio::time::sleep(MINUTE).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
         gauges(&api, &["notibus_nodes"]).await;
     }
     let nodes = gauges(&api, &["notibus_nodes"]).await;
@@ -182,4 +182,116 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
         BTreeMap::from([("notibus_nodes{state=\"silent\"}".to_owned(), 1.0)]),
         "nobody is left to remove it"
     );
+}
+
+/// Bug: the lag of the tail began with the first question that found it behind, so that one was answered "ok". Fix: the tail notes when
+/// it has read.
+#[tokio::test(start_paused = true)]
+async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let asked = Asked::start(&faults.database(), PREFIX, Roles::default()).await;
+    asked.record("delivered").await;
+    asked.until_ready().await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let pulses = [PREFIX, b"\x15\x0f"].concat();
+    faults.plan_reads(move |read| {
+        let is_of_tail = matches!(read, Operation::Get { key, .. } if key.starts_with(&pulses));
+        is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)
+    });
+    asked.record("not delivered").await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let answer = asked.ready().await;
+    assert_eq!(answer["part"], "dispatcher", "{answer}");
+}
+
+/// Bug: two questions, each in the first moment of a handover, counted as one handover that lasted from one to the other. Fix: the
+/// epoch of the lease tells them apart.
+#[tokio::test(start_paused = true)]
+async fn two_handovers_are_not_one_long_one() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+    let other = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let notifier = other
+        .node(notibus::NodeOptions::default())
+        .await
+        .unwrap()
+        .notifier(notibus::NotifierOptions::default())
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(parts::ready(&api).await["status"], "ok");
+    let lease = common::stored(&store, b"notibus\x15\x0b\x02main\x00\x02partition\x00").await.remove(0);
+    for epoch in 2_u64..4 {
+        // The lease is free for a moment, as it is once its owner has released it.
+        common::set(&store, &lease.0, &epoch.to_be_bytes()).await;
+        let answer = parts::ready(&api).await;
+        common::set(&store, &lease.0, &lease.1).await;
+        assert_eq!(answer["status"], "ok", "{answer}");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    notifier.shutdown().await.unwrap();
+}
+
+/// Bug: only the first 100 rows were read, and counted as nothing that waits.
+#[tokio::test(start_paused = true)]
+async fn an_event_behind_undecodable_rows_is_seen_to_wait() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let asked = Asked::start(&faults.database(), PREFIX, Roles::default()).await;
+    asked.until_ready().await;
+    let gate = Gate::default();
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| {
+        attempt.applies(AtomicOp::CompareAndClear).then(|| CommitFault::Hold(held.clone()))
+    });
+    // Partition 17, before "x".
+    for n in 0..120 {
+        common::set(&store, format!("notibus\x15\x01\x15\x11\x02a{n:03}\0").as_bytes(), b"junk").await;
+    }
+    asked.record("x").await;
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        asked.ready().await;
+    }
+    let rows = common::stored(&store, b"notibus\x15\x01\x15\x11\x02x").await;
+    assert_eq!(rows.len(), 1, "the event waits");
+    let answer = asked.ready().await;
+    gate.open();
+    assert_eq!(answer["part"], "notifier", "the event has waited for a minute: {answer}");
+}
+
+/// Bug: what was seen of the tails was kept for each bus, so a living tail reset the lag of a dead one.
+#[tokio::test(start_paused = true)]
+async fn a_dead_tail_is_not_excused_by_that_of_another_dispatcher() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let running = bus.start(Roles::default()).await.unwrap();
+    let lives = running.api(ApiOptions::default()).unwrap();
+    let other = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let other = other.suspend();
+    let dead = Api::start(&bus, &other, ApiOptions::default()).unwrap();
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(parts::ready(&lives).await["status"], "ok");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        parts::ready(&dead).await;
+    }
+    assert_eq!(parts::ready(&dead).await["part"], "dispatcher");
+    assert_eq!(parts::ready(&lives).await["status"], "ok");
+    running.shutdown().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_row_of_the_own_node_is_named_by_its_key() {
+    let store = Database::memory();
+    let asked = Asked::start(&store, PREFIX, Roles::default()).await;
+    asked.until_ready().await;
+    let row = common::stored(&store, b"notibus\x15\x0a\x02main\x00\x14").await.remove(0);
+    common::set(&store, &row.0, b"junk").await;
+    let answer = asked.ready().await;
+    assert!(answer["reason"].as_str().unwrap().contains(&row.0.escape_ascii().to_string()), "{answer}");
 }

@@ -51,10 +51,7 @@ impl Asked {
 
     /// The answer of `ready`.
     pub(crate) async fn ready(&self) -> Value {
-        let (status, body) = get(&self.api, "/_notibus/health/ready").await;
-        let body: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!(status == 200, body["status"] == "ok", "{body}");
-        body
+        ready(&self.api).await
     }
 
     /// Waits until it is ready.
@@ -138,4 +135,12 @@ pub(crate) async fn a_dead_tail_is_named(store: &Database, prefix: &[u8]) {
     asked.record("again").await;
     asked.until_ready().await;
     asked.end().await;
+}
+
+/// What the health check of `api` answers.
+pub(crate) async fn ready(api: &Api) -> Value {
+    let (status, body) = get(api, "/_notibus/health/ready").await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(status == 200, body["status"] == "ok", "{body}");
+    body
 }

@@ -251,3 +251,34 @@ async fn a_restarted_listener_starts_before_the_delivery_in_hand() {
         assert!(position < sequence.into(), "it has not worked on {sequence}, but starts at {position}");
     }
 }
+
+/// Panics at each delivery.
+struct PanicsAlways;
+
+impl Listener for PanicsAlways {
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        panic!("as planned");
+    }
+}
+
+/// Bug: only its own commands woke a listener from the pause before its restart, so the shutdown waited for it until its limit. Fix: the end
+/// of the dispatcher ends the pause.
+#[tokio::test(start_paused = true)]
+async fn a_pause_before_a_restart_ends_with_the_dispatcher() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(notibus::Roles::default()).await.unwrap();
+    let _handle = running.dispatcher().subscribe(Filter::all()).listener(|| PanicsAlways).start();
+    for n in 0..10 {
+        crate::common::record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    // The pauses have grown to 30 s.
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let began = Instant::now();
+    let ended = running.shutdown().await;
+    assert!(
+        ended.is_ok() && began.elapsed() < Duration::from_secs(2),
+        "{ended:?} after {:?}",
+        began.elapsed()
+    );
+}

@@ -58,7 +58,7 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
     if damages.is_empty() {
         return if args.json { Ok(()) } else { out::line(&format!("whole: {}", readable(&report))) };
     }
-    Err(Failure::Failed(format!(
+    Err(Failure::BadInput(format!(
         "{} is damaged at {} places; {}. Restore it from a copy",
         args.dir.display(),
         report.damages.len(),

@@ -107,28 +107,12 @@ pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> 
     } else {
         Box::new(File::open(path).map_err(|error| fail(path, &error))?)
     };
-    let new_folder = match store {
-        Store::Dir(path) if !path.exists() => Some(path),
-        _ => None,
-    };
     let imported = async {
         let db = store.open(timeout).await?;
         Bus::import(&db, prefix, &mut BufReader::new(file)).await?;
         Ok::<_, Failure>(Bus::open_existing(&db, prefix).await?.incarnation())
     };
-    match imported.await {
-        Ok(incarnation) => out::line(&format!("imported; the incarnation is {} now", incarnation.0)),
-        Err(failure) => {
-            let failure = store::explained(failure);
-            store::close();
-            // A part of a bus must not be taken for one.
-            if let Some(folder) = new_folder
-                && let Err(error) = fs::remove_dir_all(folder)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                notice(&format!("notibus: {} could not be removed: {error}", folder.display()));
-            }
-            Err(failure)
-        }
-    }
+    // A part of a bus cannot be opened, and the next import begins again, so nothing is removed here.
+    let incarnation = imported.await.map_err(store::explained)?;
+    out::line(&format!("imported; the incarnation is {} now", incarnation.0))
 }

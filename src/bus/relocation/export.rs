@@ -42,7 +42,7 @@ impl Exported {
     pub const LEFT_OUT: [&'static str; 4] = [
         "nodes, roles and leases",
         "doorbells, fold marks and pulses",
-        "keys of posted events and ids of transactions",
+        "results of runs that are committed exactly once, those of posted events included",
         "everything outside of the prefix, such as documents and the rows beside legacy ranges",
     ];
 

@@ -40,8 +40,9 @@ pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: 
         forget_nodes(&tx, keys).await?;
         tx.clear_range(&keys.all_leases());
         tx.clear_range(&keys.all_fold_marks());
-        // Their versions are those of the old cluster.
-        tx.clear_range(&keys.idempotency());
+        // Results stay: a run of their key that begins from now on finds them. The versions of the old cluster say nothing about one
+        // that began before and finds none.
+        tx.set(&keys.runs_swept(), &tx.read_version().await?.to_be_bytes());
         tx.set(&keys.config(), &raised.to_bytes());
         Ok(raised.incarnation)
     })

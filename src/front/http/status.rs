@@ -105,7 +105,7 @@ async fn read(inner: &Inner) -> Result<Value> {
     let (status, is_drained, undelivered) =
         tokio::try_join!(bus.status(), bus.is_drained(), feed.pending(tailed))?;
     let mut answer_body = serde_json::to_value(&status).expect("a status can be written as JSON");
-    let tail_lag_ms = bus.tail_lag(dispatcher, status.feed.now).as_millis() as u64;
+    let tail_lag_ms = dispatcher.lag(status.feed.now).as_millis() as u64;
     answer_body["lag"] = json!({
         "is_drained": is_drained,
         "tailed_seq": tailed,

@@ -101,6 +101,11 @@ impl ListenerHandle {
         self.control.stop().await
     }
 
+    /// Asks it to end, and does not wait.
+    pub(crate) fn request_stop(&self) {
+        self.control.state.send_modify(|state| state.stop = true);
+    }
+
     /// Waits until it has ended for any reason. A listener must not call it for itself: it would never return.
     pub async fn finished(&self) -> StopReason {
         self.control.finished().await

@@ -97,16 +97,21 @@ impl Dispatcher {
         self.shared.ring.read().position()
     }
 
-    /// The position up to which the tail has read the feed, also where there were no rows.
+    /// For how long the tail has been behind; `end` is the present end of the feed. A tail that reads nothing is behind since its next
+    /// poll was due. One that reads is behind since an end was seen that it has not reached.
     #[cfg(feature = "http")]
-    pub(crate) fn tailed(&self) -> Sequence {
-        self.position().max(*self.shared.tailed.lock())
-    }
-
-    /// How often the tail polls for rows without a hint.
-    #[cfg(feature = "http")]
-    pub(crate) fn poll_interval(&self) -> std::time::Duration {
-        self.shared.options.poll_interval
+    pub(crate) fn lag(&self, end: Sequence) -> std::time::Duration {
+        let (now, (read_to, read_at)) = (self.shared.context.env().now(), self.shared.progress.get());
+        let overdue = now.saturating_sub(read_at).saturating_sub(self.shared.options.poll_interval);
+        let mut wanted = self.shared.wanted.lock();
+        let behind = match *wanted {
+            Some((wanted, since)) if read_to < wanted => now.saturating_sub(since),
+            _ => {
+                *wanted = Some((end, now));
+                std::time::Duration::ZERO
+            }
+        };
+        overdue.max(behind)
     }
 
     /// Number of present subscriptions, without those whose stream or handle was dropped.
@@ -196,7 +201,7 @@ async fn follow(shared: &Shared) {
     let (health, options) = (&shared.context.stats.health, &shared.options);
     let tail = shared.feed.tail(shared.ring.read().position());
     let mut tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
-    tail.report_to(Arc::clone(&shared.tailed));
+    tail.report_to(Arc::clone(&shared.progress));
     loop {
         match tail.next().await {
             Ok(page) => {

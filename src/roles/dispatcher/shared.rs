@@ -28,7 +28,10 @@ use crate::{
         health::EndsWithBus,
         notification::Notification,
     },
-    state::{context::Context, notification_feed::NotificationFeed},
+    state::{
+        context::Context,
+        notification_feed::{NotificationFeed, TailProgress},
+    },
 };
 
 pub(crate) struct Shared {
@@ -36,8 +39,11 @@ pub(crate) struct Shared {
     pub options: DispatcherOptions,
     pub feed: NotificationFeed,
     pub ring: RwLock<Ring>,
-    /// The position up to which the tail has read the feed, also where there were no rows: the ring does not move there.
-    pub tailed: Arc<Mutex<Sequence>>,
+    /// How far the tail has read, also where there were no rows: the ring does not move there.
+    pub progress: Arc<TailProgress>,
+    /// An end of the feed that the tail has not reached yet, and when it was seen.
+    #[cfg(feature = "http")]
+    pub wanted: Mutex<Option<(Sequence, std::time::Duration)>>,
     /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
@@ -61,11 +67,14 @@ struct Subscribers {
 
 impl Shared {
     pub fn new(context: Arc<Context>, options: DispatcherOptions, start: Sequence) -> Arc<Self> {
+        let progress = TailProgress::new(start, context.env().now());
         Arc::new(Self {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: RwLock::new(Ring::new(start, options.ring_rows_max)),
-            tailed: Arc::new(Mutex::new(start)),
+            progress,
+            #[cfg(feature = "http")]
+            wanted: Mutex::default(),
             patterns: Mutex::new(Patterns::new()),
             subscribers: Mutex::default(),
             known: watch::Sender::new(Knowledge::UpTo(start)),

@@ -149,12 +149,15 @@ where
             let after = self.terms.backoff.backoff(self.in_a_row, &env);
             self.shared.context.stats.listener_restarts.add(1);
             self.emit(Supervised::Restarting { restarts: self.restarts, after });
-            let mut pause = env.sleep(after);
+            let (mut pause, shared) = (env.sleep(after), Arc::clone(&self.shared));
             loop {
                 if let Some(reason) = self.stop_requested() {
                     return reason;
                 }
                 tokio::select! {
+                    biased;
+                    // What waits for it is not delivered any more: its cursor covers that.
+                    () = shared.closed() => return StopReason::Shutdown,
                     // The supervisor itself holds the sender, so this does not fail.
                     _ = self.state.changed() => {}
                     () = &mut pause => break,

@@ -29,13 +29,15 @@ impl Pass<'_> {
                     let old = tx.read_version().await?.saturating_sub(RETENTION);
                     let mut cleared = 0;
                     for (key, value) in &page.rows {
-                        if RunResult::from_bytes(value)?.versionstamp.version() < old {
+                        let result = RunResult::from_bytes(value).map_err(|error| error.at(key))?;
+                        if result.versionstamp.version() < old {
                             tx.clear(key);
                             cleared += 1;
                         }
                     }
                     if cleared > 0 {
-                        let swept = swept_version(swept.as_deref())?.max(old);
+                        let swept =
+                            swept_version(swept.as_deref()).map_err(|error| error.at(&horizon))?.max(old);
                         tx.set(&horizon, &swept.to_be_bytes());
                     }
                     Ok(page)

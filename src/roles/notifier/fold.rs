@@ -50,7 +50,7 @@ const TRIES_OF_A_SIZE: u64 = 4;
 const MEASURED_BYTES: usize = 16_384;
 
 /// The most rows of counters that [`has_events`] reads.
-const LOOKED_AT_MAX: usize = 100;
+const LOOKED_AT_MAX: usize = 1_000;
 
 /// The outcome of one fold.
 #[derive(Debug, Clone, Default)]

@@ -49,11 +49,6 @@ impl Keys {
     pub fn runs_swept(&self) -> Vec<u8> {
         self.pack(&(family::IDEMPOTENCY, 1_u16))
     }
-
-    /// The whole family.
-    pub fn idempotency(&self) -> KeyRange {
-        self.range(&(family::IDEMPOTENCY,))
-    }
 }
 
 #[cfg(test)]
@@ -67,7 +62,6 @@ mod tests {
         assert_eq!(key, [&[b'p', 0x15, 24, 0x14, 1][..], &[9; 16], &[0]].concat());
         assert_eq!(keys.runs_swept(), [b'p', 0x15, 24, 0x15, 1]);
         assert!(keys.run_results().contains(&key) && !keys.run_results().contains(&keys.runs_swept()));
-        assert!(keys.idempotency().contains(&key) && keys.idempotency().contains(&keys.runs_swept()));
 
         let operand = RunResult::operand(&[8; 16], b"null");
         assert_eq!(operand, [&[0; 10][..], &[8; 16], b"null", &[0; 4]].concat());

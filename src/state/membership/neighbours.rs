@@ -145,7 +145,11 @@ impl NeighbourWatch {
                     continue;
                 }
                 Ok(Ok(false)) => {}
-                Ok(Err(error)) => self.stats.health.complain(&env, WATCH, &error),
+                // What is due already would be due again at once, for as long as the poll fails.
+                Ok(Err(error)) => {
+                    self.stats.health.complain(&env, WATCH, &error);
+                    self.expiries.clear();
+                }
                 Err(panic) => self.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }
             polled = env.now();

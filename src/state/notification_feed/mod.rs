@@ -6,6 +6,7 @@ mod tail;
 use std::sync::Arc;
 
 pub use self::tail::NotificationTail;
+pub(crate) use self::tail::TailProgress;
 use futures_util::future::try_join_all;
 
 #[cfg(feature = "http")]

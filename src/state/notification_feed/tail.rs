@@ -16,6 +16,28 @@ use crate::{
 /// The default number of rows per read.
 const PAGE_ROWS: usize = 1_000;
 
+/// How far a tail has read the feed, also where there were no rows, and when it did so.
+#[derive(Debug)]
+pub(crate) struct TailProgress(Mutex<(Sequence, Duration)>);
+
+impl TailProgress {
+    /// Of a tail that has begun at `start`, at the time `now`.
+    pub fn new(start: Sequence, now: Duration) -> Arc<Self> {
+        Arc::new(Self(Mutex::new((start, now))))
+    }
+
+    /// Notes at `now` that everything up to `to` was read.
+    pub fn note(&self, to: Sequence, now: Duration) {
+        *self.0.lock() = (to, now);
+    }
+
+    /// The position up to which everything was read, and the time of the last read.
+    #[cfg(feature = "http")]
+    pub fn get(&self) -> (Sequence, Duration) {
+        *self.0.lock()
+    }
+}
+
 /// Reads the feed as it grows. Between pages it waits for the notifiers of this process, for watches, and for a poll
 /// that finds rows without a hint.
 pub struct NotificationTail {
@@ -29,8 +51,8 @@ pub struct NotificationTail {
     is_at_end: bool,
     /// Whether the last page had more after it.
     had_more: bool,
-    /// Where each read puts the position up to which it has read, also one that finds no rows.
-    read_to: Arc<Mutex<Sequence>>,
+    /// Where each read puts what it has come to, also one that finds no rows.
+    progress: Arc<TailProgress>,
 }
 
 impl NotificationTail {
@@ -42,13 +64,13 @@ impl NotificationTail {
             limit: PAGE_ROWS,
             is_at_end: false,
             had_more: false,
-            read_to: Arc::new(Mutex::new(after.position())),
+            progress: TailProgress::new(after.position(), Duration::ZERO),
         }
     }
 
-    /// Puts the position up to which the feed was read into `read_to`, after each read.
-    pub(crate) fn report_to(&mut self, read_to: Arc<Mutex<Sequence>>) {
-        self.read_to = read_to;
+    /// Notes each read in `progress`.
+    pub(crate) fn report_to(&mut self, progress: Arc<TailProgress>) {
+        self.progress = progress;
     }
 
     /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
@@ -109,8 +131,8 @@ impl NotificationTail {
         let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
         let appended = async |tx| feed.appended_in(&tx, cursor, limit, probe).await;
         let (found, read) = polls::read(poll, &feed.context.db, appended).await?;
-        *self.read_to.lock() =
-            found.as_ref().map_or_else(|to| *to, |page: &NotificationPage| page.next.position());
+        let to = found.as_ref().map_or_else(|to| *to, |page: &NotificationPage| page.next.position());
+        self.progress.note(to, feed.context.env().now());
         Ok((found, read))
     }
 }
