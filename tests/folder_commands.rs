@@ -122,7 +122,7 @@ fn damage_is_named() {
     bytes[place] ^= 1;
     fs::write(&journal, &bytes).unwrap();
 
-    let (damages, said) = notibus(&["check", &text], 1);
+    let (damages, said) = notibus(&["check", &text], 2);
     let at = damages.strip_prefix("damaged: journal-0000000000000001 at byte ").unwrap();
     let at: usize = at.split(':').next().unwrap().parse().unwrap();
     assert!(at <= place && place - at < 20_000 && damages.lines().count() == 1, "{place}: {damages}");

@@ -22,7 +22,7 @@ use std::{fmt, str::FromStr};
 use crate::base::{
     encoding::{Reader, Sequence},
     error::{Error, Result},
-    text::serde_as_text,
+    macros::serde_as_text,
 };
 
 /// What a reader knew when its reading began. Less knowledge sorts first.

@@ -8,7 +8,7 @@ use crate::base::{
     encoding::Counters,
     env::Env,
     error::{Error, Result},
-    text::serde_as_text,
+    macros::serde_as_text,
 };
 
 /// Fails unless `text` has 1 byte to [`DbName::LEN_MAX`] bytes.

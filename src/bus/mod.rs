@@ -74,7 +74,7 @@ pub struct BusOptions {
     pub schemes: Schemes,
 }
 
-crate::base::options::setters!(BusOptions { prefix: Vec<u8>, partitions: u32, shards: u32, schemes: Schemes });
+crate::base::macros::setters!(BusOptions { prefix: Vec<u8>, partitions: u32, shards: u32, schemes: Schemes });
 
 impl BusOptions {
     /// The most partitions.
@@ -124,12 +124,12 @@ where
 #[derive(Debug, Clone)]
 pub struct Bus {
     context: Arc<Context>,
-    seen: Arc<Seen>,
+    seen: Arc<Observations>,
 }
 
 /// What this process has seen of the bus, for facts that take more than one look.
 #[derive(Debug, Default)]
-struct Seen {
+struct Observations {
     waiting: Waiting,
     #[cfg(feature = "http")]
     owners: ownership::Owners,

@@ -34,7 +34,7 @@ pub struct Roles {
     pub shutdown_timeout: Duration,
 }
 
-crate::base::options::setters!(Roles { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, shutdown_timeout: Duration });
+crate::base::macros::setters!(Roles { node: NodeOptions, dispatcher: DispatcherOptions, notifier: Option<NotifierOptions>, janitor: Option<JanitorOptions>, shutdown_timeout: Duration });
 
 impl Default for Roles {
     fn default() -> Self {

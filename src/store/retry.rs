@@ -27,7 +27,7 @@ pub struct RetryPolicy {
     pub backoff_max: Duration,
 }
 
-crate::base::options::setters!(RetryPolicy { attempts_max: Option<u32>, elapsed_max: Option<Duration>, backoff_min: Duration, backoff_max: Duration });
+crate::base::macros::setters!(RetryPolicy { attempts_max: Option<u32>, elapsed_max: Option<Duration>, backoff_min: Duration, backoff_max: Duration });
 
 impl Default for RetryPolicy {
     fn default() -> Self {

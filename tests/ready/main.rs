@@ -143,7 +143,6 @@ async fn gauges(api: &Api, names: &[&str]) -> BTreeMap<String, f64> {
 /// Regression: only the first 100 partitions with a backlog aged, so the alert slept while a later one was stuck.
 #[tokio::test(start_paused = true)]
 async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
-    const MINUTE: Duration = Duration::from_mins(1);
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default().partitions(320)).await.unwrap();
     let create = async |tx| {

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use crate::base::{
     error::{Error, Result},
+    macros::serde_as_text,
     sequence::{SEQUENCE_LEN, Sequence},
-    text::serde_as_text,
 };
 
 impl Sequence {

@@ -25,7 +25,7 @@ pub struct ExportOptions {
     pub while_running: bool,
 }
 
-crate::base::options::setters!(ExportOptions { while_running: bool });
+crate::base::macros::setters!(ExportOptions { while_running: bool });
 
 /// A summary of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]

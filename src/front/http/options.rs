@@ -49,7 +49,7 @@ pub struct ApiOptions {
     pub bodies_len_max: usize,
 }
 
-crate::base::options::setters!(ApiOptions { access: Access, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_client_max: usize, reads_max: usize, doc_reads_max: usize, doc_reads_limit: Duration, keeps_db_updates: bool, fallback_interval: Duration, longpoll_max_age: Option<Duration>, body_len_max: usize, bodies_len_max: usize });
+crate::base::macros::setters!(ApiOptions { access: Access, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_client_max: usize, reads_max: usize, doc_reads_max: usize, doc_reads_limit: Duration, keeps_db_updates: bool, fallback_interval: Duration, longpoll_max_age: Option<Duration>, body_len_max: usize, bodies_len_max: usize });
 
 impl Default for ApiOptions {
     fn default() -> Self {

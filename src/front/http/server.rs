@@ -93,7 +93,7 @@ pub struct ServerOptions {
     pub is_public: bool,
 }
 
-crate::base::options::setters!(ServerOptions { connections_max: usize, connections_per_address_max: usize, header_len_max: usize, headers_max: usize, header_timeout: Duration, write_timeout: Duration, send_buffer_len: usize, drain_timeout: Duration, hosts: Hosts, cors: Option<Cors>, proxies: Vec<IpAddr>, is_public: bool });
+crate::base::macros::setters!(ServerOptions { connections_max: usize, connections_per_address_max: usize, header_len_max: usize, headers_max: usize, header_timeout: Duration, write_timeout: Duration, send_buffer_len: usize, drain_timeout: Duration, hosts: Hosts, cors: Option<Cors>, proxies: Vec<IpAddr>, is_public: bool });
 
 impl Default for ServerOptions {
     fn default() -> Self {

@@ -8,7 +8,7 @@ use crate::{
     base::{
         encoding::Sequence,
         error::{Error, Result},
-        text::serde_as_text,
+        macros::serde_as_text,
     },
     state::feed::FeedRow,
 };

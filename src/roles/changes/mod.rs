@@ -58,7 +58,7 @@ pub struct ChangesOptions {
     pub scheme: SchemeId,
 }
 
-crate::base::options::setters!(ChangesOptions { shards: u32, scheme: SchemeId });
+crate::base::macros::setters!(ChangesOptions { shards: u32, scheme: SchemeId });
 
 impl Default for ChangesOptions {
     fn default() -> Self {

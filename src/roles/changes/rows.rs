@@ -78,7 +78,7 @@ pub struct ChangesQuery {
     pub shard: Option<ShardId>,
 }
 
-crate::base::options::setters!(ChangesQuery { from: Cursor, limit: usize, descending: bool, all_leaves: bool, include_docs: bool, shard: Option<ShardId> });
+crate::base::macros::setters!(ChangesQuery { from: Cursor, limit: usize, descending: bool, all_leaves: bool, include_docs: bool, shard: Option<ShardId> });
 
 impl Default for ChangesQuery {
     fn default() -> Self {

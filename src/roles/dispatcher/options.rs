@@ -31,7 +31,7 @@ pub struct DispatcherOptions {
     pub catch_up_rows_max: usize,
 }
 
-crate::base::options::setters!(DispatcherOptions {
+crate::base::macros::setters!(DispatcherOptions {
     ring_rows_max: usize,
     page_rows_max: usize,
     poll_interval: Duration,

@@ -121,7 +121,7 @@ pub struct ConsumerOptions {
     pub stuck_after: Duration,
 }
 
-crate::base::options::setters!(ConsumerOptions {
+crate::base::macros::setters!(ConsumerOptions {
     balance: BalanceOptions,
     rows_max: usize,
     bytes_max: usize,

@@ -20,7 +20,7 @@ pub struct JanitorOptions {
     pub balance: BalanceOptions,
 }
 
-crate::base::options::setters!(JanitorOptions {
+crate::base::macros::setters!(JanitorOptions {
     interval: Duration,
     tombstone_retention: Duration,
     balance: BalanceOptions

@@ -61,7 +61,7 @@ pub struct ParallelJobOptions {
     pub attempts_max: u32,
 }
 
-crate::base::options::setters!(ParallelJobOptions {
+crate::base::macros::setters!(ParallelJobOptions {
     tasks_max: usize,
     batch_rows_max: usize,
     attempts_max: u32

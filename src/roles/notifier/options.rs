@@ -24,7 +24,7 @@ pub struct NotifierOptions {
     pub fold_rows_max: usize,
 }
 
-crate::base::options::setters!(NotifierOptions {
+crate::base::macros::setters!(NotifierOptions {
     balance: BalanceOptions,
     fold_percent: u8,
     fold_interval_max: Duration,

@@ -40,7 +40,7 @@ pub struct ProducerOptions {
     pub record_versionstamps: bool,
 }
 
-crate::base::options::setters!(ProducerOptions { slots: u16, record_versionstamps: bool });
+crate::base::macros::setters!(ProducerOptions { slots: u16, record_versionstamps: bool });
 
 impl Default for ProducerOptions {
     fn default() -> Self {

@@ -3,8 +3,7 @@
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use super::{
-    NewTopology, Probe, PulseRead, RawFeed, Resharded, TopologyEntry, reader::StoredPage,
-    stored_row::StoredRow,
+    NewTopology, Probe, PulseRead, RawFeed, Resharded, TopologyEntry, merge::StoredRow, reader::StoredPage,
 };
 use crate::{
     base::{

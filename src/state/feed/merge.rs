@@ -9,14 +9,22 @@ use std::{
     collections::{BinaryHeap, VecDeque, binary_heap::PeekMut},
 };
 
+use bytes::Bytes;
 use futures_util::future::try_join_all;
 
-use super::stored_row::StoredRow;
 use crate::{
     base::{encoding::Sequence, error::Result},
     state::keys::RowSpace,
     store::{Isolation, RangeRead, Transaction},
 };
+
+/// A row of a feed, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredRow {
+    pub sequence: Sequence,
+    /// Its content, which the users of the feed decode.
+    pub value: Bytes,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {

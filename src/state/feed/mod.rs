@@ -26,7 +26,6 @@ mod pulse;
 mod reader;
 mod reshard;
 mod shard_reader;
-mod stored_row;
 mod topology;
 mod writer;
 
@@ -34,10 +33,10 @@ mod writer;
 pub(crate) use self::counting::{Counted, KnownMarks, Mark};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
+    merge::StoredRow,
     pending_rows::PendingRows,
     pulse::{Probe, Pulse, PulseRead},
     reshard::{NewTopology, check_legacy_prefix},
-    stored_row::StoredRow,
     topology::Topology,
     writer::{FeedWriter, RowPlace, append, remove},
 };

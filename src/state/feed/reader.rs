@@ -4,8 +4,7 @@ use futures_util::future::try_join_all;
 
 use super::{
     RawFeed, Topology, TopologyEntry,
-    merge::{Direction, merged},
-    stored_row::StoredRow,
+    merge::{Direction, StoredRow, merged},
     topology::{Resharded, space_of},
 };
 use crate::{

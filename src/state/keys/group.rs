@@ -10,7 +10,7 @@ use crate::{
         cursor::Cursor,
         encoding::Reader,
         error::{Error, Result},
-        text::serde_as_text,
+        macros::serde_as_text,
     },
     store::{KeyRange, Page, RangeRead},
 };

@@ -16,7 +16,7 @@ use crate::{
         encoding::Reader,
         env::Env,
         error::{Error, Result},
-        text::serde_as_text,
+        macros::serde_as_text,
     },
     store::KeyRange,
 };

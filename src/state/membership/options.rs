@@ -1,14 +1,27 @@
-//! The options of a node's heartbeat, and of its share of the work.
+//! The options of a node's heartbeat, and of its share of the work in a [`Pool`].
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
 
 use crate::{
     base::error::{Error, Result},
-    state::keys::NodeId,
+    state::keys::{NodeId, Role},
 };
 
 /// The longest time between two polls of other nodes.
 const PACE_MAX: Duration = Duration::from_secs(3);
+
+/// A pool: the resources to divide, and the role of the nodes that divide them.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    /// The name of the pool in the keys of its leases.
+    pub name: Arc<str>,
+    /// The role of the nodes that divide it.
+    pub role: Role,
+    /// The key of the note that no node has the role. Each publication of the role removes it, so no node joins unseen.
+    pub idle: Option<Bytes>,
+}
 
 /// How a node shows that it lives. Nodes of a bus can have different times: each stores how long others have to wait
 /// for it. [`Duration::MAX`] means "never".
@@ -24,7 +37,7 @@ pub struct NodeOptions {
     pub expiry: Duration,
 }
 
-crate::base::options::setters!(NodeOptions { id: Option<NodeId>, heartbeat: Duration, expiry: Duration });
+crate::base::macros::setters!(NodeOptions { id: Option<NodeId>, heartbeat: Duration, expiry: Duration });
 
 impl Default for NodeOptions {
     fn default() -> Self {
@@ -72,7 +85,7 @@ pub struct BalanceOptions {
     pub leases_max: Option<u32>,
 }
 
-crate::base::options::setters!(BalanceOptions { interval: Duration, handover: Duration, leases_max: Option<u32> });
+crate::base::macros::setters!(BalanceOptions { interval: Duration, handover: Duration, leases_max: Option<u32> });
 
 impl Default for BalanceOptions {
     fn default() -> Self {

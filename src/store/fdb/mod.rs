@@ -29,7 +29,7 @@ pub struct FoundationDbOptions {
     pub connect_timeout: Duration,
 }
 
-crate::base::options::setters!(FoundationDbOptions { api_version: i32, connect_timeout: Duration });
+crate::base::macros::setters!(FoundationDbOptions { api_version: i32, connect_timeout: Duration });
 
 impl Default for FoundationDbOptions {
     fn default() -> Self {

@@ -229,7 +229,7 @@ impl SimulatedDisk {
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open(&self) -> Result<Database> {
-        self.open_with(FolderOptions::default())
+        Ok(self.open_with(Env::system(), FolderOptions::default())?.database)
     }
 
     /// Opens the store on it, with a snapshot each time its journals have this many bytes and are as long as the
@@ -242,17 +242,15 @@ impl SimulatedDisk {
 
     /// The same, for a process with this `env`.
     pub fn open_in(&self, env: Env, journal_len_min: u64) -> Result<DiskStore> {
-        let options = FolderOptions { journal_len_min, has_threads: false };
-        let engine = Arc::new(self.engine(env.clone(), options)?);
-        let backend: Arc<dyn Backend> = Arc::<Embedded>::clone(&engine);
-        Ok(DiskStore { database: Database::new(backend, env), engine })
+        self.open_with(env, FolderOptions { journal_len_min, has_threads: false })
     }
 
     /// [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Database> {
-        self.open_with(FolderOptions { journal_len_min, has_threads: true })
+        let options = FolderOptions { journal_len_min, has_threads: true };
+        Ok(self.open_with(Env::system(), options)?.database)
     }
 
     /// Looks for damage, as [`Database::check_dir`] does.
@@ -260,14 +258,11 @@ impl SimulatedDisk {
         Ok(inspect(self, Path::new(FOLDER))?.report)
     }
 
-    fn open_with(&self, options: FolderOptions) -> Result<Database> {
-        let env = Env::system();
-        Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
-    }
-
-    fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
-        let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)?;
-        Ok(Embedded::new(engine))
+    fn open_with(&self, env: Env, options: FolderOptions) -> Result<DiskStore> {
+        let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env.clone(), options)?;
+        let engine = Arc::new(Embedded::new(engine));
+        let backend: Arc<dyn Backend> = Arc::<Embedded>::clone(&engine);
+        Ok(DiskStore { database: Database::new(backend, env), engine })
     }
 
     /// Makes `plan` decide about each operation; `None` lets it happen.

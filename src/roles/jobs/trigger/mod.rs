@@ -136,7 +136,7 @@ pub struct TriggerOptions {
     pub tenants: Tenants,
 }
 
-crate::base::options::setters!(TriggerOptions {
+crate::base::macros::setters!(TriggerOptions {
     name: String,
     filter: Filter,
     debounce: Duration,

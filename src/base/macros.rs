@@ -1,4 +1,20 @@
-//! [`serde_as_text`]: serializes a type as its `Display` text, and reads it with `FromStr`.
+//! [`setters`]: a method for each field of options, so that later versions can add fields; and [`serde_as_text`].
+
+/// Implements for options a method for each field, which sets the field.
+macro_rules! setters {
+    ($options:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        impl $options {
+            $(
+                #[doc = concat!("Sets [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+                #[must_use]
+                pub fn $field(mut self, $field: $type) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )*
+        }
+    };
+}
 
 /// Implements serde for types with `Display` and `FromStr`, so that what a program has kept is checked when it is read again.
 macro_rules! serde_as_text {
@@ -20,4 +36,4 @@ macro_rules! serde_as_text {
     };
 }
 
-pub(crate) use serde_as_text;
+pub(crate) use {serde_as_text, setters};
