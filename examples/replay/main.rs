@@ -163,9 +163,9 @@ pub async fn run(options: &Options) -> Result<Value> {
 fn dump_rows(file: fs::File, feed: &[Arc<Notification>]) -> io::Result<()> {
     let mut out = io::BufWriter::new(file);
     for row in feed {
-        let mut line = json!({ "seq": row.sequence, "db": row.name, "instance": row.instance });
-        line["deleted"] = row.is_deleted().into();
-        (line["kinds"], line["totals"]) = (json!(row.kinds), json!(row.totals));
+        let mut line =
+            json!({ "seq": row.sequence, "db": row.name, "deleted": row.is_deleted(), "kinds": row.kinds });
+        (line["instance"], line["totals"]) = (json!(row.instance), json!(row.totals));
         writeln!(out, "{line}")?;
     }
     out.flush()
@@ -178,17 +178,18 @@ async fn open_store(store: &str) -> Result<Database> {
         Some(("dir", folder)) if !folder.is_empty() => Database::open_dir(folder)?,
         #[cfg(feature = "foundationdb")]
         Some(("fdb", file)) if !file.is_empty() => Database::foundationdb(file).await?,
-        _ => return Err(format!("--store {store} is none of memory, dir:FOLDER and fdb:FILE").into()),
+        _ => return Err("--store is memory, dir:FOLDER, or fdb:FILE with the feature foundationdb".into()),
     })
 }
 
-/// The report for people.
 fn readable(report: &Value) -> String {
     let line = |(name, value): (&String, &Value)| {
         let value = value.to_string().replace(['{', '}', '"'], "").replace(':', " ").replace(',', ", ");
-        format!("{:18} {}\n", name.replace('_', " "), value.replace("[]", "none"))
+        format!("{:18} {value}\n", name.replace('_', " "))
     };
-    report.as_object().into_iter().flatten().map(line).collect()
+    let lines = report.as_object().into_iter().flatten().filter(|(_, value)| **value != json!([])).map(line);
+    let verdict = if report["differences"] == json!([]) { "agree" } else { "do NOT agree" };
+    format!("{}the feed and all subscribers {verdict} with the history\n", lines.collect::<String>())
 }
 
 /// Opens the bus, or creates it.

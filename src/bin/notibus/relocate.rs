@@ -91,7 +91,7 @@ pub async fn export(args: ExportArgs, timeout: Duration) -> Result<(), Failure> 
 fn report(exported: &Exported) -> String {
     let held = exported.held.iter().map(|(what, count)| format!("  {count} {what}\n"));
     format!(
-        "exported {} rows:\n{}left out: {}\nno process may write to this bus any more",
+        "exported {} rows:\n{}left out: {}\nwhat is written to this bus from now on is not in the file",
         exported.rows,
         held.collect::<String>(),
         Exported::LEFT_OUT.join("; ")
