@@ -155,7 +155,7 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
     let rows = gauges(&api, &["notibus_backlog_rows"]).await;
-    assert!(rows.len() == 16 && rows.values().sum::<f64>().round() as u64 == 2_000, "{rows:?}");
+    assert!(rows.len() == 16 && (rows.values().sum::<f64>() - 2_000.0).abs() < 0.5, "{rows:?}");
     assert!(gauges(&api, &["notibus_backlog_oldest", "notibus_nodes"]).await.is_empty());
     tokio::time::sleep(Duration::from_mins(1)).await;
     let ages = gauges(&api, &["notibus_backlog_oldest"]).await;
