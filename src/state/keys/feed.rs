@@ -133,7 +133,7 @@ impl Keys {
     }
 
     /// The feed, and the id whose newest row is under `key`.
-    #[cfg(any(test, feature = "http"))]
+    #[cfg(any(test, feature = "http", feature = "test-util"))]
     pub fn newest_id(&self, key: &[u8]) -> Result<(FeedId, Vec<u8>)> {
         let (number, feed, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
             self.unpack("newest", key)?;
