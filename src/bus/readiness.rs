@@ -25,6 +25,8 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
+const READINESS: &str = "readiness";
+
 /// How long the store may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -152,6 +154,7 @@ impl Bus {
             return Err(unready);
         }
         let Facts { ownership, waiting: (late, oldest), end } = self.facts().await?;
+        context.stats.health.works(READINESS, 0);
         // Every call observes all facts, because some of them take two reads.
         let unowned = self.seen.owners.unowned(context.config.partitions, &ownership, context.env().now());
         let lag = dispatcher.lag(end);
@@ -198,7 +201,7 @@ impl Bus {
                 })
             }
             Err(error) => {
-                context.stats.health.complain(context.env(), "readiness", &error);
+                context.stats.health.failed(context.env(), READINESS, 0, &error);
                 Err(Unready::Unreadable(error))
             }
         }
