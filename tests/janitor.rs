@@ -69,6 +69,18 @@ async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
     assert_eq!(rows(&bus).await.len(), 1);
     assert_eq!(bus.feed().horizon().await.unwrap(), tombstone);
     assert_eq!(bus.stats().tombstones_dropped, 1);
+    let counts = bus
+        .feed()
+        .shards()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(async |shard| bus.feed().shard_rows(shard).await.unwrap());
+    assert_eq!(
+        futures_util::future::join_all(counts).await.iter().sum::<u64>(),
+        1,
+        "a dropped row is not counted"
+    );
     janitor.shutdown().await.unwrap();
 
     // The name can be used again, as if it had never been.

@@ -522,6 +522,7 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let raised = wide_bus(&store).await;
+    assert!(raised.nodes().await.unwrap().is_empty(), "it is forgotten");
     assert!(!raised.is_drained().await.unwrap(), "nobody folds");
     let notifier = joined(&raised).await.notifier(eager()).await.unwrap();
     let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
