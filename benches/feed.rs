@@ -23,8 +23,8 @@ use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    consumer::{HandlerResult, ParallelBatch, ParallelJob},
     feed::Feed,
-    jobs::{Batch, ParallelJob, TaskResult},
     store::{AtomicOp, Database, Isolation, Transaction},
 };
 use tokio::runtime::Runtime;
@@ -228,7 +228,7 @@ static AT_ONCE: AtomicU32 = AtomicU32::new(0);
 static AT_ONCE_MAX: AtomicU32 = AtomicU32::new(0);
 
 /// The work of the jobs.
-async fn hash(batch: Batch<Change>) -> TaskResult {
+async fn hash(batch: ParallelBatch<Change>) -> HandlerResult {
     AT_ONCE_MAX.fetch_max(AT_ONCE.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
     for row in &batch.rows {
         let mut hasher = DefaultHasher::new();

@@ -16,7 +16,7 @@ use layer::Layer;
 use notibus::{
     Bus, BusOptions, Cursor, Db, Result,
     changes::Change,
-    jobs::{Batch, ParallelJob, ParallelJobOptions},
+    consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
     store::{Database, Isolation, Transaction},
 };
 use tokio::task::JoinSet;
@@ -98,7 +98,7 @@ impl CityIndex {
         let since = self.indexed_to().await?;
         let options = ParallelJobOptions::default().batch_rows_max(200);
         let index = self.clone();
-        let work = move |batch: Batch<Change>| {
+        let work = move |batch: ParallelBatch<Change>| {
             let index = index.clone();
             async move { Ok(index.index(&batch.rows).await?) }
         };

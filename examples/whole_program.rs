@@ -1,5 +1,5 @@
 //! A whole program: a layer that records events in its transactions, and the ways to follow them: a stream, a durable subscriber, a
-//! group, a trigger, and clients over HTTP.
+//! group, an index, and clients over HTTP.
 //!
 //! Run it with `cargo run --example whole_program`; with `-- serve 127.0.0.1:5984 FOLDER` it keeps its data in a folder, and runs until
 //! Ctrl-C or SIGTERM.
@@ -7,10 +7,10 @@
 use std::{error::Error, future::ready, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, Filter, Notification, Producer, Result, Roles,
+    Bus, BusOptions, Cursor, Db, DbInstance, Filter, Notification, Producer, Result, Roles,
+    consumer::{self, IndexBuild, index},
     group::{ConsumerOptions, GroupBatch, GroupOptions},
     http::{ApiOptions, ServerOptions},
-    jobs::{IndexBuild, TriggerOptions, index_trigger},
     store::{AtomicOp, Database, Transaction},
 };
 use tokio::{net::TcpListener, sync::mpsc};
@@ -71,11 +71,12 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
         }
     };
     let _counter = running.node().consumer(&group, observer, ConsumerOptions::default()).await?;
-    // A trigger: a job for each changed database, tried again until it succeeds.
-    let options = TriggerOptions::index("indexer").debounce(Duration::ZERO);
-    let index =
-        move |build: IndexBuild| ready(say.send(format!("trigger: {}", build.db.name)).map_err(Into::into));
-    let _indexer = index_trigger(running.dispatcher(), options, index).await?;
+    // An index: a build for each changed database, tried again until it succeeds.
+    let options = consumer::ConsumerOptions::index().debounce(Duration::ZERO);
+    let build =
+        move |build: IndexBuild| ready(say.send(format!("index: {}", build.db.name)).map_err(Into::into));
+    let indexer = running.consumer("indexer")?.start_from(Cursor::NOTHING).options(options);
+    let _indexer = indexer.run(index(build)).await?;
     // Clients of CouchDB: `_db_updates`, `_changes`, and the administration.
     let routes = running.api(ApiOptions::default())?.routes();
     let listener = TcpListener::bind(listen.as_deref().unwrap_or("127.0.0.1:0")).await?;
@@ -85,7 +86,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     write(&store, &bus.producer(), &orders, "{\"total\":42}").await?;
     let delivery = stream.next().await.ok_or("the dispatcher has ended")??;
     println!("stream: {}", delivery.notification().name);
-    let mut waiting = vec!["mailer", "group", "trigger"];
+    let mut waiting = vec!["mailer", "group", "index"];
     while !waiting.is_empty() {
         let line = heard.recv().await.ok_or("nobody is left to speak")?;
         waiting.retain(|who| !line.starts_with(who));

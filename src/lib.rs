@@ -33,8 +33,8 @@
 //! | to resume after a restart | the same, with [`durable`](dispatcher::Subscribe::durable) | at least once | a small transaction per save |
 //! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
 //! | to share work among nodes | a consumer of a [`group`] | exactly once, in the transaction of the effect | leases and checkpoints by shard |
-//! | to build or replicate per database | a trigger of [`jobs`] | every change leads to a later run | a durable subscriber, and a row per failing database |
-//! | to work on all documents of a database | a parallel job of [`jobs`], on its [`changes`] | each document at least once | a read of its feed |
+//! | to build or replicate per database | the recipes of a [`consumer`] | every change leads to a later run | leases and checkpoints by shard, and a key per failing database |
+//! | to work on all documents of a database | a parallel job of a [`consumer`], on its [`changes`] | each document at least once | a read of its feed |
 //!
 //! `ARCHITECTURE.md` describes the design, layer by layer.
 
@@ -73,7 +73,6 @@ pub use roles::{
     dispatcher::{Delivery, Dispatcher, DispatcherOptions, Filter},
     group::{Consumer, Observer},
     janitor::{Janitor, JanitorOptions},
-    jobs::Trigger,
     notifier::{Notifier, NotifierOptions},
     producer::Producer,
 };
@@ -92,6 +91,20 @@ pub mod dispatcher {
     };
 }
 
+#[doc = include_str!("../docs/guide/consumers.md")]
+pub mod consumer {
+    pub use crate::{
+        roles::consumer::{
+            Batch, BatchHandler, CloseReason, CommitState, ConsumedRow, Consumer, ConsumerBuilder,
+            ConsumerHandle, ConsumerLag, ConsumerOptions, ConsumerSettings, ConsumerShard, ConsumerStatus,
+            DeferredId, DeletedDb, FailurePolicy, FencingToken, Handler, HandlerResult, Index, IndexBuild,
+            IndexDdocs, IndexHandler, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Scan,
+            ScanHandler, Work, index, replicate,
+        },
+        state::keys::ConsumerName,
+    };
+}
+
 #[doc = include_str!("../docs/guide/groups.md")]
 pub mod group {
     pub use crate::{
@@ -102,15 +115,6 @@ pub mod group {
             ShardStatus, each_concurrent,
         },
         state::keys::GroupName,
-    };
-}
-
-#[doc = include_str!("../docs/guide/triggers.md")]
-pub mod jobs {
-    pub use crate::roles::jobs::{
-        Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
-        StoredTrigger, TaskResult, Tenants, Trigger, TriggerJob, TriggerOptions, TriggerStatus,
-        index_trigger, replication_trigger,
     };
 }
 

@@ -1,14 +1,14 @@
-//! The examples that users copy, run again and again: their triggers crash at other moments each time, and each run ends with a
+//! The examples that users copy, run again and again: their members crash at other moments each time, and each run ends with a
 //! comparison of the result with the expected one.
 //!
 //! Few runs by default. `NOTIBUS_LOAD=full cargo test --release --test examples` makes a thousand of each.
 
 #![allow(clippy::duplicate_mod, reason = "each example brings the layer that it is about")]
 
-#[path = "../examples/index_trigger.rs"]
-mod index_trigger;
-#[path = "../examples/replication_trigger.rs"]
-mod replication_trigger;
+#[path = "../examples/index.rs"]
+mod index;
+#[path = "../examples/replicate.rs"]
+mod replicate;
 #[cfg(feature = "http")]
 #[path = "../examples/whole_program.rs"]
 mod whole_program;
@@ -24,7 +24,7 @@ fn runs(few: u32) -> std::ops::Range<u32> {
 #[test]
 fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
     for run in runs(10) {
-        replication_trigger::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
+        replicate::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
     }
 }
 
@@ -32,7 +32,7 @@ fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
 #[test]
 fn indexes_are_what_their_documents_are_and_nothing_is_left_of_deleted_ones() {
     for run in runs(5) {
-        index_trigger::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
+        index::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
     }
 }
 

@@ -19,11 +19,11 @@ use notibus::{
     Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Janitor, JanitorOptions, Notification,
     Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
+    consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
     cursor::Start,
     dispatcher::Interruption,
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
     group::GroupOptions,
-    jobs::{Batch, ParallelJob, ParallelJobOptions},
     store::{
         Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::{Faults, Operation},
@@ -297,7 +297,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     let options = ParallelJobOptions::default().batch_rows_max(1);
     let (counter, feed) = (Arc::clone(&seen), bus.feed());
     let job = ParallelJob::new(feed, Cursor::NOTHING).with_options(options);
-    let work = move |batch: Batch<Notification>| {
+    let work = move |batch: ParallelBatch<Notification>| {
         counter.fetch_add(batch.rows.len(), Ordering::Relaxed);
         async { Ok(()) }
     };
@@ -494,7 +494,7 @@ async fn a_parallel_job_from_before_the_horizon_expires_although_the_shard_is_fo
     let job = ParallelJob::new(feed.clone(), since);
     let seen = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seen);
-    let work = move |batch: Batch<Notification>| {
+    let work = move |batch: ParallelBatch<Notification>| {
         counted.fetch_add(batch.rows.len(), Ordering::SeqCst);
         async { Ok(()) }
     };
@@ -536,7 +536,7 @@ async fn worked_on(is_resharded: bool) {
     // For each of the rows that take long: it has come, and it may end.
     let rows: Arc<[(Notify, Notify); 2]> = Arc::default();
     let slow = Arc::clone(&rows);
-    let work = move |batch: Batch<Notification>| {
+    let work = move |batch: ParallelBatch<Notification>| {
         let slow = Arc::clone(&slow);
         async move {
             let place = ["a", "b"].iter().position(|name| *name == batch.rows[0].name.as_str());

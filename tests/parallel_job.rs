@@ -17,7 +17,7 @@ use common::{db, wide_bus};
 use notibus::{
     Bus, Cursor, Db, Error, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
-    jobs::{Batch, ParallelJob, ParallelJobOptions},
+    consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
     store::{AtomicOp, Database, Isolation, Transaction},
 };
 
@@ -97,7 +97,7 @@ impl Layer {
 struct Index(Arc<Mutex<BTreeMap<String, u64>>>);
 
 impl Index {
-    fn put(&self, batch: &Batch<Change>) {
+    fn put(&self, batch: &ParallelBatch<Change>) {
         let mut index = self.0.lock().unwrap();
         for row in &batch.rows {
             let before = index.insert(row.doc.id.to_string(), row.doc.revision.position);
@@ -117,7 +117,7 @@ async fn an_index_is_built_and_goes_on_from_where_it_was() {
     let index = Index::default();
     let put = |index: &Index| {
         let index = index.clone();
-        move |batch: Batch<Change>| {
+        move |batch: ParallelBatch<Change>| {
             index.put(&batch);
             async { Ok(()) }
         }
@@ -161,7 +161,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
         let index = Index::default();
         let work = {
             let (index, random) = (index.clone(), Mutex::new(random.fork()));
-            move |batch: Batch<Change>| {
+            move |batch: ParallelBatch<Change>| {
                 // Up to 3 s for a batch: a shard of many batches takes longer than a snapshot lives.
                 let pause = Duration::from_millis(random.lock().unwrap().u64(..3_000));
                 let index = index.clone();
@@ -196,7 +196,7 @@ async fn a_job_ends_although_its_tasks_wait_for_each_other() {
     let index = Index::default();
     let work = {
         let index = index.clone();
-        move |batch: Batch<Change>| {
+        move |batch: ParallelBatch<Change>| {
             let index = index.clone();
             async move {
                 tokio::time::sleep(Duration::from_millis(5_500)).await;
@@ -218,7 +218,7 @@ async fn a_batch_that_fails_is_worked_on_again() {
     let (index, failures) = (Index::default(), Arc::new(AtomicUsize::new(0)));
     let work = {
         let (index, failures) = (index.clone(), Arc::clone(&failures));
-        move |batch: Batch<Change>| {
+        move |batch: ParallelBatch<Change>| {
             let fails = batch.attempt < 3;
             failures.fetch_add(usize::from(fails), Ordering::Relaxed);
             if !fails {
@@ -244,9 +244,9 @@ async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
     let layer = Layer::new(&Database::memory(), 8).await;
     layer.fill(100).await;
     let under_way = Arc::new(AtomicUsize::new(0));
-    let work = |fails: fn() -> notibus::jobs::TaskResult| {
+    let work = |fails: fn() -> notibus::consumer::HandlerResult| {
         let under_way = Arc::clone(&under_way);
-        move |batch: Batch<Change>| {
+        move |batch: ParallelBatch<Change>| {
             under_way.fetch_add(1, Ordering::SeqCst);
             let guard = UnderWay(Arc::clone(&under_way));
             let is_bad = batch.rows.iter().any(|row| row.doc.id.as_str() == "doc50");
@@ -275,7 +275,7 @@ async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
     let layer = Layer::new(&Database::memory(), 2).await;
     layer.fill(40).await;
     let (other, disturbed) = (layer.clone(), Arc::new(AtomicBool::new(false)));
-    let work = move |batch: Batch<Change>| {
+    let work = move |batch: ParallelBatch<Change>| {
         let (other, disturbed) = (other.clone(), Arc::clone(&disturbed));
         async move {
             if !disturbed.swap(true, Ordering::SeqCst) {

@@ -73,7 +73,6 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         &["groups", "lag", "mailer"],
         &["groups", "dead-letters", "list", "mailer"],
         &["groups", "parked", "list", "mailer"],
-        &["triggers", "list"],
     ] {
         let [of_node, of_store] =
             [&node[..], &["--store", &store]].map(|at| printed(&[looks, at].concat(), ""));

@@ -137,6 +137,23 @@ pub enum Error {
         members: usize,
     },
 
+    /// There is no such consumer: it was never run, or was deleted.
+    #[error("there is no consumer {consumer}")]
+    NoConsumer {
+        /// Its name.
+        consumer: String,
+    },
+
+    /// Nodes work for the consumer. Stop them first, or force the change: then they go on with the changed consumer.
+    /// Nothing was changed.
+    #[error("{members} living nodes work for consumer {consumer}: stop them, or force it")]
+    ConsumerInUse {
+        /// Its name.
+        consumer: String,
+        /// How many nodes were seen alive.
+        members: usize,
+    },
+
     /// Nodes of the bus live. Stop them first, or use the option to work beside them where there is one. Nothing was
     /// changed.
     #[error("{nodes} nodes of the bus live: stop them first")]

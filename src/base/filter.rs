@@ -234,7 +234,7 @@ impl Filter {
         self.matches(row, since) && (self.kinds == Kinds::ALL || self.wanted_news(row, since) != Kinds::NONE)
     }
 
-    fn matches(&self, row: &Notification, since: &Cursor) -> bool {
+    pub(crate) fn matches(&self, row: &Notification, since: &Cursor) -> bool {
         let name = row.name.as_str();
         match &self.names {
             Names::All => true,
@@ -254,6 +254,11 @@ impl Filter {
             Names::Any(set) => set.exact.as_deref(),
             _ => None,
         }
+    }
+
+    /// Whether it wants every row.
+    pub(crate) fn is_all(&self) -> bool {
+        matches!(self.names, Names::All) && self.kinds == Kinds::ALL && self.ddocs.is_none()
     }
 
     /// Whether a row needs no further check; with `by_pattern`, a row that the pattern matches.

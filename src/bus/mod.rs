@@ -35,9 +35,9 @@ use crate::{
     },
     roles::{
         changes::Changes,
+        consumer::{self, ConsumerHandle, ConsumerStatus},
         dispatcher::{Dispatcher, DispatcherOptions},
         group::{self, Group, GroupStatus},
-        jobs::StoredTrigger,
         producer::{Producer, ProducerOptions, RINGER, ringer},
     },
     state::{
@@ -366,24 +366,22 @@ impl Bus {
         group::statuses(&self.context).await
     }
 
-    /// The cursor `name` of the bus as a whole, for a durable subscriber or a trigger that runs once at a time, on any
+    /// The consumer `name` as a whole, whether it exists or not. Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
+    pub fn consumer(&self, name: &str) -> Result<ConsumerHandle> {
+        ConsumerHandle::new(&self.context, name)
+    }
+
+    /// The stored state of all consumers, in the order of their names.
+    pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
+        consumer::statuses(&self.context).await
+    }
+
+    /// The cursor `name` of the bus as a whole, for a durable subscriber that runs once at a time, on any
     /// node. For a cursor per node see [`Node::cursor`].
     ///
     /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
         NamedCursor::new(&self.context, None, name)
-    }
-
-    /// The stored state of the trigger `name`: its position, and the databases that it has parked.
-    ///
-    /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
-    pub fn trigger(&self, name: &str) -> Result<StoredTrigger> {
-        StoredTrigger::new(&self.context, name)
-    }
-
-    /// The names of the triggers that have worked on any database. It costs two reads per cursor of the bus.
-    pub async fn triggers(&self) -> Result<Vec<String>> {
-        StoredTrigger::names(&self.context).await
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    base::error::Result,
+    base::{error::Result, notification::Notification},
     roles::{
+        consumer::ConsumerBuilder,
         group::{Consumer, ConsumerOptions, Group, Observer},
         janitor::{Janitor, JanitorOptions},
         notifier::{Notifier, NotifierOptions},
@@ -91,6 +92,12 @@ impl Node {
         O: Observer<R>,
     {
         Consumer::start(group, &self.member, factory, options).await
+    }
+
+    /// A member of the consumer `name`, which this node is to run. Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is
+    /// empty or longer than 256 bytes.
+    pub fn consumer_named(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
+        ConsumerBuilder::new(&self.context, &self.member, name)
     }
 
     /// The cursor `name` of this node, for a durable subscriber that each node has for itself. After a restart it is found

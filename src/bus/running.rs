@@ -7,9 +7,13 @@ use parking_lot::Mutex;
 
 use super::{Bus, Node, node::Announced, status::BusStatus};
 use crate::{
-    base::error::{Error, Result},
+    base::{
+        error::{Error, Result},
+        notification::Notification,
+    },
     roles::{
         changes::Changes,
+        consumer::ConsumerBuilder,
         dispatcher::{Dispatcher, DispatcherOptions},
         janitor::{Janitor, JanitorOptions},
         notifier::{Notifier, NotifierOptions},
@@ -140,7 +144,13 @@ impl Running {
         &self.node
     }
 
-    /// The dispatcher, which starts subscribers, mirrors and triggers.
+    /// A member of the consumer `name`, which this process is to run. Fails with [`Error::Invalid`] if the name is empty or longer than 256
+    /// bytes.
+    pub fn consumer(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
+        self.node.consumer_named(name)
+    }
+
+    /// The dispatcher, which starts subscribers and mirrors.
     pub fn dispatcher(&self) -> &Dispatcher {
         &self.dispatcher
     }

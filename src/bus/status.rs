@@ -7,7 +7,10 @@ use serde::Serialize;
 use super::Bus;
 use crate::{
     base::{encoding::Sequence, error::Result},
-    roles::group::{GroupStatus, ShardLag},
+    roles::{
+        consumer::ConsumerStatus,
+        group::{GroupStatus, ShardLag},
+    },
     state::{
         feed::TopologyEntry, keys::Partition, membership::NodeStatus, skipped::SkippedRow,
         stats::StatsSnapshot,
@@ -33,6 +36,8 @@ pub struct BusStatus {
     pub backlog: Backlog,
     /// The nodes that have joined and not left.
     pub nodes: Vec<NodeStatus>,
+    /// The consumers.
+    pub consumers: Vec<ConsumerStatus>,
     /// The groups of all feeds.
     pub groups: Vec<GroupLag>,
     /// The rows that this process cannot decode.
@@ -101,12 +106,13 @@ impl Bus {
     /// at most [`Backlog::ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
     pub async fn status(&self) -> Result<BusStatus> {
         let feed = self.feed();
-        let (now, last_seq, horizon, topology, nodes, groups, backlog) = tokio::try_join!(
+        let (now, last_seq, horizon, topology, nodes, consumers, groups, backlog) = tokio::try_join!(
             feed.now(),
             feed.last_sequence(),
             feed.horizon(),
             feed.topology(),
             self.nodes(),
+            self.consumers(),
             self.groups(),
             self.backlog(),
         )?;
@@ -124,6 +130,7 @@ impl Bus {
             feed: FeedStatus { now, last_seq, horizon, topology },
             backlog,
             nodes,
+            consumers,
             groups: with_lag,
             skipped_rows: self.skipped_rows(),
             stats: self.stats(),

@@ -9,12 +9,12 @@ use crate::{
     state::{
         feed_wakeups::FeedWakeups,
         keys::{Config, FeedId, Keys},
+        page_cache::PageCache,
         polls::Polls,
         routing::Schemes,
         signals::Signals,
         skipped::{Skipped, SkippedAt},
         stats::Stats,
-        trigger_board::TriggerBoard,
     },
     store::Database,
 };
@@ -30,11 +30,12 @@ pub(crate) struct Context {
     pub signals: Arc<Signals>,
     /// Informs consumers of feeds of new rows.
     pub wakeups: FeedWakeups,
+    /// The last pages that consumers have read.
+    pub pages: PageCache,
     /// The polls of everything that waits for hints.
     pub polls: Arc<Polls>,
     pub stats: Arc<Stats>,
     pub skipped: Arc<Skipped>,
-    pub triggers: TriggerBoard,
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
     pub ringer: OnceLock<Background>,
@@ -56,7 +57,7 @@ impl Context {
         let stats = Arc::default();
         let ringer = OnceLock::new();
         let (feed, wakeups, skipped) = (FeedId::notifications(), FeedWakeups::default(), Arc::default());
-        let (triggers, polls) = (TriggerBoard::default(), Polls::new(db.env()));
+        let polls = Polls::new(db.env());
         Arc::new(Self {
             db,
             keys,
@@ -64,10 +65,10 @@ impl Context {
             schemes,
             signals,
             wakeups,
+            pages: PageCache::default(),
             polls,
             stats,
             skipped,
-            triggers,
             feed,
             ringer,
         })

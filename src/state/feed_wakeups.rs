@@ -25,7 +25,7 @@ use crate::{
 /// The last message about a feed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FeedHeads {
-    /// The number of messages so far.
+    /// The number of the message. No other message of the process has it, of whatever feed.
     pub count: u64,
     /// The last position at which each shard may have rows, as far as that is known.
     pub heads: Arc<HashMap<ShardId, Sequence>>,
@@ -47,6 +47,8 @@ impl FeedHeads {
 #[derive(Debug, Default)]
 pub(crate) struct FeedWakeups {
     feeds: Mutex<HashMap<FeedId, watch::Sender<FeedHeads>>>,
+    /// How many messages there were. A feed that gets listeners again goes on with new numbers: nobody has heard what came meanwhile.
+    count: AtomicU64,
     /// How often the watcher has read the heads of the notifications and informed the listeners.
     polls: AtomicU64,
     /// Wakes the watcher when a feed gets its first listener.
@@ -63,7 +65,12 @@ impl FeedWakeups {
         if !feeds.contains_key(feed) {
             self.joined.notify_one();
         }
-        feeds.entry(feed.clone()).or_default().subscribe()
+        let first = || watch::Sender::new(FeedHeads { count: self.next(), heads: Arc::default() });
+        feeds.entry(feed.clone()).or_insert_with(first).subscribe()
+    }
+
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Counts a read of the heads, after its messages.
@@ -92,7 +99,7 @@ impl FeedWakeups {
     /// all other shards.
     pub fn notify(&self, feed: &FeedId, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
         if let Some(sender) = self.feeds.lock().get(feed) {
-            notify(sender, heads);
+            notify(sender, self.next(), heads);
         }
     }
 
@@ -101,7 +108,7 @@ impl FeedWakeups {
     pub fn notify_documents(&self) {
         let feeds = self.feeds.lock();
         let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
-        documents.for_each(|(_, sender)| notify(sender, None));
+        documents.for_each(|(_, sender)| notify(sender, self.next(), None));
     }
 
     /// The watcher of the process, which `start` starts if there is none. It ends with its last handle.
@@ -116,11 +123,8 @@ impl FeedWakeups {
 }
 
 /// Informs the listeners of one feed.
-fn notify(sender: &watch::Sender<FeedHeads>, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
-    sender.send_modify(|last| {
-        last.count = last.count.wrapping_add(1);
-        last.heads = heads.unwrap_or_default();
-    });
+fn notify(sender: &watch::Sender<FeedHeads>, count: u64, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
+    sender.send_replace(FeedHeads { count, heads: heads.unwrap_or_default() });
 }
 
 #[cfg(test)]
@@ -149,6 +153,20 @@ mod tests {
         assert!(!one.borrow().may_have_rows(ShardId(1), Sequence::MIN), "its head is known as before");
         drop(two);
         assert_eq!(wakeups.documents(), 0);
+    }
+
+    /// Bug: the numbers of a feed began again with its listeners, so a page that was read before nobody listened counted as new. Fix: they
+    /// are those of the process.
+    #[tokio::test]
+    async fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
+        let (wakeups, feed) = (FeedWakeups::default(), FeedId::notifications());
+        let listener = wakeups.listen(&feed);
+        let before = listener.borrow().count;
+        drop(listener);
+        let listener = wakeups.listen(&feed);
+        assert_ne!(listener.borrow().count, before);
+        wakeups.notify(&feed, None);
+        assert!(listener.borrow().count > before + 1);
     }
 
     #[tokio::test]

@@ -84,6 +84,18 @@ stats! {
     tombstones_dropped,
     /// Closed topology entries that the janitor has dropped.
     topologies_dropped,
+    /// Consumers that the janitor has deleted because they had no member for too long.
+    consumers_expired,
+    /// Rows that handlers of consumers have finished.
+    consumer_rows,
+    /// Checkpoints of consumers that were written outside of handlers' own transactions.
+    consumer_checkpoints,
+    /// Failures of handlers of consumers, including panics and stalls.
+    consumer_failures,
+    /// Panics of handlers of consumers.
+    consumer_panics,
+    /// How often an id was deferred because its work had failed too often, or stalled.
+    consumer_deferred,
     /// Groups that the janitor has deleted because they had no consumer for too long.
     groups_expired,
     /// Rows that observers of groups have worked on.
@@ -108,14 +120,6 @@ stats! {
     listener_restarts,
     /// Panics of the dispatcher's tail, which began again.
     tail_panics,
-    /// Attempts of triggers' jobs that have failed, panicked or were stuck.
-    trigger_failures,
-    /// How often a trigger has parked a database because its job had failed too often.
-    trigger_parked,
-    /// Jobs of triggers that were cancelled because they had shown no progress for too long.
-    trigger_stuck,
-    /// Panics of triggers themselves, which began again.
-    trigger_restarts,
 }
 
 impl Stats {

@@ -9,7 +9,7 @@ use std::{
 use notibus::{
     Bus, Cursor, JanitorOptions, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
-    jobs::ParallelJob,
+    consumer::{ParallelBatch, ParallelJob},
     store::Database,
 };
 
@@ -55,7 +55,7 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
     let work = {
         let (seen, feed) = (Arc::clone(&seen), feed.clone());
-        move |batch: notibus::jobs::Batch<notibus::changes::Change>| {
+        move |batch: ParallelBatch<notibus::changes::Change>| {
             let (seen, feed) = (Arc::clone(&seen), feed.clone());
             async move {
                 if batch.rows.iter().any(|row| row.doc.id.as_str() == "doc50") {

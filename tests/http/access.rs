@@ -20,7 +20,7 @@ async fn only_admins_get_the_feed() {
     let options = ApiOptions::default().access(access);
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
-        api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.triggers())
+        api.db_updates().merge(changes).merge(api.events()).merge(api.status())
     })
     .await;
 
@@ -46,8 +46,6 @@ async fn only_admins_get_the_feed() {
         ("GET", "/_notibus/metrics"),
         ("POST", "/_notibus/events"),
         ("POST", "/_notibus/events/"),
-        ("GET", "/_notibus/triggers"),
-        ("POST", "/_notibus/triggers/views/reset"),
         ("GET", "/a/_changes"),
         ("GET", "/a/_changes/"),
         ("GET", "/a/_changes/_meta"),

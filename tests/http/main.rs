@@ -27,4 +27,3 @@ mod sessions;
 mod slow_bodies;
 mod spans;
 mod status;
-mod triggers;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use notibus::{
     Error, Filter, Roles,
     dispatcher::{Interruption, StopReason},
-    jobs::{TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{Database, testing::Faults},
 };
 use tokio_stream::StreamExt;
@@ -13,16 +12,7 @@ use tokio_stream::StreamExt;
 use super::fixture::{EXPIRY, INTERVAL};
 use crate::common::{db, narrow_bus, record, stored, within};
 
-/// A job that does nothing.
-struct Idle;
-
-impl<W: Send + 'static> TriggerJob<W> for Idle {
-    async fn run(&self, _: W) -> TaskResult {
-        Ok(())
-    }
-}
-
-/// Regression: only what held leases ended. The tail, subscribers, mirrors and triggers of a process went on with whatever stood under
+/// Regression: only what held leases ended. The tail, subscribers and mirrors of a process went on with whatever stood under
 /// the prefix of its bus, although the log said that its roles end.
 #[tokio::test(start_paused = true)]
 async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
@@ -36,7 +26,6 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     let durable = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let callback = durable.callback(|_| async {});
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
-    let trigger = index_trigger(dispatcher, TriggerOptions::index("views"), Idle).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     within("a delivery", stream.next()).await.unwrap().unwrap();
     mirror.synced().await.unwrap();
@@ -60,8 +49,6 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     assert_eq!(within("the end", callback.finished()).await, StopReason::BusGone);
     assert!(mirror.get(&db("b", 1).name).is_none());
     assert!(matches!(dispatcher.reached(1).await, Err(Error::BusGone { .. })));
-    let ended = within("the end", trigger.shutdown()).await;
-    assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
     // A subscriber that comes later ends as well.
     let late = within("the end", dispatcher.subscribe(Filter::all()).stream().next()).await;
     assert!(matches!(late, Some(Err(Interruption::Failed(Error::BusGone { .. })))), "{late:?}");

@@ -9,6 +9,7 @@ mod fencing;
 mod fixture;
 mod gone;
 mod heartbeats;
+mod many_roles;
 mod outage;
 mod roles;
 mod sharing;

@@ -8,9 +8,9 @@ use std::{
 };
 
 use notibus::{
-    Cursor, Error, Filter, Notification, Roles,
+    Cursor, Filter, Notification, Roles,
+    consumer::Work,
     group::{ConsumerOptions, GroupBatch, GroupOptions},
-    jobs::{TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{
         Database, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, WatchFault},
@@ -65,15 +65,6 @@ impl Lines {
     }
 }
 
-/// A job that does nothing.
-struct Idle;
-
-impl<W: Send + 'static> TriggerJob<W> for Idle {
-    async fn run(&self, _: W) -> TaskResult {
-        Ok(())
-    }
-}
-
 /// Makes all reads, writes and watches fail with `error`.
 fn cut_off(faults: &Faults, error: &StoreError) {
     let (read, write, watch) = (error.clone(), error.clone(), error.clone());
@@ -82,7 +73,7 @@ fn cut_off(faults: &Faults, error: &StoreError) {
     faults.plan_watches(move |_| Some(WatchFault::Refuse(watch.clone())));
 }
 
-/// Regression: triggers, parallel jobs and groups logged each failure of the store on their own, a trigger three lines a second, and the
+/// Regression: parallel jobs and groups logged each failure of the store on their own, and the
 /// one line per cause with growing pauses was lost among them.
 #[tokio::test(start_paused = true)]
 async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
@@ -102,7 +93,8 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
         let consumer = running.node().consumer(&group, move |_| observe, ConsumerOptions::default()).await;
         let consumer = consumer.unwrap();
         let dispatcher = running.dispatcher();
-        let trigger = index_trigger(dispatcher, TriggerOptions::index("views"), Idle).await.unwrap();
+        let views = running.consumer("views").unwrap().run(async |_: Work<Notification>| Ok(()));
+        let views = views.await.unwrap();
         let mirror = dispatcher.mirror(Filter::all()).unwrap();
         let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("c").unwrap()).await.unwrap();
         let callback = durable.callback(|_| async {});
@@ -126,13 +118,13 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
         record(&store, &bus, &db("after", 1), [1, 0, 0, 0]).await;
         row_with(&bus, &db("after", 1), [1, 0, 0, 0]).await;
         drop((mirror, callback));
-        trigger.shutdown().await.unwrap();
+        views.shutdown().await.unwrap();
         consumer.shutdown().await.unwrap();
         running.shutdown().await.unwrap();
     }
 }
 
-/// Regression: a trigger, and a listener that was stopped, waited for as long as the store was away, because they save their position.
+/// Regression: a listener that was stopped waited for as long as the store was away, because it saves its position.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Database::memory());
@@ -140,7 +132,6 @@ async fn what_saves_its_position_ends_without_the_store_too() {
     let bus = narrow_bus(&store).await;
     let running = bus.start(Roles::default()).await.unwrap();
     let dispatcher = running.dispatcher();
-    let trigger = index_trigger(dispatcher, TriggerOptions::index("views"), Idle).await.unwrap();
     let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("c").unwrap()).await.unwrap();
     let callback = durable.callback(|_| async {});
     // Nothing is saved from here on, so that there is something to save at the end.
@@ -154,9 +145,7 @@ async fn what_saves_its_position_ends_without_the_store_too() {
     cut_off(&faults, &StoreError::PROCESS_BEHIND);
     let began = tokio::time::Instant::now();
     callback.stop().await;
-    let ended = trigger.shutdown().await;
     assert!(began.elapsed() <= Duration::from_secs(25), "{:?}", began.elapsed());
-    assert!(matches!(ended, Err(Error::GaveUp { .. })), "{ended:?}");
     faults.heal();
     running.shutdown().await.unwrap();
 }

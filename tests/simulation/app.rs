@@ -25,19 +25,7 @@ pub mod family {
     pub const ONCE: u16 = 2;
     pub const EFFECT: u16 = 3;
     pub const DOCUMENT: u16 = 4;
-    pub const DERIVED: u16 = 6;
-    pub const DERIVED_TO: u16 = 7;
-    pub const CLEANED: u16 = 8;
-}
-
-/// The triggers, by the names of their cursors. The jobs of both derive rows from the documents of a database.
-pub mod trigger {
-    /// An index trigger, whose jobs are parallel jobs.
-    pub const INDEX: &str = "index";
-    /// A replication trigger, whose jobs read the documents in pages.
-    pub const COPY: &str = "copy";
-    /// Both.
-    pub const ALL: [&str; 2] = [INDEX, COPY];
+    pub const WORKED: u16 = 6;
 }
 
 fn pack(elements: &impl TuplePack) -> Vec<u8> {
@@ -73,28 +61,21 @@ pub fn documents(instance: DbInstance) -> KeyRange {
     KeyRange::new(begin, end)
 }
 
-/// The key of the row that the jobs of `trigger` derive from a document. Its value is the sequence of the document's last edit.
-pub fn derived(trigger: &str, instance: DbInstance, id: &DocId) -> Vec<u8> {
-    pack(&(family::DERIVED, trigger, &instance.0[..], id.as_str()))
+/// The key in which the handler of `consumer` says what it has done last for the id `id`.
+pub fn worked(consumer: &str, id: &[u8]) -> Vec<u8> {
+    pack(&(family::WORKED, consumer, id))
 }
 
-/// All rows that the jobs of `trigger` derive from the documents of a database.
-pub fn all_derived(trigger: &str, instance: DbInstance) -> KeyRange {
-    let mut begin = pack(&(family::DERIVED, trigger, &instance.0[..]));
-    let mut end = begin.clone();
-    begin.push(0);
-    end.push(0xff);
-    KeyRange::new(begin, end)
+/// What a handler has done: the number of its run, and whether that has finished the work on the id. `nonce` distinguishes it from all
+/// other values.
+pub fn work(run: u64, is_final: bool, nonce: u64) -> Vec<u8> {
+    foundationdb_tuple::pack(&(run, is_final, nonce))
 }
 
-/// The key of the cursor up to which the jobs of `trigger` have derived rows from the documents of a database.
-pub fn derived_to(trigger: &str, instance: DbInstance) -> Vec<u8> {
-    pack(&(family::DERIVED_TO, trigger, &instance.0[..]))
-}
-
-/// The key that says that the job of `trigger` has cleaned up after a deleted database.
-pub fn cleaned(trigger: &str, instance: DbInstance) -> Vec<u8> {
-    pack(&(family::CLEANED, trigger, &instance.0[..]))
+/// The run of [`work`], and whether it is final.
+pub fn work_of(value: &[u8]) -> (u64, bool) {
+    let (run, is_final, _): (u64, bool, u64) = foundationdb_tuple::unpack(value).expect(WRITTEN);
+    (run, is_final)
 }
 
 /// A document as the layer keeps it: its last edit, and the edit that the layer named as the previous one.
@@ -189,12 +170,8 @@ pub enum AppKey {
     /// A group has worked on a row.
     Effect(GroupName, Sequence),
     Document(DbInstance, String),
-    /// A row that the jobs of a trigger derive from a document of a database.
-    Derived(String, DbInstance, String),
-    /// The position up to which the jobs of a trigger have derived rows of a database.
-    DerivedTo(String, DbInstance),
-    /// The job of a trigger has cleaned up after a deleted database.
-    Cleaned(String, DbInstance),
+    /// What the handler of a consumer has done last for an id.
+    Worked(String, Vec<u8>),
 }
 
 impl AppKey {
@@ -214,16 +191,10 @@ impl AppKey {
         if let Ok((family::DOCUMENT, instance, id)) = unpack::<(u16, TupleBytes<'_>, String)>(rest) {
             return Some(Self::Document(DbInstance(instance[..].try_into().ok()?), id));
         }
-        if let Ok((family::DERIVED, trigger, instance, id)) =
-            unpack::<(u16, String, TupleBytes<'_>, String)>(rest)
-        {
-            return Some(Self::Derived(trigger, DbInstance(instance[..].try_into().ok()?), id));
-        }
         let (number, name, bytes): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
         Some(match number {
             family::EFFECT => Self::Effect(GroupName::new(&name).ok()?, Sequence::from_bytes(&bytes).ok()?),
-            family::DERIVED_TO => Self::DerivedTo(name, DbInstance(bytes[..].try_into().ok()?)),
-            family::CLEANED => Self::Cleaned(name, DbInstance(bytes[..].try_into().ok()?)),
+            family::WORKED => Self::Worked(name, bytes.to_vec()),
             _ => return None,
         })
     }

@@ -3,15 +3,15 @@
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
 mod absences;
+mod consumers;
 mod doubts;
-mod jobs;
 mod sizes;
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-pub(super) use self::{absences::AbsencePlan, jobs::JobPlan, sizes::SizePlan};
+pub(super) use self::{absences::AbsencePlan, consumers::ConsumerPlan, sizes::SizePlan};
 use notibus::{
     JanitorOptions, NotifierOptions,
     changes::ChangesOptions,
@@ -75,8 +75,7 @@ pub(super) struct WorldPlan {
     pub subscribers: SubscriberPlan,
     /// The documents of databases, if they have any.
     pub documents: Option<DocumentPlan>,
-    /// The triggers, if there are any.
-    pub jobs: Option<JobPlan>,
+    pub consumers: Vec<ConsumerPlan>,
     /// The clients over HTTP, if there are any.
     pub web: Option<WebPlan>,
     pub node: NodeOptions,
@@ -137,6 +136,8 @@ pub(super) struct ProcessPlan {
     pub janitor: bool,
     /// Consumers of the groups.
     pub consumer: bool,
+    /// Members of the consumers.
+    pub works: bool,
     pub producers: u32,
     /// An operator: it changes the topology, and resets and deletes groups.
     pub operator: bool,
@@ -146,6 +147,13 @@ pub(super) struct ProcessPlan {
     pub slowness: u32,
     /// The most leases that its notifier may hold, and each of its consumers.
     pub leases_max: Option<u32>,
+}
+
+impl ProcessPlan {
+    /// Whether it has a node.
+    pub fn is_node(self) -> bool {
+        self.notifier || self.dispatcher || self.janitor || self.consumer
+    }
 }
 
 /// How a group saves its checkpoints.
@@ -213,7 +221,7 @@ impl WorldPlan {
             processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
             is_durable: random.u32(0..12) == 0,
             chaos: ms(random, 4_000, 15_000),
-            rates: rates(random, |fault| !fault.is_of_jobs()),
+            rates: rates(random, |fault| !fault.is_of_handlers()),
             latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
             slow_ms: [50, 500, 4_000][random.usize(0..3)],
             doubts_last: false,
@@ -230,7 +238,7 @@ impl WorldPlan {
             sizes: SizePlan::default(),
             subscribers: SubscriberPlan::default(),
             documents: None,
-            jobs: None,
+            consumers: Vec::new(),
             web: None,
             node,
             notifier: NotifierOptions::default()
@@ -253,7 +261,7 @@ impl WorldPlan {
         plan.with_churn(random).with_subscribers(random).with_guests(seed)
     }
 
-    /// Adds documents, triggers and clients over HTTP, each in some worlds. They are drawn apart, so that the other worlds of a seed
+    /// Adds documents, consumers and clients over HTTP, each in some worlds. They are drawn apart, so that the other worlds of a seed
     /// stay the same.
     fn with_guests(self, seed: u64) -> Self {
         let random = |part: u64| Rng::with_seed(seed ^ part);
@@ -264,7 +272,7 @@ impl WorldPlan {
             .with_parking(&mut random(0x7061_726b))
             .with_slow_observers(&mut random(0x736c_6f77))
             .with_doubts(&mut random(0x646f_7562_7473))
-            .with_jobs(&mut random(0x6a6f_6273))
+            .with_consumers(&mut random(0x6a6f_6273))
             .with_web(&mut random(0x6874_7470))
     }
 
@@ -384,14 +392,20 @@ impl WorldPlan {
         self
     }
 
-    /// Adds triggers, in some of the worlds with documents.
-    fn with_jobs(mut self, random: &mut Rng) -> Self {
-        if self.documents.is_none() || random.u32(0..3) == 0 {
+    /// Adds consumers, in most worlds.
+    fn with_consumers(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..3) == 0 {
             return self;
         }
-        self.processes[0].dispatcher = true;
-        self.jobs = Some(JobPlan::draw(random, &self.names));
-        self.rates.extend(rates(random, Fault::is_of_jobs));
+        let balance = self.notifier.balance.clone().leases_max(None);
+        self.consumers = (0..random.usize(1..=2))
+            .map(|number| ConsumerPlan::draw(random, &self.names, balance.clone(), number))
+            .collect();
+        for process in &mut self.processes {
+            process.works = process.is_node() && random.u32(0..3) > 0;
+        }
+        self.processes[0].works = true;
+        self.rates.extend(rates(random, Fault::is_of_handlers));
         self
     }
 
@@ -540,8 +554,10 @@ fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
             Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
-            Fault::ObserverError | Fault::ObserverPanic | Fault::JobError | Fault::JobPanic => (0.005, 0.2),
-            Fault::JobHangs => (0.005, 0.05),
+            Fault::ObserverError | Fault::ObserverPanic | Fault::HandlerError | Fault::HandlerPanic => {
+                (0.005, 0.2)
+            }
+            Fault::HandlerHangs | Fault::HandlerLeavesTask => (0.005, 0.1),
             _ => (0.001, 0.1),
         };
         let rate = least * (most / least).powf(random.f64());

@@ -37,9 +37,9 @@ pub enum Guarantee {
     ExactlyOnce,
     /// Rows that a reader still has to read are not dropped.
     Kept,
-    /// The jobs of a trigger work on every change of every database, and clean up after every deleted one, whatever other jobs do.
+    /// A consumer works on every wanted row in its newest state, and learns of the end of each database before it works on the next one.
     Worked,
-    /// Work that was cancelled, or whose database was deleted, writes nothing any more.
+    /// Work that was cancelled, or overtaken, or whose database has ended, writes nothing any more.
     Ended,
     /// Answered commits stay on disk.
     Durable,

@@ -66,8 +66,8 @@ impl Deref for Shared {
 impl Shared {
     /// A world of `plan`, whose faults are drawn from `random`.
     pub fn new(plan: WorldPlan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
-        let failing = plan.jobs.as_ref().map(|jobs| jobs.failing.clone());
-        let mut oracle = Oracle::new(plan.names.clone(), plan.documents.is_some(), failing);
+        let mut oracle = Oracle::new(plan.names.clone(), plan.documents.is_some());
+        oracle.expect_consumers(&plan.consumers);
         if plan.rate(Fault::ClockJump) == 0.0 {
             oracle.trust_clocks();
         }

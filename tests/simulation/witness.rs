@@ -84,12 +84,14 @@ named! {
         ObserverError,
         /// An observer panics.
         ObserverPanic,
-        /// The job of a trigger returns an error.
-        JobError,
-        /// The job of a trigger panics.
-        JobPanic,
-        /// The job of a trigger never ends.
-        JobHangs,
+        /// A handler of a consumer returns an error.
+        HandlerError,
+        /// A handler of a consumer panics.
+        HandlerPanic,
+        /// A handler of a consumer never returns.
+        HandlerHangs,
+        /// A handler of a consumer returns an error, and leaves a task that commits its work later.
+        HandlerLeavesTask,
     }
 }
 
@@ -100,8 +102,8 @@ named! {
         FoldRefused,
         /// A commit with a checkpoint was refused.
         ConsumerRefused,
-        /// A transaction of a job was refused.
-        JobRefused,
+        /// A transaction of a handler was refused.
+        WorkRefused,
         /// An operation of the disk has failed.
         DiskFailed,
         /// A fold whose commit came late was committed.
@@ -194,18 +196,34 @@ named! {
         DocumentTailEnded,
         /// A group of documents was consumed when its database was deleted.
         DocumentGroupEnded,
-        /// A process went on with a trigger's work on a database that another process had begun.
-        TriggerTakenOver,
-        /// A trigger has parked a database.
-        JobParked,
-        /// The job of a parked database has succeeded.
-        ParkedJobDone,
-        /// A parked database was deleted, and the trigger has forgotten it.
-        ParkedDatabaseForgotten,
-        /// A trigger has listed work as owed.
-        WorkOwed,
-        /// A job has cleaned up rows that were derived from the documents of a deleted database.
-        DerivedRowsRemoved,
+        /// A handler found that its work was committed already.
+        WorkFoundDone,
+        /// A handler found that its run was cancelled, or its lease lost.
+        WorkFoundCancelled,
+        /// A consumer has deferred an id.
+        IdDeferred,
+        /// The work on a deferred id has succeeded.
+        DeferredIdDone,
+        /// A deferred id was discarded.
+        DeferredIdDiscarded,
+        /// The work on an id was done again, because somebody had asked for it.
+        WorkedAgain,
+        /// The end of a database came to a handler after its tombstone was dropped.
+        GoneWithoutRow,
+        /// A database ended while a handler worked on it, and the next one of its name came with its end.
+        EndBeforeNextWork,
+        /// A key was moved to the successor of its shard.
+        KeyMoved,
+        /// A consumer went over to the shards of a reshard.
+        ConsumerWentOver,
+        /// A consumer was reset while it had worked.
+        ConsumerReset,
+        /// A consumer was deleted while it had worked.
+        ConsumerDeleted,
+        /// A consumer was paused while it had worked.
+        ConsumerPaused,
+        /// The low watermark of a consumer was ahead of a checkpoint.
+        LowWatermarkAhead,
         /// A client over HTTP learned that its position is too old.
         WebClientExpired,
         /// A client over HTTP was sent several rows of one database.
@@ -232,9 +250,9 @@ named! {
 }
 
 impl Fault {
-    /// Whether it strikes jobs of triggers only.
-    pub fn is_of_jobs(self) -> bool {
-        matches!(self, Self::JobError | Self::JobPanic | Self::JobHangs)
+    /// Whether it strikes handlers of consumers only.
+    pub fn is_of_handlers(self) -> bool {
+        matches!(self, Self::HandlerError | Self::HandlerPanic | Self::HandlerHangs | Self::HandlerLeavesTask)
     }
 }
 

@@ -12,7 +12,6 @@ use notibus::{
     Bus, BusOptions, DispatcherOptions, EventKind, Filter, JanitorOptions, Node, NodeOptions, Notification,
     NotifierOptions,
     group::{CheckpointPolicy, ConsumerOptions, GroupBatch, GroupOptions},
-    jobs::TriggerOptions,
     node::BalanceOptions,
     store::{Database, RetryPolicy},
 };
@@ -105,24 +104,14 @@ async fn two_consumers_on_two_nodes_bear_the_longest_durations() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscribers_and_triggers_bear_the_longest_durations() {
+async fn subscribers_bear_the_longest_durations() {
     let fixture = SubscriberFixture::new().await;
     let cursor = fixture.bus.cursor("c").unwrap();
     let durable = fixture.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
     let durable = durable.durable(&cursor).await.unwrap();
     let listener = durable.listener(|| crate::listeners::Quiet).backoff(NEVER, NEVER).unwrap().start();
-    let options = TriggerOptions::index("t")
-        .debounce(NEVER)
-        .backoff_min(NEVER)
-        .backoff_max(NEVER)
-        .checkpoint_interval(NEVER);
-    let job = |_: notibus::jobs::IndexBuild| async { Ok(()) };
-    let trigger = notibus::jobs::index_trigger(&fixture.dispatcher, options, job).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
-    until("it is seen", async || trigger.status().waiting == 1).await;
     tokio::time::sleep(Duration::from_hours(1)).await;
-    assert_eq!(trigger.status().done, 0);
-    trigger.shutdown().await.unwrap();
     let before = cursor.read().await.unwrap();
     listener.stop().await;
     assert!(cursor.read().await.unwrap() > before, "it is saved when it ends");

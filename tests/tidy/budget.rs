@@ -42,16 +42,13 @@ const SRC_FILES: usize = 317;
 /// The most lines of `tests/simulation`, but for [`MOVED`].
 const SIMULATION_LINES: usize = 9_000;
 
-/// What `tests/simulation` has for groups, triggers, parallel jobs and named cursors, which are about to be replaced.
-const MOVED: [&str; 12] = [
+/// What `tests/simulation` has for groups, parallel jobs and named cursors, which are about to be replaced.
+const MOVED: [&str; 9] = [
     "tests/simulation/actors/catalogue.rs",
     "tests/simulation/actors/consumer.rs",
-    "tests/simulation/actors/jobs.rs",
-    "tests/simulation/draw/jobs.rs",
     "tests/simulation/oracle/cursors.rs",
     "tests/simulation/oracle/expiry.rs",
     "tests/simulation/oracle/groups.rs",
-    "tests/simulation/oracle/jobs.rs",
     "tests/simulation/oracle/models/group.rs",
     "tests/simulation/oracle/operations.rs",
     "tests/simulation/oracle/parked.rs",

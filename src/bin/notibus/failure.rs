@@ -33,6 +33,7 @@ impl From<notibus::Error> for Failure {
             | Error::NoFeed { .. }
             | Error::NoShard { .. }
             | Error::NoGroup { .. }
+            | Error::NoConsumer { .. }
             | Error::BusInUse { .. }
             | Error::Expired { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),

@@ -1,6 +1,7 @@
 //! The `notibus` command. It parses the arguments and calls the module of the subcommand.
 
 mod confirm;
+mod consumers;
 mod credential;
 mod failure;
 mod folder;
@@ -17,7 +18,6 @@ mod table;
 mod tail;
 mod target;
 mod topology;
-mod triggers;
 
 use std::{
     io::IsTerminal,
@@ -79,10 +79,10 @@ enum Command {
     Status(status::Args),
     /// Print the nodes of a bus, and which of them are alive.
     Nodes(nodes::Args),
+    /// List and manage consumers: durable work on a feed.
+    Consumers(consumers::Args),
     /// List and manage groups of durable consumers.
     Groups(groups::Args),
-    /// List and manage triggers, and the databases for which their jobs have failed.
-    Triggers(triggers::Args),
     /// Show or change the shards of a feed.
     #[command(subcommand)]
     Topology(topology::Command),
@@ -177,8 +177,8 @@ async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(args, timeout).await,
         Command::Status(args) => status::run(args, timeout).await,
         Command::Nodes(args) => nodes::run(args, timeout).await,
+        Command::Consumers(args) => consumers::run(args, timeout).await,
         Command::Groups(args) => groups::run(args, timeout).await,
-        Command::Triggers(args) => triggers::run(args, timeout).await,
         Command::Topology(command) => topology::run(command, timeout).await,
         Command::Tail(args) => tail::run(args, timeout).await,
         Command::Record(args) => record::run(args, timeout).await,

@@ -5,6 +5,7 @@ use std::{io::IsTerminal, time::Duration};
 use serde_json::Value;
 
 use crate::{
+    consumers::state,
     failure::Failure,
     out,
     table::{Table, duration, items, text, time},
@@ -101,6 +102,13 @@ fn screen(status: &Value) -> String {
         ]);
     }
     out.push_str(&groups.text("no group"));
+    out.push('\n');
+    let mut consumers = Table::new(&["CONSUMER", "FEED", "MEMBERS", "STATE"]);
+    for consumer in items(&status["consumers"]) {
+        let members = items(&consumer["members"]).len().to_string();
+        consumers.row([text(&consumer["name"]), feed_of(consumer), members, state(consumer)]);
+    }
+    out.push_str(&consumers.text("no consumer"));
     out
 }
 

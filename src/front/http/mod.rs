@@ -46,6 +46,7 @@ mod caller;
 mod catalogue;
 mod changes;
 mod checks;
+mod consumers;
 mod cookie;
 mod cors;
 mod databases;
@@ -74,7 +75,6 @@ mod socket;
 mod status;
 mod stream;
 mod tally;
-mod triggers;
 mod updates;
 mod wire_format;
 

@@ -20,8 +20,7 @@ use crate::{
         feed::FeedRow,
         keys::{
             Config, CursorRow, DeadLetterRow, FoldMark, GroupName, GroupParkedRow, GroupRow, Idleness, Keys,
-            Lease, NodeId, NodeRow, OwedRow, ParkedRow, RowSpace, ShardId, TopologyRow, Trouble,
-            checkpoint_position,
+            Lease, NodeId, NodeRow, RowSpace, ShardId, TopologyRow, Trouble, checkpoint_position,
         },
     },
     store::testing::SimulatedDisk,
@@ -86,7 +85,6 @@ fn keys(input: &[u8]) {
     let keys = Keys::new(&b"bus"[..]).expect("the prefix is short");
     let row = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
     drop(keys.age_mark_of(&row));
-    drop(keys.parked_row(&row));
     drop(keys.dead_letter_row(&row));
     drop(keys.ddoc_row(&row));
     drop(keys.node_of(key));
@@ -98,8 +96,6 @@ fn keys(input: &[u8]) {
     drop(keys.drain_row(row.clone()));
     drop(keys.lease_row(key, value));
     drop(keys.cursor_id(key));
-    drop(keys.scan_db(&row));
-    drop(keys.owed_name(&row));
     drop(keys.lowest_checkpoint_group(key));
     drop(keys.group_parked_id(key));
     drop(keys.newest_id(key));
@@ -131,13 +127,11 @@ fn values(input: &[u8]) {
         |bytes| GroupParkedRow::from_bytes(&Bytes::copy_from_slice(bytes)),
         GroupParkedRow::to_bytes,
     );
-    round(input, OwedRow::from_bytes, |it| it.to_bytes().to_vec());
     round(input, FoldMark::from_bytes, |it| it.to_bytes());
     round(input, GroupRow::from_bytes, |it| it.to_bytes());
     round(input, Idleness::from_bytes, |it| it.to_bytes());
     round(input, Lease::from_bytes, |it| it.to_bytes());
     round(input, NodeRow::from_bytes, |it| it.to_bytes());
-    round(input, ParkedRow::from_bytes, ParkedRow::to_bytes);
     round(input, Trouble::from_bytes, Trouble::to_bytes);
     round(input, |bytes| TopologyRow::from_bytes(Sequence::MIN, bytes), TopologyRow::to_bytes);
     round(input, |bytes| Notification::from_bytes(Sequence::MAX, bytes), Notification::to_bytes);

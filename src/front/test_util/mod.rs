@@ -1,5 +1,5 @@
 //! What tests see of the inside of a bus: the decoders of all bytes from outside, what a judge of its commits needs to
-//! [`inspect`] them, and, as long as these exist, the rows of groups, triggers and durable subscribers ([`rooms`]).
+//! [`inspect`] them, and, as long as these exist, the rows of groups and durable subscribers ([`rooms`]).
 
 mod decoders;
 pub mod inspect;

@@ -1,4 +1,4 @@
-//! The rows of groups, triggers and durable subscribers, for the judges of these. This goes with them, as soon as one kind of consumer
+//! The rows of groups and durable subscribers, for the judges of these. This goes with them, as soon as one kind of consumer
 //! takes their place; nothing else may use it.
 //!
 //! Each function fails with [`Error::Corrupt`](crate::Error::Corrupt) if the value is no such row.
@@ -53,7 +53,7 @@ impl SavedCursor {
     }
 }
 
-/// The cursor of a durable subscriber, or of a trigger's scan of a database.
+/// The cursor of a durable subscriber.
 pub fn cursor(value: &[u8]) -> Result<SavedCursor> {
     let CursorRow { token, cursor, filter } = CursorRow::from_bytes(value)?;
     Ok(SavedCursor { token, cursor, filter })

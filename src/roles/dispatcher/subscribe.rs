@@ -95,14 +95,8 @@ impl Subscribe {
     /// one that the cursor was saved with, databases that only the new filter wants come with their next event; in the middle of
     /// the first scan, the scan starts over. It also does with a predicate, which cannot be compared.
     pub async fn durable(self, cursor: &NamedCursor) -> Result<Self> {
-        self.durable_from(cursor, false).await
-    }
-
-    /// [`Subscribe::durable`]. If `starts_over`, and the filter differs from the one that the cursor was saved with, it begins at nothing
-    /// again: for work that must not miss a database.
-    pub(crate) async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.order.start);
-        let cursor = cursor.open(start, &self.order.filter, starts_over).await?;
+        let cursor = cursor.open(start, &self.order.filter).await?;
         let mut subscribe = self.since(cursor.stored());
         subscribe.order.cursor = Some(cursor);
         Ok(subscribe)

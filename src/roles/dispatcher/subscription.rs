@@ -23,7 +23,7 @@ use crate::{
         error::{Error, Result},
         filter::Filter,
     },
-    state::named_cursor::{OpenCursor, autosave::Autosave},
+    state::named_cursor::autosave::Autosave,
 };
 
 /// Receives for a subscriber, in batches or one delivery at a time, and saves its cursor.
@@ -184,10 +184,3 @@ subscription!(BatchSubscription, DeliveryBatch, true, identity);
 pub struct Subscription(pub(super) Source);
 
 subscription!(Subscription, Delivery, false, DeliveryBatch::into_first);
-
-impl Subscription {
-    /// Takes the cursor of a durable subscription, which then no longer saves.
-    pub(crate) fn take_cursor(&mut self) -> Option<OpenCursor> {
-        self.0.autosave.take().map(|autosave| autosave.into_cursor())
-    }
-}

@@ -17,13 +17,13 @@ use super::{
     lowest::{Lowest, Working},
     observer::{Alive, PendingCloses},
     shard::ShardTask,
-    watcher,
 };
 use crate::{
     base::{
         error::{Error, Result},
         tasks::in_time,
     },
+    roles::consumer::watcher,
     state::{
         feed::FeedRow,
         keys::ShardId,

@@ -29,7 +29,7 @@
 //! # Cost
 //!
 //! A batch costs a read and, unless the observer writes the checkpoint with its own effects, a small write. While no rows
-//! come, one watcher per process polls for all groups ([`watcher`]), and one shard of documents is read per
+//! come, one watcher per process polls for all groups ([`watcher`](crate::roles::consumer::watcher)), and one shard of documents is read per
 //! [`ConsumerOptions::poll_interval`], whatever the number of groups and shards. After rows have come into other shards of
 //! the notification feed, a shard without rows saves its position once, because it would keep tombstones otherwise.
 
@@ -48,7 +48,6 @@ mod parked;
 mod replay;
 mod shard;
 mod status;
-mod watcher;
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 

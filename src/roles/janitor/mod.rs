@@ -7,6 +7,7 @@
 //!
 //! It works in bounded transactions of batch priority, which a busy cluster defers.
 
+mod consumers;
 mod groups;
 mod options;
 mod pass;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use futures_util::{FutureExt, future::BoxFuture};
 
 pub use self::options::JanitorOptions;
-use self::{groups::WorkClock, pass::Pass, tombstones::JanitorClock};
+use self::{consumers::WorkedTime, groups::WorkClock, pass::Pass, tombstones::JanitorClock};
 use crate::{
     base::{
         encoding::Sequence,
@@ -78,7 +79,7 @@ impl Work for Cleaning {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::MIN;
-            let mut worked = WorkClock::default();
+            let mut worked = (WorkClock::default(), WorkedTime::default());
             loop {
                 match pass.run(&mut age, &mut clean_to, &mut worked).await {
                     Ok(()) => {}
@@ -108,14 +109,15 @@ impl Pass<'_> {
         &self,
         age: &mut JanitorClock,
         clean_to: &mut Sequence,
-        worked: &mut WorkClock,
+        worked: &mut (WorkClock, WorkedTime),
     ) -> Result<()> {
         // Each step runs even if another has failed. Groups come first, because their checkpoints keep tombstones.
-        let groups = self.expire_groups(worked).await;
+        let groups = self.expire_groups(&mut worked.0).await;
+        let consumers = self.expire_consumers(&mut worked.1).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
         let runs = self.forget_runs().await;
-        groups.and(tombstones).and(topologies).and(runs)
+        groups.and(consumers).and(tombstones).and(topologies).and(runs)
     }
 
     async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {

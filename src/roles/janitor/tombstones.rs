@@ -131,7 +131,7 @@ impl Pass<'_> {
     async fn drop_some(&self, tx: &Transaction, tombstones: &[Notification]) -> Result<(u64, usize)> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
-        let passed = self.passed_by_groups(tx).await?;
+        let passed = self.passed_by_groups(tx).await?.min(self.passed_by_consumers(tx).await?);
         let topology = feed.topology(tx).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         let passed = tombstones.partition_point(|row| row.sequence <= passed);

@@ -36,6 +36,7 @@ pub(crate) use self::{
     merge::StoredRow,
     pending_rows::PendingRows,
     pulse::{Probe, Pulse, PulseRead},
+    reader::Newest,
     reshard::{NewTopology, check_legacy_prefix},
     topology::Topology,
     writer::{FeedWriter, RowPlace, append, remove},

@@ -13,7 +13,10 @@ use crate::{
         encoding::Sequence,
         error::{Error, Result},
     },
-    state::keys::{Lanes, RowSpace, ShardId, TopologyRow},
+    state::{
+        keys::{Lanes, RowSpace, ShardId, TopologyRow},
+        skipped::SkippedAt,
+    },
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -33,6 +36,16 @@ pub(crate) struct StoredShardPage {
     pub page: StoredPage,
     /// The successors, if the shard is closed and was read to its end.
     pub resharded: Option<Resharded>,
+}
+
+/// The newest row of an id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Newest {
+    Row(StoredRow),
+    /// The id has no row.
+    Gone,
+    /// Its place or its row cannot be read.
+    Damaged,
 }
 
 /// What a reader knows once it has begun: the last sequence that its transaction can see, the topology, and its cursor.
@@ -336,7 +349,7 @@ impl<'a> RawFeed<'a> {
         Ok((rows, last))
     }
 
-    /// The newest row of `id`, if it has one and the feed keeps track of it.
+    /// The newest row of `id`, if it has one.
     pub async fn newest_of(
         self,
         tx: &Transaction,
@@ -347,6 +360,29 @@ impl<'a> RawFeed<'a> {
             return Ok(None);
         };
         self.newest_at(tx, topology, id, Sequence::from_bytes(&newest)?).await.map(Some)
+    }
+
+    /// The newest row of each of `ids`, in their order. What cannot be read of one id, because it is damaged, does not keep the others from
+    /// being read: it is skipped, counted and named, and its answer is [`Newest::Damaged`].
+    pub async fn newest_of_each(
+        self,
+        tx: &Transaction,
+        topology: &Topology,
+        ids: impl Iterator<Item = &[u8]>,
+    ) -> Result<Vec<Newest>> {
+        let read = |id| async move {
+            match self.newest_of(tx, topology, id).await {
+                Ok(Some(row)) => Ok(Newest::Row(row)),
+                Ok(None) => Ok(Newest::Gone),
+                Err(error @ Error::Corrupt { .. }) => {
+                    let place = SkippedAt::Key(self.context.keys.newest(self.id, id).into());
+                    self.context.skip(&place, &error);
+                    Ok(Newest::Damaged)
+                }
+                Err(error) => Err(error),
+            }
+        };
+        try_join_all(ids.map(read)).await
     }
 
     /// The newest row of `id`, which is at `sequence`.

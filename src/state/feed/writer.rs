@@ -19,8 +19,8 @@ pub(crate) struct RowPlace {
     pub is_first: bool,
 }
 
-/// Removes the row of `id` at `previous`, if there is one, and appends `row` at its index in the transaction. Returns
-/// its shard. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
+/// Removes the row of `id` at `previous`, if there is one, appends `row` at its index in the transaction, and notes it as the newest of `id`.
+/// Returns its shard. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
 ///
 /// Rows are counted by shard. A new id costs one more `ADD` on the shard's count, however many there are in the
 /// transaction. A row that replaces one in another shard costs two; one in the same shard costs none.
@@ -41,8 +41,10 @@ pub(crate) fn append(
         }
     }
     let space = space_of(topology.current(), feed, shard);
-    let key = space.append(feed.context.config.incarnation, order);
+    let incarnation = feed.context.config.incarnation;
+    let (key, newest) = (space.append(incarnation, order), feed.context.keys.newest(feed.id, id));
     tx.atomic(AtomicOp::SetVersionstampedKey, &key, row);
+    tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence_operand(incarnation, order));
     if is_first {
         count(tx, feed, shard, 1);
     }
@@ -67,7 +69,7 @@ fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
     PendingRows::count(tx, feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
 }
 
-/// Writes the rows of a feed that keeps track of the newest row of each id, within one transaction. The topology must have
+/// Writes the rows of a feed with a pulse, within one transaction. The topology must have
 /// been read in the same transaction, serializably.
 pub(crate) struct FeedWriter<'a> {
     tx: &'a Transaction,
@@ -93,11 +95,7 @@ impl<'a> FeedWriter<'a> {
             .ok_or_else(|| Error::invalid("rows", "a transaction holds at most 65,535 rows"))?;
         let place = RowPlace { order, is_first: true };
         let shard = append(self.tx, self.feed, self.topology, (id, previous), place, row)?;
-        let context = self.feed.context;
         self.appended.insert(shard);
-        let newest = context.keys.newest(self.feed.id, id);
-        let sequence = sequence_operand(context.config.incarnation, order);
-        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
         Ok(order)
     }
 

@@ -1,5 +1,4 @@
-//! Family 16: the cursor of a durable subscriber, and the positions of a trigger's scans in each database. A trigger
-//! without scans marks the databases that it has worked on in the same way.
+//! Family 16: the cursor of a durable subscriber.
 
 use std::{fmt, sync::Arc};
 
@@ -9,21 +8,17 @@ use crate::{
         cursor::Cursor,
         encoding::Reader,
         error::{Error, Result},
-        event::{Db, DbInstance, DbName},
     },
-    store::{KeyRange, Row},
+    store::KeyRange,
 };
 
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// The number after the name, which tells the rows apart. They are stored and never change. `parked` and `owed` have
-/// the others.
+/// The number after the name. It is stored and never changes.
 mod part {
     /// The cursor of the subscriber in the feed.
     pub const CURSOR: u16 = 0;
-    /// The position of a scan in a database.
-    pub const SCAN: u16 = 1;
 }
 
 /// The id of a cursor: of a node, or of the bus as a whole.
@@ -50,11 +45,6 @@ impl CursorId {
     pub fn name(&self) -> &str {
         &self.name
     }
-
-    /// The elements of its keys: the owner and the name.
-    pub(super) fn parts(&self) -> (&[u8], &str) {
-        (&self.owner, &self.name)
-    }
 }
 
 impl fmt::Display for CursorId {
@@ -72,7 +62,7 @@ pub(crate) struct CursorRow {
     /// Drawn by the last owner that opened it; only this owner may write.
     pub token: [u8; 16],
     pub cursor: Cursor,
-    /// A hash of the filter: with another filter, an unfinished reading has to start over. Zero for scans.
+    /// A hash of the filter: with another filter, an unfinished reading has to start over.
     pub filter: u64,
 }
 
@@ -101,27 +91,6 @@ impl Keys {
         self.pack(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::CURSOR))
     }
 
-    /// The key of the position of the scans of `db` for `cursor`.
-    pub fn scan(&self, cursor: &CursorId, db: &Db) -> Vec<u8> {
-        let (name, instance) = (db.name.as_str(), &db.instance.0[..]);
-        self.pack(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name, instance))
-    }
-
-    /// All scans for `cursor`.
-    pub fn scans(&self, cursor: &CursorId) -> KeyRange {
-        self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN))
-    }
-
-    /// The scans of all instances of the database `name` for `cursor`.
-    pub fn scans_of(&self, cursor: &CursorId, name: &DbName) -> KeyRange {
-        self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name.as_str()))
-    }
-
-    /// All rows of the cursors of the bus as a whole.
-    pub fn shared_cursors(&self) -> KeyRange {
-        self.range(&(family::CURSOR, &b""[..]))
-    }
-
     /// The cursor of the bus as a whole whose row is under `key`.
     pub fn cursor_id(&self, key: &[u8]) -> Result<CursorId> {
         let (number, _, name, part): (u16, foundationdb_tuple::Bytes<'_>, String, u16) =
@@ -135,27 +104,6 @@ impl Keys {
     /// All rows of `cursor`.
     pub fn whole_cursor(&self, cursor: &CursorId) -> KeyRange {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name))
-    }
-
-    /// The database of a stored scan.
-    pub fn scan_db(&self, (key, _): &Row) -> Result<Db> {
-        let (number, _, _, part, name, instance): (
-            u16,
-            foundationdb_tuple::Bytes<'_>,
-            String,
-            u16,
-            String,
-            foundationdb_tuple::Bytes<'_>,
-        ) = self.unpack("scan", key)?;
-        let corrupt = |reason: String| Error::corrupt("scan", reason);
-        if (number, part) != (family::CURSOR, part::SCAN) {
-            return Err(corrupt("its key is of another family".into()));
-        }
-        let name = DbName::new(&name).map_err(|error| corrupt(error.to_string()))?;
-        let instance = (*instance)
-            .try_into()
-            .map_err(|_| corrupt(format!("an instance of {} bytes", instance.len())))?;
-        Ok(Db::new(name, DbInstance(instance)))
     }
 }
 
@@ -178,31 +126,16 @@ mod tests {
         let filter = [0, 0, 0, 0, 0, 0, 0, 5];
         assert_eq!(row.to_bytes(), [&[1][..], &[9; 16], &filter, &[1], position.as_bytes()].concat());
         assert_eq!(keys.cursor(&id("c")), b"p\x15\x10\x01\x00\x02c\x00\x14");
-        let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));
-        assert_eq!(keys.cursor_id(&keys.cursor(&id("c"))).unwrap(), id("c"));
-        assert!(keys.cursor_id(&keys.scan(&id("c"), &db)).is_err());
-        assert!(keys.shared_cursors().contains(&keys.cursor(&id("c"))));
-        let key = keys.scan(&id("c"), &db);
-        let golden = [&b"p\x15\x10\x01\x00\x02c\x00\x15\x01\x02db\x00\x01"[..], &[7; 16], &[0]].concat();
-        assert_eq!(key, golden);
-        let row = (key.into(), bytes::Bytes::new());
-        assert_eq!(keys.scan_db(&row).unwrap(), db);
-        assert!(keys.scan_db(&(keys.cursor(&id("c")).into(), bytes::Bytes::new())).is_err());
     }
 
     #[test]
     fn the_range_of_a_cursor_has_no_key_of_another() {
         let keys = Keys::new(b"p").unwrap();
         let node = NodeId([3; 16]);
-        let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));
         let cursors = [id("a"), id("ab"), CursorId::new(Some(&node), "a").unwrap()];
         for this in &cursors {
             for other in &cursors {
-                for key in [keys.cursor(other), keys.scan(other, &db)] {
-                    assert_eq!(keys.whole_cursor(this).contains(&key), this == other);
-                }
-                assert_eq!(keys.scans(this).contains(&keys.scan(other, &db)), this == other);
-                assert!(!keys.scans(this).contains(&keys.cursor(other)));
+                assert_eq!(keys.whole_cursor(this).contains(&keys.cursor(other)), this == other);
             }
         }
     }

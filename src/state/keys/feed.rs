@@ -128,12 +128,11 @@ impl Keys {
     /// The newest rows of the ids after `id`; of all ids, if it is `None`.
     #[cfg(feature = "http")]
     pub fn newest_after(&self, feed: &FeedId, id: Option<&[u8]>) -> KeyRange {
-        let KeyRange { begin, end } = self.range(&(family::NEWEST, feed.bytes()));
+        let KeyRange { begin, end } = self.newest_of_feed(feed);
         KeyRange { begin: id.map_or(begin, |id| key_after(&self.newest(feed, id))), end }
     }
 
     /// The feed, and the id whose newest row is under `key`.
-    #[cfg(any(test, feature = "http", feature = "test-util"))]
     pub fn newest_id(&self, key: &[u8]) -> Result<(FeedId, Vec<u8>)> {
         let (number, feed, id): (u16, foundationdb_tuple::Bytes<'_>, foundationdb_tuple::Bytes<'_>) =
             self.unpack("newest", key)?;
@@ -141,6 +140,11 @@ impl Keys {
             return Err(Error::corrupt("newest", "its key is of another family"));
         }
         Ok((FeedId::from_bytes(&feed)?, id.into_owned()))
+    }
+
+    /// The newest rows of all ids of `feed`.
+    pub fn newest_of_feed(&self, feed: &FeedId) -> KeyRange {
+        self.range(&(family::NEWEST, feed.bytes()))
     }
 
     /// The key of the number of rows of `shard`.

@@ -37,13 +37,14 @@
 //! | 14 | role version | cell, 3, number of the role, which a few share | versionstamp of the last change of its nodes | as long as the bus |
 //! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
-//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
-//! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
-//! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
-//! | 16 | owed | node or nothing, cursor, 4, name | whether its database is fresh | from when a trigger has something to do for long until it is done |
 //! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
 //! | 24 | idempotency | 0, key of a run; or 1 | versionstamp, id of the run, its result as JSON; or the version before which results were cleared | five minutes, until the janitor's next pass; or as long as the bus |
+//! | 25 | consumer | 0, consumer | identity, token, generation, feed, filter, start, paused, creation, expiry | as long as the consumer |
+//! | 25 | checkpoint | 1, consumer, shard | cursor: everything up to its position is done, or deferred | as long as the consumer reads the shard |
+//! | 25 | deferred | 2, consumer, shard, id | what is done, due, instance, attempts, time, error, again | from a failure, a long run, or a request to work again, until the id is done and the checkpoint has passed it |
+//! | 25 | low watermark | 3, consumer | sequence: no shard has a wanted row before it that is not done or deferred | as long as the consumer, once it is later than the start |
+//! | 25 | memberless | 4, consumer | since when, and for how long | while no node works for a consumer that expires |
 //!
 //! The families of number 1 are one range, so that a notifier reads everything that waits for it at once. The number after the
 //! instance tells them apart. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
@@ -54,6 +55,7 @@
 mod age;
 mod checkpoint;
 mod config;
+mod consumer;
 mod counters;
 mod cursor;
 mod ddoc;
@@ -67,8 +69,6 @@ mod lease;
 #[cfg(feature = "http")]
 mod name;
 mod node;
-mod owed;
-mod parked;
 mod partition;
 mod pulse;
 mod topology;
@@ -79,6 +79,8 @@ use foundationdb_tuple::{TuplePack, TupleUnpack};
 pub(crate) use age::AgeMark;
 pub(crate) use checkpoint::{Trouble, checkpoint_position, cut, turn_shard};
 pub(crate) use config::Config;
+pub use consumer::ConsumerName;
+pub(crate) use consumer::{ConsumerRow, DeferredRow, Due, MemberlessSince, watermark};
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub(crate) use cursor::{CursorId, CursorRow};
 pub(crate) use dead_letter::DeadLetterRow;
@@ -91,8 +93,6 @@ pub(crate) use idempotency::RunResult;
 pub(crate) use lease::{Lease, Owner};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};
-pub(crate) use owed::OwedRow;
-pub(crate) use parked::ParkedRow;
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use pulse::{Lanes, PulseValue};
 pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
@@ -127,6 +127,7 @@ mod family {
     pub const NAME: u16 = 17;
     pub const ROW_COUNT: u16 = 18;
     pub const IDEMPOTENCY: u16 = 24;
+    pub const CONSUMER: u16 = 25;
 }
 
 /// The cell of all nodes and leases, whose nodes divide the work among them. It is part of the keys so that each of
@@ -178,8 +179,9 @@ impl Keys {
             (family::HORIZON, "horizons"),
             (family::DDOC, "design documents"),
             (family::CHECKPOINT, "rows of groups"),
+            (family::CONSUMER, "rows of consumers"),
             (family::AGE, "age marks"),
-            (family::CURSOR, "rows of cursors and triggers"),
+            (family::CURSOR, "cursors"),
             (family::ROW_COUNT, "row counts of shards"),
         ];
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))

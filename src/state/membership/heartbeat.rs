@@ -23,7 +23,7 @@ use super::{
     changes::members_changed,
     last_seen::LastSeen,
     leases::Stop,
-    roles::{clear_roles, set_role},
+    roles::{clear_role, clear_roles, set_role, stored_roles},
 };
 use crate::{
     base::{
@@ -46,6 +46,12 @@ pub(super) type Registration = Option<[u8; 16]>;
 
 /// The roles of a node, each with the most resources that the node may own by it, and with [`Entered::idle`].
 pub(super) type Roles = BTreeMap<Role, (u32, Option<Bytes>)>;
+
+/// Roles as they are stored.
+type Published = BTreeMap<Role, u32>;
+
+/// How many roles one transaction writes or removes. The others follow at once in the next beats.
+const ROLES_MAX: usize = 500;
 
 /// The roles, shared by the heartbeat and the guards of the roles.
 pub(super) type SharedRoles = watch::Sender<BTreeMap<Role, Entered>>;
@@ -96,8 +102,8 @@ pub(super) struct Heartbeat {
     registration: watch::Sender<Registration>,
     /// The last written row, or the one to be written.
     row: NodeRow,
-    /// The last written roles; `None` if they are in doubt.
-    published: Option<Roles>,
+    /// The stored roles, each with the most resources that the node may own by it; `None` if they are in doubt.
+    published: Option<Published>,
     /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
     /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody
@@ -150,8 +156,12 @@ impl Heartbeat {
                             let _ = reply.send(Ok(()));
                             continue;
                         }
+                        let mut beaten = self.guarded_pulse().await;
+                        while beaten.is_ok() && !self.is_published() {
+                            beaten = self.guarded_pulse().await;
+                        }
                         // The caller may be gone.
-                        let _ = reply.send(self.guarded_pulse().await);
+                        let _ = reply.send(beaten);
                     }
                     Some(Command::Leave(reply)) => {
                         let left = self.leave().await;
@@ -184,7 +194,8 @@ impl Heartbeat {
 
     /// Whether the stored roles are the present ones.
     fn is_published(&self) -> bool {
-        self.registration.borrow().is_some() && self.published.as_ref() == Some(&self.present_roles())
+        self.registration.borrow().is_some()
+            && self.published.as_ref().is_some_and(|published| is_stored(published, &self.present_roles()))
     }
 
     /// [`Heartbeat::pulse`]; a panic in it costs one beat, which has failed.
@@ -249,11 +260,12 @@ impl Heartbeat {
 
     /// Writes the next beat, and roles that have changed. Returns both with a time just before the commit, or `None` if
     /// the row is no longer that of this process.
-    async fn beat(&mut self) -> Result<Option<(NodeRow, Roles, Duration)>> {
+    async fn beat(&mut self) -> Result<Option<(NodeRow, Published, Duration)>> {
         let roles = self.present_roles();
-        let is_news = self.published.as_ref() != Some(&roles);
-        if is_news {
-            self.published = None;
+        let known = self.published.take();
+        let is_news = known.as_ref().is_none_or(|known| !is_stored(known, &roles));
+        if !is_news {
+            self.published.clone_from(&known);
         }
         // The beat grows even if the commit fails here, because other nodes may have seen it.
         self.row.beat += 1;
@@ -264,17 +276,18 @@ impl Heartbeat {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
+            let mut published = known.clone();
             if is_mine {
                 tx.set(&key, &row.to_bytes());
                 if is_news {
-                    self.publish(&tx, &roles, false).await?;
+                    published = Some(self.publish(&tx, known.clone(), &roles, false).await?);
                 }
             }
             written.get_or_init(|| self.db.env().now());
-            Ok(is_mine)
+            Ok(published.filter(|_| is_mine))
         });
-        let is_mine = beaten.await?;
-        Ok(written.into_inner().filter(|_| is_mine).map(|at| (row, roles, at)))
+        let published = beaten.await?;
+        Ok(published.zip(written.into_inner()).map(|(published, at)| (row, published, at)))
     }
 
     /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another
@@ -285,20 +298,39 @@ impl Heartbeat {
         config.check_stored(stored.as_deref())
     }
 
-    /// Replaces the stored roles by `roles`. Moves the membership version, and those of the roles that have changed; all of them if the
-    /// row has another token as well.
-    async fn publish(&self, tx: &Transaction, roles: &Roles, is_claim: bool) -> Result<()> {
-        let before = clear_roles(tx, &self.keys, self.id).await?;
-        let is_same = |role: &Role| before.get(role) == roles.get(role).map(|(max, _)| max);
-        let changed = before.keys().chain(roles.keys()).filter(|role| is_claim || !is_same(role));
-        members_changed(tx, &self.keys, changed);
-        for (role, (max, idle)) in roles {
+    /// Writes what differs between the stored roles, which are `known` or read, and `roles`; at most [`ROLES_MAX`] of them. Moves the
+    /// membership version, and those of the roles that have changed; all of them if the row has another token as well. Returns the
+    /// roles that are stored then.
+    async fn publish(
+        &self,
+        tx: &Transaction,
+        known: Option<Published>,
+        roles: &Roles,
+        is_claim: bool,
+    ) -> Result<Published> {
+        let before = match known {
+            Some(known) => known,
+            None => stored_roles(tx, &self.keys, self.id).await?,
+        };
+        let gone = before.keys().filter(|role| !roles.contains_key(role));
+        let set = roles.iter().filter(|(role, (max, _))| before.get(role) != Some(max));
+        let changed: Vec<_> = gone.chain(set.map(|(role, _)| role)).take(ROLES_MAX).collect();
+        let moved = changed.iter().copied().chain(before.keys().filter(|_| is_claim));
+        members_changed(tx, &self.keys, moved);
+        let mut published = before.clone();
+        for role in changed {
+            let Some((max, idle)) = roles.get(role) else {
+                clear_role(tx, &self.keys, self.id, role);
+                published.remove(role);
+                continue;
+            };
             set_role(tx, &self.keys, self.id, role, *max);
+            published.insert(role.clone(), *max);
             if let Some(key) = idle {
                 tx.clear(key);
             }
         }
-        Ok(())
+        Ok(published)
     }
 
     /// Informs the workers that the node is no longer a member.
@@ -332,19 +364,21 @@ impl Heartbeat {
             let found = read(&tx, &key).await?;
             let stranger = found.filter(|found| ![known, row.token].contains(&found.token));
             if let Some(stranger) = stranger.filter(|row| strangers.age(&(), row, began) < row.expiry()) {
-                return Ok(Some(stranger));
+                return Ok(Err(stranger));
             }
             tx.set(&key, &row.to_bytes());
-            self.publish(&tx, &roles, true).await?;
+            let published = self.publish(&tx, None, &roles, true).await?;
             written.get_or_init(|| env.now());
-            Ok(None)
+            Ok(Ok(published))
         });
-        if let Some(stranger) = claimed.await? {
+        let claimed = claimed.await?;
+        let published = claimed.as_ref().ok().cloned();
+        if let Err(stranger) = claimed {
             let changed = self.strangers.age(&(), &stranger, env.now()).is_zero();
             self.strangers.adopt([((), stranger)], env.now());
             return Ok(Claim::Taken { changed });
         }
-        (self.row, self.published, self.claiming) = (row, Some(roles), None);
+        (self.row, self.published, self.claiming) = (row, published, None);
         self.beaten = written.into_inner().expect("the row was written");
         self.registration.send_replace(Some(token));
         self.stats.health.set_membership(self.id.0, Some(token));
@@ -379,6 +413,11 @@ impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.stats.health.left(self.id.0);
     }
+}
+
+/// Whether these stored roles are the present ones.
+fn is_stored(published: &Published, roles: &Roles) -> bool {
+    published.len() == roles.len() && roles.iter().all(|(role, (max, _))| published.get(role) == Some(max))
 }
 
 /// The row at `key`, read serializably.

@@ -16,15 +16,26 @@ pub(super) fn set_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role,
     keys.role(node, role).iter().for_each(|key| tx.set(key, &max.to_be_bytes()));
 }
 
+/// Removes `role` of `node`.
+pub(super) fn clear_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Role) {
+    keys.role(node, role).iter().for_each(|key| tx.clear(key));
+}
+
+/// The stored roles of `node`, with how many resources it may own by each.
+pub(super) async fn stored_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<BTreeMap<Role, u32>> {
+    let rows = tx.all_rows(keys.roles_of(node), Isolation::Serializable).await?;
+    let role = |(key, value): &(Bytes, Bytes)| {
+        let (_, role) = keys.role_of_node(key).map_err(|error| error.at(key))?;
+        Ok((role, role_max(value).map_err(|error| error.at(key))?))
+    };
+    rows.iter().map(role).collect()
+}
+
 /// Removes all roles of `node`. Returns them, with how many resources it might own by each. The transaction also changes its row, which
 /// is in its conflict set.
 pub(super) async fn clear_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<BTreeMap<Role, u32>> {
-    let mut cleared = BTreeMap::new();
-    for (key, value) in tx.all_rows(keys.roles_of(node), Isolation::Serializable).await? {
-        let (_, role) = keys.role_of_node(&key).map_err(|error| error.at(&key))?;
-        keys.role(node, &role).iter().for_each(|key| tx.clear(key));
-        cleared.insert(role, role_max(&value).map_err(|error| error.at(&key))?);
-    }
+    let cleared = stored_roles(tx, keys, node).await?;
+    cleared.keys().for_each(|role| clear_role(tx, keys, node, role));
     Ok(cleared)
 }
 

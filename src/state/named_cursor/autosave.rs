@@ -166,15 +166,11 @@ impl Autosave {
         self.is_ahead = false;
         Ok(())
     }
-
-    pub fn into_cursor(self) -> OpenCursor {
-        self.cursor
-    }
 }
 
 async fn save(cursor: &mut OpenCursor, position: Option<Cursor>, filter: u64) -> Result<()> {
     match position {
-        Some(position) => cursor.save_for(position, filter).await,
+        Some(position) => cursor.save(position, filter).await,
         None => cursor.verify().await,
     }
 }

@@ -24,14 +24,14 @@ async fn a_save_that_has_failed_and_was_committed_can_be_taken_back() {
     let context = Context::new(faults.database(), keys, config, <_>::default());
     let at = |version| Cursor::from(Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0));
     let cursor = NamedCursor::new(&context, None, "c").unwrap();
-    let mut open = cursor.open(at(1), &Filter::all(), false).await.unwrap();
+    let mut open = cursor.open(at(1), &Filter::all()).await.unwrap();
     faults.script_commits([CommitFault::After(StoreError::IO_ERROR)]);
-    open.save(at(2)).await.unwrap_err();
+    open.save(at(2), open.filter).await.unwrap_err();
     assert_eq!(cursor.read().await.unwrap(), Some(at(2)));
-    open.save(at(1)).await.unwrap();
+    open.save(at(1), open.filter).await.unwrap();
     assert_eq!(cursor.read().await.unwrap(), Some(at(1)));
     // A position that is known to be saved costs nothing.
     let before = faults.counts().commits;
-    open.save(at(1)).await.unwrap();
+    open.save(at(1), open.filter).await.unwrap();
     assert_eq!(faults.counts().commits, before);
 }

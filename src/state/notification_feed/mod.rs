@@ -21,7 +21,7 @@ use crate::{
     },
     state::{
         context::Context,
-        feed::{Feed, FeedPage, FeedRow, StoredRow},
+        feed::{Feed, FeedPage, FeedRow},
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -80,23 +80,6 @@ impl NotificationFeed {
         let topology = feed.topology(tx).await?;
         let row = feed.newest_of(tx, &topology, name.as_str().as_bytes()).await?;
         row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
-    }
-
-    /// The newest rows of the databases `names`, in their order, read by one transaction, so they should be few. A
-    /// row that cannot be decoded is an error inside the result, because nothing is known of its database.
-    pub(crate) async fn newest_of_each(
-        &self,
-        names: &[&DbName],
-    ) -> Result<Vec<Result<Option<Notification>>>> {
-        let feed = self.raw();
-        let read = async |tx| {
-            let topology = feed.topology(&tx).await?;
-            let ids = names.iter().map(|name| name.as_str().as_bytes());
-            let rows = try_join_all(ids.map(|id| feed.newest_of(&tx, &topology, id))).await?;
-            let decode = |row: StoredRow| Notification::from_bytes(row.sequence, &row.value);
-            Ok(rows.into_iter().map(|row| row.map(decode).transpose()).collect())
-        };
-        self.context.db.run(read).await
     }
 
     /// The names of some databases that are not deleted, in order, after the name `after`. None if there are no more.

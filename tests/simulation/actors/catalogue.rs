@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use notibus::{
     Error, Result,
+    consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
     cursor::Cursor,
     event::{DbName, Notification, Sequence},
-    jobs::{Batch, ParallelJob, ParallelJobOptions},
 };
 use parking_lot::Mutex;
 
@@ -56,7 +56,7 @@ impl Catalogue {
         let options = ParallelJobOptions::default().batch_rows_max(1 + actor.random(3) as usize);
         let job = ParallelJob::new(actor.bus.feed(), *cursor).with_options(options);
         let known = Arc::clone(rows);
-        let work = move |batch: Batch<Notification>| {
+        let work = move |batch: ParallelBatch<Notification>| {
             let mut known = known.lock();
             for row in batch.rows {
                 let newest = known.entry(row.name.clone()).or_insert_with(|| Arc::clone(&row));

@@ -8,7 +8,6 @@ mod context;
 mod documents;
 mod follower;
 mod greedy;
-mod jobs;
 mod mirrored;
 mod operator;
 mod producer;
@@ -17,9 +16,11 @@ mod subscriber;
 mod supervised;
 mod visitor;
 mod web;
+mod worker;
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use notibus::{Bus, BusOptions, Node, Result, group::Consumer, node::Role, store::Database};
 use tokio::task::JoinSet;
 
@@ -68,8 +69,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
         tasks.spawn(follower::run(actor.clone()));
         checked.spawn(Catalogue::new(&actor).run());
     }
-    let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
-    if notifier || dispatcher || janitor || consumer {
+    if plan.is_node() {
         let node = actor.bus.node(shared.plan.node_of(plan)).await?;
         shared.oracle().joined(issuer, node.id());
         actor.note(|| format!("is node {}", node.id()));
@@ -132,7 +132,6 @@ async fn serve(
         (Some(dispatcher), Some(plan)) => Some(web::Web::start(actor, dispatcher, plan)?),
         _ => None,
     };
-    let triggers = dispatcher.map(|dispatcher| jobs::start(actor, dispatcher)).unwrap_or_default();
     let groups = if plan.consumer { groups(actor, plan.leases_max) } else { Vec::new() };
     let consumers = consume(actor, &node, &groups).await?;
     drop(starting);
@@ -142,7 +141,13 @@ async fn serve(
             _ => actor.until_the_end().await,
         }
     };
-    tokio::join!(of_documents, visitor::run(actor, &node, &groups));
+    let plans = options.consumers.iter().filter(|_| plan.works);
+    let workers = join_all(plans.map(|of| {
+        let mut of = of.clone();
+        of.options.balance.leases_max = plan.leases_max;
+        worker::run(actor, &node, of)
+    }));
+    tokio::join!(of_documents, visitor::run(actor, &node, &groups), workers);
     if actor.shared.phase() == Phase::End {
         judge_at_rest(actor, mirrored).await;
     }
@@ -159,7 +164,6 @@ async fn serve(
     if let Some(web) = web {
         web.end().await;
     }
-    triggers.join_all().await;
     if let Some(dispatchers) = dispatchers {
         dispatchers.shutdown(actor.db.env()).await;
     }

@@ -7,7 +7,7 @@ use notibus::{
     group::{Group, GroupOptions},
 };
 
-use super::{context::ActorContext, documents};
+use super::{context::ActorContext, documents, worker};
 use crate::draw::WorldPlan;
 
 /// Works until the faults end.
@@ -18,6 +18,7 @@ pub(super) async fn run(actor: ActorContext) {
             actor.note(|| format!("could not operate: {error}"));
         }
     }
+    worker::resume(&actor).await;
     // Create the deleted groups again, whatever has failed.
     for group in &actor.shared.plan.groups {
         let Ok(of) = actor.bus.group(&group.name) else { continue };
@@ -31,6 +32,9 @@ async fn act(actor: &ActorContext) -> Result<()> {
     let WorldPlan { groups, churns_groups, .. } = &actor.shared.plan;
     if actor.shared.plan.documents.is_some() && actor.random(2) == 0 {
         return documents::reshard(actor).await;
+    }
+    if !actor.shared.plan.consumers.is_empty() && actor.random(2) == 0 {
+        return worker::operate(actor).await;
     }
     let choice = if *churns_groups { 9 } else { actor.random(10) };
     if groups.is_empty() || choice < 6 {

@@ -14,7 +14,6 @@ use super::{
     stored_item::StoredItem,
 };
 use crate::{
-    app::trigger,
     findings::Findings,
     guarantee::Guarantee,
     kernel::{Issuer, ProcessId},
@@ -84,10 +83,6 @@ impl Oracle {
         let (before, after) = (row(&change.before)?, row(&change.after)?);
         let after = after.ok_or_else(|| format!("{cursor} was removed"))?;
         self.cursors.insert(cursor.to_owned(), after.cursor);
-        // The work of triggers is judged instead.
-        if trigger::ALL.contains(&cursor) {
-            return Ok(());
-        }
         let Some(before) = before else { return Ok(()) };
         if before.token != after.token {
             // With another filter, or a predicate, a reading starts over.

@@ -121,6 +121,7 @@ impl Oracle {
         }
         let of_feed = self.groups.values().filter(|group| group.id.instance.is_none());
         let passed = of_feed.map(|group| group.lowest.unwrap_or(group.start)).min();
+        let passed = passed.into_iter().chain(self.passed_by_consumers()).min();
         let mut rows = self.rows.iter();
         let (name, placed) = rows.find(|(_, placed)| {
             placed.row.is_deleted() && passed.is_none_or(|passed| placed.row.sequence <= passed)

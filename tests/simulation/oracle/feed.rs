@@ -61,8 +61,10 @@ impl Oracle {
                     let is_free = owner(&change.before).is_some()
                         && change.after.is_some()
                         && owner(&change.after).is_none();
-                    // A reset or deletion of a group takes its leases away.
-                    let is_taken = items.iter().any(|(item, _)| matches!(item, StoredItem::Group(_)));
+                    // A reset or deletion of a group or a consumer takes its leases away, and so does a pause.
+                    let is_taken = items
+                        .iter()
+                        .any(|(item, _)| matches!(item, StoredItem::Group(_) | StoredItem::Consumer(_)));
                     if is_free && !is_taken && !self.owns(seen, pool, *resource) {
                         return Guarantee::Fenced
                             .fails(format!("the lease of {pool} {resource} was released, not by its owner"));
@@ -182,6 +184,7 @@ impl Oracle {
             return Guarantee::Kept.fails(format!("the row of {name:?} was dropped, which lives"));
         }
         self.may_drop(row.sequence)?;
+        self.may_drop_from_consumers(row)?;
         if self.rows.remove(name).is_none_or(|placed| placed.row.sequence != row.sequence) {
             return Guarantee::Unique.fails(format!("a row of {name:?} was dropped that is not the newest"));
         }

@@ -20,7 +20,7 @@ impl Oracle {
             Guarantee::Complete
         } else if self.groups_owe().is_some() {
             Guarantee::AtLeastOnce
-        } else if self.jobs_owe().is_some() {
+        } else if self.consumers_owe().is_some() {
             Guarantee::Worked
         } else {
             Guarantee::Live
@@ -39,14 +39,9 @@ impl Oracle {
             .or_else(|| self.groups_owe())
             .or_else(|| self.followers_owe())
             .or_else(|| self.doc_tails_owe())
-            .or_else(|| self.jobs_owe())
+            .or_else(|| self.consumers_owe())
             .or_else(|| self.janitor_owes())
             .or_else(|| self.web_clients_owe())
-    }
-
-    /// Work that the jobs of triggers have still to do.
-    fn jobs_owe(&self) -> Option<String> {
-        self.jobs.as_ref()?.owe(&self.databases, &self.documents)
     }
 
     /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose

@@ -9,7 +9,7 @@
 //! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
 //!   [`account`], [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
-//! - the jobs of triggers work on every change, and cancelled work writes nothing ([`jobs`]);
+//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]);
 //! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]);
 //! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]).
 //!
@@ -17,6 +17,7 @@
 
 mod account;
 mod commit;
+mod consumers;
 mod cursors;
 mod documents;
 mod expiry;
@@ -26,7 +27,6 @@ mod freshness;
 mod given;
 mod groups;
 mod interest;
-mod jobs;
 mod ledger;
 mod models;
 mod operations;
@@ -43,6 +43,7 @@ use std::{
 
 use bytes::Bytes;
 use notibus::{
+    consumer::FencingToken,
     cursor::Cursor,
     event::{Counters, Db, DbInstance, DbName, DdocId, Incarnation, Notification, Sequence},
     feed::ShardId,
@@ -56,6 +57,7 @@ pub(crate) use self::{
     given::{Given, GivenDdocs, GivenRow, Start},
     interest::{GLOBS, Interest, PREDICATES, Which},
     models::{
+        consumer::{RunId, Told},
         documents::DocTailId,
         follower::FollowerId,
         subscriber::{Manner, SubscriberId},
@@ -65,9 +67,9 @@ pub(crate) use self::{
 };
 use self::{
     commit::{StoredChanges, Verdict},
-    jobs::Jobs,
     ledger::Ledger,
     models::{
+        consumer::{ConsumerModel, Run},
         documents::{DocFeed, DocTail},
         follower::Follower,
         group::GroupModel,
@@ -79,6 +81,7 @@ use self::{
 };
 use crate::{
     app::{AppKey, Line, instance_of},
+    draw::ConsumerPlan,
     findings::Findings,
     guarantee::{Broken, Guarantee},
     kernel::Issuer,
@@ -146,8 +149,17 @@ pub(crate) struct Oracle {
     has_documents: bool,
     /// The feeds of the documents of the databases that exist.
     documents: BTreeMap<DbInstance, DocFeed>,
-    /// The work of triggers, if there are any.
-    jobs: Option<Jobs>,
+    /// The consumers that there have to be, and those that there are.
+    consumer_plans: BTreeMap<String, ConsumerPlan>,
+    consumers: BTreeMap<String, ConsumerModel>,
+    /// The calls of their handlers.
+    runs: BTreeMap<RunId, Run>,
+    /// The latest run of each id of each consumer.
+    last_runs: BTreeMap<(String, String), (FencingToken, RunId)>,
+    /// The databases whose ends consumers have learned.
+    ended: BTreeSet<(String, DbInstance)>,
+    /// How many commits have happened.
+    commits: u64,
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
     web_clients: BTreeMap<WebClientId, models::web::WebClient>,
@@ -160,9 +172,8 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    /// The model of a bus that does not exist yet, with databases of these names, which may have documents. If there
-    /// are triggers, their jobs fail for the databases with `failing` names.
-    pub fn new(names: Vec<DbName>, has_documents: bool, failing: Option<Vec<DbName>>) -> Self {
+    /// The model of a bus that does not exist yet, with databases of these names, which may have documents.
+    pub fn new(names: Vec<DbName>, has_documents: bool) -> Self {
         Self {
             names,
             nodes: BTreeMap::new(),
@@ -188,7 +199,12 @@ impl Oracle {
             subscribers: BTreeMap::new(),
             has_documents,
             documents: BTreeMap::new(),
-            jobs: failing.map(Jobs::new),
+            consumer_plans: BTreeMap::new(),
+            consumers: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            last_runs: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            commits: 0,
             doc_tails: BTreeMap::new(),
             web_clients: BTreeMap::new(),
             followers: BTreeMap::new(),
@@ -265,12 +281,10 @@ impl Oracle {
         self.judge_app(seen, items)?;
         self.judge_joins(seen, items)?;
         self.judge_documents(findings, seen, items)?;
-        if let Some(jobs) = &mut self.jobs {
-            jobs.judge(findings, seen, items, &self.documents)?;
-        }
         self.judge_feed(findings, seen, items)?;
         self.judge_cursors(items)?;
         self.judge_members(findings, seen, items);
+        self.judge_consumers(findings, seen, items)?;
         self.judge_groups(findings, seen, items)
     }
 
@@ -346,8 +360,8 @@ impl Oracle {
         if writes(|item| matches!(item, StoredItem::Checkpoint(..))) {
             findings.witness(Witness::ConsumerRefused);
         }
-        if writes(|item| matches!(item, StoredItem::App(AppKey::Derived(..)))) {
-            findings.witness(Witness::JobRefused);
+        if writes(|item| matches!(item, StoredItem::App(AppKey::Worked(..)))) {
+            findings.witness(Witness::WorkRefused);
         }
         // A producer reads whether the shards of the feed of documents that it writes to are still open.
         let of_topologies = [BUS_PREFIX, TOPOLOGIES].concat();

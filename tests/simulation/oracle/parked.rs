@@ -131,7 +131,7 @@ pub mod tests {
 
     /// The oracle of a group whose checkpoint is at 1, in a feed with rows of one document at 1, 2 and 3.
     fn oracle() -> Oracle {
-        let (instance, mut oracle) = (DbInstance([1; 16]), Oracle::new(Vec::new(), true, None));
+        let (instance, mut oracle) = (DbInstance([1; 16]), Oracle::new(Vec::new(), true));
         let feed = oracle.documents.entry(instance).or_default();
         for version in 1..=3 {
             let revision = Revision { position: version, hash: [0; 16] };

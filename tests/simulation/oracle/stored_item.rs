@@ -35,12 +35,12 @@ pub(crate) enum StoredItem {
     Idle(GroupName),
     /// A named cursor of the bus.
     Cursor(String),
-    /// The mark of a trigger's work on a database.
-    Mark(String, Db),
-    /// A database that a trigger has parked.
-    Parked(String, Db),
-    /// Work that a trigger has listed as owed.
-    Owed(String, DbName),
+    /// The row of a consumer.
+    Consumer(String),
+    ConsumerCheckpoint(String, ShardId),
+    /// An id that the checkpoint of its shard does not decide.
+    Deferred(String, ShardId, Vec<u8>),
+    LowWatermark(String),
     /// Nothing that is judged.
     Other,
 }
@@ -88,23 +88,21 @@ impl StoredItem {
                 Self::of_group(int(part)?, group_key(instance, &name), rest)?
             }
             // The owner is empty: cursors of nodes are not used.
-            (16, [owner, name, part, rest @ ..]) if bytes(owner)?.is_empty() => {
-                Self::of_cursor(int(part)?, text(name)?.to_owned(), rest)?
+            (16, [owner, name, part]) if bytes(owner)?.is_empty() && int(part)? == 0 => {
+                Self::Cursor(text(name)?.to_owned())
             }
+            (25, [part, name, rest @ ..]) => Self::of_consumer(int(part)?, text(name)?.to_owned(), rest)?,
             _ => return None,
         })
     }
 
-    /// The meaning of a key of the family of cursors.
-    fn of_cursor(part: u64, cursor: String, rest: &[Element<'_>]) -> Option<Self> {
-        let db = |name, instance| {
-            Some(Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?)))
-        };
+    /// The meaning of a key of the family of consumers.
+    fn of_consumer(part: u64, consumer: String, rest: &[Element<'_>]) -> Option<Self> {
         Some(match (part, rest) {
-            (0, []) => Self::Cursor(cursor),
-            (1, [name, instance]) => Self::Mark(cursor, db(name, instance)?),
-            (2, [name, instance]) => Self::Parked(cursor, db(name, instance)?),
-            (4, [name]) => Self::Owed(cursor, DbName::new(text(name)?).ok()?),
+            (0, []) => Self::Consumer(consumer),
+            (1, [shard]) => Self::ConsumerCheckpoint(consumer, ShardId(int(shard)?)),
+            (2, [shard, id]) => Self::Deferred(consumer, ShardId(int(shard)?), bytes(id)?.into()),
+            (3, []) => Self::LowWatermark(consumer),
             _ => return None,
         })
     }

@@ -77,11 +77,6 @@ impl DocFeed {
         self.rows.range((Bound::Excluded(at), Bound::Unbounded)).any(|(_, (_, newer))| newer.id == doc.id)
     }
 
-    /// The last edit of each of its documents, and whether that was the deletion of the document.
-    pub fn last_edits(&self) -> BTreeMap<&str, (Sequence, bool)> {
-        self.past.iter().map(|(at, doc)| (doc.id.as_str(), (*at, doc.is_deleted))).collect()
-    }
-
     /// Whether there is or was a row at `at` of this document, revision and kind.
     pub fn was(&self, at: Sequence, id: &str, revision: &str, is_deleted: bool) -> bool {
         self.past.get(&at).is_some_and(|doc| {

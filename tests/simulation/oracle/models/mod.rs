@@ -1,5 +1,6 @@
-//! What the oracle knows of each reader, each group and each feed of documents.
+//! What the oracle knows of each reader, each group, each consumer and each feed of documents.
 
+pub(super) mod consumer;
 pub(super) mod delivery_order;
 pub(super) mod documents;
 pub(super) mod follower;

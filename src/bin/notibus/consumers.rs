@@ -1,0 +1,315 @@
+//! `notibus consumers`: lists and manages consumers.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use notibus::{NodeOptions, cursor::Start};
+use serde_json::{Value, json};
+
+use crate::{
+    confirm::Confirm,
+    failure::Failure,
+    out,
+    status::feed_of,
+    table::{self, duration, items, text, time},
+    target::{Intent, Target, encoded, parse_name},
+    topology::FeedName,
+};
+
+/// What to do with consumers.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What can be done with consumers.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print all consumers: what they follow, their members, and what needs attention.
+    List(Target),
+    /// Print the state of a consumer, shard by shard, and what needs attention, in words.
+    Show(Of),
+    /// Create a consumer. A program that runs it does so by itself; one that exists is left as it is.
+    Create {
+        /// Which consumer.
+        #[command(flatten)]
+        of: Of,
+        /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
+        /// documents.
+        #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications")]
+        feed: FeedName,
+        /// A glob on the names of the databases that it wants. Default: all.
+        #[arg(long)]
+        names: Option<String>,
+        /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        #[arg(long, default_value = "now")]
+        start: String,
+        /// Delete it after this time without a living member. A janitor looks every ten minutes, and counts what it has seen, so it may
+        /// take up to twenty minutes longer. Default: never.
+        #[arg(long, value_parser = humantime::parse_duration)]
+        expiry: Option<Duration>,
+    },
+    /// Move a consumer to another position. Fails while members live, which takes up to 5 s to find out.
+    Reset {
+        /// The consumer.
+        #[command(flatten)]
+        of: Of,
+        /// The position: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        #[arg(long)]
+        to: String,
+        /// Reset even if members live: they start again from there.
+        #[arg(long)]
+        force: bool,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+    /// Delete a consumer. Fails while members live, which takes up to 5 s to find out.
+    Delete {
+        /// The consumer.
+        #[command(flatten)]
+        of: Of,
+        /// Delete even if members live: they receive nothing any more.
+        #[arg(long)]
+        force: bool,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+    /// Stop the work of a consumer on all nodes, until it is resumed.
+    Pause(Of),
+    /// Let a consumer go on that was paused.
+    Resume(Of),
+    /// Print how far a consumer is behind in each shard.
+    Lag(Of),
+    /// Show ids whose work has failed, stalls or runs for long, or give one up.
+    #[command(subcommand)]
+    Deferred(Deferred),
+    /// Have ids worked on again, in their newest rows: a retry, or a replay.
+    Again {
+        /// The consumer.
+        #[command(flatten)]
+        of: Of,
+        /// A glob on the names of databases, or on the ids of documents, as "tenant-7/*".
+        #[arg(long, default_value = "*")]
+        filter: String,
+        /// Only ids that are deferred: try them at once, whatever their pauses.
+        #[arg(long)]
+        deferred: bool,
+    },
+}
+
+/// What can be done with deferred ids.
+#[derive(Debug, Subcommand)]
+enum Deferred {
+    /// Print them, with their errors, and when they are tried again.
+    List(Of),
+    /// Give up the work on one: its rows up to now are not worked on, later ones are.
+    Discard {
+        /// The consumer.
+        #[command(flatten)]
+        of: Of,
+        /// The name of the database, or the id of the document.
+        #[arg(long)]
+        id: String,
+        /// Whether to ask first.
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+}
+
+/// Which consumer.
+#[derive(Debug, clap::Args)]
+struct Of {
+    /// Its name.
+    #[arg(value_parser = parse_name)]
+    consumer: String,
+    /// Where the bus is.
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Of {
+    /// The path of what is at `place` below the consumer.
+    fn path(&self, place: &str) -> String {
+        format!("/_notibus/consumers/{}{place}", encoded(&self.consumer))
+    }
+
+    async fn get(&self, place: &str, timeout: Duration) -> Result<Value, Failure> {
+        self.target.open(Intent::Reads, timeout).await?.get(&self.path(place)).await
+    }
+
+    /// Posts the request `body` to `place` below the consumer; `what` is the work.
+    async fn post(&self, what: &str, place: &str, body: Value, timeout: Duration) -> Result<Value, Failure> {
+        self.target.open(Intent::Writes, timeout).await?.post(what, &self.path(place), &body).await
+    }
+
+    /// Prints that something was done: an object, or `said`.
+    fn done(&self, answer: &Value, said: &str) -> Result<(), Failure> {
+        if self.target.json { out::line(&answer.to_string()) } else { out::line(said) }
+    }
+}
+
+/// Asks before something is destroyed.
+fn confirm(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Reset { of, to, confirm, .. } => {
+            // A wrong argument is reported before the user is asked.
+            let _: Start = to.parse()?;
+            confirm.check(&format!("sets consumer {} to {to}, and removes its deferred ids", of.consumer))
+        }
+        Command::Delete { of, confirm, .. } => {
+            confirm.check(&format!("deletes consumer {}, with its checkpoints", of.consumer))
+        }
+        Command::Deferred(Deferred::Discard { of, id, confirm }) => {
+            confirm.check(&format!("gives up the work of consumer {} on {id:?}", of.consumer))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Runs the command.
+pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
+    confirm(&args.command)?;
+    // Unless it is forced, a command that moves or deletes a consumer finds out first whether members live.
+    let watching =
+        |force: bool| if force { timeout } else { timeout.saturating_add(NodeOptions::default().expiry) };
+    match args.command {
+        Command::List(target) => {
+            let opened = target.open(Intent::Reads, timeout).await?;
+            let consumers = opened.get("/_notibus/consumers").await?["consumers"].take();
+            let header = ["CONSUMER", "FEED", "FILTER", "MEMBERS", "START", "STATE"];
+            table::print(target.json, items(&consumers), &header, consumer_cells, "no consumer")
+        }
+        Command::Show(of) => show(&of, timeout).await,
+        Command::Create { of, feed, names, start, expiry } => {
+            let expiry_ms = expiry.map(|expiry| u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX));
+            let body = json!({
+                "name": of.consumer, "feed": feed.to_string(), "names": names, "start": start, "expiry_ms": expiry_ms,
+            });
+            let opened = of.target.open(Intent::Writes, timeout).await?;
+            let what = "creating the consumer, which may have happened";
+            let answer = opened.post(what, "/_notibus/consumers", &body).await?;
+            let is = if answer["created"] == true { "is created" } else { "exists already" };
+            of.done(&answer, &format!("{} {is}", of.consumer))
+        }
+        Command::Lag(of) => {
+            let lag = of.get("/lag", timeout).await?["lag"].take();
+            let header = ["SHARD", "BEHIND", "OLDEST"];
+            table::print(of.target.json, items(&lag), &header, lag_cells, "no shard")
+        }
+        Command::Reset { of, to, force, .. } => {
+            let what = "resetting the consumer, which may have happened";
+            let body = json!({ "to": to, "force": force });
+            let answer = of.post(what, "/reset", body, watching(force)).await?;
+            of.done(&answer, &format!("{} is set to {to}", of.consumer))
+        }
+        Command::Delete { of, force, .. } => {
+            let what = "deleting the consumer, which may have happened";
+            let answer = of.post(what, "/delete", json!({ "force": force }), watching(force)).await?;
+            of.done(&answer, &format!("{} is deleted", of.consumer))
+        }
+        Command::Pause(of) => {
+            let what = "pausing the consumer, which may have happened";
+            let answer = of.post(what, "/pause", json!({}), timeout).await?;
+            of.done(&answer, &format!("{} is paused", of.consumer))
+        }
+        Command::Resume(of) => {
+            let what = "resuming the consumer, which may have happened";
+            let answer = of.post(what, "/resume", json!({}), timeout).await?;
+            of.done(&answer, &format!("{} goes on", of.consumer))
+        }
+        Command::Again { of, filter, deferred } => {
+            let what = "asking for work again, which may have happened for some ids";
+            let body = json!({ "filter": filter, "deferred": deferred });
+            let answer = of.post(what, "/again", body, timeout).await?;
+            of.done(&answer, &format!("{} ids are worked on again", text(&answer["ids"])))
+        }
+        Command::Deferred(Deferred::List(of)) => {
+            let opened = of.target.open(Intent::Reads, timeout).await?;
+            let ids = opened.list(&format!("{}?", of.path("/deferred")), "deferred").await?;
+            let header = ["ID", "SHARD", "ATTEMPTS", "NEXT IN", "LAST", "ERROR"];
+            table::print(of.target.json, &ids, &header, deferred_cells, "nothing is deferred")
+        }
+        Command::Deferred(Deferred::Discard { of, id, .. }) => {
+            let what = "giving the work up, which may have happened";
+            let answer = of.post(what, "/deferred/discard", json!({ "id": id }), timeout).await?;
+            of.done(&answer, &format!("the work on {id} is given up"))
+        }
+    }
+}
+
+/// Prints a consumer, a line for each shard, and what needs attention.
+async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
+    let shown = of.get("", timeout).await?;
+    if of.target.json {
+        return out::line(&shown.to_string());
+    }
+    let consumer = &shown["consumer"];
+    let expiry = consumer["expiry_ms"].as_u64();
+    let lines = [
+        format!("consumer       {}", text(&consumer["name"])),
+        format!("feed           {}", feed_of(consumer)),
+        format!("filter         {}", text(&consumer["filter"])),
+        format!("start          {}, set {} times", text(&consumer["start"]), text(&consumer["generation"])),
+        format!("expires after  {}", expiry.map_or_else(|| "never".to_owned(), |ms| duration(&ms.into()))),
+        format!("members        {}", items(&consumer["members"]).len()),
+        format!("low watermark  {}", text(&consumer["low_watermark"])),
+    ];
+    let mut shards = table::Table::new(&["SHARD", "OWNER", "CHECKPOINT", "BEHIND", "OLDEST"]);
+    for (shard, lag) in items(&consumer["shards"]).iter().zip(items(&shown["lag"])) {
+        let [_, rows, age] = lag_cells(lag).try_into().expect("there are three cells");
+        let [shard, owner, checkpoint] = ["shard", "owner", "checkpoint"].map(|name| text(&shard[name]));
+        shards.row([shard, owner, checkpoint, rows, age]);
+    }
+    out::line(&format!("{}\n\n{}", lines.join("\n"), shards.text("no shard").trim_end()))?;
+    let troubles = items(&shown["troubles"]);
+    if troubles.is_empty() {
+        return out::line("\nnothing needs attention");
+    }
+    let troubles = troubles.iter().map(|trouble| format!("\n- {}", text(trouble)));
+    out::line(&format!("\nneeds attention:{}", troubles.collect::<String>()))
+}
+
+/// A consumer, for people.
+fn consumer_cells(consumer: &Value) -> Vec<String> {
+    vec![
+        text(&consumer["name"]),
+        feed_of(consumer),
+        text(&consumer["filter"]),
+        items(&consumer["members"]).len().to_string(),
+        text(&consumer["start"]),
+        state(consumer),
+    ]
+}
+
+/// The state of a consumer in a word or two; `show` says more.
+pub fn state(consumer: &Value) -> String {
+    let has_members = !items(&consumer["members"]).is_empty();
+    let states = [
+        (consumer["is_paused"] == true, "paused"),
+        (!has_members, "no member"),
+        (consumer["has_deferred"] == true, "ids deferred"),
+    ];
+    let found: Vec<_> = states.iter().filter(|(is, _)| *is).map(|(_, state)| *state).collect();
+    if found.is_empty() { "works".to_owned() } else { found.join(", ") }
+}
+
+/// How far a consumer is behind in a shard, for people.
+fn lag_cells(lag: &Value) -> Vec<String> {
+    let more = if lag["is_exact"] == true { "" } else { "+" };
+    vec![text(&lag["shard"]), format!("{}{more}", text(&lag["rows"])), duration(&lag["age_ms"])]
+}
+
+/// A deferred id, for people.
+fn deferred_cells(it: &Value) -> Vec<String> {
+    let [id, shard, attempts] = ["id", "shard", "attempts"].map(|name| text(&it[name]));
+    let error = if it["is_again"] == true && it["error"] == "" {
+        "asked for again".to_owned()
+    } else {
+        text(&it["error"])
+    };
+    vec![id, shard, attempts, duration(&it["due_in_ms"]), time(&it["at_ms"]), error]
+}

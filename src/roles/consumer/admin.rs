@@ -1,0 +1,570 @@
+//! [`ConsumerHandle`]: a consumer as a whole, for whoever manages it.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::{
+    member::read_row,
+    reshard::{shard_in, successor},
+};
+use crate::{
+    base::{
+        cursor::{Cursor, Start},
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result},
+        event::DbInstance,
+        filter::{Filter, glob_matcher},
+    },
+    state::{
+        context::Context,
+        feed::{RawFeed, Topology},
+        keys::{ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
+        membership::{NodeRows, Watched, changed, member_rows, pool_removed, watch},
+    },
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
+};
+
+/// How many ids one transaction changes.
+const PAGE_IDS: usize = 200;
+
+/// What a consumer follows, and where it starts.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ConsumerSettings {
+    /// The database whose documents it follows; `None` for the notifications. Default: the notifications.
+    pub documents: Option<DbInstance>,
+    /// The databases that it wants; consumers of documents have no filter. Default: all.
+    pub filter: Filter,
+    /// Where it starts. Default: with new rows.
+    pub start: Start,
+    /// The time without a living member after which the janitor deletes it. Default: never.
+    pub expiry: Option<Duration>,
+}
+
+crate::base::macros::setters!(ConsumerSettings {
+    documents: Option<DbInstance>,
+    filter: Filter,
+    start: Start,
+    expiry: Option<Duration>
+});
+
+impl Default for ConsumerSettings {
+    fn default() -> Self {
+        Self { documents: None, filter: Filter::all(), start: Start::default(), expiry: None }
+    }
+}
+
+impl ConsumerSettings {
+    pub(super) fn feed(&self) -> FeedId {
+        self.documents.map_or_else(FeedId::notifications, FeedId::documents)
+    }
+
+    /// The milliseconds of the expiry; 0 for none.
+    fn expiry_ms(&self) -> Result<u64> {
+        let Some(expiry) = self.expiry else { return Ok(0) };
+        match u64::try_from(expiry.as_millis()) {
+            Ok(ms) if ms > 0 => Ok(ms),
+            _ => Err(Error::invalid("expiry", format!("{expiry:?} is not 1 ms to 500 million years"))),
+        }
+    }
+
+    fn check_filter(&self) -> Result<()> {
+        if self.filter.has_predicate() {
+            let reason = "a consumer cannot find that its predicate has changed: filter by names, and let the handler return";
+            return Err(Error::invalid("filter", reason));
+        }
+        if self.documents.is_some() && !self.filter.is_all() {
+            return Err(Error::invalid("filter", "a consumer of documents has none: let the handler return"));
+        }
+        Ok(())
+    }
+}
+
+/// A deferred id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeferredId {
+    /// The id: the name of a database, or the id of a document.
+    pub id: String,
+    /// The shard that works on it.
+    pub shard: ShardId,
+    /// How often its work has failed.
+    pub attempts: u32,
+    /// In how many milliseconds it is tried again; 0 if it is due, or runs.
+    pub due_in_ms: u64,
+    /// When its work failed last, in milliseconds since 1970; 0 if it has not.
+    pub at_ms: u64,
+    /// Why, in at most 1,000 bytes; empty if it runs for long, or somebody has asked to work on it again.
+    pub error: String,
+    /// Whether somebody has asked to work on it again.
+    pub is_again: bool,
+}
+
+/// A consumer as a whole, whether it exists or not. Clones are cheap.
+#[derive(Clone)]
+pub struct ConsumerHandle {
+    pub(super) context: Arc<Context>,
+    pub(super) name: ConsumerName,
+}
+
+impl fmt::Debug for ConsumerHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConsumerHandle").field(&self.name).finish()
+    }
+}
+
+/// The row that an attempt has read and may have changed, if its result is unknown.
+struct Attempted(Mutex<Option<ConsumerRow>>);
+
+impl Attempted {
+    fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    fn get(&self) -> Option<ConsumerRow> {
+        self.0.lock().clone()
+    }
+
+    fn set(&self, row: ConsumerRow) {
+        *self.0.lock() = Some(row);
+    }
+}
+
+/// A change of a consumer.
+enum Change {
+    Reset(Start),
+    Pause(bool),
+}
+
+fn draw(env: &Env) -> [u8; 16] {
+    NodeId::random(env).0
+}
+
+impl ConsumerHandle {
+    pub(crate) fn new(context: &Arc<Context>, name: &str) -> Result<Self> {
+        Ok(Self { context: Arc::clone(context), name: ConsumerName::new(name)? })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &ConsumerName {
+        &self.name
+    }
+
+    pub(super) fn env(&self) -> &Env {
+        self.context.env()
+    }
+
+    pub(super) fn missing(&self) -> Error {
+        Error::NoConsumer { consumer: self.name.to_string() }
+    }
+
+    pub(super) async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<ConsumerRow>> {
+        read_row(&self.context, tx, &self.name, isolation).await
+    }
+
+    /// Creates the consumer, unless it exists with the same feed and filter; then nothing is changed. Returns whether it was created. A
+    /// member creates its consumer by itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if it exists with another feed or filter, the filter has a predicate, the start is ahead of the store, or the
+    /// expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`]. Then nothing is
+    /// changed.
+    pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
+        settings.check_filter()?;
+        let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
+        let (filter, filter_text) = (settings.filter.hash(), format!("{:?}", settings.filter));
+        // Each attempt draws an identity: an earlier one may have created a consumer that was deleted since.
+        let drawn = &Mutex::new(Vec::new());
+        let create = async |tx: Transaction| {
+            if let Some(row) = self.row(&tx, Isolation::Serializable).await? {
+                if row.feed != feed {
+                    let reason = format!(
+                        "consumer {} follows {}, not {}: delete it first, or take another name",
+                        self.name, row.feed, feed
+                    );
+                    return Err(Error::invalid("feed", reason));
+                }
+                if row.filter != filter {
+                    let reason = format!(
+                        "consumer {} was created with {}, not {}: delete it first, or take another name",
+                        self.name, row.filter_text, filter_text
+                    );
+                    return Err(Error::invalid("filter", reason));
+                }
+                return Ok(drawn.lock().contains(&row.identity));
+            }
+            let identity = draw(self.env());
+            drawn.lock().push(identity);
+            let row = ConsumerRow {
+                identity,
+                token: identity,
+                generation: 1,
+                feed: feed.clone(),
+                start: Cursor::NOTHING,
+                filter,
+                filter_text: filter_text.clone(),
+                is_paused: false,
+                created_ms: self.env().wall_ms(),
+                expiry_ms,
+            };
+            self.begin_at(&tx, settings.start, row).await?;
+            Ok(true)
+        };
+        self.context.db.run(create).await
+    }
+
+    /// Moves the consumer to another position: to now, to the beginning, or behind a sequence. Its members can commit nothing more of what
+    /// they have in hand, and begin there. Deferred ids are removed.
+    ///
+    /// Without `force` it fails while members live. To find out whether a member that has not left is alive, it watches the member's
+    /// heartbeat for as long as that may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 5 s by default.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Expired`] if the position is below the feed's horizon, or of another history; [`Error::Invalid`] if it is ahead of the
+    /// store; [`Error::ConsumerInUse`] while members live; [`Error::NoConsumer`]. Then nothing is changed.
+    pub async fn reset(&self, to: impl Into<Start>, force: bool) -> Result<()> {
+        self.change(force, &Change::Reset(to.into())).await
+    }
+
+    /// Deletes the consumer, with everything that is stored of it. Its members get nothing more.
+    ///
+    /// Fails with [`Error::ConsumerInUse`] while members live, unless `force` is set, and with [`Error::NoConsumer`].
+    pub async fn delete(&self, force: bool) -> Result<()> {
+        let (identity, dead) = self.without_members(force).await?;
+        let attempted = &Attempted::new();
+        let delete = async |tx: Transaction| {
+            let row = self.row(&tx, Isolation::Serializable).await?;
+            let Some(row) = row.filter(|row| row.identity == identity) else {
+                // An earlier attempt with an unknown result may have deleted it.
+                return attempted.get().map(drop).ok_or_else(|| self.missing());
+            };
+            self.check_members(&tx, dead.as_ref()).await?;
+            attempted.set(row);
+            for range in self.context.keys.whole_consumer(&self.name) {
+                tx.clear_range(&range);
+            }
+            pool_removed(&tx, &self.context.keys);
+            Ok(())
+        };
+        self.context.db.run(delete).await
+    }
+
+    /// Stops the work on all nodes until [`ConsumerHandle::resume`]; what is in hand can commit nothing more. Fails with
+    /// [`Error::NoConsumer`].
+    pub async fn pause(&self) -> Result<()> {
+        self.change(true, &Change::Pause(true)).await
+    }
+
+    /// Lets the members go on where they were paused. Fails with [`Error::NoConsumer`].
+    pub async fn resume(&self) -> Result<()> {
+        self.change(true, &Change::Pause(false)).await
+    }
+
+    /// Changes the row of the consumer once, whatever the results of the attempts.
+    async fn change(&self, force: bool, change: &Change) -> Result<()> {
+        let (identity, dead) = self.without_members(force).await?;
+        let (token, attempted) = (draw(self.env()), &Attempted::new());
+        let run = async |tx: Transaction| {
+            let row = self.row(&tx, Isolation::Serializable).await?.filter(|row| row.identity == identity);
+            match (row, attempted.get()) {
+                // This attempt has committed, or another change has, which then counts as the later of the two.
+                (found, Some(before)) if found.as_ref().is_none_or(|row| row.token != before.token) => Ok(()),
+                (None, _) => Err(self.missing()),
+                (Some(row), _) => {
+                    self.check_members(&tx, dead.as_ref()).await?;
+                    attempted.set(row.clone());
+                    self.apply(&tx, change, ConsumerRow { token, ..row }).await
+                }
+            }
+        };
+        self.context.db.run(run).await
+    }
+
+    async fn apply(&self, tx: &Transaction, change: &Change, row: ConsumerRow) -> Result<()> {
+        match *change {
+            Change::Reset(to) => {
+                let generation = row.generation + 1;
+                self.begin_at(tx, to, ConsumerRow { generation, ..row }).await
+            }
+            Change::Pause(is_paused) if row.is_paused == is_paused => Ok(()),
+            Change::Pause(is_paused) => {
+                tx.set(&self.context.keys.consumer(&self.name), &ConsumerRow { is_paused, ..row }.to_bytes());
+                changed(tx, &self.context.keys, &self.name.pool());
+                // Whoever holds a lease of a paused consumer does nothing, and goes on with it.
+                if is_paused { self.take_leases(tx, None).await } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Moves the consumer of `row` to `start`.
+    async fn begin_at(&self, tx: &Transaction, start: Start, row: ConsumerRow) -> Result<()> {
+        let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
+        let topology = Topology::read(tx, feed, Isolation::Serializable).await?;
+        let horizon = feed.horizon(tx, Isolation::Serializable).await?;
+        // The janitor reads the horizon, and then the consumers: it must not drop what this one has to read.
+        tx.add_write_conflict(&KeyRange::key(&keys.horizon(&row.feed)));
+        let now = feed.last_readable(tx).await?;
+        let start = match start {
+            Start::Now => Cursor::from(now),
+            Start::At(cursor) => {
+                let start = cursor.rewound();
+                feed.check_history(start, now)?;
+                if start.position() > now {
+                    let reason = format!("{start} is ahead of the store, which is at {now}");
+                    return Err(Error::invalid("start", reason));
+                }
+                start.check(horizon)?;
+                if start.knew_nothing() { start.begin(now) } else { start }
+            }
+        };
+        let position = start.position();
+        let shards: Vec<_> = topology.at(position).shards().collect();
+        self.take_leases(tx, Some(&shards)).await?;
+        changed(tx, keys, &self.name.pool());
+        tx.clear_range(&keys.consumer_checkpoints(&self.name));
+        tx.clear_range(&keys.deferred_of(&self.name, None));
+        tx.clear(&keys.low_watermark(&self.name));
+        for shard in shards {
+            tx.set(&keys.consumer_checkpoint(&self.name, shard), &start.to_bytes());
+        }
+        tx.set(&keys.consumer(&self.name), &ConsumerRow { start, ..row }.to_bytes());
+        Ok(())
+    }
+
+    /// Takes the leases away from their owners: those of `shards`, or all; other leases are removed.
+    async fn take_leases(&self, tx: &Transaction, shards: Option<&[ShardId]>) -> Result<()> {
+        let (keys, pool) = (&self.context.keys, self.name.pool());
+        for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            if shards.is_none_or(|shards| shards.binary_search(&ShardId(resource)).is_ok()) {
+                tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
+            } else {
+                tx.clear(&key);
+            }
+        }
+        Ok(())
+    }
+
+    /// The identity of the consumer. Unless `force` is set, also the listed members that are dead; it watches them for long enough to be
+    /// certain, and fails if one lives.
+    async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<NodeRows>)> {
+        let db = &self.context.db;
+        let row = db.run(async |tx| self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing()));
+        let row = row.await?;
+        if force {
+            return Ok((row.identity, None));
+        }
+        match watch(self.env(), || db.run(async |tx| self.members(&tx).await)).await? {
+            Watched::Alive(members) => Err(self.in_use(members)),
+            Watched::Dead(members) => Ok((row.identity, Some(members))),
+        }
+    }
+
+    async fn members(&self, tx: &Transaction) -> Result<NodeRows> {
+        member_rows(tx, &self.context.keys, &self.name.role()).await
+    }
+
+    /// Fails if there are members other than `dead`. `tx` fails if a member in `dead` sends a heartbeat, or another member joins, before
+    /// the commit.
+    async fn check_members(&self, tx: &Transaction, dead: Option<&NodeRows>) -> Result<()> {
+        let Some(dead) = dead else { return Ok(()) };
+        let (keys, role) = (&self.context.keys, self.name.role());
+        tx.add_read_conflict(&keys.nodes_with(&role));
+        let members = self.members(tx).await?;
+        // Dead members send no heartbeat, so only they are in the conflict set: heartbeats of others must not make `tx` fail.
+        let alive = members.iter().filter(|(node, row)| dead.get(node) != Some(row)).count();
+        if alive > 0 {
+            return Err(self.in_use(alive));
+        }
+        for node in members.keys() {
+            tx.add_read_conflict(&KeyRange::key(&keys.node(*node)));
+        }
+        Ok(())
+    }
+
+    fn in_use(&self, members: usize) -> Error {
+        Error::ConsumerInUse { consumer: self.name.to_string(), members }
+    }
+
+    /// The deferred ids after `after`, at most `limit` (1 to 10,000), by shard and id. Begin with `None`, and go on after the shard and the id of the
+    /// last one.
+    /// Fails with [`Error::NoConsumer`].
+    pub async fn deferred(&self, after: Option<(ShardId, &str)>, limit: usize) -> Result<Vec<DeferredId>> {
+        if !(1..=10_000).contains(&limit) {
+            return Err(Error::invalid("limit", format!("{limit} is not 1 to 10,000")));
+        }
+        let keys = &self.context.keys;
+        let mut range = keys.deferred_of(&self.name, None);
+        if let Some((shard, id)) = after {
+            range.begin = key_after(&keys.deferred(&self.name, shard, id.as_bytes()));
+        }
+        let (mut rest, mut found) = (Some(RangeRead::new(range).limit(limit)), Vec::new());
+        while let Some(read) = rest {
+            let page = async |tx: Transaction| {
+                self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing())?;
+                Ok((tx.get_range(&read, Isolation::Snapshot).await?, tx.read_version().await?))
+            };
+            let (page, version) = self.context.db.run(page).await?;
+            for (key, value) in &page.rows {
+                let (shard, id) = keys.deferred_id(key)?;
+                let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
+                found.extend(self.describe(shard, &id, row, version));
+            }
+            rest = read.after(&page).filter(|_| found.len() < limit);
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// A deferred id for people; `None` if nothing is to be done for it.
+    fn describe(&self, shard: ShardId, id: &[u8], row: DeferredRow, version: u64) -> Option<DeferredId> {
+        let DeferredRow { due, attempts, at_ms, error, again, .. } = row;
+        let micros = match due {
+            Due::Never => return None,
+            Due::At(incarnation, at) if incarnation == self.context.config.incarnation => {
+                at.saturating_sub(version)
+            }
+            Due::At(..) => 0,
+        };
+        let id = String::from_utf8_lossy(id).into_owned();
+        Some(DeferredId {
+            id,
+            shard,
+            attempts,
+            due_in_ms: micros / 1_000,
+            at_ms,
+            error,
+            is_again: again.is_some(),
+        })
+    }
+
+    /// Has the consumer work again on the ids that match the glob `ids`: all that the feed has, or only those that are deferred. They are
+    /// due at once, in their newest rows, and what is new in them is everything since the start of the consumer, or since what was finished
+    /// of a deferred id. Returns how many they are. Work that runs is not disturbed, and is followed by another run.
+    ///
+    /// Fails with [`Error::NoConsumer`], and with [`Error::Invalid`] if the glob is malformed.
+    pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
+        let glob = glob_matcher(ids)?;
+        let is_meant = |id: &[u8]| std::str::from_utf8(id).is_ok_and(|id| glob.is_match(id));
+        let row =
+            async |tx: Transaction| self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing());
+        let (row, keys) = (self.context.db.run(row).await?, &self.context.keys);
+        let range =
+            if only_deferred { keys.deferred_of(&self.name, None) } else { keys.newest_of_feed(&row.feed) };
+        let (mut rest, mut count) = (Some(RangeRead::new(range).limit(PAGE_IDS)), 0);
+        while let Some(read) = rest {
+            let page = self.context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            let mut found = Vec::new();
+            for (key, value) in &page.rows {
+                let id = if only_deferred {
+                    let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
+                    keys.deferred_id(key).map(|(_, id)| id).map(|id| (row.due != Due::Never).then_some(id))?
+                } else {
+                    Some(keys.newest_id(key)?.1.into())
+                };
+                found.extend(id.filter(|id: &Bytes| is_meant(id)));
+            }
+            if !found.is_empty() {
+                let again = draw(self.env());
+                let ask = async |tx: Transaction| self.again_in(&tx, &row, &found, again).await;
+                count += self.context.db.run(ask).await?;
+            }
+            rest = read.after(&page);
+        }
+        Ok(count)
+    }
+
+    async fn again_in(
+        &self,
+        tx: &Transaction,
+        known: &ConsumerRow,
+        ids: &[Bytes],
+        again: [u8; 16],
+    ) -> Result<u64> {
+        let row = self.row(tx, Isolation::Serializable).await?.filter(|row| row.identity == known.identity);
+        let row = row.ok_or_else(|| self.missing())?;
+        for id in ids {
+            let key = self.key_of(tx, &row, id).await?;
+            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = stored.map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key)));
+            let deferred = stored.transpose()?.unwrap_or(DeferredRow {
+                done: row.start,
+                instance: None,
+                due: Due::NOW,
+                attempts: 0,
+                at_ms: 0,
+                error: String::new(),
+                again: None,
+            });
+            let deferred = DeferredRow { due: Due::NOW, again: Some(again), ..deferred };
+            tx.set(&key, &deferred.to_bytes());
+        }
+        changed(tx, &self.context.keys, &self.name.pool());
+        Ok(ids.len() as u64)
+    }
+
+    /// The key of `id`: in the shard that works on it.
+    async fn key_of(&self, tx: &Transaction, row: &ConsumerRow, id: &[u8]) -> Result<Vec<u8>> {
+        let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
+        let topology = feed.topology(tx).await?;
+        let first = RangeRead::new(keys.consumer_checkpoints(&self.name)).limit(1);
+        let first = tx.get_range(&first, Isolation::Snapshot).await?;
+        let (key, _) = first.rows.first().ok_or_else(|| self.missing())?;
+        let (_, first) = keys.consumer_checkpoint_of(key)?;
+        let Ok(shard) = topology.shard_beside(feed, first, id) else {
+            // The entry was dropped, because it is empty.
+            let successor = successor(&topology, first)?;
+            return Ok(keys.deferred(&self.name, shard_in(&topology, feed, successor, id)?, id));
+        };
+        // A shard that is drained has left its ids to its successors.
+        let checkpoint = keys.consumer_checkpoint(&self.name, shard);
+        let stored = tx.get(&checkpoint, Isolation::Serializable).await?.ok_or_else(|| self.missing())?;
+        let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
+        let shard = match topology.entry_of(shard)? {
+            (_, Some(successor)) if stored.position() >= successor.first.before() => {
+                shard_in(&topology, feed, successor, id)?
+            }
+            _ => shard,
+        };
+        Ok(keys.deferred(&self.name, shard, id))
+    }
+
+    /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. Work that runs can commit nothing more. Returns
+    /// false if the id is not deferred. Fails with [`Error::NoConsumer`].
+    pub async fn discard(&self, id: &[u8]) -> Result<bool> {
+        let discard = async |tx: Transaction| {
+            let row = self.row(&tx, Isolation::Serializable).await?.ok_or_else(|| self.missing())?;
+            let key = self.key_of(&tx, &row, id).await?;
+            let Some(stored) = tx.get(&key, Isolation::Serializable).await? else { return Ok(false) };
+            let stored = DeferredRow::from_bytes(&stored).map_err(|error| error.at(&key))?;
+            if stored.due == Due::Never {
+                return Ok(false);
+            }
+            let newest = self.context.keys.newest(&row.feed, id);
+            let newest = tx.get(&newest, Isolation::Snapshot).await?;
+            let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
+            let done = newest.map_or(stored.done, Cursor::from);
+            let error = String::new();
+            // It is due, so that its shard finds that it is finished.
+            let row = DeferredRow {
+                done,
+                instance: None,
+                due: Due::NOW,
+                attempts: 0,
+                error,
+                again: None,
+                ..stored
+            };
+            tx.set(&key, &row.to_bytes());
+            changed(&tx, &self.context.keys, &self.name.pool());
+            Ok(true)
+        };
+        self.context.db.run(discard).await
+    }
+}

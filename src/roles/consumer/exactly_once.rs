@@ -1,0 +1,389 @@
+//! [`Fence`]: what a transaction of a run must read, so that it commits only while the run may, and only once.
+//!
+//! | transaction | reads | writes |
+//! |---|---|---|
+//! | [`Fence::verify`] | lease, key of the id | |
+//! | [`Fence::commit_in`] of an id | lease, key of the id | `done` in the key |
+//! | [`Fence::commit_in`] of a batch | lease, checkpoint | checkpoint |
+//! | end of a run that did not succeed ([`Fence::revoke`]) | lease, the same keys | the same keys |
+//!
+//! A run that is over is marked in memory first, and then the keys that its transactions read are written. A transaction that has read
+//! them before conflicts; one that reads them after finds the mark. Another process has another lease.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::{Incarnation, Sequence},
+        error::{Error, Result},
+        event::DbInstance,
+    },
+    state::{
+        context::Context,
+        keys::{ConsumerName, DeferredRow, Due, ShardId},
+        membership::Held,
+    },
+    store::{Isolation, KeyRange, Transaction},
+};
+
+/// The state of a commit within its transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "if it is `AlreadyCommitted`, the transaction must not repeat its work"]
+pub enum CommitState {
+    /// It is written when the transaction commits.
+    Pending,
+    /// An earlier transaction, whose result was unknown, has committed it. Do nothing more in this one.
+    AlreadyCommitted,
+}
+
+impl CommitState {
+    /// Whether an earlier transaction has committed it.
+    pub fn is_already_committed(self) -> bool {
+        self == Self::AlreadyCommitted
+    }
+}
+
+/// Orders the members that work on a shard, for effects outside of the store: of two runs with rows of one id, the later one never has
+/// the smaller token, unless the consumer was deleted and created in between. Its text has a fixed length, and sorts as the token does.
+///
+/// Effects in the same store need no token: [`Work::commit_in`](super::Work::commit_in) makes them exactly-once. In another database,
+/// keep the token and the sequence beside what a row changes, and change all three together, only forward:
+///
+/// ```sql
+/// UPDATE mirror SET value = :value, token = :token, seq = :seq
+///  WHERE db = :name AND (token < :token OR token = :token AND seq < :seq)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken {
+    pub(super) incarnation: Incarnation,
+    /// How often the position of the consumer was set.
+    pub(super) generation: u64,
+    /// The shard. Its successors have greater ids.
+    pub(super) shard: ShardId,
+    /// How often the lease was acquired.
+    pub(super) epoch: u64,
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { incarnation, generation, shard, epoch } = self;
+        write!(f, "{:02x}{generation:016x}{:016x}{epoch:016x}", incarnation.0, shard.0)
+    }
+}
+
+/// The shard of a consumer, held by this process under one lease.
+#[derive(Debug)]
+pub(super) struct HeldShard {
+    pub context: Arc<Context>,
+    pub consumer: ConsumerName,
+    pub shard: ShardId,
+    pub lease: Held,
+    pub token: FencingToken,
+}
+
+impl HeldShard {
+    pub fn key(&self, id: &[u8]) -> Vec<u8> {
+        self.context.keys.deferred(&self.consumer, self.shard, id)
+    }
+
+    /// The key of `id`, read serializably.
+    pub async fn deferred(&self, tx: &Transaction, id: &[u8]) -> Result<Option<DeferredRow>> {
+        let key = self.key(id);
+        let stored = tx.get(&key, Isolation::Serializable).await?;
+        stored.map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+    }
+
+    /// The checkpoint; `None` if the consumer does not read the shard, or not yet.
+    pub async fn checkpoint(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<Cursor>> {
+        let key = self.context.keys.consumer_checkpoint(&self.consumer, self.shard);
+        let stored = tx.get(&key, isolation).await?;
+        stored.map(|value| Cursor::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+    }
+
+    /// When something is due `pause` after now.
+    pub async fn due_after(&self, tx: &Transaction, pause: Duration) -> Result<Due> {
+        if pause.is_zero() {
+            return Ok(Due::NOW);
+        }
+        let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+        let at = tx.read_version().await?.saturating_add(micros);
+        Ok(Due::At(self.context.config.incarnation, at))
+    }
+
+    pub fn set_checkpoint(&self, tx: &Transaction, to: Cursor) {
+        tx.set(&self.context.keys.consumer_checkpoint(&self.consumer, self.shard), &to.to_bytes());
+    }
+}
+
+/// What the transactions of a run depend on.
+#[derive(Debug)]
+pub(super) enum Scope {
+    /// The rows of a shard after `after` and up to `last`. Everything up to `to` is finished then.
+    Rows { after: Sequence, last: Sequence, to: Cursor },
+    /// The newest row of an id.
+    Id(IdScope),
+}
+
+/// The work on one id.
+#[derive(Debug, Clone)]
+pub(super) struct IdScope {
+    pub id: Bytes,
+    /// The row; `None` if the id has none any more.
+    pub sequence: Option<Sequence>,
+    /// The database that exists once the work is done; `None` if none is left.
+    pub instance: Option<DbInstance>,
+    /// Whether a key covered the id when the run began.
+    pub has_key: bool,
+    /// The request to work again that the run answers.
+    pub again: Option<[u8; 16]>,
+}
+
+/// Shared by the clones of a run's [`Work`](super::Work) or [`Batch`](super::Batch).
+#[derive(Debug)]
+pub(super) struct Fence {
+    pub held: Arc<HeldShard>,
+    pub scope: Scope,
+    is_over: AtomicBool,
+    /// Whether a transaction has called [`Fence::commit_in`].
+    has_committed: AtomicBool,
+    /// When the run last made progress.
+    progress: Mutex<Duration>,
+}
+
+impl Fence {
+    pub fn new(held: &Arc<HeldShard>, scope: Scope) -> Arc<Self> {
+        let progress = Mutex::new(held.context.env().now());
+        let (held, is_over) = (Arc::clone(held), AtomicBool::new(false));
+        Arc::new(Self { held, scope, is_over, has_committed: AtomicBool::new(false), progress })
+    }
+
+    /// Notes progress.
+    pub fn progress(&self) {
+        *self.progress.lock() = self.held.context.env().now();
+    }
+
+    /// When it last made progress.
+    pub fn progressed_at(&self) -> Duration {
+        *self.progress.lock()
+    }
+
+    /// Whether it may have written `done`, or the checkpoint.
+    pub fn has_committed(&self) -> bool {
+        self.has_committed.load(Ordering::Acquire)
+    }
+
+    fn cancelled(&self) -> Error {
+        let HeldShard { consumer, shard, .. } = &*self.held;
+        Error::Cancelled { what: format!("shard {shard} of consumer {consumer}") }
+    }
+
+    fn check_going_on(&self) -> Result<()> {
+        if self.is_over.load(Ordering::Acquire) { Err(self.cancelled()) } else { Ok(()) }
+    }
+
+    /// Makes `tx` fail if the run is over before the commit.
+    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
+        self.held.lease.check(tx).await?;
+        match &self.scope {
+            Scope::Rows { after, .. } => {
+                let stored = self.held.checkpoint(tx, Isolation::Serializable).await?;
+                if stored.is_none_or(|stored| stored.position() > *after) {
+                    return Err(self.cancelled());
+                }
+            }
+            Scope::Id(id) => {
+                if self.is_done(tx, id, self.held.deferred(tx, &id.id).await?.as_ref()).await? {
+                    return Err(self.cancelled());
+                }
+            }
+        }
+        self.check_going_on()?;
+        self.progress();
+        Ok(())
+    }
+
+    /// Makes `tx` the one that finishes the work.
+    pub async fn commit_in(&self, tx: &Transaction) -> Result<CommitState> {
+        self.held.lease.check(tx).await?;
+        let state = match &self.scope {
+            Scope::Rows { after, last, to } => self.commit_rows(tx, (*after, *last), *to).await?,
+            Scope::Id(id) => self.commit_id(tx, id).await?,
+        };
+        self.check_going_on()?;
+        self.progress();
+        self.has_committed.store(true, Ordering::Release);
+        Ok(state)
+    }
+
+    async fn commit_rows(
+        &self,
+        tx: &Transaction,
+        (after, last): (Sequence, Sequence),
+        to: Cursor,
+    ) -> Result<CommitState> {
+        match self.held.checkpoint(tx, Isolation::Serializable).await? {
+            Some(stored) if stored.position() <= after => {
+                self.held.set_checkpoint(tx, to);
+                Ok(CommitState::Pending)
+            }
+            // An earlier attempt has had the same rows, but read less far beyond them.
+            Some(stored) if stored.position() >= last => Ok(CommitState::AlreadyCommitted),
+            Some(stored) => Err(Error::PartlyDone { stored: stored.position() }),
+            // While the lease is held, only a shard that was read to its end has no checkpoint.
+            None => Ok(CommitState::AlreadyCommitted),
+        }
+    }
+
+    async fn commit_id(&self, tx: &Transaction, id: &IdScope) -> Result<CommitState> {
+        let stored = self.held.deferred(tx, &id.id).await?;
+        if self.is_done(tx, id, stored.as_ref()).await? {
+            return Ok(CommitState::AlreadyCommitted);
+        }
+        let done = finished(id, stored);
+        tx.set(&self.held.key(&id.id), &done.to_bytes());
+        Ok(CommitState::Pending)
+    }
+
+    /// Whether what the run works on is finished, where `stored` is the key of the id.
+    async fn is_done(&self, tx: &Transaction, id: &IdScope, stored: Option<&DeferredRow>) -> Result<bool> {
+        let Some(stored) = stored else {
+            if id.has_key {
+                // It was finished, and the checkpoint has passed it; or it was discarded.
+                return Ok(true);
+            }
+            let checkpoint = self.held.checkpoint(tx, Isolation::Snapshot).await?;
+            return Ok(checkpoint.is_none_or(|checkpoint| Some(checkpoint.position()) >= id.sequence));
+        };
+        Ok(is_finished(stored, id))
+    }
+
+    /// Ends the run, so that none of its transactions can commit any more. With `defer` the id gets a key, or keeps it, that is due after this
+    /// time; of a key that is there, what is finished stays, and the request to work again.
+    pub async fn revoke(&self, id: &IdScope, defer: Option<(Duration, DeferredRow)>) -> Result<Revoked> {
+        self.is_over.store(true, Ordering::Release);
+        let (held, key) = (&self.held, self.held.key(&id.id));
+        let revoke = async |tx: Transaction| {
+            held.lease.check(&tx).await?;
+            let stored = held.deferred(&tx, &id.id).await?;
+            let is_done = self.is_done(&tx, id, stored.as_ref()).await?;
+            let Some((pause, row)) = defer.as_ref().filter(|_| !is_done) else {
+                tx.add_write_conflict(&KeyRange::key(&key));
+                return Ok(if is_done { Revoked::Done } else { Revoked::Open });
+            };
+            let due = held.due_after(&tx, *pause).await?;
+            let (done, again) = stored.map_or((row.done, None), |stored| (stored.done, stored.again));
+            tx.set(&key, &DeferredRow { done, due, again, ..row.clone() }.to_bytes());
+            Ok(Revoked::Deferred)
+        };
+        held.context.db.run(revoke).await
+    }
+
+    /// Ends the run of a batch, so that none of its transactions can commit any more. Returns the checkpoint.
+    pub async fn revoke_rows(&self) -> Result<Option<Cursor>> {
+        self.is_over.store(true, Ordering::Release);
+        let HeldShard { context, consumer, shard, .. } = &*self.held;
+        let key = KeyRange::key(&context.keys.consumer_checkpoint(consumer, *shard));
+        let revoke = async |tx: Transaction| {
+            self.held.lease.check(&tx).await?;
+            let stored = self.held.checkpoint(&tx, Isolation::Serializable).await?;
+            tx.add_write_conflict(&key);
+            Ok(stored)
+        };
+        context.db.run(revoke).await
+    }
+
+    /// The run has succeeded: what it still commits is its own affair, but not under this fence.
+    pub fn close(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// What the end of a run has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Revoked {
+    /// The work is finished: a transaction with an unknown result was committed.
+    Done,
+    /// A key covers the id.
+    Deferred,
+    /// It is not finished, and no key was written.
+    Open,
+}
+
+/// Whether the key says that what a run works on is finished.
+pub(super) fn is_finished(stored: &DeferredRow, id: &IdScope) -> bool {
+    let has_passed = match id.sequence {
+        Some(sequence) => stored.done.position() >= sequence,
+        None => stored.instance.is_none(),
+    };
+    // The request that the run answers stands until the run has committed.
+    has_passed && (id.again.is_none() || stored.again != id.again)
+}
+
+/// The key of an id whose work was finished in the transaction that writes it.
+pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow {
+    let again = stored.as_ref().and_then(|stored| stored.again).filter(|again| Some(*again) != id.again);
+    let (done, instance) = match (stored, id.sequence) {
+        // The id was discarded while the run went on.
+        (Some(stored), Some(sequence)) if stored.done.position() > sequence => (stored.done, stored.instance),
+        (_, Some(sequence)) => (sequence.into(), id.instance),
+        (stored, None) => (stored.map_or(Cursor::NOTHING, |stored| stored.done), id.instance),
+    };
+    DeferredRow {
+        done,
+        instance,
+        due: if again.is_some() { Due::NOW } else { Due::Never },
+        attempts: 0,
+        at_ms: 0,
+        error: String::new(),
+        again,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_sort_as_their_texts_do() {
+        let token = |incarnation, generation, shard, epoch| FencingToken {
+            incarnation: Incarnation(incarnation),
+            generation,
+            shard: ShardId(shard),
+            epoch,
+        };
+        let tokens =
+            [token(0, 1, 1, 9), token(0, 1, 3, 1), token(0, 2, 1, 10), token(0, 10, 1, 1), token(1, 1, 1, 1)];
+        assert!(tokens.is_sorted_by(|a, b| a < b));
+        assert!(tokens.map(|token| token.to_string()).is_sorted_by(|a, b| a < b));
+        assert_eq!(tokens[0].to_string().len(), 50);
+    }
+
+    /// Regression: the work on a row that had been read before the newest one was finished set the key back, and the newest one was worked
+    /// on again.
+    #[test]
+    fn an_older_row_takes_nothing_back() {
+        let at =
+            |version| Sequence::new(Incarnation(0), crate::base::encoding::Versionstamp::new(version, 0), 0);
+        let scope = |version| IdScope {
+            id: Bytes::from_static(b"a"),
+            sequence: Some(at(version)),
+            instance: None,
+            has_key: true,
+            again: None,
+        };
+        let newest = finished(&scope(2), None);
+        assert_eq!(finished(&scope(1), Some(newest.clone())).done, newest.done);
+        assert_eq!(finished(&scope(3), Some(newest)).done, Cursor::from(at(3)));
+    }
+}

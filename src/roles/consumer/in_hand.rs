@@ -1,0 +1,452 @@
+//! [`InHand`]: the ids that a shard's task has in memory. It knows no store and no clock.
+//!
+//! Each id is there once, however many rows of it were read: a newer row takes the place of the one before. An id that is not covered by
+//! a key in the store holds the watermark back, at the first of its rows that is not finished.
+//!
+//! ```text
+//!             offer                due                    start
+//!   feed ──────────────► waiting ───────► ready (by tenant) ───────► running ──► done
+//!                          ▲                                            │
+//!                          └────────────── retry, with a pause ─────────┘
+//! ```
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use crate::base::encoding::Sequence;
+
+/// Divides ids into tenants, which share the concurrency of a consumer fairly on each node.
+#[derive(Clone)]
+pub(super) struct Tenants {
+    pub of: Arc<dyn Fn(&[u8]) -> Bytes + Send + Sync>,
+    /// How many ids of one tenant run at once.
+    pub running_max: usize,
+}
+
+/// One id in hand. `T` is what its work needs.
+pub(super) struct Entry<T> {
+    pub work: T,
+    /// How often the work has failed in a row.
+    pub attempts: u32,
+    /// The first unfinished row, if no key covers it.
+    first: Option<Sequence>,
+    /// A newer row that came while this one ran: where it stands, and its work.
+    next: Option<(Sequence, T)>,
+    /// Whether it came as a deferred id that is due.
+    was_due: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting(Duration),
+    /// In the queue of its tenant, under this ticket.
+    Ready(u64),
+    Running,
+    /// Between two of the others.
+    Idle,
+}
+
+/// The ready and running ids of one tenant.
+#[derive(Default)]
+struct Tenant {
+    running: usize,
+    ready: VecDeque<(u64, Bytes)>,
+    /// Its place among the tenants with as many running ids.
+    turn: u64,
+}
+
+/// What became of an offered row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offered {
+    Taken,
+    /// The id runs. The row is kept for later.
+    Running,
+}
+
+pub(super) struct InHand<T> {
+    entries: HashMap<Bytes, Entry<T>>,
+    /// The first unfinished rows of all entries that hold the watermark back.
+    firsts: BTreeSet<Sequence>,
+    timers: BTreeSet<(Duration, Bytes)>,
+    tenants: HashMap<Bytes, Tenant>,
+    /// The tenants with ready ids, the one with the fewest running first.
+    turns: BTreeSet<(usize, u64, Bytes)>,
+    divide: Option<Tenants>,
+    next_number: u64,
+    running: usize,
+    /// How many entries are covered by keys.
+    covered: usize,
+    /// How many entries came as deferred ids.
+    due: usize,
+}
+
+impl<T> InHand<T> {
+    pub fn new(divide: Option<Tenants>) -> Self {
+        Self {
+            entries: HashMap::new(),
+            firsts: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            tenants: HashMap::new(),
+            turns: BTreeSet::new(),
+            divide,
+            next_number: 0,
+            running: 0,
+            covered: 0,
+            due: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn running(&self) -> usize {
+        self.running
+    }
+
+    /// How many entries are covered by keys.
+    pub fn covered(&self) -> usize {
+        self.covered
+    }
+
+    /// How many entries came as deferred ids that were due.
+    pub fn due(&self) -> usize {
+        self.due
+    }
+
+    pub fn get(&self, id: &[u8]) -> Option<&Entry<T>> {
+        self.entries.get(id)
+    }
+
+    pub fn get_mut(&mut self, id: &[u8]) -> Option<&mut Entry<T>> {
+        self.entries.get_mut(id)
+    }
+
+    pub fn contains(&self, id: &[u8]) -> bool {
+        self.entries.contains_key(id)
+    }
+
+    /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` gets the work that
+    /// waits and the new one; a pause goes on.
+    pub fn offer(
+        &mut self,
+        id: &Bytes,
+        at: Sequence,
+        work: T,
+        due: Option<Duration>,
+        merge: impl FnOnce(&mut T, T),
+    ) -> Offered {
+        let Some(entry) = self.entries.get_mut(id) else {
+            self.firsts.insert(at);
+            self.insert(id, work, Some(at), due);
+            return Offered::Taken;
+        };
+        if entry.state == State::Running {
+            match &mut entry.next {
+                Some((_, next)) => merge(next, work),
+                next => {
+                    *next = Some((at, work));
+                    self.firsts.insert(at);
+                }
+            }
+            return Offered::Running;
+        }
+        merge(&mut entry.work, work);
+        Offered::Taken
+    }
+
+    /// Takes an id whose key covers it, to be worked on now.
+    pub fn offer_covered(&mut self, id: &Bytes, work: T, attempts: u32) {
+        if !self.entries.contains_key(id) {
+            (self.covered, self.due) = (self.covered + 1, self.due + 1);
+            self.insert(id, work, None, None);
+            let entry = self.entries.get_mut(id).expect("it was just put there");
+            (entry.attempts, entry.was_due) = (attempts, true);
+        }
+    }
+
+    fn insert(&mut self, id: &Bytes, work: T, first: Option<Sequence>, due: Option<Duration>) {
+        let state = State::Waiting(due.unwrap_or_default());
+        self.entries
+            .insert(id.clone(), Entry { work, attempts: 0, first, next: None, was_due: false, state });
+        match due {
+            Some(due) => drop(self.timers.insert((due, id.clone()))),
+            None => self.make_ready(id),
+        }
+    }
+
+    fn make_ready(&mut self, id: &Bytes) {
+        let ticket = self.number();
+        self.entries.get_mut(id).expect("it is in hand").state = State::Ready(ticket);
+        let tenant = self.tenant_of(id);
+        let turn = self.number();
+        let queue = self.tenants.entry(tenant.clone()).or_default();
+        queue.ready.push_back((ticket, id.clone()));
+        if queue.ready.len() == 1 {
+            queue.turn = turn;
+            self.turns.insert((queue.running, turn, tenant));
+        }
+    }
+
+    fn tenant_of(&self, id: &Bytes) -> Bytes {
+        self.divide.as_ref().map_or_else(Bytes::new, |divide| (divide.of)(id))
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// Starts the next id that is due, if fewer than `running_max` run. The tenant with the fewest running ids is the next.
+    pub fn start(&mut self, now: Duration, running_max: usize) -> Option<Bytes> {
+        while self.timers.first().is_some_and(|(due, _)| *due <= now) {
+            let (_, id) = self.timers.pop_first().expect("there is one");
+            self.make_ready(&id);
+        }
+        let tenant_max = self.divide.as_ref().map_or(usize::MAX, |divide| divide.running_max);
+        while self.running < running_max {
+            let (running, _, _) = self.turns.first()?;
+            if *running >= tenant_max {
+                return None;
+            }
+            let (_, _, tenant) = self.turns.pop_first().expect("there is one");
+            let queue = self.tenants.get_mut(&tenant).expect("it has a turn");
+            let (ticket, id) = queue.ready.pop_front().expect("it has a turn");
+            // It may have been removed since.
+            let entry = self.entries.get_mut(&id).filter(|entry| entry.state == State::Ready(ticket));
+            let is_there = entry.is_some();
+            if let Some(entry) = entry {
+                entry.state = State::Running;
+                queue.running += 1;
+                self.running += 1;
+            }
+            self.give_turn(tenant);
+            if is_there {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Lines a tenant up again, or forgets one that has nothing to do.
+    fn give_turn(&mut self, tenant: Bytes) {
+        let turn = self.number();
+        let Some(queue) = self.tenants.get_mut(&tenant) else { return };
+        if !queue.ready.is_empty() {
+            queue.turn = turn;
+            self.turns.insert((queue.running, turn, tenant));
+        } else if queue.running == 0 {
+            self.tenants.remove(&tenant);
+        }
+    }
+
+    /// Accounts for the end of the run of `id`.
+    fn end_run(&mut self, id: &Bytes) {
+        let entry = self.entries.get_mut(id).filter(|entry| entry.state == State::Running);
+        if let Some(entry) = entry {
+            entry.state = State::Idle;
+            self.running -= 1;
+            let tenant = self.tenant_of(id);
+            if let Some(queue) = self.tenants.get_mut(&tenant) {
+                self.turns.remove(&(queue.running, queue.turn, tenant.clone()));
+                queue.running -= 1;
+            }
+            self.give_turn(tenant);
+        }
+    }
+
+    /// The work of `id` is finished. Returns whether a newer row of it waits, which is to be worked on at `due`.
+    pub fn done(&mut self, id: &Bytes, due: Option<Duration>) -> bool {
+        self.end_run(id);
+        let Some(entry) = self.entries.get_mut(id) else { return false };
+        if let Some((at, work)) = entry.next.take() {
+            (entry.work, entry.attempts) = (work, 0);
+            match entry.first.replace(at) {
+                Some(first) => drop(self.firsts.remove(&first)),
+                None => self.covered -= 1,
+            }
+            self.wait(id, due);
+            return true;
+        }
+        self.remove(id);
+        false
+    }
+
+    /// The work of `id` has failed, and is to be tried again at `due`, with the newest row.
+    pub fn retry(&mut self, id: &Bytes, due: Duration, merge: impl FnOnce(&mut T, T)) {
+        self.end_run(id);
+        if let Some(entry) = self.entries.get_mut(id) {
+            if let Some((at, next)) = entry.next.take() {
+                merge(&mut entry.work, next);
+                if entry.first.is_some() {
+                    self.firsts.remove(&at);
+                } else {
+                    (entry.first, self.covered) = (Some(at), self.covered - 1);
+                }
+            }
+            self.wait(id, Some(due));
+        }
+    }
+
+    fn wait(&mut self, id: &Bytes, due: Option<Duration>) {
+        match due {
+            Some(due) => {
+                self.entries.get_mut(id).expect("it is in hand").state = State::Waiting(due);
+                self.timers.insert((due, id.clone()));
+            }
+            None => self.make_ready(id),
+        }
+    }
+
+    /// A key covers `id` from now on: it no longer holds the watermark back.
+    pub fn cover(&mut self, id: &[u8]) {
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        if let Some(first) = entry.first.take() {
+            self.firsts.remove(&first);
+            self.covered += 1;
+        }
+        if let Some((at, _)) = entry.next.take() {
+            self.firsts.remove(&at);
+        }
+    }
+
+    /// Forgets `id`, whatever its state.
+    pub fn remove(&mut self, id: &Bytes) -> Option<Entry<T>> {
+        self.end_run(id);
+        let entry = self.entries.remove(id)?;
+        self.due -= usize::from(entry.was_due);
+        match entry.first {
+            Some(first) => drop(self.firsts.remove(&first)),
+            None => self.covered -= 1,
+        }
+        if let Some((at, _)) = &entry.next {
+            self.firsts.remove(at);
+        }
+        if let State::Waiting(due) = entry.state {
+            self.timers.remove(&(due, id.clone()));
+        }
+        Some(entry)
+    }
+
+    /// Everything up to here is finished, or covered by keys; `read` is how far rows were taken.
+    pub fn watermark(&self, read: Sequence) -> Sequence {
+        self.firsts.first().map_or(read, |first| first.before().min(read))
+    }
+
+    /// When the next waiting id is due.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+}
+
+impl<T> Entry<T> {
+    /// Whether a key covers it.
+    pub fn is_covered(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::encoding::{Incarnation, Versionstamp};
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    fn id(name: &'static str) -> Bytes {
+        Bytes::from_static(name.as_bytes())
+    }
+
+    fn newest(work: &mut u64, newer: u64) {
+        *work = newer;
+    }
+
+    fn offer(hand: &mut InHand<u64>, name: &'static str, version: u64) -> Offered {
+        hand.offer(&id(name), at(version), version, None, newest)
+    }
+
+    const NOW: Duration = Duration::ZERO;
+
+    #[test]
+    fn the_watermark_is_before_the_first_unfinished_row() {
+        let mut hand = InHand::new(None);
+        for (name, version) in [("a", 1), ("b", 2), ("c", 3)] {
+            offer(&mut hand, name, version);
+        }
+        assert_eq!(hand.watermark(at(9)), at(1).before());
+        assert_eq!(hand.start(NOW, 2), Some(id("a")));
+        assert_eq!(hand.start(NOW, 2), Some(id("b")));
+        assert_eq!(hand.start(NOW, 2), None, "two run");
+        assert!(!hand.done(&id("b"), None));
+        assert_eq!(hand.watermark(at(9)), at(1).before());
+        assert!(!hand.done(&id("a"), None));
+        assert_eq!(hand.watermark(at(9)), at(3).before());
+        hand.cover(b"c");
+        assert_eq!(hand.watermark(at(9)), at(9));
+        assert_eq!((hand.covered(), hand.len()), (1, 1));
+    }
+
+    #[test]
+    fn an_id_never_runs_twice_at_once_and_its_newest_row_follows() {
+        let mut hand = InHand::new(None);
+        offer(&mut hand, "a", 1);
+        assert_eq!(offer(&mut hand, "a", 2), Offered::Taken);
+        assert_eq!(hand.start(NOW, 9), Some(id("a")));
+        assert_eq!(hand.get(b"a").unwrap().work, 2);
+        assert_eq!(offer(&mut hand, "a", 3), Offered::Running);
+        assert_eq!(offer(&mut hand, "a", 4), Offered::Running);
+        assert_eq!(hand.start(NOW, 9), None);
+        assert_eq!(hand.watermark(at(9)), at(1).before());
+        assert!(hand.done(&id("a"), None));
+        assert_eq!(hand.watermark(at(9)), at(3).before(), "3 came first, and was not worked on");
+        assert_eq!(hand.start(NOW, 9), Some(id("a")));
+        assert_eq!(hand.get(b"a").unwrap().work, 4);
+        assert!(!hand.done(&id("a"), None));
+        assert_eq!((hand.watermark(at(9)), hand.len()), (at(9), 0));
+    }
+
+    #[test]
+    fn a_pause_is_not_shortened_by_new_rows() {
+        let mut hand = InHand::new(None);
+        offer(&mut hand, "a", 1);
+        hand.start(NOW, 9);
+        hand.retry(&id("a"), Duration::from_secs(5), newest);
+        offer(&mut hand, "a", 2);
+        assert_eq!(hand.start(Duration::from_secs(4), 9), None);
+        assert_eq!(hand.next_due(), Some(Duration::from_secs(5)));
+        assert_eq!(hand.start(Duration::from_secs(5), 9), Some(id("a")));
+        assert_eq!(hand.get(b"a").unwrap().work, 2, "the newest row is tried");
+    }
+
+    #[test]
+    fn tenants_take_turns_and_have_limits() {
+        let tenants = Tenants { of: Arc::new(|id: &[u8]| Bytes::copy_from_slice(&id[..1])), running_max: 2 };
+        let mut hand = InHand::new(Some(tenants));
+        for (version, name) in ["a1", "a2", "a3", "a4", "b1"].into_iter().enumerate() {
+            offer(&mut hand, name, version as u64 + 1);
+        }
+        let first: Vec<_> = std::iter::from_fn(|| hand.start(NOW, 3)).collect();
+        assert_eq!(first, [id("a1"), id("b1"), id("a2")]);
+        hand.done(&id("b1"), None);
+        assert_eq!(hand.start(NOW, 3), None, "a has two running ids");
+        hand.done(&id("a1"), None);
+        assert_eq!(hand.start(NOW, 3), Some(id("a3")));
+        hand.remove(&id("a4"));
+        hand.done(&id("a2"), None);
+        assert_eq!(hand.start(NOW, 3), None, "a4 was removed");
+        hand.done(&id("a3"), None);
+        assert_eq!((hand.running(), hand.len(), hand.tenants.len()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,193 @@
+//! The low watermark of a consumer: a position before which no shard has a wanted row that is not finished or deferred.
+//!
+//! The janitor reads it before it drops a tombstone, so that it need not read checkpoints, which are as many as consumers times shards. And
+//! a shard begins at the later of its checkpoint and this: so a shard whose rows nobody wants writes nothing.
+//!
+//! The member that works on the first shard writes it now and then, while the feed moves. It may be behind, and is never too high:
+//! checkpoints only grow, what comes later stands later, and a reset removes it. Feeds of documents keep no tombstones, and their
+//! consumers have none.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, task::JoinSet};
+
+use super::member::{Shards, read_row};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        filter::Filter,
+        notification::Notification,
+    },
+    roles::consumer::handler::ConsumedRow,
+    state::{
+        context::Context,
+        feed::{FeedRow, RawFeed},
+        feed_wakeups::FeedHeads,
+        keys::{ConsumerName, FeedId, ShardId, watermark},
+    },
+    store::{Isolation, Priority, Transaction, TransactionOption},
+};
+
+/// How often a member checks whether it has to be written.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// The most such pauses between two attempts that find nothing new.
+const PAUSES_MAX: u32 = 20;
+
+/// How many rows are read at once.
+const PAGE_ROWS: usize = 1_000;
+
+/// How many pages of a shard are looked through. What is behind them comes another time.
+const PAGES_MAX: usize = 100;
+
+/// Its name in reports of trouble.
+const WRITER: &str = "low watermark of a consumer";
+
+/// What is needed to find the low watermark of a consumer.
+#[derive(Debug)]
+pub(super) struct LowWatermark {
+    pub context: Arc<Context>,
+    pub name: ConsumerName,
+    pub feed: FeedId,
+    pub filter: Filter,
+    pub shards: Arc<Shards>,
+}
+
+impl LowWatermark {
+    /// Starts the task that writes it; none, if the feed has no tombstones.
+    pub fn start(self: &Arc<Self>) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        if self.feed.instance().is_none() {
+            let hints = self.context.wakeups.listen(&self.feed);
+            let low = Arc::clone(self);
+            let make = move || Arc::clone(&low).run(hints.clone());
+            tasks.spawn(self.context.stats.supervised(self.context.env(), WRITER, make));
+        }
+        tasks
+    }
+
+    /// Writes it whenever that is due, until it is dropped.
+    async fn run(self: Arc<Self>, hints: watch::Receiver<FeedHeads>) {
+        let env = self.context.env();
+        let (mut seen, mut known) = (None, Sequence::MIN);
+        let (mut pauses, mut waited) = (0, 0);
+        loop {
+            env.sleep(env.spread(PAUSE, 0.75, 1.25)).await;
+            let Some(reads) = self.shards.if_first() else {
+                seen = None;
+                continue;
+            };
+            let (now, is_behind) = {
+                let hints = hints.borrow();
+                (Some((hints.count, reads)), hints.any_may_have_rows(known))
+            };
+            waited += 1;
+            if seen == now && (!is_behind || waited <= pauses) {
+                continue;
+            }
+            let low = match self.write().await {
+                Ok(low) => low.unwrap_or(Sequence::MIN),
+                Err(error) => {
+                    self.context.stats.health.complain(env, WRITER, &error);
+                    continue;
+                }
+            };
+            let has_moved = seen != now || known != low;
+            pauses = if has_moved { 0 } else { (pauses * 2 + 1).min(PAUSES_MAX) };
+            (seen, known, waited) = (now, low, 0);
+        }
+    }
+
+    /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none.
+    pub async fn write(&self) -> Result<Option<Sequence>> {
+        if self.feed.instance().is_some() {
+            return Ok(None);
+        }
+        let Some((identity, low)) = self.find().await? else { return Ok(None) };
+        let key = self.context.keys.low_watermark(&self.name);
+        let write = async |tx: Transaction| {
+            // A reset or a deletion since then makes what was found void.
+            let row = read_row(&self.context, &tx, &self.name, Isolation::Serializable).await?;
+            if row.is_none_or(|row| (row.identity, row.generation) != identity) {
+                return Ok(None);
+            }
+            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = stored.map(|value| watermark(&value)).transpose()?;
+            if stored.is_none_or(|stored| stored < low) {
+                tx.set(&key, low.as_bytes());
+            }
+            Ok(Some(low.max(stored.unwrap_or(low))))
+        };
+        self.context.db.run(write).await
+    }
+
+    /// Finds the position, and for which consumer it holds.
+    async fn find(&self) -> Result<Option<(([u8; 16], u64), Sequence)>> {
+        let keys = &self.context.keys;
+        let read = async |tx: Transaction| {
+            let row = read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
+            let checkpoints = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
+            let key = keys.low_watermark(&self.name);
+            let low = tx.get(&key, Isolation::Snapshot).await?;
+            let low = low.map_or(Ok(Sequence::MIN), |value| watermark(&value))?;
+            Ok((row, checkpoints, low))
+        };
+        let (row, checkpoints, low) = self.context.db.run(read).await?;
+        let Some(row) = row else { return Ok(None) };
+        let mut lowest: Option<Sequence> = None;
+        for (key, value) in checkpoints {
+            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
+            let stored = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
+            let (at, _) = self.unwanted_up_to(shard, stored, low, None).await?;
+            lowest = Some(lowest.map_or(at, |lowest| lowest.min(at)));
+        }
+        Ok(lowest.map(|lowest| ((row.identity, row.generation), lowest)))
+    }
+
+    /// Up to where `shard` has no wanted row after the checkpoint `stored` or the low watermark `low`; and whether that is the end of the shard
+    /// for now, or at or after `enough`.
+    pub async fn unwanted_up_to(
+        &self,
+        shard: ShardId,
+        stored: Cursor,
+        low: Sequence,
+        enough: Option<Sequence>,
+    ) -> Result<(Sequence, bool)> {
+        let mut after = stored.position().max(low);
+        let feed = RawFeed::new(&self.context, &self.feed);
+        for _ in 0..PAGES_MAX {
+            if enough.is_some_and(|enough| after >= enough) {
+                return Ok((after, true));
+            }
+            let read = async |tx: Transaction| {
+                tx.set_option(TransactionOption::Priority(Priority::Batch));
+                feed.kept_shard_page(&tx, shard, after, PAGE_ROWS).await
+            };
+            let page = match self.context.db.run(read).await {
+                // It is empty, and its successors begin where their entry does.
+                Err(Error::NoShard { is_trimmed: true, .. }) => return Ok((after, true)),
+                page => page?,
+            };
+            for row in &page.page.rows {
+                if self.is_wanted(row.sequence, &row.value, &stored) {
+                    return Ok((row.sequence.before().max(after), false));
+                }
+            }
+            after = page.page.next.position();
+            if !page.page.more {
+                return Ok((after, true));
+            }
+        }
+        Ok((after, false))
+    }
+
+    fn is_wanted(&self, sequence: Sequence, value: &[u8], since: &Cursor) -> bool {
+        if self.feed.instance().is_some() {
+            return true;
+        }
+        // A row that cannot be decoded is wanted by nobody.
+        Notification::from_stored(sequence, value).is_ok_and(|row| row.is_wanted(&self.filter, since))
+    }
+}

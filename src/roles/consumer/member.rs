@@ -1,0 +1,396 @@
+//! [`Member`]: what the tasks of a consumer on one node share, and [`Consumer`], its handle.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use parking_lot::Mutex;
+use tokio::{sync::watch, task::JoinSet};
+
+use super::{
+    CloseReason, ConsumerHandle, ConsumerOptions,
+    handler::{ConsumedRow, Factory},
+    in_hand::Tenants,
+    low_watermark::LowWatermark,
+    shard::ShardTask,
+};
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+        filter::Filter,
+        tasks::in_time,
+    },
+    state::{
+        context::Context,
+        feed::RawFeed,
+        keys::{ConsumerName, ConsumerRow, FeedId, ShardId, watermark},
+        membership::{Held, Stop, Work, Worker},
+    },
+    store::{Isolation, Transaction},
+};
+
+/// What the tasks of a consumer on one node share.
+pub(super) struct Member<R> {
+    pub context: Arc<Context>,
+    pub name: ConsumerName,
+    pub feed: FeedId,
+    pub filter: Filter,
+    pub options: ConsumerOptions,
+    pub tenants: Option<Tenants>,
+    pub factory: Factory<R>,
+    /// The generation of the consumer when it was last read.
+    pub generation: AtomicU64,
+    /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
+    pub changes: watch::Sender<u64>,
+    pub shards: Arc<Shards>,
+    pub closing: PendingCloses,
+}
+
+/// The shards of a consumer, as far as a node knows them.
+#[derive(Debug, Default)]
+pub(super) struct Shards {
+    known: Mutex<Known>,
+    /// Why the consumer can go on no more.
+    ended: watch::Sender<Option<Error>>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The first shard with a checkpoint.
+    first: Option<ShardId>,
+    /// The shards that take over once those with checkpoints are drained.
+    successors: Vec<ShardId>,
+    /// The shards on which the node works.
+    working: Vec<ShardId>,
+    /// How often the shards were read.
+    reads: u64,
+}
+
+impl Shards {
+    /// How often the shards were read, if the node works on the first one.
+    pub fn if_first(&self) -> Option<u64> {
+        let known = self.known.lock();
+        known.first.is_some_and(|first| known.working.contains(&first)).then_some(known.reads)
+    }
+
+    /// Whether `shard` is the first one with a checkpoint.
+    pub fn is_first(&self, shard: ShardId) -> bool {
+        self.known.lock().first == Some(shard)
+    }
+}
+
+impl<R: ConsumedRow> Member<R> {
+    pub fn feed(&self) -> RawFeed<'_> {
+        RawFeed::new(&self.context, &self.feed)
+    }
+
+    pub async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<ConsumerRow>> {
+        read_row(&self.context, tx, &self.name, isolation).await
+    }
+
+    /// A position that no shard has to begin before.
+    pub async fn low_watermark(&self, tx: &Transaction) -> Result<Sequence> {
+        let key = self.context.keys.low_watermark(&self.name);
+        let stored = tx.get(&key, Isolation::Snapshot).await?;
+        stored.map_or(Ok(Sequence::MIN), |value| watermark(&value).map_err(|error| error.at(&key)))
+    }
+
+    /// Whether `shard` takes over from shards that are not drained.
+    pub fn is_successor(&self, shard: ShardId) -> bool {
+        self.shards.known.lock().successors.contains(&shard)
+    }
+
+    /// The consumer cannot go on: its feed is gone.
+    pub fn end(&self, error: Error) {
+        self.shards.ended.send_replace(Some(error));
+    }
+
+    /// The shards with checkpoints, and those of the next topology entry if theirs is closed.
+    async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
+        let keys = &self.context.keys;
+        // Checkpoints change all the time, and must not make a round of balancing fail.
+        let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot);
+        let (rows, row) = tokio::try_join!(rows, self.row(tx, Isolation::Snapshot))?;
+        let shards = rows.iter().map(|(key, _)| Ok(keys.consumer_checkpoint_of(key)?.1));
+        let mut shards: Vec<_> = shards.collect::<Result<_>>()?;
+        let first = shards.first().copied();
+        let successors = match first {
+            Some(first) => self.successors(tx, first).await?,
+            None => Vec::new(),
+        };
+        shards.extend(&successors);
+        if let Some(row) = &row {
+            self.generation.store(row.generation, Ordering::Relaxed);
+        }
+        {
+            let mut known = self.shards.known.lock();
+            known.reads = known.reads.wrapping_add(1);
+            (known.first, known.successors) = (first, successors);
+        }
+        self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
+        Ok(shards.into_iter().map(|shard| shard.0).collect())
+    }
+
+    /// The shards of the topology entry after that of `shard`.
+    async fn successors(&self, tx: &Transaction, shard: ShardId) -> Result<Vec<ShardId>> {
+        let topology = match self.feed().topology(tx).await {
+            // Its tasks find that the feed is gone.
+            Err(Error::NoFeed { .. }) => return Ok(Vec::new()),
+            topology => topology?,
+        };
+        let successor = match topology.entry_of(shard) {
+            Ok((_, successor)) => successor,
+            Err(_) => topology.successor_of_trimmed(shard),
+        };
+        Ok(successor.map(|entry| entry.shards().collect()).unwrap_or_default())
+    }
+}
+
+/// The stored row of a consumer.
+pub(super) async fn read_row(
+    context: &Context,
+    tx: &Transaction,
+    name: &ConsumerName,
+    isolation: Isolation,
+) -> Result<Option<ConsumerRow>> {
+    let key = context.keys.consumer(name);
+    let row = tx.get(&key, isolation).await?;
+    row.map(|value| ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+}
+
+impl<R: ConsumedRow> Work for Member<R> {
+    fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        self.read_shards(tx).boxed()
+    }
+
+    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
+
+    fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
+        let present = Present::enter(&self.shards, ShardId(lease.resource));
+        async move {
+            let _present = present;
+            ShardTask::new(self, lease, stop).run().await
+        }
+        .boxed()
+    }
+}
+
+/// Lists a shard among those in work, until it is dropped.
+struct Present {
+    shards: Arc<Shards>,
+    shard: ShardId,
+}
+
+impl Present {
+    fn enter(shards: &Arc<Shards>, shard: ShardId) -> Self {
+        shards.known.lock().working.push(shard);
+        Self { shards: Arc::clone(shards), shard }
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        let working = &mut self.shards.known.lock().working;
+        if let Some(index) = working.iter().position(|shard| *shard == self.shard) {
+            working.swap_remove(index);
+        }
+    }
+}
+
+/// A member of a consumer on this node. Dropping it stops it at once, as a crash would, except that handlers are closed;
+/// [`Consumer::shutdown`] lets runs end, saves the checkpoints, and releases the leases.
+#[must_use = "dropping it stops it: it works on nothing any more"]
+pub struct Consumer {
+    /// Shows handlers that are closed after an abort that the member was dropped. It has to be dropped before the worker.
+    dropped: DroppedFlag,
+    worker: Worker,
+    handle: ConsumerHandle,
+    shards: Arc<Shards>,
+    closing: PendingCloses,
+    low_watermark: Arc<LowWatermark>,
+    /// Writes the low watermark; aborted when this is dropped.
+    writer: JoinSet<()>,
+    /// Polls for new rows, together with all other consumers of the process.
+    watcher: Arc<JoinSet<()>>,
+}
+
+impl Consumer {
+    pub(super) fn new(
+        worker: Worker,
+        handle: ConsumerHandle,
+        (shards, closing): (Arc<Shards>, PendingCloses),
+        (low_watermark, writer): (Arc<LowWatermark>, JoinSet<()>),
+        watcher: Arc<JoinSet<()>>,
+    ) -> Self {
+        let dropped = closing.flag();
+        Self { dropped, worker, handle, shards, closing, low_watermark, writer, watcher }
+    }
+
+    /// The consumer as a whole, on all nodes.
+    pub fn handle(&self) -> &ConsumerHandle {
+        &self.handle
+    }
+
+    /// The shards on which this node works at the moment, in order.
+    pub fn shards(&self) -> Vec<ShardId> {
+        let mut shards = self.shards.known.lock().working.clone();
+        shards.sort_unstable();
+        shards.dedup();
+        shards
+    }
+
+    /// Completes when the consumer can go on no more, because its feed is gone: with [`Error::NoFeed`]. Cancel safe.
+    pub async fn ended(&self) -> Error {
+        let mut ended = self.shards.ended.subscribe();
+        let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
+        ended.clone().expect("it was waited for")
+    }
+
+    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now.
+    pub async fn caught_up(&self) -> Result<()> {
+        self.low_watermark.caught_up().await
+    }
+
+    /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`.
+    pub async fn wait_until(&self, version: u64) -> Result<()> {
+        self.low_watermark.wait_until(version).await
+    }
+
+    /// Lets runs end, for at most half of the time for a handover, saves the checkpoints, closes the handlers, and releases the leases. If
+    /// this was the last handle on the node, the node leaves the bus.
+    pub async fn shutdown(self) -> Result<()> {
+        let Self { dropped, worker, handle, shards, closing, low_watermark, mut writer, watcher } = self;
+        let is_first = shards.if_first().is_some();
+        let ended = worker.shutdown().await;
+        writer.shutdown().await;
+        drop(dropped);
+        closing.finish().await;
+        // No member may follow, and the janitor waits for the checkpoints that were saved just now.
+        if is_first && ended.is_ok() {
+            let written =
+                in_time(handle.env(), "writing the low watermark of a consumer", low_watermark.write());
+            if let Err(error) = written.await {
+                tracing::warn!(%error, "the low watermark of a consumer stays as it was");
+            }
+        }
+        // The caller may close the store at once.
+        if let Some(mut watcher) = Arc::into_inner(watcher) {
+            watcher.shutdown().await;
+        }
+        ended
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, shards) = (self.handle.name(), self.shards());
+        f.debug_struct("Consumer").field("name", name).field("shards", &shards).finish_non_exhaustive()
+    }
+}
+
+/// Calls of `closed` that are under way. They outlive the task of the shard.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PendingCloses {
+    tasks: Arc<Mutex<JoinSet<()>>>,
+    is_dropped: Arc<AtomicBool>,
+}
+
+/// Notes when it is dropped that the member is dropped.
+struct DroppedFlag(Arc<AtomicBool>);
+
+impl Drop for DroppedFlag {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl PendingCloses {
+    fn flag(&self) -> DroppedFlag {
+        DroppedFlag(Arc::clone(&self.is_dropped))
+    }
+
+    async fn finish(&self) {
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+type Close = Box<dyn FnOnce(CloseReason) -> BoxFuture<'static, ()> + Send>;
+
+/// Closes a handler, once: when it is asked to, or when the session of the handler is dropped.
+pub(super) struct PendingClose {
+    close: Option<Close>,
+    closing: Option<BoxFuture<'static, ()>>,
+    stop: Stop,
+    pending: PendingCloses,
+    context: Arc<Context>,
+    limit: std::time::Duration,
+}
+
+impl PendingClose {
+    pub fn new<R>(member: &Member<R>, stop: Stop, close: Close) -> Self {
+        Self {
+            close: Some(close),
+            closing: None,
+            stop,
+            pending: member.closing.clone(),
+            context: Arc::clone(&member.context),
+            limit: member.options.balance.handover,
+        }
+    }
+
+    /// Begins to close the handler.
+    pub fn close(&mut self, reason: CloseReason) {
+        if let Some(close) = self.close.take() {
+            self.closing = Some(guarded(close, reason));
+        }
+    }
+
+    /// Waits until it is closed.
+    pub async fn finish(&mut self) {
+        if let Some(closing) = &mut self.closing {
+            closing.await;
+        }
+        self.closing = None;
+    }
+}
+
+fn guarded(close: Close, reason: CloseReason) -> BoxFuture<'static, ()> {
+    let closing = std::panic::AssertUnwindSafe(async move { close(reason).await }).catch_unwind();
+    async move {
+        if closing.await.is_err() {
+            tracing::error!(?reason, "a handler of a consumer has panicked when it was closed");
+        }
+    }
+    .boxed()
+}
+
+impl Drop for PendingClose {
+    fn drop(&mut self) {
+        let is_shutdown = self.stop.was_given() || self.pending.is_dropped.load(Ordering::Relaxed);
+        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
+        self.close(reason);
+        let (Some(closing), Ok(runtime)) = (self.closing.take(), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let (owner, deadline) = (self.pending.clone(), self.context.env().sleep(self.limit));
+        let closing = async move {
+            // The set of these tasks lives as long as one of them.
+            let _owner = owner;
+            tokio::select! {
+                () = closing => {}
+                () = deadline => tracing::warn!("a handler of a consumer does not close in time and is dropped"),
+            }
+        };
+        let mut tasks = self.pending.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(closing, &runtime);
+    }
+}

@@ -1,0 +1,318 @@
+//! [`Consumer`]: the one durable mechanism. A named consumer works through a feed, on any number of nodes, and survives crashes.
+//!
+//! A row is the newest of its id, so the feed is the backlog. Stored are only the **checkpoint** of each shard, up to which everything is
+//! finished, and a **key** for each id that is not: because its work failed, stalls or runs for long, was committed out of order, or was
+//! asked for again. No row is ever copied.
+//!
+//! ```text
+//!  shard 1   ─ a ── b ── c ── d ── e ─────►         no key:  done if the newest row is at or before C
+//!                        C              read        a key:   done if the newest row is at or before `done`,
+//!  keys      b {done, due, attempts, again}                  and nobody has asked for it again
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. Whatever is written of a shard is written under its lease, but for requests to work again, which only ask.
+//! 2. A checkpoint never goes back, and passes an unfinished row only while the key of its id stands. Only the shard's task moves it outside
+//!    of a handler's transaction, and only the shard's task removes keys.
+//! 3. An id never runs twice at once. A run that ends without success writes what its transactions read, before anything else is called for
+//!    the id.
+//! 4. At any time the checkpoints are those of the shards of one topology entry. Their successors work only on keys that they have left.
+//! 5. Whoever sets the position of a consumer reads and writes the horizon of the feed. The janitor reads it, and then the consumers.
+//!
+//! # Cost
+//!
+//! A shard saves its checkpoint once per [`ConsumerOptions::checkpoint_interval`] while rows are finished, and not at all otherwise: what
+//! nobody wants is passed by the low watermark, one small write per consumer and half a minute. Rows are read once per node, however many
+//! consumers it has ([`page_cache`](crate::state::page_cache)).
+
+mod admin;
+mod deferred;
+mod exactly_once;
+mod handler;
+mod in_hand;
+mod low_watermark;
+mod member;
+mod options;
+mod ordered;
+mod recipes;
+mod reshard;
+mod shard;
+mod side_by_side;
+mod status;
+pub(crate) mod watcher;
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+pub(crate) use self::status::statuses;
+pub use self::{
+    admin::{ConsumerHandle, ConsumerSettings, DeferredId},
+    exactly_once::{CommitState, FencingToken},
+    handler::{Batch, BatchHandler, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
+    member::Consumer,
+    options::{ConsumerOptions, FailurePolicy},
+    recipes::{
+        DeletedDb, Index, IndexBuild, IndexDdocs, IndexHandler, ParallelBatch, ParallelJob,
+        ParallelJobOptions, Replicate, Scan, ScanHandler, index, replicate,
+    },
+    status::{ConsumerLag, ConsumerShard, ConsumerStatus},
+};
+use self::{
+    handler::{Batches, Factory, Ids},
+    in_hand::Tenants,
+    low_watermark::LowWatermark,
+    member::Member,
+};
+use crate::{
+    base::{
+        cursor::Start,
+        error::{Error, Result},
+        filter::Filter,
+        notification::Notification,
+    },
+    roles::changes::Change,
+    state::{
+        context::Context,
+        feed::Feed,
+        keys::ShardId,
+        membership::{self, Pool, Worker},
+        notification_feed::NotificationFeed,
+    },
+    store::{Isolation, Transaction},
+};
+
+/// Describes a member of a consumer, and starts it: [`Running::consumer`](crate::Running::consumer).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, Cursor, Db, DbInstance, Roles, consumer::Work, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
+/// let mail = |work: Work<notibus::Notification>| async move {
+///     println!("{:?}: {:?}", work.row().map(|row| &row.name), work.news());
+///     Ok(())
+/// };
+/// let mailer = running.consumer("mailer")?.start_from(Cursor::NOTHING).run(mail).await?;
+///
+/// let db = Db::new("orders".parse()?, DbInstance::new());
+/// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
+/// while !bus.is_drained().await? {
+///     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+/// }
+/// mailer.caught_up().await?;
+/// assert_eq!(bus.stats().consumer_rows, 1);
+/// mailer.shutdown().await?;
+/// running.shutdown().await
+/// # }
+/// ```
+#[must_use = "it does nothing before it is run"]
+pub struct ConsumerBuilder<R> {
+    handle: ConsumerHandle,
+    node: Arc<membership::Member>,
+    settings: ConsumerSettings,
+    tenants: Option<Tenants>,
+    options: ConsumerOptions,
+    rows: PhantomData<fn() -> R>,
+}
+
+impl<R> fmt::Debug for ConsumerBuilder<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsumerBuilder").field("name", &self.handle.name).finish_non_exhaustive()
+    }
+}
+
+impl ConsumerBuilder<Notification> {
+    pub(crate) fn new(context: &Arc<Context>, node: &Arc<membership::Member>, name: &str) -> Result<Self> {
+        Ok(Self {
+            handle: ConsumerHandle::new(context, name)?,
+            node: Arc::clone(node),
+            settings: ConsumerSettings::default(),
+            tenants: None,
+            options: ConsumerOptions::default(),
+            rows: PhantomData,
+        })
+    }
+
+    /// The databases that it wants. The ends of databases come in any case, whatever kinds of events are wanted. Default: all.
+    pub fn filter(self, filter: Filter) -> Self {
+        Self { settings: self.settings.filter(filter), ..self }
+    }
+
+    /// Lets it follow the documents of a database ([`Changes::feed`](crate::changes::Changes::feed)) instead of the notifications.
+    pub fn documents(self, feed: &Feed<Change>) -> ConsumerBuilder<Change> {
+        let Self { handle, node, settings, tenants, options, .. } = self;
+        let settings = settings.documents(feed.id.instance());
+        ConsumerBuilder { handle, node, settings, tenants, options, rows: PhantomData }
+    }
+}
+
+impl<R: ConsumedRow> ConsumerBuilder<R> {
+    /// Where it starts when it is created: with new rows, or at a cursor. [`Cursor::NOTHING`](crate::Cursor::NOTHING) brings every id first.
+    /// A consumer that exists goes on where it is. Default: with new rows.
+    pub fn start_from(self, start: impl Into<Start>) -> Self {
+        Self { settings: self.settings.start(start.into()), ..self }
+    }
+
+    /// The time without a living member after which the janitor deletes it, for a consumer that is created. Only time during which a
+    /// janitor works counts. Default: never; it keeps the tombstones of databases that it has to learn of.
+    pub fn expire_after(self, expiry: Duration) -> Self {
+        Self { settings: self.settings.expiry(Some(expiry)), ..self }
+    }
+
+    /// Divides the ids into tenants, which take turns on each node: at most `running_max` ids of one tenant run at once in a shard.
+    /// Batches have no tenants.
+    pub fn tenants(self, running_max: usize, of: impl Fn(&[u8]) -> Bytes + Send + Sync + 'static) -> Self {
+        Self { tenants: Some(Tenants { of: Arc::new(of), running_max }), ..self }
+    }
+
+    /// How this member works.
+    pub fn options(self, options: ConsumerOptions) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Creates the consumer unless it exists, and starts a member that works on ids side by side.
+    ///
+    /// # Errors
+    ///
+    /// As [`ConsumerHandle::create`]; and [`Error::Invalid`] if an option is out of its limits, or the node is a member already. Then nothing
+    /// is changed.
+    pub async fn run<H: Handler<R>>(self, handler: H) -> Result<Consumer> {
+        let handler: Arc<dyn handler::AnyHandler<R>> = Arc::new(Ids(handler));
+        self.start(Factory::Ids(Box::new(move |_| Arc::clone(&handler)))).await
+    }
+
+    /// As [`ConsumerBuilder::run`], with a handler for each shard.
+    pub async fn run_with<H: Handler<R>>(
+        self,
+        make: impl Fn(ShardId) -> H + Send + Sync + 'static,
+    ) -> Result<Consumer> {
+        self.start(Factory::Ids(Box::new(move |shard| Arc::new(Ids(make(shard)))))).await
+    }
+
+    /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard has
+    /// a clone of `handler`. Fails as [`ConsumerBuilder::run`] does.
+    pub async fn run_batches<H: BatchHandler<R> + Clone + Sync>(self, handler: H) -> Result<Consumer> {
+        self.run_batches_with(move |_| handler.clone()).await
+    }
+
+    /// As [`ConsumerBuilder::run_batches`], with a handler for each shard.
+    pub async fn run_batches_with<H: BatchHandler<R>>(
+        self,
+        make: impl Fn(ShardId) -> H + Send + Sync + 'static,
+    ) -> Result<Consumer> {
+        self.start(Factory::Batches(Box::new(move |shard| Box::new(Batches(make(shard), PhantomData))))).await
+    }
+
+    async fn start(self, factory: Factory<R>) -> Result<Consumer> {
+        self.options.check()?;
+        if self.tenants.as_ref().is_some_and(|tenants| tenants.running_max == 0) {
+            return Err(Error::invalid("running ids of a tenant", "they are zero"));
+        }
+        let Self { handle, node, settings, tenants, options, .. } = self;
+        let context = Arc::clone(&handle.context);
+        if context.keys.prefix() != node.keys().prefix() {
+            return Err(Error::invalid("consumer", "it belongs to another bus than the node"));
+        }
+        handle.create(&settings).await?;
+        let (feed, filter) = (settings.feed(), settings.filter);
+        let shards = Arc::default();
+        let low_watermark = Arc::new(LowWatermark {
+            context: Arc::clone(&context),
+            name: handle.name.clone(),
+            feed: feed.clone(),
+            filter: filter.clone(),
+            shards: Arc::clone(&shards),
+        });
+        let watcher = context.wakeups.watcher(|| watcher::start(&context));
+        let idle = Some(context.keys.consumer_idle(&handle.name).into());
+        let pool = Pool { name: handle.name.pool().into(), role: handle.name.role(), idle };
+        let (balance, closing) = (options.balance.clone(), member::PendingCloses::default());
+        let member = Member {
+            context,
+            name: handle.name.clone(),
+            feed,
+            filter,
+            options,
+            tenants,
+            factory,
+            generation: AtomicU64::new(0),
+            changes: watch::Sender::new(0),
+            shards: Arc::clone(&shards),
+            closing: closing.clone(),
+        };
+        let worker = Worker::start(&node, pool, Arc::new(member), balance).await?;
+        let writer = low_watermark.start();
+        Ok(Consumer::new(worker, handle, (shards, closing), (low_watermark, writer), watcher))
+    }
+}
+
+/// The pauses between two looks at whether a consumer has caught up.
+const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+impl LowWatermark {
+    /// Waits until everything up to what is in the feed now is finished, or deferred.
+    async fn caught_up(&self) -> Result<()> {
+        let now = async |tx: Transaction| {
+            crate::state::feed::RawFeed::new(&self.context, &self.feed).last_readable(&tx).await
+        };
+        let now = self.context.db.run(now).await?;
+        self.wait_for(now).await
+    }
+
+    /// Waits until everything that was committed up to `version` is finished, or deferred.
+    async fn wait_until(&self, version: u64) -> Result<()> {
+        let at = if self.feed.instance().is_some() {
+            crate::Sequence::last_at(self.context.config.incarnation, version)
+        } else {
+            NotificationFeed::new(Arc::clone(&self.context), self.feed.clone()).folded(version).await?
+        };
+        self.wait_for(at).await
+    }
+
+    async fn wait_for(&self, at: crate::Sequence) -> Result<()> {
+        let env = self.context.env();
+        let (mut pause, most) = CAUGHT_UP_PAUSES;
+        while !self.has_passed(at).await? {
+            env.sleep(pause).await;
+            pause = (pause * 2).min(most);
+        }
+        Ok(())
+    }
+
+    /// Whether no shard has a wanted row up to `at` that is neither finished nor deferred.
+    async fn has_passed(&self, at: crate::Sequence) -> Result<bool> {
+        let keys = &self.context.keys;
+        let read = async |tx: Transaction| {
+            let row = member::read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
+            row.ok_or_else(|| Error::NoConsumer { consumer: self.name.to_string() })?;
+            let stored = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
+            let topology = crate::state::feed::RawFeed::new(&self.context, &self.feed).topology(&tx).await?;
+            Ok((stored, topology))
+        };
+        let (stored, topology) = self.context.db.run(read).await?;
+        for (key, value) in stored {
+            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
+            let stored = crate::Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
+            let (_, is_passed) = self.unwanted_up_to(shard, stored, crate::Sequence::MIN, Some(at)).await?;
+            if !is_passed {
+                return Ok(false);
+            }
+            // Rows of successors are before `at` as well.
+            let successor = topology.entry_of(shard).ok().and_then(|(_, successor)| successor);
+            if successor.is_some_and(|successor| successor.first <= at) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,155 @@
+//! The options of a consumer's members.
+
+use std::time::Duration;
+
+use crate::{
+    base::error::{Error, Result},
+    state::{feed::PAGE_ROWS_MAX, membership::BalanceOptions},
+    store::RetryPolicy,
+};
+
+/// What happens to an id whose work fails again and again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FailurePolicy {
+    /// It is deferred: it gets a key of its own in the store, is tried again in its newest row, with pauses up to
+    /// [`ConsumerOptions::backoff_max`], and holds nothing else up.
+    #[default]
+    Defer,
+    /// It is tried until it succeeds. The rows behind it wait: all of its shard in batches, only its own where ids are worked on side by
+    /// side; the checkpoint stays before it in either case.
+    Hold,
+}
+
+/// How a member of a consumer works. Values outside of these limits are refused; [`Duration::MAX`] means never:
+///
+/// | option | least | most |
+/// |---|---|---|
+/// | `max_concurrency` | 1 | 10,000 |
+/// | `debounce`, `backoff_min`, `backoff_max` | none | 1 year |
+/// | `attempts_max` | 1 | |
+/// | `stall_limit`, `checkpoint_interval`, `poll_interval` | 1 ms | 1 year |
+/// | `batch_rows_max` | 1 | 10,000 |
+/// | `batch_bytes_max` | 1 | |
+/// | `in_hand_max` | 1 | 10,000,000 |
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConsumerOptions {
+    /// How many ids of a shard run at once; batches come one after the other. Default: 16.
+    pub max_concurrency: usize,
+    /// How long an id waits for more rows: however often it changes, it is worked on once per this time, and not later than this time
+    /// after the first change. Batches do not wait. Default: none.
+    pub debounce: Duration,
+    /// How often a row is tried before it is deferred. Default: 5.
+    pub attempts_max: u32,
+    /// The pause after the first failure. Each further one is twice as long. Default: 100 ms.
+    pub backoff_min: Duration,
+    /// The longest pause. Default: 5 min.
+    pub backoff_max: Duration,
+    /// How long work may make no progress before it is cancelled, and deferred. Progress is each transaction that it has verified, and each
+    /// call of [`Work::progress`](super::Work::progress). Default: 10 min.
+    pub stall_limit: Duration,
+    /// What happens to rows that fail. Default: they are deferred.
+    pub failure: FailurePolicy,
+    /// The most rows of a batch. Default: 1,000.
+    pub batch_rows_max: usize,
+    /// A batch ends with the row that brings its stored rows to so many bytes. Default: 1 MB.
+    pub batch_bytes_max: usize,
+    /// How often the checkpoint of a shard is saved while rows are worked on; after a crash at most what one interval brought is repeated,
+    /// beside what was waiting. Work that runs for longer is deferred while it runs, so that it does not hold the checkpoint back.
+    /// Default: 1 s.
+    pub checkpoint_interval: Duration,
+    /// The most ids of a shard in memory. The feed keeps the rest. Default: 10,000.
+    pub in_hand_max: usize,
+    /// How often a shard is polled without a hint, give or take a quarter. The shards of documents of a process share one interval. Default: 1 min.
+    pub poll_interval: Duration,
+    /// How nodes share the shards.
+    pub balance: BalanceOptions,
+}
+
+crate::base::macros::setters!(ConsumerOptions {
+    max_concurrency: usize,
+    debounce: Duration,
+    attempts_max: u32,
+    backoff_min: Duration,
+    backoff_max: Duration,
+    stall_limit: Duration,
+    failure: FailurePolicy,
+    batch_rows_max: usize,
+    batch_bytes_max: usize,
+    checkpoint_interval: Duration,
+    in_hand_max: usize,
+    poll_interval: Duration,
+    balance: BalanceOptions
+});
+
+impl Default for ConsumerOptions {
+    fn default() -> Self {
+        Self {
+            max_concurrency: 16,
+            debounce: Duration::ZERO,
+            attempts_max: 5,
+            backoff_min: Duration::from_millis(100),
+            backoff_max: Duration::from_mins(5),
+            stall_limit: Duration::from_mins(10),
+            failure: FailurePolicy::default(),
+            batch_rows_max: 1_000,
+            batch_bytes_max: 1_000_000,
+            checkpoint_interval: Duration::from_secs(1),
+            in_hand_max: 10_000,
+            poll_interval: Duration::from_mins(1),
+            balance: BalanceOptions::default(),
+        }
+    }
+}
+
+const YEAR: Duration = Duration::from_hours(366 * 24);
+
+impl ConsumerOptions {
+    /// The most ids of a shard that run at once.
+    pub const MAX_CONCURRENCY: usize = 10_000;
+    /// The most ids of a shard in memory.
+    pub const IN_HAND_MAX: usize = 10_000_000;
+
+    pub(super) fn check(&self) -> Result<()> {
+        let counts = [
+            ("max concurrency", self.max_concurrency, Self::MAX_CONCURRENCY),
+            ("attempts", self.attempts_max as usize, usize::MAX),
+            ("rows of a batch", self.batch_rows_max, PAGE_ROWS_MAX),
+            ("bytes of a batch", self.batch_bytes_max, usize::MAX),
+            ("ids in hand", self.in_hand_max, Self::IN_HAND_MAX),
+        ];
+        let is_out = |(_, count, max): &(&str, usize, usize)| !(1..=*max).contains(count);
+        if let Some((what, count, max)) = counts.into_iter().find(is_out) {
+            return Err(Error::invalid(what, format!("{count} is not 1 to {max}")));
+        }
+        let (none, millisecond) = (Duration::ZERO, Duration::from_millis(1));
+        let times = [
+            ("debounce", self.debounce, none),
+            ("back-off", self.backoff_max, none),
+            ("stall limit", self.stall_limit, millisecond),
+            ("checkpoint interval", self.checkpoint_interval, millisecond),
+            ("poll interval", self.poll_interval, millisecond),
+        ];
+        let is_out = |(_, time, min): &(_, Duration, Duration)| {
+            *time != Duration::MAX && !(*min..=YEAR).contains(time)
+        };
+        if let Some((what, time, min)) = times.into_iter().find(is_out) {
+            return Err(Error::invalid(what, format!("{time:?} is not {min:?} to {YEAR:?}")));
+        }
+        if self.backoff_min > self.backoff_max {
+            let (min, max) = (self.backoff_min, self.backoff_max);
+            return Err(Error::invalid("back-off", format!("at least {min:?} is more than at most {max:?}")));
+        }
+        self.balance.check()
+    }
+
+    /// The pauses after failures.
+    pub(super) fn pauses(&self) -> RetryPolicy {
+        RetryPolicy {
+            attempts_max: None,
+            elapsed_max: None,
+            backoff_min: self.backoff_min,
+            backoff_max: self.backoff_max,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! [`index`]: builds the indexes of databases when they need it.
+//!
+//! CouchDB's `ken` and `fabric2_index` keep pending builds in memory, and lose them with the process. Here the feed is the list of
+//! pending builds: the consumer has not finished the newest row of a database before its indexes are built.
+
+use std::{collections::BTreeSet, future::ready, time::Duration};
+
+use super::{
+    super::{ConsumerOptions, Handler, HandlerResult, Work},
+    DeletedDb, databases,
+};
+use crate::{
+    base::{
+        error::Result,
+        event::{Db, DdocId, EventKind},
+        notification::Notification,
+    },
+    state::notification_feed::NotificationFeed,
+    store::Transaction,
+};
+
+/// The indexes of a database that need a build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IndexDdocs {
+    /// Those of all design documents: documents have changed, or unknown design documents.
+    All,
+    /// Those of these design documents, which were written or deleted.
+    Only(BTreeSet<DdocId>),
+}
+
+/// A build of indexes that a database needs.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct IndexBuild {
+    /// The database.
+    pub db: Db,
+    /// The indexes to build.
+    pub ddocs: IndexDdocs,
+    /// Whether the database was created since its last build, as far as the consumer knows: there is no index yet, or the consumer has
+    /// lost its position, and builds once more.
+    pub is_fresh: bool,
+    /// 1, or more if the build has failed before.
+    pub attempt: u32,
+    /// The run of the consumer, for whatever else a [`Handler`] does.
+    pub work: Work<Notification>,
+}
+
+impl IndexBuild {
+    /// Makes `tx` fail if the build is over, as [`Work::verify`] does. For each transaction that writes the index.
+    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
+        self.work.verify(tx).await
+    }
+}
+
+/// Builds indexes. A closure of an [`IndexBuild`] does, too; it does nothing when a database is deleted.
+pub trait IndexHandler: Send + Sync + 'static {
+    /// Builds the indexes of a database. It may be called again for the same build, and must tolerate that.
+    ///
+    /// If the database is deleted meanwhile, the future is dropped. All that it has started must end with it, as a
+    /// [`ParallelJob`](super::ParallelJob) does, and each transaction that writes must call [`IndexBuild::verify`]: a commit that is on its
+    /// way when the future is dropped then fails.
+    fn build(&self, build: IndexBuild) -> impl Future<Output = HandlerResult> + Send;
+
+    /// Called when databases have ended, before anything is built for a successor. Drop the indexes of all databases of the name but the
+    /// successor, in transactions that call [`DeletedDb::verify`]. It may be called again, or for a name of which nothing was built.
+    fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
+        let _ = deleted;
+        ready(Ok(()))
+    }
+}
+
+impl<F, W> IndexHandler for F
+where
+    F: Fn(IndexBuild) -> W + Send + Sync + 'static,
+    W: Future<Output = HandlerResult> + Send,
+{
+    fn build(&self, build: IndexBuild) -> impl Future<Output = HandlerResult> + Send {
+        self(build)
+    }
+}
+
+/// The handler of a consumer that builds indexes: [`index`].
+#[derive(Debug, Clone)]
+pub struct Index<H>(H);
+
+/// A handler that builds the indexes of a database after it was created or updated, or its design documents have changed. Start the
+/// consumer at [`Cursor::NOTHING`](crate::Cursor::NOTHING), so that it builds those of all databases first, and with
+/// [`ConsumerOptions::index`].
+///
+/// All nodes that run a member build. The changes of a database are gathered for [`ConsumerOptions::debounce`], and built once. If a
+/// database is deleted, its build is cancelled, and [`IndexHandler::deleted`] is called.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use std::time::Duration;
+///
+/// use notibus::{Bus, BusOptions, Cursor, Db, DbInstance, Roles, consumer::{ConsumerOptions, IndexBuild, index}, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
+/// let build = |build: IndexBuild| async move {
+///     println!("building {:?} of {}", build.ddocs, build.db.name);
+///     Ok(())
+/// };
+/// let options = ConsumerOptions::index().debounce(Duration::ZERO);
+/// let views = running.consumer("views")?.start_from(Cursor::NOTHING).options(options);
+/// let views = views.run(index(build)).await?;
+///
+/// let db = Db::new("orders".parse()?, DbInstance::new());
+/// store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
+/// while !bus.is_drained().await? {
+///     tokio::time::sleep(Duration::from_millis(5)).await;
+/// }
+/// views.caught_up().await?;
+/// views.shutdown().await?;
+/// running.shutdown().await
+/// # }
+/// ```
+pub fn index<H: IndexHandler>(handler: H) -> Index<H> {
+    Index(handler)
+}
+
+impl<H: IndexHandler> Handler<Notification> for Index<H> {
+    async fn handle(&self, work: Work<Notification>) -> HandlerResult {
+        let (deleted, living) = databases(&work)?;
+        if let Some(deleted) = deleted {
+            self.0.deleted(deleted).await?;
+        }
+        let Some(db) = living else { return Ok(()) };
+        let (ddocs, is_fresh) = wanted(&work, &db).await?;
+        self.0.build(IndexBuild { db, ddocs, is_fresh, attempt: work.attempt(), work }).await
+    }
+}
+
+/// The indexes of `db` that need a build, and whether it was created since the last one.
+async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)> {
+    let Some(news) = work.news() else { return Ok((IndexDdocs::All, false)) };
+    let kinds = news.kinds();
+    let is_fresh = kinds.contains(EventKind::Created);
+    if is_fresh
+        || work.is_again()
+        || !kinds.contains(EventKind::DdocUpdated)
+        || kinds.contains(EventKind::Updated)
+    {
+        return Ok((IndexDdocs::All, is_fresh));
+    }
+    let context = &work.fence.held.context;
+    let feed = NotificationFeed::new(context.clone(), context.feed.clone());
+    // They are read after the row, so they include later changes, which are built once more.
+    let changed = feed.ddocs(db, work.since()).await?;
+    let ids: BTreeSet<_> = changed.ids.into_iter().map(|(id, _)| id).collect();
+    let may_be_any = changed.nameless.is_some() || ids.is_empty();
+    Ok((if may_be_any { IndexDdocs::All } else { IndexDdocs::Only(ids) }, is_fresh))
+}
+
+impl ConsumerOptions {
+    /// The defaults of a consumer that builds indexes: the changes of 5 s in one build, and 4 builds at once in a shard.
+    pub fn index() -> Self {
+        Self::default().debounce(Duration::from_secs(5)).max_concurrency(4)
+    }
+}

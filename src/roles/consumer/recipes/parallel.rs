@@ -1,0 +1,442 @@
+//! [`ParallelJob`]: works through a sharded feed with one task per shard, and ends where all tasks have read the same version.
+//!
+//! # How
+//!
+//! ```text
+//! round   1: snapshot A             2: snapshot C        3: snapshot D
+//! task 1  ████████████A'████B       ███C                 D
+//! task 2  ██████A                   █████C               D    ── all have read D: done
+//! ```
+//!
+//! All tasks of a round read at one version. A task whose rows take longer than a transaction lives continues at newer
+//! versions of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings
+//! all of them to a newer one. A round only has to read what was written during the one before. It reads that ahead of the
+//! work, unless it is too much for memory. So sooner or later a round is read to the end at its version, however long the work
+//! takes. That version is the result of the job.
+//!
+//! The shards of a topology entry are finished before those of the next: rows of one document come in order across a reshard.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::Semaphore;
+
+use super::super::{HandlerResult, Work, exactly_once::Fence};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        tasks::{Ended, Tasks},
+    },
+    state::{
+        feed::{Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage, Topology},
+        keys::ShardId,
+    },
+    store::{Isolation, RetryPolicy, Transaction},
+};
+
+/// The most rows that the rounds after the first read ahead of the work.
+const ROWS_HELD_MAX: usize = 100_000;
+
+/// How a parallel job works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ParallelJobOptions {
+    /// How many tasks work at once, 1 to 10,000; others wait. Default: 16.
+    pub tasks_max: usize,
+    /// The most rows of a batch, 1 to 10,000. Default: 1,000.
+    pub batch_rows_max: usize,
+    /// How often a batch is tried before the job fails, at least once. Default: 5.
+    pub attempts_max: u32,
+}
+
+crate::base::macros::setters!(ParallelJobOptions {
+    tasks_max: usize,
+    batch_rows_max: usize,
+    attempts_max: u32
+});
+
+impl ParallelJobOptions {
+    /// The most tasks at once: a feed has no more shards.
+    pub const TASKS_MAX: usize = 10_000;
+}
+
+impl Default for ParallelJobOptions {
+    fn default() -> Self {
+        Self { tasks_max: 16, batch_rows_max: 1_000, attempts_max: 5 }
+    }
+}
+
+/// Rows that a task has to work on.
+pub struct ParallelBatch<R> {
+    /// The shard.
+    pub shard: ShardId,
+    /// The rows, in order; at least one.
+    pub rows: Vec<Arc<R>>,
+    /// A transaction that reads the store as it was when the rows were read. Only read with it. It lives 5 s from the begin of the
+    /// round. If a read fails with `transaction_too_old` (1007), read at a newer version of your own: what was written since comes
+    /// in a later batch.
+    pub snapshot: Transaction,
+    /// 1, or more if the work on these rows has failed before.
+    pub attempt: u32,
+    /// That of the run that the job is part of.
+    fence: Option<Arc<Fence>>,
+    feed: Feed<R>,
+}
+
+impl<R: FeedRow> ParallelBatch<R> {
+    /// Makes `tx` fail if the feed is removed or resharded before the commit; and, in a job of a
+    /// consumer ([`ParallelJob::with_work`]), if its run is over. Call it in each transaction that writes something permanent:
+    /// stopping a task does not stop a commit that is on its way.
+    ///
+    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Work::verify`] does.
+    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
+        let topology = Topology::read(tx, self.feed.raw(), Isolation::Serializable);
+        match &self.fence {
+            Some(fence) => tokio::try_join!(topology, fence.verify(tx)).map(|_| ()),
+            None => topology.await.map(|_| ()),
+        }
+    }
+}
+
+/// A job over all shards of a feed after a position, for instance to index what was written since.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary, Revision}, Cursor, Db, DbInstance, consumer::ParallelJob, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let (changes, db) = (bus.changes(), Db::new("orders".parse()?, DbInstance::new()));
+/// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default().shards(8)).await).await?;
+/// store
+///     .run(async |tx| {
+///         let writer = changes.writer(&tx, &db).await?;
+///         for n in 0..100 {
+///             let revision = Revision { position: 1, hash: [n; 16] };
+///             let doc = DocSummary { id: DocId::new(&format!("doc{n}"))?, revision, branches: 1, is_deleted: false };
+///             writer.record(&doc, None)?;
+///         }
+///         Ok(())
+///     })
+///     .await?;
+///
+/// static INDEXED: AtomicUsize = AtomicUsize::new(0);
+/// let job = ParallelJob::new(changes.feed(&db), Cursor::NOTHING);
+/// let indexed_to = job
+///     .run(|batch| async move {
+///         INDEXED.fetch_add(batch.rows.len(), Ordering::Relaxed);
+///         Ok(())
+///     })
+///     .await?;
+/// assert_eq!(INDEXED.load(Ordering::Relaxed), 100);
+/// assert!(changes.feed(&db).page(indexed_to, 1).await?.rows.is_empty());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct ParallelJob<R> {
+    feed: Feed<R>,
+    since: Cursor,
+    options: ParallelJobOptions,
+    /// That of the run that the job is part of.
+    fence: Option<Arc<Fence>>,
+}
+
+/// The result of a task in a round.
+struct Done {
+    shard: ShardId,
+    /// Where to continue in the shard.
+    next: Cursor,
+    /// The version at which the end was read.
+    version: u64,
+    /// Whether the shard is closed, so that no row will follow.
+    is_ended: bool,
+}
+
+impl<R: FeedRow> ParallelJob<R> {
+    /// A job for the rows of `feed` after `since`.
+    pub fn new(feed: Feed<R>, since: impl Into<Cursor>) -> Self {
+        Self { feed, since: since.into(), options: ParallelJobOptions::default(), fence: None }
+    }
+
+    /// Sets the options.
+    #[must_use]
+    pub fn with_options(self, options: ParallelJobOptions) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Makes the job part of the run of a consumer, such as a build: the transactions of its batches fail once the run is over
+    /// ([`ParallelBatch::verify`]), and each finished batch counts as progress.
+    #[must_use]
+    pub fn with_work<W>(self, work: &Work<W>) -> Self {
+        Self { fence: Some(Arc::clone(&work.fence)), ..self }
+    }
+
+    /// Works through the feed until all tasks have read the same state. Returns its cursor, where the next job starts.
+    ///
+    /// `work` gets each row at least once, newer rows of an id after older ones, and rows of different shards concurrently.
+    /// It may get a batch again after a failure, and must tolerate that. If a job from nothing has failed, drop what was derived: the
+    /// next one from nothing does not get what was deleted meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped.
+    /// [`Error::Invalid`] if an option is out of its limits, and the errors of [`Feed::page`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, or fails, its tasks have ended when the drop returns, and all calls of `work` were dropped; the drop
+    /// waits for a poll of them that is under way on another thread. A commit that is on its way may still happen, unless
+    /// its transaction was checked ([`ParallelBatch::verify`]).
+    pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
+    where
+        F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
+        W: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let Self { feed, since, options, fence } = self;
+        if !(1..=ParallelJobOptions::TASKS_MAX).contains(&options.tasks_max) {
+            let reason =
+                format!("{} at once is not 1 to {}", options.tasks_max, ParallelJobOptions::TASKS_MAX);
+            return Err(Error::invalid("tasks of a parallel job", reason));
+        }
+        if options.attempts_max == 0 {
+            return Err(Error::invalid("attempts of a parallel job", "they are zero"));
+        }
+        let db = &feed.context.db;
+        let work = Arc::new(work);
+        let turns = Arc::new(Semaphore::new(options.tasks_max));
+        let mut job = Progress { since: *since, shards: HashMap::new() };
+        let mut is_first = true;
+        // Everything up to here was read. Shards whose last rows were dropped are gone, so no task checks it for them.
+        let mut read_to = *since;
+        loop {
+            let begin = async |tx: Transaction| {
+                let (_, topology, _) = feed.raw().begin(&tx, read_to).await?;
+                Ok((tx.read_version().await?, topology))
+            };
+            let (version, topology) = db.run(begin).await?;
+            let seen = Sequence::last_at(feed.context.config.incarnation, version);
+            job.since = job.since.begin(seen);
+            let mut entries = Vec::new();
+            for entry in topology.after(since.position()) {
+                let task = |shard| RoundTask {
+                    feed: feed.clone(),
+                    shard,
+                    options: options.clone(),
+                    work: Arc::clone(&work),
+                    fence: fence.clone(),
+                };
+                let tasks =
+                    entry.shards().filter_map(|shard| Some((task(shard), job.cursor(shard, entry.first)?)));
+                entries.push(tasks.collect::<Vec<_>>());
+            }
+            // The first round has read most rows. The others are read ahead of the work, so that the snapshot lasts.
+            let is_first = std::mem::take(&mut is_first);
+            let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
+            let mut is_agreed = true;
+            let mut reached = None;
+            for (index, tasks) in entries.into_iter().enumerate() {
+                // Shards of the entries before the last one were read to their ends.
+                reached = None;
+                let mut under_way = Tasks::new();
+                for (task, cursor) in tasks {
+                    let turns = Arc::clone(&turns);
+                    let rows = held.as_mut().and_then(|held| held[index].remove(&task.shard));
+                    under_way.spawn(0, async move {
+                        let _turn = turns.acquire().await.expect("the semaphore is never closed");
+                        task.run(cursor, version, rows).await
+                    });
+                }
+                // The drop of the set ends the other tasks before the failure is returned.
+                while let Some((_, done)) = under_way.join_next().await {
+                    let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
+                    is_agreed &= done.version == version;
+                    let to = done.next.position().max(seen);
+                    reached = Some(reached.map_or(to, |least: Sequence| least.min(to)));
+                    job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
+                }
+            }
+            if is_agreed {
+                return Ok(seen.into());
+            }
+            read_to = job.since.at(reached.unwrap_or(seen));
+        }
+    }
+}
+
+struct Progress {
+    since: Cursor,
+    /// Where to continue in each shard; `None` if it was read to its end.
+    shards: HashMap<ShardId, Option<Cursor>>,
+}
+
+impl Progress {
+    /// Where to read on in `shard` of the entry that begins at `first`; `None` if the shard was read to its end.
+    fn cursor(&self, shard: ShardId, first: Sequence) -> Option<Cursor> {
+        let start = self.since.at(self.since.position().max(first.before()));
+        self.shards.get(&shard).copied().unwrap_or(Some(start))
+    }
+}
+
+/// Rows of a shard that were read ahead, where to continue, and whether the shard has ended.
+type Held<R> = (Vec<Arc<R>>, Cursor, bool);
+
+/// Reads the rest of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much for memory, or
+/// takes too long.
+async fn read_ahead<R, F, W>(
+    entries: &[Vec<(RoundTask<R, F>, Cursor)>],
+    version: u64,
+) -> Result<Option<Vec<HashMap<ShardId, Held<R>>>>>
+where
+    R: FeedRow,
+    F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = HandlerResult> + Send + 'static,
+{
+    let budget = AtomicUsize::new(ROWS_HELD_MAX);
+    let mut held = Vec::new();
+    for tasks in entries {
+        // Collected first, because a future that holds the closure cannot be proven `Send`.
+        let reads: Vec<_> =
+            tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget)).collect();
+        let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
+        let mut of_entry = HashMap::new();
+        while let Some(read) = reads.next().await {
+            match read? {
+                Some((shard, rows)) => of_entry.insert(shard, rows),
+                None => return Ok(None),
+            };
+        }
+        held.push(of_entry);
+    }
+    Ok(Some(held))
+}
+
+/// The failure of a task that has panicked, or was stopped with its runtime.
+fn panicked(ended: Ended) -> Error {
+    Error::Task { shard: None, attempts: 1, source: Arc::new(ended) }
+}
+
+/// The task of one shard in one round.
+struct RoundTask<R, F> {
+    feed: Feed<R>,
+    shard: ShardId,
+    options: ParallelJobOptions,
+    work: Arc<F>,
+    /// That of the run that the job is part of.
+    fence: Option<Arc<Fence>>,
+}
+
+impl<R, F, W> RoundTask<R, F>
+where
+    R: FeedRow,
+    F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = HandlerResult> + Send + 'static,
+{
+    /// Works from `cursor` to the end of the shard at `version`, or at newer versions if that takes too long. Rows that were read
+    /// ahead reach to the end.
+    async fn run(&self, mut cursor: Cursor, mut version: u64, held: Option<Held<R>>) -> Result<Done> {
+        let shard = self.shard;
+        if let Some((rows, next, is_ended)) = held {
+            for rows in rows.chunks(self.options.batch_rows_max) {
+                self.work_on(rows, version).await?;
+            }
+            return Ok(Done { shard, next, version, is_ended });
+        }
+        loop {
+            let Some(page) = self.read(cursor, version).await? else {
+                version = self.feed.context.db.run(async |tx| tx.read_version().await).await?;
+                continue;
+            };
+            if !page.rows.is_empty() {
+                self.work_on(&page.rows, version).await?;
+            }
+            cursor = page.next;
+            if !page.more {
+                return Ok(Done { shard, next: cursor, version, is_ended: page.resharded.is_some() });
+            }
+        }
+    }
+
+    /// Reads from `cursor` to the end of the shard at `version`, as far as `budget` allows.
+    async fn read_ahead(
+        &self,
+        mut cursor: Cursor,
+        version: u64,
+        budget: &AtomicUsize,
+    ) -> Result<Option<(ShardId, Held<R>)>> {
+        let mut rows = Vec::new();
+        loop {
+            let Some(page) = self.read(cursor, version).await? else { return Ok(None) };
+            let left =
+                budget.fetch_sub(page.rows.len().min(budget.load(Ordering::Relaxed)), Ordering::Relaxed);
+            if left < page.rows.len() {
+                return Ok(None);
+            }
+            rows.extend(page.rows);
+            cursor = page.next;
+            if !page.more {
+                return Ok(Some((self.shard, (rows, cursor, page.resharded.is_some()))));
+            }
+        }
+    }
+
+    /// The rows after `cursor` at `version`; `None` if that version is too old.
+    async fn read(&self, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
+        let Self { feed, shard, options, .. } = self;
+        if let Some(gone) = feed.context.stats.health.ended() {
+            return Err(gone.clone());
+        }
+        let read = async |tx: Transaction| {
+            match feed.shard_page_in(&tx, *shard, cursor, options.batch_rows_max).await {
+                // The shard was dropped since, so it had no more rows.
+                Err(Error::NoShard { is_trimmed: true, .. }) => {
+                    let to = cursor.position();
+                    Ok(ShardPage { rows: Vec::new(), to, next: cursor, more: false, resharded: None })
+                }
+                page => page,
+            }
+        };
+        feed.context.db.read_at(version, read).await
+    }
+
+    /// Calls `work` for `rows`, again after failures.
+    async fn work_on(&self, rows: &[Arc<R>], version: u64) -> Result<()> {
+        let db = &self.feed.context.db;
+        let mut attempt = 1;
+        loop {
+            let snapshot = db.begin();
+            snapshot.set_read_version(version);
+            let (fence, feed) = (self.fence.clone(), self.feed.clone());
+            let batch =
+                ParallelBatch { shard: self.shard, rows: rows.to_vec(), snapshot, attempt, fence, feed };
+            let Err(source) = (self.work)(batch).await else {
+                if let Some(fence) = &self.fence {
+                    fence.progress();
+                }
+                return Ok(());
+            };
+            if attempt >= self.options.attempts_max {
+                return Err(Error::Task {
+                    shard: Some(self.shard.0),
+                    attempts: attempt,
+                    source: source.into(),
+                });
+            }
+            let (shard, health) = (self.shard.0, &self.feed.context.stats.health);
+            if let Some(unsaid) = health.remark(db.env(), "failed task of a parallel job") {
+                tracing::warn!(shard, attempt, error = %source, unsaid, "task failed, trying again");
+            }
+            db.env().sleep(RetryPolicy::default().backoff(attempt, db.env())).await;
+            attempt += 1;
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! [`replicate`]: scans the changes of databases, such as those that describe replications.
+//!
+//! It does what CouchDB's `couch_multidb_changes` does for its replicator, which reads all such databases from the beginning after every
+//! restart. Here the position of each scan is saved, in keys of the user, in the transactions of its effects.
+//!
+//! What the consumer has finished cannot be that position: a change is in the feed of its database at once, and its notification
+//! follows after a fold. The checkpoint of a shard may stand between the two:
+//!
+//! ```text
+//!   notifications   ── db ─────────── other ──── db ──►
+//!                      │ scanned      │ finished  │ the checkpoint is at `other`, after the edit
+//!   changes of db   ── · ──── edit ───┴───────────┴───►
+//! ```
+
+use std::{future::ready, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::{
+    super::{Handler, HandlerResult, Work},
+    DeletedDb, databases,
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        error::Result,
+        event::{Db, DbInstance},
+        notification::Notification,
+    },
+    roles::changes::Change,
+    state::{
+        feed::{Feed, FeedPage},
+        keys::FeedId,
+    },
+    store::{Isolation, KeyRange, Transaction, key_after},
+};
+
+/// A scan of the changes of a database, from the saved position on.
+#[derive(Debug)]
+pub struct Scan {
+    db: Db,
+    feed: Feed<Change>,
+    since: Cursor,
+    cursor: Cursor,
+    position: Position,
+    work: Work<Notification>,
+}
+
+/// Where the scans of a database stand.
+#[derive(Debug, Clone)]
+struct Position {
+    key: Arc<[u8]>,
+    /// Up to where pages were returned.
+    read_to: Arc<Mutex<Cursor>>,
+}
+
+impl Position {
+    async fn load(key: Vec<u8>, work: &Work<Notification>) -> Result<Self> {
+        let read = async |tx: Transaction| saved(&tx, &key).await;
+        let saved = work.fence.held.context.db.run(read).await?;
+        Ok(Self { key: key.into(), read_to: Arc::new(Mutex::new(saved)) })
+    }
+
+    /// Saves that everything that was returned is seen.
+    async fn save(&self, work: &Work<Notification>) -> Result<()> {
+        let read_to = *self.read_to.lock();
+        let save = async |tx: Transaction| {
+            // The handler may have saved a later one.
+            if saved(&tx, &self.key).await?.position() < read_to.position() {
+                work.verify(&tx).await?;
+                tx.set(&self.key, &read_to.to_bytes());
+            }
+            Ok(())
+        };
+        work.fence.held.context.db.run(save).await
+    }
+}
+
+async fn saved(tx: &Transaction, key: &[u8]) -> Result<Cursor> {
+    let stored = tx.get(key, Isolation::Serializable).await?;
+    stored.map_or(Ok(Cursor::NOTHING), |value| Cursor::from_bytes(&value).map_err(|error| error.at(key)))
+}
+
+impl Scan {
+    /// The database.
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+
+    /// Where the scan begins; [`Cursor::NOTHING`] in a database that was never scanned.
+    pub fn since(&self) -> Cursor {
+        self.since
+    }
+
+    /// 1, or more if the scan has failed before.
+    pub fn attempt(&self) -> u32 {
+        self.work.attempt()
+    }
+
+    /// The run of the consumer.
+    pub fn work(&self) -> &Work<Notification> {
+        &self.work
+    }
+
+    /// The next changes, at most `limit`; none if all were read. If the handler succeeds, all that was returned counts as seen.
+    ///
+    /// Fails as [`Feed::page`] does: with [`Error::Expired`](crate::Error::Expired) if deletions after the position were dropped.
+    pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
+        let page = loop {
+            let page = self.feed.page(self.cursor, limit).await?;
+            self.cursor = page.next;
+            // A page without rows is not the end if there is more: its rows could not be decoded.
+            if !page.rows.is_empty() || !page.more {
+                break page;
+            }
+        };
+        *self.position.read_to.lock() = page.next;
+        self.work.progress();
+        Ok(page)
+    }
+
+    /// Begins again at [`Cursor::NOTHING`], for a scan that has expired. Drop what was derived of the database before: what was
+    /// deleted since does not come.
+    pub fn begin_again(&mut self) {
+        (self.since, self.cursor) = (Cursor::NOTHING, Cursor::NOTHING);
+    }
+
+    /// Saves in `tx`, with the effects of the page, that everything up to `to` is seen: [`FeedPage::next`] of a page. The next scan begins
+    /// there, whatever becomes of this one. Fails as [`Work::verify`] does.
+    pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
+        self.work.verify(tx).await?;
+        tx.set(&self.position.key, &to.to_bytes());
+        Ok(())
+    }
+
+    /// Makes `tx` fail if the scan is over, as [`Work::verify`] does. For each transaction that writes on its behalf.
+    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
+        self.work.verify(tx).await
+    }
+}
+
+/// Scans databases. A closure of a [`Scan`] does, too; it does nothing when a database is deleted.
+pub trait ScanHandler: Send + Sync + 'static {
+    /// Scans a database. After a failure it is called again, from the saved position on.
+    ///
+    /// If the database is deleted meanwhile, the future is dropped. Each transaction that writes must call [`Scan::verify`] or
+    /// [`Scan::save_in`]: a commit that is on its way when the future is dropped then fails.
+    fn scan(&self, scan: Scan) -> impl Future<Output = HandlerResult> + Send;
+
+    /// Called when databases have ended, before a successor is scanned: stop what was started for all databases of the name but the
+    /// successor, in transactions that call [`DeletedDb::verify`]. It may be called again, or for a name that was never scanned.
+    fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
+        let _ = deleted;
+        ready(Ok(()))
+    }
+}
+
+impl<F, W> ScanHandler for F
+where
+    F: Fn(Scan) -> W + Send + Sync + 'static,
+    W: Future<Output = HandlerResult> + Send,
+{
+    fn scan(&self, scan: Scan) -> impl Future<Output = HandlerResult> + Send {
+        self(scan)
+    }
+}
+
+/// The handler of a consumer that scans databases: [`replicate`].
+#[derive(Debug, Clone)]
+pub struct Replicate<H> {
+    prefix: Vec<u8>,
+    handler: H,
+}
+
+/// A handler that scans the changes of a database after it was created or updated: from the beginning at first, and then from the saved
+/// position. It keeps the positions in keys that begin with `prefix`, which are the user's, and removes those of deleted databases. Start
+/// the consumer at [`Cursor::NOTHING`], with a filter of the databases that are to be scanned.
+///
+/// All nodes that run a member scan. An update during a scan causes another one afterwards. If a database is deleted, its scan is
+/// cancelled, and [`ScanHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
+/// in the store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, changes::ChangesOptions, consumer::{Scan, replicate}, Cursor, Db, DbInstance, Filter, Roles, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let running = bus.start(Roles::default()).await?;
+/// let scan = |mut scan: Scan| async move {
+///     loop {
+///         let page = scan.page(1_000).await?;
+///         page.rows.iter().for_each(|change| println!("{} in {}", change.doc.id, scan.db().name));
+///         if !page.more {
+///             return Ok(());
+///         }
+///     }
+/// };
+/// let filter = Filter::glob("{_replicator,*/_replicator}")?;
+/// let replicator = running.consumer("replicator")?.start_from(Cursor::NOTHING).filter(filter);
+/// let replicator = replicator.run(replicate("replicator/seen/", scan)).await?;
+///
+/// let (changes, producer) = (bus.changes(), bus.producer());
+/// let db = Db::new("shop/_replicator".parse()?, DbInstance::new());
+/// store
+///     .run(async |tx| {
+///         changes.create(&tx, &db, &ChangesOptions::default()).await?;
+///         producer.created(&tx, &db);
+///         Ok(())
+///     })
+///     .await?;
+/// while !bus.is_drained().await? {
+///     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+/// }
+/// replicator.caught_up().await?;
+/// replicator.shutdown().await?;
+/// running.shutdown().await
+/// # }
+/// ```
+pub fn replicate<H: ScanHandler>(prefix: impl Into<Vec<u8>>, handler: H) -> Replicate<H> {
+    Replicate { prefix: prefix.into(), handler }
+}
+
+impl<H: ScanHandler> Handler<Notification> for Replicate<H> {
+    async fn handle(&self, work: Work<Notification>) -> HandlerResult {
+        let (deleted, living) = databases(&work)?;
+        if let Some(deleted) = deleted {
+            let (name, successor) = (self.name_key(&deleted.db), deleted.successor);
+            self.handler.deleted(deleted).await?;
+            forget(&work, name, successor).await?;
+        }
+        let Some(db) = living else { return Ok(()) };
+        let position = Position::load(self.key(&db), &work).await?;
+        let since = *position.read_to.lock();
+        let context = Arc::clone(&work.fence.held.context);
+        let feed = Feed::new(context, FeedId::documents(db.instance));
+        let scan = Scan { db, feed, since, cursor: since, position: position.clone(), work: work.clone() };
+        self.handler.scan(scan).await?;
+        Ok(position.save(&work).await?)
+    }
+}
+
+impl<H> Replicate<H> {
+    /// What the keys of all databases of a name begin with. A name contains no zero byte in its length-prefixed form.
+    fn name_key(&self, db: &Db) -> Vec<u8> {
+        let name = db.name.as_str().as_bytes();
+        let len = u16::try_from(name.len()).expect("names are at most 1,024 bytes");
+        [&self.prefix[..], &len.to_be_bytes(), name].concat()
+    }
+
+    fn key(&self, db: &Db) -> Vec<u8> {
+        [&self.name_key(db)[..], &db.instance.0].concat()
+    }
+}
+
+/// Removes the positions of all databases of a name but the successor.
+async fn forget(work: &Work<Notification>, name: Vec<u8>, successor: Option<DbInstance>) -> Result<()> {
+    let all = KeyRange::prefix(name.clone());
+    let forget = async |tx: Transaction| {
+        work.verify(&tx).await?;
+        match successor {
+            None => tx.clear_range(&all),
+            Some(DbInstance(instance)) => {
+                let key = [&name[..], &instance].concat();
+                tx.clear_range(&KeyRange { begin: key_after(&key), end: all.end.clone() });
+                tx.clear_range(&KeyRange { begin: all.begin.clone(), end: key.into() });
+            }
+        }
+        Ok(())
+    };
+    work.fence.held.context.db.run(forget).await
+}

@@ -1,0 +1,191 @@
+//! The end of a shard.
+//!
+//! ```text
+//!  rows     ──── shard 1 ───────┤ closed        1. everything is finished or deferred
+//!  keys     a, b ───────────────► 3: a, 4: b    2. the keys move to the successors, which work on them at once
+//!  C        ──────────────────► end             3. the shard is drained
+//!                                               4. once all shards of the entry are, the owner of the first one gives the successors
+//!                                                  their checkpoints, and takes the leases of the entry away
+//! ```
+
+use super::{
+    handler::ConsumedRow,
+    member::Member,
+    shard::{ShardTask, moved, persist},
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        error::{Error, Result},
+    },
+    state::{
+        feed::{RawFeed, Topology},
+        keys::{ShardId, TopologyRow},
+        membership::{changed, pool_removed},
+    },
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// How many keys one transaction moves.
+const PAGE_KEYS: usize = 200;
+
+/// What became of a shard at its end.
+enum Left {
+    /// Some keys were moved; there may be more.
+    Moved,
+    /// It is drained, and others of its entry are not.
+    Waits,
+    /// The successors have begun.
+    Replaced,
+    /// The consumer does not read the shard any more.
+    Gone,
+}
+
+impl<R: ConsumedRow> ShardTask<R> {
+    /// Leaves a drained shard to its successors. Returns whether the task is to end.
+    pub(super) async fn leave_shard(&mut self) -> Result<bool> {
+        loop {
+            self.changes.mark_unchanged();
+            let left = persist!(self, "leaving a drained shard", self.try_to_leave().await);
+            match left {
+                None | Some(Left::Replaced) => return Ok(true),
+                Some(Left::Gone) => return Ok(false),
+                Some(Left::Moved) => {}
+                Some(Left::Waits) => {
+                    if self.wait_for_change().await {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn try_to_leave(&self) -> Result<Left> {
+        self.db().run(async |tx| self.leave_in(&tx).await).await
+    }
+
+    async fn leave_in(&self, tx: &Transaction) -> Result<Left> {
+        let (held, member) = (&self.held, &self.member);
+        held.lease.check(tx).await?;
+        let Some(stored) = held.checkpoint(tx, Isolation::Serializable).await? else {
+            return Ok(Left::Gone);
+        };
+        let topology = member.feed().topology(tx).await?;
+        let successor = successor(&topology, held.shard)?;
+        let end = successor.first.before();
+        if self.move_keys(tx, &topology, successor).await? {
+            return Ok(Left::Moved);
+        }
+        let (keys, pool) = (&held.context.keys, held.consumer.pool());
+        if stored.position() < end {
+            held.set_checkpoint(tx, moved(stored, end));
+            changed(tx, keys, &pool);
+            return Ok(Left::Waits);
+        }
+        if !member.shards.is_first(held.shard) {
+            return Ok(Left::Waits);
+        }
+        // Checkpoints only grow while their leases are held, so a snapshot does.
+        let stored = tx.all_rows(keys.consumer_checkpoints(&held.consumer), Isolation::Snapshot).await?;
+        let mut left = Vec::with_capacity(stored.len());
+        for (key, value) in stored {
+            let checkpoint = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
+            left.push((key, checkpoint));
+        }
+        if left.iter().any(|(_, checkpoint)| checkpoint.position() < end) {
+            return Ok(Left::Waits);
+        }
+        // Rows of the successors tell of what happened before, and was not read in the shards that end.
+        let least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
+        let begin = least.map_or(Cursor::from(end), |least| moved(least, end));
+        for (key, _) in left {
+            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
+            tx.clear(&key);
+            tx.clear(&keys.lease(&pool, shard.0));
+        }
+        for shard in successor.shards() {
+            tx.set(&keys.consumer_checkpoint(&held.consumer, shard), &begin.to_bytes());
+        }
+        changed(tx, keys, &pool);
+        Ok(Left::Replaced)
+    }
+
+    /// Moves keys to the shards of `successor`. Returns false if there are none.
+    async fn move_keys(
+        &self,
+        tx: &Transaction,
+        topology: &Topology,
+        successor: &TopologyRow,
+    ) -> Result<bool> {
+        let (keys, consumer) = (&self.held.context.keys, &self.held.consumer);
+        // Serializable, so that no request to work again is left behind.
+        let read = RangeRead::new(keys.deferred_of(consumer, Some(self.held.shard))).limit(PAGE_KEYS);
+        let page = tx.get_range(&read, Isolation::Serializable).await?;
+        for (key, value) in &page.rows {
+            let (_, id) = keys.deferred_id(key)?;
+            let shard = shard_in(topology, self.feed(), successor, &id)?;
+            tx.set(&keys.deferred(consumer, shard, &id), value);
+            tx.clear(key);
+        }
+        Ok(!page.rows.is_empty())
+    }
+
+    /// Removes everything that is stored of the consumer, if its feed is gone.
+    async fn remove_without_feed(&self) -> Result<()> {
+        let remove = async |tx: Transaction| {
+            let (held, member) = (&self.held, &self.member);
+            held.lease.check(&tx).await?;
+            match Topology::read(&tx, member.feed(), Isolation::Serializable).await {
+                Err(Error::NoFeed { .. }) => remove_in(&tx, member),
+                Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        };
+        self.db().run(remove).await
+    }
+
+    /// The feed is gone, and the consumer with it: waits to be stopped.
+    pub(super) async fn end_with_feed(&mut self, gone: Error) -> Result<()> {
+        let removed =
+            persist!(self, "removing a consumer whose feed is gone", self.remove_without_feed().await);
+        if removed.is_some() {
+            tracing::info!(consumer = %self.held.consumer, "a consumer has ended, because its feed is gone");
+            self.member.end(gone);
+            self.stop.requested().await;
+        }
+        Ok(())
+    }
+}
+
+fn remove_in<R>(tx: &Transaction, member: &Member<R>) {
+    let keys = &member.context.keys;
+    for range in keys.whole_consumer(&member.name) {
+        tx.clear_range(&range);
+    }
+    pool_removed(tx, keys);
+}
+
+/// The topology entry after that of `shard`, which is closed.
+pub(super) fn successor(topology: &Topology, shard: ShardId) -> Result<&TopologyRow> {
+    match topology.entry_of(shard) {
+        Ok((_, Some(successor))) => Ok(successor),
+        Ok((_, None)) => Err(Error::corrupt("topology", "a closed entry is open again")),
+        // The shard was dropped, so all shards of its entry are empty.
+        Err(error @ Error::NoShard { is_trimmed: true, .. }) => {
+            topology.successor_of_trimmed(shard).ok_or(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The shard of `id` in `entry`.
+pub(super) fn shard_in(
+    topology: &Topology,
+    feed: RawFeed<'_>,
+    entry: &TopologyRow,
+    id: &[u8],
+) -> Result<ShardId> {
+    let first = entry.shards().next().expect("an entry has shards");
+    topology.shard_beside(feed, first, id)
+}

@@ -1,0 +1,599 @@
+//! [`ShardTask`]: the work on one shard, under its lease.
+//!
+//! It reads the rows of the shard in order, and gives them to the handler: in batches ([`ordered`](super::ordered)), or id by id
+//! ([`side_by_side`](super::side_by_side)). Ids with keys have a turn of their own ([`deferred`](super::deferred)). At the end of the shard
+//! it moves them to the successors ([`reshard`](super::reshard)).
+
+use std::{
+    collections::HashSet,
+    panic::AssertUnwindSafe,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use tokio::sync::watch;
+
+use super::{
+    deferred::DeferredIds,
+    exactly_once::{FencingToken, HeldShard},
+    handler::{ConsumedRow, Factory},
+    member::Member,
+    ordered::Tried,
+};
+use crate::{
+    base::{
+        cursor::{Cursor, Knowledge},
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result, panic_text},
+    },
+    state::{
+        feed::{RawFeed, StoredRow},
+        feed_wakeups::FeedHeads,
+        keys::{ConsumerRow, DeferredRow, ShardId},
+        membership::{Held, Stop},
+        skipped::SkippedAt,
+    },
+    store::{Database, Isolation, Transaction},
+};
+
+/// The pause after a failure of the store.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Does `$work` with the store, again and again until it succeeds. `None` if the task is to stop; returns the error if the work on the shard is
+/// over.
+macro_rules! persist {
+    ($task:expr, $what:expr, $work:expr) => {
+        loop {
+            match $work {
+                Ok(done) => break Some(done),
+                Err(error) => {
+                    if $task.has_failed($what, error).await? {
+                        break None;
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use persist;
+
+/// Why the work on a shard has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Stopped,
+    /// The consumer, or the set of its shards, has changed.
+    Changed,
+    /// The shard is closed, and everything in it is finished or deferred.
+    Drained,
+    /// The handler has panicked.
+    Panicked,
+}
+
+/// What the consumer has to do in a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Rows, and deferred ids.
+    All,
+    /// The predecessors of the shard are not drained: only the ids that they have left.
+    Deferred,
+    /// Nothing: the consumer is paused or gone, or does not read the shard.
+    Nothing,
+}
+
+/// What a change of the consumer means for the work on a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing has changed, or only which ids are deferred.
+    None,
+    /// The predecessors are drained: the rows of the shard are to be worked on, too.
+    Begins,
+    /// The work has to begin again from what is stored.
+    Ends,
+    /// The task is to stop.
+    Stops,
+}
+
+/// Rows of the shard, with the keys of those that have one.
+pub(super) struct Page<R> {
+    pub rows: Vec<PageRow<R>>,
+    pub to: Sequence,
+    pub more: bool,
+    /// Whether the shard is closed, and this is its end.
+    pub is_end: bool,
+}
+
+pub(super) struct PageRow<R> {
+    pub row: Arc<R>,
+    /// The key of its id.
+    pub key: Option<DeferredRow>,
+    /// How many bytes are stored of it.
+    pub len: usize,
+}
+
+pub(super) struct ShardTask<R> {
+    pub member: Arc<Member<R>>,
+    pub held: Arc<HeldShard>,
+    pub stop: Stop,
+    pub part: Part,
+    /// Says up to where shards may have rows.
+    hints: watch::Receiver<FeedHeads>,
+    /// Changes with the consumer, its shards, and the requests to work again.
+    pub changes: watch::Receiver<u64>,
+    pub deferred: DeferredIds,
+    /// The stored checkpoint.
+    stored: Cursor,
+    /// What is known of all ids without keys, and up to where they are finished.
+    knowledge: Cursor,
+    /// Everything up to here was read.
+    pub read: Sequence,
+    /// The latest version at which a page was read.
+    read_version: u64,
+    /// Where the reading came to the end of the shard: the first place up to which not everything is finished, and the last one.
+    caught_up: Option<(Sequence, Sequence)>,
+    /// Whether something was finished that the stored checkpoint does not cover.
+    pub is_dirty: bool,
+    pub saved_at: Duration,
+    /// When it is read without a hint, and how often the watcher had polled when that was set.
+    poll: (Duration, u64),
+    pub tried: Tried,
+    /// How often a handler has panicked when it was opened.
+    openings: u32,
+}
+
+impl<R: ConsumedRow> ShardTask<R> {
+    pub fn new(member: Arc<Member<R>>, lease: Held, stop: Stop) -> Self {
+        let context = Arc::clone(&member.context);
+        let (shard, epoch) = (ShardId(lease.resource), lease.epoch);
+        let generation = member.generation.load(Ordering::Relaxed);
+        let token = FencingToken { incarnation: context.config.incarnation, generation, shard, epoch };
+        let (hints, now) = (context.wakeups.listen(&member.feed), context.env().now());
+        let consumer = member.name.clone();
+        Self {
+            held: Arc::new(HeldShard { context, consumer, shard, lease, token }),
+            stop,
+            part: Part::Nothing,
+            hints,
+            changes: member.changes.subscribe(),
+            member,
+            deferred: DeferredIds::default(),
+            stored: Cursor::NOTHING,
+            knowledge: Cursor::NOTHING,
+            read: Sequence::MIN,
+            read_version: 0,
+            caught_up: None,
+            is_dirty: false,
+            saved_at: now,
+            poll: (now, 0),
+            tried: Tried::default(),
+            openings: 0,
+        }
+    }
+
+    pub fn db(&self) -> &Database {
+        &self.held.context.db
+    }
+
+    pub fn env(&self) -> &Env {
+        self.held.context.env()
+    }
+
+    pub fn now(&self) -> Duration {
+        self.env().now()
+    }
+
+    pub fn feed(&self) -> RawFeed<'_> {
+        RawFeed::new(&self.held.context, &self.member.feed)
+    }
+
+    /// Works until it is asked to stop; fails if the lease is lost.
+    pub async fn run(mut self) -> Result<()> {
+        match self.work().await {
+            Err(gone @ Error::NoFeed { .. }) => self.end_with_feed(gone).await,
+            ended => ended,
+        }
+    }
+
+    async fn work(&mut self) -> Result<()> {
+        loop {
+            self.changes.mark_unchanged();
+            let part = persist!(self, "reading a consumer's checkpoint", self.load().await);
+            let Some(part) = part else { return Ok(()) };
+            self.part = part;
+            if part == Part::Nothing {
+                if self.wait_for_change().await {
+                    return Ok(());
+                }
+                continue;
+            }
+            let end = loop {
+                let end = match &self.member.factory {
+                    Factory::Ids(make) => {
+                        let handler = make(self.held.shard);
+                        self.session_of_ids(handler).await?
+                    }
+                    Factory::Batches(make) => {
+                        let handler = make(self.held.shard);
+                        self.session_of_batches(handler).await?
+                    }
+                };
+                // Another handler goes on after a panic: what was read and tried is still known.
+                if end != End::Panicked {
+                    break end;
+                }
+            };
+            match end {
+                End::Stopped => return Ok(()),
+                End::Changed | End::Panicked => {}
+                End::Drained => {
+                    if self.leave_shard().await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Completes with a change of the consumer, or after a while; returns whether the task is to stop.
+    pub async fn wait_for_change(&mut self) -> bool {
+        let pause = self.env().sleep(self.member.options.poll_interval);
+        tokio::select! {
+            biased;
+            () = self.stop.requested() => true,
+            // The sender is in the member.
+            _ = self.changes.changed() => false,
+            () = pause => false,
+        }
+    }
+
+    /// Something with the store has failed: waits before it is tried again. Returns whether the task is to stop; fails if the work on the
+    /// shard is over.
+    pub async fn has_failed(&mut self, what: &'static str, error: Error) -> Result<bool> {
+        if is_final(&error) {
+            return Err(error);
+        }
+        self.held.context.stats.health.complain(self.env(), what, &error);
+        Ok(self.sleeps_until_stop(FAILURE_PAUSE).await)
+    }
+
+    /// Sleeps; returns whether the task is to stop.
+    pub async fn sleeps_until_stop(&mut self, pause: Duration) -> bool {
+        let pause = self.env().sleep(pause);
+        tokio::select! {
+            biased;
+            () = self.stop.requested() => true,
+            () = pause => false,
+        }
+    }
+
+    /// Reads where the work begins, and which ids have keys.
+    async fn load(&mut self) -> Result<Part> {
+        let load = async |tx: Transaction| Ok((tx.read_version().await?, self.load_in(&tx).await?));
+        let (version, (row, stored, low)) = self.db().run(load).await?;
+        // A page from before may be older than what another member has finished.
+        self.read_version = version;
+        let Some(row) = row.filter(|row| !row.is_paused) else { return Ok(Part::Nothing) };
+        if row.generation != self.held.token.generation {
+            let token = FencingToken { generation: row.generation, ..self.held.token };
+            let HeldShard { context, consumer, shard, lease, .. } = &*self.held;
+            let (context, lease) = (Arc::clone(context), lease.clone());
+            let held = HeldShard { context, consumer: consumer.clone(), shard: *shard, lease, token };
+            self.held = Arc::new(held);
+        }
+        self.load_deferred().await?;
+        let Some(stored) = stored else {
+            let is_successor = self.member.is_successor(self.held.shard);
+            return Ok(if is_successor { Part::Deferred } else { Part::Nothing });
+        };
+        self.begin_at(stored, low);
+        Ok(Part::All)
+    }
+
+    /// Looks at what has changed, if anything has.
+    pub async fn look_at_changes(&mut self) -> Result<Change> {
+        if !self.changes.has_changed().unwrap_or(true) {
+            return Ok(Change::None);
+        }
+        self.changes.mark_unchanged();
+        let look = persist!(self, "reading a consumer", self.read_change().await);
+        Ok(look.unwrap_or(Change::Stops))
+    }
+
+    /// Whether the work goes on; reads which ids have keys.
+    async fn read_change(&mut self) -> Result<Change> {
+        let load = async |tx: Transaction| Ok((tx.read_version().await?, self.load_in(&tx).await?));
+        let (version, (row, stored, low)) = self.db().run(load).await?;
+        if row.is_none_or(|row| row.is_paused || row.generation != self.held.token.generation) {
+            return Ok(Change::Ends);
+        }
+        let change = match (self.part, stored) {
+            (Part::All, Some(_)) | (Part::Deferred, None) => Change::None,
+            (Part::Deferred, Some(_)) => Change::Begins,
+            _ => return Ok(Change::Ends),
+        };
+        self.load_deferred().await?;
+        if let Some(stored) = stored.filter(|_| change == Change::Begins) {
+            // Runs go on: ended here, they would have to be ended in the store as well.
+            self.read_version = version;
+            self.begin_at(stored, low);
+        }
+        Ok(change)
+    }
+
+    /// Begins to read at the checkpoint `stored`.
+    fn begin_at(&mut self, stored: Cursor, low: Sequence) {
+        (self.part, self.stored) = (Part::All, stored);
+        self.knowledge = moved(stored, stored.position().max(low));
+        self.read = self.knowledge.position();
+        (self.caught_up, self.is_dirty, self.saved_at) = (None, false, self.now());
+    }
+
+    async fn load_in(&self, tx: &Transaction) -> Result<(Option<ConsumerRow>, Option<Cursor>, Sequence)> {
+        let (stored, row, low) = tokio::try_join!(
+            self.held.checkpoint(tx, Isolation::Snapshot),
+            self.member.row(tx, Isolation::Snapshot),
+            self.member.low_watermark(tx),
+        )?;
+        self.held.lease.check(tx).await?;
+        Ok((row, stored, low))
+    }
+
+    /// What is known of an id without a key.
+    pub fn knowledge(&self) -> Cursor {
+        self.knowledge
+    }
+
+    /// Reads the next rows, at most `limit`; with `is_again` as they are now, although they were read before.
+    pub async fn next_page(&mut self, limit: usize, is_again: bool) -> Result<Page<R>> {
+        self.plan_poll();
+        let after = self.read;
+        let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
+        let mut page = Page { rows: Vec::with_capacity(rows.len()), to, more, is_end };
+        for StoredRow { sequence, value } in rows {
+            match R::from_stored(sequence, &value) {
+                Ok(row) => page.rows.push(PageRow { row: Arc::new(row), key: None, len: value.len() }),
+                Err(error) => {
+                    self.held.context.skip(&SkippedAt::Row(self.member.feed.clone(), sequence), &error);
+                }
+            }
+        }
+        // Few ids have keys, so only their rows are looked up.
+        let keyed: Vec<_> =
+            (0..page.rows.len()).filter(|&at| self.deferred.may_have_key(page.rows[at].row.id())).collect();
+        if !keyed.is_empty() {
+            let ids: Vec<_> =
+                keyed.iter().map(|&at| Bytes::copy_from_slice(page.rows[at].row.id())).collect();
+            let keys = self.read_keys(&ids).await?;
+            for (at, key) in keyed.into_iter().zip(keys) {
+                page.rows[at].key = key;
+            }
+        }
+        Ok(page)
+    }
+
+    /// The keys of `ids`, read at once.
+    async fn read_keys(&self, ids: &[Bytes]) -> Result<Vec<Option<DeferredRow>>> {
+        let read = async |tx: Transaction| {
+            let keys = ids.iter().map(|id| async {
+                let key = self.held.key(id);
+                let stored = tx.get(&key, Isolation::Snapshot).await?;
+                stored
+                    .map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key)))
+                    .transpose()
+            });
+            futures_util::future::try_join_all(keys).await
+        };
+        self.db().run(read).await
+    }
+
+    /// The rows after `after`: those that another consumer of the process has read, or from the store.
+    async fn read_rows(
+        &mut self,
+        after: Sequence,
+        limit: usize,
+        is_again: bool,
+    ) -> Result<(Vec<StoredRow>, Sequence, bool, bool)> {
+        let (held, member) = (Arc::clone(&self.held), Arc::clone(&self.member));
+        let (pages, feed, shard) = (&held.context.pages, &member.feed, held.shard);
+        let turn = pages.turn(feed, shard);
+        let _turn = turn.lock().await;
+        // Before the read: a hint that comes during it may be of rows that it does not show.
+        let hints = self.hints.borrow().count;
+        if let Some(page) = pages.get(feed, shard, after, self.read_version).filter(|_| !is_again) {
+            self.read_version = page.version;
+            let rows = page.rows.iter().filter(|(sequence, _)| *sequence > after);
+            let mut rows: Vec<_> = rows
+                .map(|(sequence, value)| StoredRow { sequence: *sequence, value: value.clone() })
+                .collect();
+            if rows.len() > limit {
+                rows.truncate(limit);
+                let to = rows[limit - 1].sequence;
+                return Ok((rows, to, true, false));
+            }
+            return Ok((rows, page.to, page.more || page.hints != hints, false));
+        }
+        let read = async |tx: Transaction| {
+            let version = tx.read_version().await?;
+            let page = match self.feed().kept_shard_page(&tx, shard, after, limit).await {
+                // A shard is dropped only when it is empty, so it was worked through.
+                Err(Error::NoShard { is_trimmed: true, .. }) => {
+                    return Ok((version, Vec::new(), after, false, true));
+                }
+                page => page?,
+            };
+            let is_end = page.resharded.is_some();
+            Ok((version, page.page.rows, page.page.next.position(), page.page.more, is_end))
+        };
+        let (version, rows, to, more, is_end) = self.db().run(read).await?;
+        self.read_version = version;
+        if !is_end && !is_again && to > after {
+            let kept = rows.iter().map(|row| (row.sequence, row.value.clone())).collect();
+            pages.put((feed, shard), (after, to), kept, (version, more, hints));
+        }
+        Ok((rows, to, more, is_end))
+    }
+
+    /// Accounts for a page of which everything was taken. `is_end` says that the shard ends there: then newer rows of its ids, which tell of
+    /// events from before the end, may be in its successors.
+    pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
+        self.read = to;
+        if !more && !is_end {
+            let first = self.caught_up.map_or(to, |(first, _)| first);
+            self.caught_up = Some((first, to));
+        }
+    }
+
+    /// Everything without a key up to `watermark` is finished.
+    pub fn finished_up_to(&mut self, watermark: Sequence) {
+        // Below that every event is in a row that was read, so nothing before it is news any more.
+        match self.caught_up {
+            Some((first, last)) if watermark >= first => {
+                // A checkpoint in the middle of a reading takes rows for wanted that are not any more.
+                self.is_dirty |= match self.stored.knowledge() {
+                    Knowledge::Nothing => true,
+                    Knowledge::UpTo(known) => known < self.stored.position(),
+                };
+                // In a shard that is never idle, the watermark comes to the last end only by chance.
+                let is_at_last = watermark >= last;
+                let end = if is_at_last { last } else { first };
+                self.knowledge = moved(end.into(), watermark);
+                self.caught_up = (!is_at_last).then_some((last, last));
+            }
+            _ if watermark > self.knowledge.position() => {
+                self.knowledge = moved(self.knowledge, watermark);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the checkpoint is due.
+    pub fn save_at(&self) -> Option<Duration> {
+        let is_behind = self.is_dirty && self.stored.position() < self.knowledge.position();
+        is_behind.then(|| self.saved_at.saturating_add(self.member.options.checkpoint_interval))
+    }
+
+    /// Saves the checkpoint, if something was finished behind it, and removes the keys that it has made needless.
+    pub async fn save(&mut self) -> Result<()> {
+        if self.is_dirty && self.stored.position() < self.knowledge.position() {
+            let (held, to) = (Arc::clone(&self.held), self.knowledge);
+            let save = async |tx: Transaction| {
+                held.lease.check(&tx).await?;
+                let stored = held.checkpoint(&tx, Isolation::Serializable).await?;
+                // It never goes back, and is not made again once the consumer has left the shard.
+                if stored.is_some_and(|stored| stored.position() < to.position()) {
+                    held.set_checkpoint(&tx, to);
+                }
+                Ok(())
+            };
+            self.db().run(save).await?;
+            self.held.context.stats.consumer_checkpoints.add(1);
+            self.was_saved(to);
+        }
+        self.clear_finished(self.stored.position()).await
+    }
+
+    /// A transaction has saved the checkpoint `to`.
+    pub fn was_saved(&mut self, to: Cursor) {
+        if to.position() > self.stored.position() {
+            self.stored = to;
+        }
+        (self.is_dirty, self.saved_at) = (false, self.now());
+    }
+
+    /// Completes when there may be rows after what was read, or a poll is due.
+    pub async fn rows_may_have_come(&mut self) {
+        let env = self.env().clone();
+        loop {
+            let (at, polls) = self.poll;
+            tokio::select! {
+                biased;
+                changed = self.hints.changed() => {
+                    // An error is impossible: the shared context owns the sender.
+                    if changed.is_err() || self.may_have_rows() {
+                        return;
+                    }
+                }
+                () = env.sleep(at.saturating_sub(env.now())) => {
+                    let is_documents = self.member.feed.instance().is_some();
+                    self.plan_poll();
+                    if polls == self.poll.1 || is_documents || self.may_have_rows() {
+                        return;
+                    }
+                    // The watcher has polled for all shards at once.
+                }
+            }
+        }
+    }
+
+    /// Another poll is due an interval from now.
+    fn plan_poll(&mut self) {
+        let interval = self.env().spread(self.poll_interval(), 0.75, 1.25);
+        self.poll = (self.now().saturating_add(interval), self.held.context.wakeups.polls());
+    }
+
+    /// Whether a hint says that there may be rows after what was read.
+    pub fn may_have_rows(&mut self) -> bool {
+        self.hints.borrow_and_update().may_have_rows(self.held.shard, self.read)
+    }
+
+    /// Hints that come from now on are news.
+    pub fn forget_hints(&mut self) {
+        self.hints.mark_unchanged();
+    }
+
+    /// Shards of documents share the polls of one shard: notifications announce their rows.
+    fn poll_interval(&self) -> Duration {
+        let interval = self.member.options.poll_interval;
+        if self.member.feed.instance().is_none() {
+            return interval;
+        }
+        let sharers = self.held.context.wakeups.documents();
+        interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
+    }
+
+    /// A handler has panicked when it was opened: waits before another one is.
+    pub async fn did_not_open(&mut self, panic: &str) -> End {
+        self.held.context.stats.consumer_panics.add(1);
+        self.openings = self.openings.saturating_add(1);
+        self.report(None, self.openings, panic);
+        let pause = self.member.options.pauses().backoff(self.openings, self.env());
+        if self.sleeps_until_stop(pause).await { End::Stopped } else { End::Panicked }
+    }
+
+    /// Logs a failure of the handler.
+    pub fn report(&self, id: Option<&[u8]>, attempts: u32, error: &str) {
+        let HeldShard { context, consumer, shard, .. } = &*self.held;
+        context.stats.consumer_failures.add(1);
+        if let Some(unsaid) = context.stats.health.remark(self.env(), &format!("work of {consumer}")) {
+            let id = id.map(|id| String::from_utf8_lossy(id).into_owned());
+            tracing::warn!(%consumer, shard = shard.0, id, attempts, error, unsaid, "a handler of a consumer failed; trying again");
+        }
+    }
+}
+
+/// Does `work`, or says why it has panicked.
+pub(super) async fn guarded(work: impl Future<Output = ()>) -> std::result::Result<(), String> {
+    AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| format!("panic: {}", panic_text(&*panic)))
+}
+
+/// Whether the work on a shard ends with this failure; others are tried again.
+fn is_final(error: &Error) -> bool {
+    matches!(error, Error::LeaseLost { .. } | Error::BusGone { .. } | Error::NoFeed { .. })
+}
+
+/// The same knowledge, having read up to `to`.
+pub(super) fn moved(cursor: Cursor, to: Sequence) -> Cursor {
+    match cursor.knowledge() {
+        known @ Knowledge::UpTo(at) => Cursor::resumed(known, cursor.began().unwrap_or(at), to),
+        Knowledge::Nothing => cursor.at(to),
+    }
+}
+
+/// Hashes of ids.
+pub(super) type IdHashes = HashSet<u64>;
+
+pub(super) fn hash_of(id: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(id)
+}

@@ -1,0 +1,169 @@
+//! Deletes consumers that have had no member for longer than the expiry they were created with.
+//!
+//! The janitor compares no clocks. It measures time by how long janitors have worked, one after the other; this time stands still while
+//! no janitor works. When a pass first finds a consumer without members, it saves that the consumer may have had one until now. A later
+//! pass deletes the consumer once that is longer ago than the expiry. A pass that finds a member removes the saved time, and so does a node
+//! in the transaction that makes it one. So a consumer may be deleted later than promised, but never sooner. A pass may be repeated: it
+//! then writes the same again.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, future::try_join_all, stream};
+
+use super::pass::{Failed, Pass};
+use crate::{
+    base::{encoding::Sequence, env::Env, error::Result},
+    state::{
+        keys::{ConsumerName, ConsumerRow, MemberlessSince, watermark},
+        membership::pool_removed,
+    },
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// How many rows are read at once.
+const PAGE_ROWS: usize = 100;
+
+/// How many consumers are judged at once, each in a transaction of its own.
+const JUDGED_AT_ONCE: usize = 16;
+
+/// The time for which janitors have worked, continued by the present one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct WorkedTime {
+    /// At least how long earlier janitors worked, and when this one began on its own clock. `None` until the former is read.
+    began: Option<(Duration, Duration)>,
+}
+
+impl WorkedTime {
+    /// Time worked until now, in milliseconds.
+    fn now_ms(self, env: &Env) -> u64 {
+        let (earlier, began) = self.began.unwrap_or((Duration::ZERO, env.now()));
+        let worked = earlier.saturating_add(env.now().saturating_sub(began));
+        u64::try_from(worked.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Pass<'_> {
+    /// Deletes the consumers that have expired. One that cannot be judged does not keep others from being deleted.
+    pub async fn expire_consumers(&self, worked: &mut WorkedTime) -> Result<()> {
+        let (env, consumers) = (self.context.env(), self.expiring_consumers().await?);
+        if worked.began.is_none() {
+            let earlier_ms = self.worked_before_consumers(&consumers).await?;
+            worked.began = Some((Duration::from_millis(earlier_ms), env.now()));
+        }
+        let worked = *worked;
+        let judged = consumers.iter().map(|(name, row)| async move {
+            (name, self.write(async |tx| self.expire_consumer(&tx, name, row, worked).await).await)
+        });
+        // Collected first, because the compiler cannot name the type of the futures otherwise.
+        let judged: Vec<_> = judged.collect();
+        let (mut judged, mut failed) =
+            (stream::iter(judged).buffer_unordered(JUDGED_AT_ONCE), Failed::default());
+        while let Some((consumer, expired)) = judged.next().await {
+            if failed.note(expired)? == Some(true) {
+                tracing::info!(%consumer, "a consumer is deleted: it had no member for too long");
+                self.context.stats.consumers_expired.add(1);
+            }
+        }
+        failed.end()
+    }
+
+    /// At least how long earlier janitors have worked, in milliseconds, as they have saved it with `consumers`.
+    async fn worked_before_consumers(&self, consumers: &[(ConsumerName, ConsumerRow)]) -> Result<u64> {
+        let mut earlier_ms = 0;
+        for some in consumers.chunks(PAGE_ROWS) {
+            let read = async |tx: Transaction| {
+                let tx = &tx;
+                try_join_all(some.iter().map(|(name, _)| async move { self.memberless(tx, name).await }))
+                    .await
+            };
+            for since in self.read(read).await?.into_iter().flatten() {
+                earlier_ms = earlier_ms.max(since.alive_ms.saturating_add(since.idle_ms));
+            }
+        }
+        Ok(earlier_ms)
+    }
+
+    async fn expiring_consumers(&self) -> Result<Vec<(ConsumerName, ConsumerRow)>> {
+        let keys = &self.context.keys;
+        let mut consumers = Vec::new();
+        let mut rest = Some(RangeRead::new(keys.consumers()).limit(PAGE_ROWS));
+        while let Some(read) = rest {
+            let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            for (key, value) in &page.rows {
+                let row = ConsumerRow::from_bytes(value).map_err(|error| error.at(key))?;
+                if row.expiry_ms > 0 {
+                    consumers.push((keys.consumer_of(key)?, row));
+                }
+            }
+            rest = read.after(&page);
+        }
+        Ok(consumers)
+    }
+
+    /// Since when `consumer` has had no member, as saved by an earlier pass.
+    async fn memberless(&self, tx: &Transaction, consumer: &ConsumerName) -> Result<Option<MemberlessSince>> {
+        let key = self.context.keys.consumer_idle(consumer);
+        let stored = tx.get(&key, Isolation::Serializable).await?;
+        stored.map(|value| MemberlessSince::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+    }
+
+    /// Deletes `consumer` if it has had no member for long enough, else saves for how long it has had none. Returns whether it was deleted.
+    /// `tx` fails if a member joins before the commit.
+    async fn expire_consumer(
+        &self,
+        tx: &Transaction,
+        consumer: &ConsumerName,
+        row: &ConsumerRow,
+        worked: WorkedTime,
+    ) -> Result<bool> {
+        let (keys, env) = (&self.context.keys, self.context.env());
+        let before_ms = worked.now_ms(env);
+        let (row_key, member) =
+            (keys.consumer(consumer), RangeRead::new(keys.nodes_with(&consumer.role())).limit(1));
+        let (stored, member, since) = tokio::try_join!(
+            tx.get(&row_key, Isolation::Serializable),
+            tx.get_range(&member, Isolation::Serializable),
+            self.memberless(tx, consumer),
+        )?;
+        let stored = stored.map(|value| ConsumerRow::from_bytes(&value)).transpose();
+        let stored = stored.map_err(|error| error.at(&row_key))?;
+        let key = keys.consumer_idle(consumer);
+        if stored.is_none_or(|stored| stored.identity != row.identity) || !member.rows.is_empty() {
+            if since.is_some() {
+                tx.clear(&key);
+            }
+            return Ok(false);
+        }
+        // Without a saved time, a member may have left just before this read.
+        let alive_ms = since.map_or_else(|| worked.now_ms(env), |since| since.alive_ms);
+        let idle_ms = before_ms.saturating_sub(alive_ms);
+        if idle_ms < row.expiry_ms {
+            tx.set(&key, &MemberlessSince { alive_ms, idle_ms }.to_bytes());
+            return Ok(false);
+        }
+        for range in keys.whole_consumer(consumer) {
+            tx.clear_range(&range);
+        }
+        pool_removed(tx, keys);
+        Ok(true)
+    }
+
+    /// A sequence that every consumer of the notifications has passed. `tx` has the horizon in its conflict set, which every creation and
+    /// every reset writes.
+    pub async fn passed_by_consumers(&self, tx: &Transaction) -> Result<Sequence> {
+        let keys = &self.context.keys;
+        let mut low = std::collections::BTreeMap::new();
+        for (key, value) in tx.all_rows(keys.low_watermarks(), Isolation::Snapshot).await? {
+            low.insert(keys.consumer_of(&key)?, watermark(&value).map_err(|error| error.at(&key))?);
+        }
+        let mut passed = Sequence::MAX;
+        for (key, value) in tx.all_rows(keys.consumers(), Isolation::Snapshot).await? {
+            let row = ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))?;
+            if row.feed.instance().is_none() {
+                let low = low.get(&keys.consumer_of(&key)?).copied();
+                passed = passed.min(low.unwrap_or(row.start.position()));
+            }
+        }
+        Ok(passed)
+    }
+}

@@ -1,0 +1,510 @@
+//! Family 25: consumers, their checkpoints and deferred ids.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use bytes::Bytes;
+
+use super::{FeedId, Keys, Role, ShardId, family};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::{Incarnation, Reader, Sequence},
+        error::{Error, Result},
+        event::DbInstance,
+        macros::serde_as_text,
+    },
+    store::KeyRange,
+};
+
+/// The formats of stored rows.
+const FORMAT: u8 = 1;
+
+/// The number after the family. They are stored and never change.
+mod part {
+    pub const CONSUMER: u16 = 0;
+    pub const CHECKPOINT: u16 = 1;
+    pub const DEFERRED: u16 = 2;
+    pub const WATERMARK: u16 = 3;
+    pub const IDLE: u16 = 4;
+}
+
+/// The most bytes of an error's text that are stored.
+const ERROR_LEN_MAX: usize = 1_000;
+
+/// The most bytes of a filter's text that are stored.
+const FILTER_LEN_MAX: usize = 2_000;
+
+/// The name of a consumer: UTF-8, 1 to 256 bytes, unique on the bus. Clones are cheap.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConsumerName(Arc<str>);
+
+impl ConsumerName {
+    /// The longest name, in bytes.
+    pub const LEN_MAX: usize = 256;
+
+    /// A name; fails with [`Error::Invalid`] if it is empty or too long.
+    pub fn new(name: &str) -> Result<Self> {
+        if (1..=Self::LEN_MAX).contains(&name.len()) {
+            return Ok(Self(name.into()));
+        }
+        let reason = format!("it has {} bytes, of 1 to {}", name.len(), Self::LEN_MAX);
+        Err(Error::invalid("consumer name", reason))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The pool of its shards.
+    pub(crate) fn pool(&self) -> String {
+        format!("consumer/{}", self.0)
+    }
+
+    /// The role of its members. If the name is too long for a role, the role has a hash of it.
+    pub(crate) fn role(&self) -> Role {
+        Role::new(format!("consumer:{}", self.0)).unwrap_or_else(|_| {
+            let hash = xxhash_rust::xxh3::xxh3_128(self.0.as_bytes());
+            Role::new(format!("consumer-by-hash:{hash:032x}")).expect("it is short")
+        })
+    }
+}
+
+impl fmt::Display for ConsumerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for ConsumerName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+serde_as_text!(ConsumerName);
+
+/// A consumer since its creation, or its last reset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConsumerRow {
+    /// Drawn at its creation: distinguishes it from a later consumer of the name.
+    pub identity: [u8; 16],
+    /// Drawn by each writer, which recognizes its write by it after an unknown result.
+    pub token: [u8; 16],
+    /// 1 at its creation, raised by each reset.
+    pub generation: u64,
+    pub feed: FeedId,
+    /// What it knew when its position was set, and where it begins.
+    pub start: Cursor,
+    /// A hash of its filter.
+    pub filter: u64,
+    /// The filter for people; cut if it is long.
+    pub filter_text: String,
+    pub is_paused: bool,
+    /// When it was created, in milliseconds since 1970; for people.
+    pub created_ms: u64,
+    /// Deleted after so many milliseconds without a member; 0 for never.
+    pub expiry_ms: u64,
+}
+
+impl ConsumerRow {
+    /// The stored form: format (1 byte), identity (16), token (16), generation (8), feed and filter's text behind their lengths (2 each),
+    /// the filter's hash (8), start (a cursor), paused (1), creation (8), expiry (8).
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![FORMAT];
+        bytes.extend_from_slice(&self.identity);
+        bytes.extend_from_slice(&self.token);
+        bytes.extend_from_slice(&self.generation.to_be_bytes());
+        put_bytes(&mut bytes, self.feed.bytes());
+        put_bytes(&mut bytes, cut(&self.filter_text, FILTER_LEN_MAX).as_bytes());
+        bytes.extend_from_slice(&self.filter.to_be_bytes());
+        bytes.extend_from_slice(&self.start.to_bytes());
+        bytes.push(self.is_paused.into());
+        bytes.extend_from_slice(&self.created_ms.to_be_bytes());
+        bytes.extend_from_slice(&self.expiry_ms.to_be_bytes());
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = begin("consumer", bytes)?;
+        let (identity, token, generation) = (reader.bytes16()?, reader.bytes16()?, reader.u64()?);
+        let feed = FeedId::from_bytes(take_bytes(&mut reader)?)?;
+        let row = Self {
+            identity,
+            token,
+            generation,
+            feed,
+            filter_text: reader.text()?.to_owned(),
+            filter: reader.u64()?,
+            start: Cursor::read(&mut reader)?,
+            is_paused: match reader.u8()? {
+                0 => false,
+                1 => true,
+                other => return Err(reader.corrupt(format!("{other} is neither paused nor not"))),
+            },
+            created_ms: reader.u64()?,
+            expiry_ms: reader.u64()?,
+        };
+        reader.finish()?;
+        Ok(row)
+    }
+}
+
+/// When a deferred id is due, in versions of the store. Versions of another incarnation cannot be compared: such an id is due now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Nothing is to be done: everything up to [`DeferredRow::done`] is finished.
+    Never,
+    At(Incarnation, u64),
+}
+
+impl Due {
+    pub const NOW: Self = Self::At(Incarnation(0), 0);
+}
+
+/// An id whose work is not decided by the checkpoint of its shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeferredRow {
+    /// What was finished of the id. It is done if its newest row is at or before this, and [`DeferredRow::again`] is not set.
+    pub done: Cursor,
+    /// The database that was worked on, or was being worked on; `None` if there is nothing to clean up.
+    pub instance: Option<DbInstance>,
+    pub due: Due,
+    /// How often the work on the present row has failed.
+    pub attempts: u32,
+    /// When it failed last, in milliseconds since 1970; for people.
+    pub at_ms: u64,
+    /// Why it failed last; empty if it has not failed.
+    pub error: String,
+    /// Drawn by whoever asked for the work to be done again.
+    pub again: Option<[u8; 16]>,
+}
+
+impl DeferredRow {
+    /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4), due (1 and 8), instance (16), again (16),
+    /// attempts (4), time (8), and the error behind its length (2).
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![FORMAT];
+        bytes.extend_from_slice(&self.done.to_bytes());
+        let has_due = self.due != Due::Never;
+        let flags = [(has_due, 1), (self.instance.is_some(), 2), (self.again.is_some(), 4)];
+        bytes.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum());
+        if let Due::At(incarnation, version) = self.due {
+            bytes.push(incarnation.0);
+            bytes.extend_from_slice(&version.to_be_bytes());
+        }
+        bytes.extend_from_slice(self.instance.as_ref().map_or(&[], |instance| &instance.0[..]));
+        bytes.extend_from_slice(self.again.as_ref().map_or(&[], |again| &again[..]));
+        bytes.extend_from_slice(&self.attempts.to_be_bytes());
+        bytes.extend_from_slice(&self.at_ms.to_be_bytes());
+        put_bytes(&mut bytes, cut(&self.error, ERROR_LEN_MAX).as_bytes());
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = begin("deferred id", bytes)?;
+        let done = Cursor::read(&mut reader)?;
+        let flags = reader.u8()?;
+        if flags > 7 {
+            return Err(reader.corrupt(format!("flags {flags} are unknown")));
+        }
+        let due = if flags & 1 == 0 { Due::Never } else { Due::At(Incarnation(reader.u8()?), reader.u64()?) };
+        let instance = if flags & 2 == 0 { None } else { Some(DbInstance(reader.bytes16()?)) };
+        let again = if flags & 4 == 0 { None } else { Some(reader.bytes16()?) };
+        let row = Self {
+            done,
+            due,
+            instance,
+            again,
+            attempts: reader.u32()?,
+            at_ms: reader.u64()?,
+            error: reader.text()?.to_owned(),
+        };
+        reader.finish()?;
+        Ok(row)
+    }
+}
+
+/// Since when a consumer has no member, in the time that janitors have worked, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemberlessSince {
+    /// The last time at which it may have had a member, in milliseconds.
+    pub alive_ms: u64,
+    /// How long it has had no member since, in milliseconds, at the last check.
+    pub idle_ms: u64,
+}
+
+impl MemberlessSince {
+    /// The stored form: both, 8 bytes each.
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.alive_ms.to_be_bytes(), self.idle_ms.to_be_bytes()].concat()
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("time without members", bytes);
+        let since = Self { alive_ms: reader.u64()?, idle_ms: reader.u64()? };
+        reader.finish()?;
+        Ok(since)
+    }
+}
+
+fn begin<'a>(what: &'static str, bytes: &'a [u8]) -> Result<Reader<'a>> {
+    let mut reader = Reader::new(what, bytes);
+    match reader.u8()? {
+        FORMAT => Ok(reader),
+        format => Err(reader.corrupt(format!("format {format} is unknown"))),
+    }
+}
+
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(&u16::try_from(bytes.len()).expect("it is short").to_be_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn take_bytes<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8]> {
+    let len = reader.u16()?;
+    reader.take(len.into())
+}
+
+fn cut(text: &str, len_max: usize) -> &str {
+    &text[..text.floor_char_boundary(len_max)]
+}
+
+impl Keys {
+    /// The key of the row of `consumer`.
+    pub fn consumer(&self, consumer: &ConsumerName) -> Vec<u8> {
+        self.pack(&(family::CONSUMER, part::CONSUMER, consumer.as_str()))
+    }
+
+    /// The rows of all consumers.
+    pub fn consumers(&self) -> KeyRange {
+        self.range(&(family::CONSUMER, part::CONSUMER))
+    }
+
+    /// The key of the checkpoint of `consumer` in `shard`. The shards with checkpoints are those of one topology entry.
+    pub fn consumer_checkpoint(&self, consumer: &ConsumerName, shard: ShardId) -> Vec<u8> {
+        self.pack(&(family::CONSUMER, part::CHECKPOINT, consumer.as_str(), shard.0))
+    }
+
+    /// The checkpoints of `consumer`.
+    pub fn consumer_checkpoints(&self, consumer: &ConsumerName) -> KeyRange {
+        self.range(&(family::CONSUMER, part::CHECKPOINT, consumer.as_str()))
+    }
+
+    /// The checkpoints of all consumers.
+    pub fn all_consumer_checkpoints(&self) -> KeyRange {
+        self.range(&(family::CONSUMER, part::CHECKPOINT))
+    }
+
+    /// The key of a deferred id.
+    pub fn deferred(&self, consumer: &ConsumerName, shard: ShardId, id: &[u8]) -> Vec<u8> {
+        self.pack(&(family::CONSUMER, part::DEFERRED, consumer.as_str(), shard.0, id))
+    }
+
+    /// The deferred ids of `consumer`, by shard and id; those of one shard if it is given.
+    pub fn deferred_of(&self, consumer: &ConsumerName, shard: Option<ShardId>) -> KeyRange {
+        match shard {
+            Some(shard) => self.range(&(family::CONSUMER, part::DEFERRED, consumer.as_str(), shard.0)),
+            None => self.range(&(family::CONSUMER, part::DEFERRED, consumer.as_str())),
+        }
+    }
+
+    /// The key of a position that `consumer` has passed in all of its shards.
+    pub fn low_watermark(&self, consumer: &ConsumerName) -> Vec<u8> {
+        self.pack(&(family::CONSUMER, part::WATERMARK, consumer.as_str()))
+    }
+
+    /// The low watermarks of all consumers.
+    pub fn low_watermarks(&self) -> KeyRange {
+        self.range(&(family::CONSUMER, part::WATERMARK))
+    }
+
+    /// The key of [`MemberlessSince`], while no node works for `consumer`.
+    pub fn consumer_idle(&self, consumer: &ConsumerName) -> Vec<u8> {
+        self.pack(&(family::CONSUMER, part::IDLE, consumer.as_str()))
+    }
+
+    /// Everything that is stored of `consumer`, its leases and the version of its pool included.
+    pub fn whole_consumer(&self, consumer: &ConsumerName) -> [KeyRange; 7] {
+        let pool = consumer.pool();
+        [
+            KeyRange::key(&self.consumer(consumer)),
+            self.consumer_checkpoints(consumer),
+            self.deferred_of(consumer, None),
+            KeyRange::key(&self.low_watermark(consumer)),
+            KeyRange::key(&self.consumer_idle(consumer)),
+            self.leases(&pool),
+            KeyRange::key(&self.pool_version(&pool)),
+        ]
+    }
+
+    /// The consumer of the key of its row, its low watermark or its time without members.
+    pub fn consumer_of(&self, key: &[u8]) -> Result<ConsumerName> {
+        let (number, _, name): (u16, u16, String) = self.unpack("consumer", key)?;
+        named(number, &name)
+    }
+
+    /// The consumer and the shard of the key of a checkpoint.
+    pub fn consumer_checkpoint_of(&self, key: &[u8]) -> Result<(ConsumerName, ShardId)> {
+        let (number, part, name, shard): (u16, u16, String, u64) = self.unpack("checkpoint", key)?;
+        if part != part::CHECKPOINT {
+            return Err(Error::corrupt("checkpoint", "its key is of another part"));
+        }
+        Ok((named(number, &name)?, ShardId(shard)))
+    }
+
+    /// The shard and the id of the key of a deferred id.
+    pub fn deferred_id(&self, key: &[u8]) -> Result<(ShardId, Bytes)> {
+        type Key<'k> = (u16, u16, String, u64, foundationdb_tuple::Bytes<'k>);
+        let (number, part, name, shard, id) = self.unpack::<Key<'_>>("deferred id", key)?;
+        if part != part::DEFERRED {
+            return Err(Error::corrupt("deferred id", "its key is of another part"));
+        }
+        named(number, &name)?;
+        Ok((ShardId(shard), id.into_owned().into()))
+    }
+}
+
+fn named(number: u16, name: &str) -> Result<ConsumerName> {
+    if number != family::CONSUMER {
+        return Err(Error::corrupt("consumer", "its key is of another family"));
+    }
+    ConsumerName::new(name).map_err(|error| Error::corrupt("consumer", error.to_string()))
+}
+
+/// The value of a low watermark.
+pub(crate) fn watermark(value: &[u8]) -> Result<Sequence> {
+    Sequence::from_bytes(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{option, prelude::*};
+
+    use super::*;
+    use crate::base::encoding::Versionstamp;
+
+    fn name() -> ConsumerName {
+        ConsumerName::new("m").unwrap()
+    }
+
+    fn row() -> ConsumerRow {
+        ConsumerRow {
+            identity: [1; 16],
+            token: [2; 16],
+            generation: 3,
+            feed: FeedId::notifications(),
+            start: Cursor::NOTHING,
+            filter: 4,
+            filter_text: "All".to_owned(),
+            is_paused: true,
+            created_ms: 5,
+            expiry_ms: 6,
+        }
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let keys = Keys::new(b"p").unwrap();
+        let name = name();
+        assert_eq!(keys.consumer(&name), b"p\x15\x19\x14\x02m\x00");
+        let checkpoint = keys.consumer_checkpoint(&name, ShardId(258));
+        assert_eq!(checkpoint, b"p\x15\x19\x15\x01\x02m\x00\x16\x01\x02");
+        assert_eq!(keys.consumer_checkpoint_of(&checkpoint).unwrap(), (name.clone(), ShardId(258)));
+        let deferred = keys.deferred(&name, ShardId(1), b"db");
+        assert_eq!(deferred, b"p\x15\x19\x15\x02\x02m\x00\x15\x01\x01db\x00");
+        assert_eq!(keys.deferred_id(&deferred).unwrap(), (ShardId(1), Bytes::from_static(b"db")));
+        assert_eq!(keys.low_watermark(&name), b"p\x15\x19\x15\x03\x02m\x00");
+        assert_eq!(keys.consumer_idle(&name), b"p\x15\x19\x15\x04\x02m\x00");
+        assert_eq!(keys.consumer_of(&keys.consumer(&name)).unwrap(), name);
+        assert!(keys.deferred_id(&checkpoint).is_err() && keys.consumer_checkpoint_of(&deferred).is_err());
+
+        let head = [&[1][..], &[1; 16], &[2; 16], &[0, 0, 0, 0, 0, 0, 0, 3, 0, 1, b'n', 0, 3]].concat();
+        let rest = [&b"All"[..], &4_u64.to_be_bytes(), &[0, 1], &5_u64.to_be_bytes(), &6_u64.to_be_bytes()];
+        assert_eq!(row().to_bytes(), [head, rest.concat()].concat());
+
+        let deferred = DeferredRow {
+            done: Cursor::NOTHING,
+            instance: Some(DbInstance([7; 16])),
+            due: Due::At(Incarnation(1), 258),
+            attempts: 3,
+            at_ms: 4,
+            error: "no".to_owned(),
+            again: Some([9; 16]),
+        };
+        let expected = [
+            &[1, 0, 7, 1, 0, 0, 0, 0, 0, 0, 1, 2][..],
+            &[7; 16],
+            &[9; 16],
+            &[0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 2, b'n', b'o'],
+        ];
+        assert_eq!(deferred.to_bytes(), expected.concat());
+    }
+
+    #[test]
+    fn everything_of_a_consumer_is_in_its_ranges_and_nothing_of_others() {
+        let keys = Keys::new(b"p").unwrap();
+        let (one, longer) = (name(), ConsumerName::new("mm").unwrap());
+        let of = |name: &ConsumerName| {
+            [
+                keys.consumer(name),
+                keys.consumer_checkpoint(name, ShardId(1)),
+                keys.deferred(name, ShardId(1), b"db"),
+                keys.low_watermark(name),
+                keys.consumer_idle(name),
+                keys.lease(&name.pool(), 1),
+                keys.pool_version(&name.pool()),
+            ]
+        };
+        let is_in = |key: &Vec<u8>, name| keys.whole_consumer(name).iter().any(|range| range.contains(key));
+        assert!(of(&one).iter().all(|key| is_in(key, &one) && !is_in(key, &longer)));
+        assert!(of(&longer).iter().all(|key| is_in(key, &longer) && !is_in(key, &one)));
+    }
+
+    #[test]
+    fn contradictory_bytes_are_refused_and_long_texts_cut() {
+        let good = row().to_bytes();
+        for bad in [&good[..good.len() - 1], &[&good[..], &[0]].concat(), &[&[2][..], &good[1..]].concat()] {
+            assert!(ConsumerRow::from_bytes(bad).is_err());
+        }
+        let long = ConsumerRow { filter_text: "ü".repeat(2_000), ..row() };
+        assert_eq!(ConsumerRow::from_bytes(&long.to_bytes()).unwrap().filter_text, "ü".repeat(1_000));
+        assert!(ConsumerName::new("").is_err() && ConsumerName::new(&"x".repeat(257)).is_err());
+        let longest = ConsumerName::new(&"x".repeat(256)).unwrap();
+        assert!(longest.role().as_str().starts_with("consumer-by-hash:"));
+    }
+
+    proptest! {
+        #[test]
+        fn rows_round_trip(
+            known: Option<u32>,
+            instance in option::of(any::<[u8; 16]>()),
+            due: Option<(u8, u64)>,
+            again: Option<[u8; 16]>,
+            attempts: u32,
+            at_ms: u64,
+            error in "\\PC{0,40}",
+        ) {
+            let at = |version: u32| Sequence::new(Incarnation(0), Versionstamp::new(version.into(), 0), 0);
+            let row = DeferredRow {
+                done: known.map_or(Cursor::NOTHING, |known| at(known).into()),
+                instance: instance.map(DbInstance),
+                due: due.map_or(Due::Never, |(incarnation, version)| Due::At(Incarnation(incarnation), version)),
+                attempts,
+                at_ms,
+                error,
+                again,
+            };
+            prop_assert_eq!(DeferredRow::from_bytes(&row.to_bytes()).unwrap(), row);
+        }
+    }
+
+    #[test]
+    fn a_consumers_row_round_trips() {
+        assert_eq!(ConsumerRow::from_bytes(&row().to_bytes()).unwrap(), row());
+        let since = MemberlessSince { alive_ms: 1, idle_ms: 2 };
+        assert_eq!(MemberlessSince::from_bytes(&since.to_bytes()).unwrap(), since);
+    }
+}

@@ -1,0 +1,132 @@
+//! [`PageCache`]: the last pages of each shard that consumers of this process have read.
+//!
+//! Consumers that follow the same feed stand at the same place most of the time. The first that reads a page keeps it here, and the others
+//! take it from memory: so a node reads a feed once, however many consumers it has. A row that was superseded since comes once more, in
+//! its new place, as it does for any reader that was a moment earlier.
+//!
+//! A reader takes no page that is older than one that it has read: a row that moved in between would be in neither of the two.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::{
+    base::encoding::Sequence,
+    state::keys::{FeedId, ShardId},
+};
+
+/// How many bytes of rows are kept in all.
+const BYTES_MAX: usize = 16 << 20;
+
+/// Rows of a shard: everything after `after` and up to `to`, as it was at one version.
+#[derive(Debug)]
+pub(crate) struct CachedPage {
+    pub after: Sequence,
+    pub to: Sequence,
+    pub rows: Vec<(Sequence, Bytes)>,
+    /// The version at which it was read.
+    pub version: u64,
+    /// Whether there was more to read.
+    pub more: bool,
+    /// The number of hints about the feed before it was read: with another number there may be rows after it.
+    pub hints: u64,
+    bytes: usize,
+}
+
+type Place = (FeedId, ShardId);
+
+/// A shard with readers.
+#[derive(Debug, Default)]
+struct Shard {
+    /// Locked by the reader that reads the next page from the store.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    pages: VecDeque<Arc<CachedPage>>,
+}
+
+#[derive(Debug, Default)]
+struct Cached {
+    shards: HashMap<Place, Shard>,
+    /// The pages, the oldest first.
+    order: VecDeque<Place>,
+    bytes: usize,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct PageCache(Mutex<Cached>);
+
+impl PageCache {
+    /// The page with the first rows after `after`, if one is kept that was read at `version` or later.
+    pub fn get(
+        &self,
+        feed: &FeedId,
+        shard: ShardId,
+        after: Sequence,
+        version: u64,
+    ) -> Option<Arc<CachedPage>> {
+        let cached = self.0.lock();
+        let pages = &cached.shards.get(&(feed.clone(), shard))?.pages;
+        let is_next =
+            |page: &&Arc<CachedPage>| page.after <= after && after < page.to && page.version >= version;
+        pages.iter().rev().find(is_next).cloned()
+    }
+
+    /// The lock of the reader that reads on in `shard`: whoever waited for it finds its page here.
+    pub fn turn(&self, feed: &FeedId, shard: ShardId) -> Arc<tokio::sync::Mutex<()>> {
+        Arc::clone(&self.0.lock().shards.entry((feed.clone(), shard)).or_default().turn)
+    }
+
+    /// Keeps a page that was read.
+    pub fn put(
+        &self,
+        (feed, shard): (&FeedId, ShardId),
+        (after, to): (Sequence, Sequence),
+        rows: Vec<(Sequence, Bytes)>,
+        (version, more, hints): (u64, bool, u64),
+    ) {
+        let bytes = rows.iter().map(|(_, value)| value.len() + 64).sum::<usize>() + 64;
+        let page = Arc::new(CachedPage { after, to, rows, version, more, hints, bytes });
+        let cached = &mut *self.0.lock();
+        let place = (feed.clone(), shard);
+        cached.bytes += bytes;
+        cached.order.push_back(place.clone());
+        cached.shards.entry(place).or_default().pages.push_back(page);
+        while cached.bytes > BYTES_MAX {
+            let Some(oldest) = cached.order.pop_front() else { break };
+            let Some(shard) = cached.shards.get_mut(&oldest) else { continue };
+            cached.bytes -= shard.pages.pop_front().map_or(0, |page| page.bytes);
+            if shard.pages.is_empty() && Arc::strong_count(&shard.turn) == 1 {
+                cached.shards.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::encoding::{Incarnation, Versionstamp};
+
+    #[test]
+    fn a_page_serves_every_position_within_it_until_newer_ones_take_its_room() {
+        let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+        let (cache, feed) = (PageCache::default(), FeedId::notifications());
+        let value = Bytes::from(vec![0; BYTES_MAX / 4]);
+        cache.put((&feed, ShardId(1)), (at(1), at(5)), vec![(at(3), value.clone())], (7, false, 0));
+        for (after, is_kept) in [(0, false), (1, true), (4, true), (5, false)] {
+            assert_eq!(cache.get(&feed, ShardId(1), at(after), 7).is_some(), is_kept, "{after}");
+        }
+        assert!(cache.get(&feed, ShardId(1), at(1), 8).is_none(), "the reader has read at a later version");
+        assert!(cache.get(&feed, ShardId(2), at(1), 7).is_none());
+        for version in 5..9 {
+            let rows = vec![(at(version), value.clone())];
+            cache.put((&feed, ShardId(2)), (at(version), at(version + 1)), rows, (8, true, 0));
+        }
+        assert!(cache.get(&feed, ShardId(1), at(1), 0).is_none(), "it had to make room");
+        assert!(cache.get(&feed, ShardId(2), at(8), 0).is_some());
+    }
+}

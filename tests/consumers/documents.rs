@@ -1,0 +1,269 @@
+//! Consumers of the documents of a database.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Bus, Cursor, Db, Error, JanitorOptions, Sequence,
+    changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
+    consumer::{Batch, Consumer, ConsumerOptions, Work},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    common::{db, joined, record, until, within},
+    fixture::{ConsumerFixture, Given, Log, hinted, names, pass},
+};
+
+impl Given for Work<Change> {
+    fn names(&self) -> Vec<String> {
+        vec![String::from_utf8(self.id().to_vec()).unwrap()]
+    }
+}
+
+impl Given for Batch<Change> {
+    fn names(&self) -> Vec<String> {
+        self.rows.iter().map(|row| row.doc.id.to_string()).collect()
+    }
+}
+
+/// A database with documents, and a consumer of them.
+struct Documents {
+    fixture: ConsumerFixture,
+    docs: Db,
+}
+
+impl Documents {
+    async fn new(shards: u32) -> Self {
+        let fixture = ConsumerFixture::new(1).await;
+        let (changes, docs) = (fixture.bus.changes(), db("docs", 9));
+        let options = ChangesOptions::default().shards(shards);
+        fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+        Self { fixture, docs }
+    }
+
+    /// Edits the document `id` for the time `position`, whose last edit is at `previous`. Returns where it is now.
+    async fn edit(&self, id: &str, position: u64, previous: Option<Sequence>) -> Sequence {
+        let changes = self.fixture.other.changes();
+        let edit = async |tx: Transaction| {
+            let revision = Revision { position, hash: [position as u8; 16] };
+            let doc = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: false };
+            changes.writer(&tx, &self.docs).await?.record(&doc, previous)
+        };
+        let ran = self.fixture.other.run_exactly_once(None, edit).await.unwrap();
+        ran.value.of(ran.committed)
+    }
+
+    /// Informs the consumers as an edit does, without one.
+    async fn hint(&self) {
+        record(&self.fixture.store, &self.fixture.other, &self.docs, [0, 0, 1, 0]).await;
+    }
+
+    async fn ids(&self, bus: &Bus, options: ConsumerOptions, log: &Log<Work<Change>>) -> Consumer {
+        let member = joined(bus).await.consumer_named("c").unwrap().options(options);
+        let member = member.documents(&bus.changes().feed(&self.docs)).start_from(Cursor::NOTHING);
+        member.run(log.handler()).await.unwrap()
+    }
+
+    async fn batches(&self, bus: &Bus, options: ConsumerOptions, log: &Log<Batch<Change>>) -> Consumer {
+        let member = joined(bus).await.consumer_named("c").unwrap().options(options);
+        let member = member.documents(&bus.changes().feed(&self.docs)).start_from(Cursor::NOTHING);
+        member.run_batches(log.handler()).await.unwrap()
+    }
+}
+
+/// Bug: the newest row of a document was looked up by a key that only notifications had. So a document whose work failed was forgotten.
+#[tokio::test(start_paused = true)]
+async fn a_document_whose_work_fails_is_tried_in_its_newest_row() {
+    for is_ordered in [false, true] {
+        let documents = Documents::new(2).await;
+        let is_mended = Arc::new(AtomicBool::new(false));
+        let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let (mended, notes) = (Arc::clone(&is_mended), Arc::clone(&seen));
+        let fails = move |row: &Arc<Change>| {
+            let is_bad = row.doc.id.as_str() == "bad";
+            if is_bad {
+                notes.lock().unwrap().push(row.doc.revision.position);
+            }
+            is_bad && !mended.load(Ordering::Relaxed)
+        };
+        let of_batches = fails.clone();
+        let ids = Log::doing(move |work: Work<Change>| {
+            let fails = fails(work.row().unwrap());
+            async move { if fails { Err("it is bad".into()) } else { Ok(()) } }
+        });
+        let rows = Log::doing(move |batch: Batch<Change>| {
+            let fails = batch.rows.iter().any(&of_batches);
+            async move { if fails { Err("it is bad".into()) } else { Ok(()) } }
+        });
+        let options = hinted().attempts_max(1).backoff_max(Duration::from_secs(1));
+        let consumer = if is_ordered {
+            documents.batches(&documents.fixture.bus, options, &rows).await
+        } else {
+            documents.ids(&documents.fixture.bus, options, &ids).await
+        };
+        let first = documents.edit("bad", 1, None).await;
+        documents.edit("good", 1, None).await;
+        until("it is deferred", async || !documents.fixture.is_none_deferred().await).await;
+        pass(Duration::from_secs(10)).await;
+        assert!(!documents.fixture.is_none_deferred().await, "{is_ordered}");
+        documents.edit("bad", 2, Some(first)).await;
+        pass(Duration::from_secs(10)).await;
+        is_mended.store(true, Ordering::Relaxed);
+        documents.fixture.until_done().await;
+        assert_eq!(seen.lock().unwrap().last(), Some(&2), "{is_ordered}");
+        consumer.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn documents_are_worked_on_again() {
+    let documents = Documents::new(3).await;
+    let log = Log::new();
+    let consumer = documents.ids(&documents.fixture.bus, hinted(), &log).await;
+    let first = documents.edit("a1", 1, None).await;
+    for id in ["a2", "b1", "b2"] {
+        documents.edit(id, 1, None).await;
+    }
+    log.until_calls(4).await;
+    documents.edit("a1", 2, Some(first)).await;
+    log.until_calls(5).await;
+    documents.fixture.until_done().await;
+    assert_eq!(documents.fixture.handle().again("a*", false).await.unwrap(), 2);
+    log.until_calls(7).await;
+    documents.fixture.until_done().await;
+    // Over a reshard.
+    documents.fixture.other.changes().feed(&documents.docs).reshard(2, None).await.unwrap();
+    documents.edit("c1", 1, None).await;
+    log.until_calls(8).await;
+    assert_eq!(documents.fixture.handle().again("*1", false).await.unwrap(), 3);
+    log.until_calls(11).await;
+    documents.fixture.until_done().await;
+    let times = |id: &str| log.names().iter().filter(|seen| *seen == id).count();
+    assert_eq!((times("a1"), times("a2"), times("b1"), times("b2"), times("c1")), (4, 2, 2, 1, 2));
+    consumer.shutdown().await.unwrap();
+}
+
+/// An edit that comes while its document is to be worked on again does not come before its older row.
+#[tokio::test(start_paused = true)]
+async fn a_document_asked_for_again_is_never_given_in_an_older_row() {
+    let documents = Documents::new(1).await;
+    let seen: Arc<Mutex<Vec<Sequence>>> = Arc::default();
+    let notes = Arc::clone(&seen);
+    let log = Log::doing(move |work: Work<Change>| {
+        notes.lock().unwrap().push(work.row().unwrap().sequence);
+        async { Ok(()) }
+    });
+    let consumer = documents.ids(&documents.fixture.bus, hinted(), &log).await;
+    let mut last = documents.edit("doc", 1, None).await;
+    documents.fixture.until_done().await;
+    for position in 2..7 {
+        assert_eq!(documents.fixture.handle().again("doc", false).await.unwrap(), 1);
+        last = documents.edit("doc", position, Some(last)).await;
+        if position % 2 == 0 {
+            pass(Duration::from_secs(3)).await;
+        }
+    }
+    documents.fixture.until_done().await;
+    let rows = seen.lock().unwrap().clone();
+    assert!(rows.is_sorted() && rows.last() == Some(&last), "{rows:?}");
+    consumer.shutdown().await.unwrap();
+}
+
+/// The feed of a database is removed: its consumers end, nothing is stored of them any more, and no document is said to be gone.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_ends_with_its_feed() {
+    for is_ordered in [false, true] {
+        let documents = Documents::new(3).await;
+        let (ids, rows) = (Log::new(), Log::new());
+        let options = ConsumerOptions::default();
+        let consumer = if is_ordered {
+            documents.batches(&documents.fixture.bus, options, &rows).await
+        } else {
+            documents.ids(&documents.fixture.bus, options, &ids).await
+        };
+        documents.edit("a", 1, None).await;
+        documents.fixture.until_done().await;
+        let changes = documents.fixture.other.changes();
+        let remove = async |tx: Transaction| {
+            changes.remove(&tx, &documents.docs);
+            Ok(())
+        };
+        documents.fixture.store.run(remove).await.unwrap();
+        documents.hint().await;
+        let ended = within("it ends", consumer.ended()).await;
+        assert!(matches!(ended, Error::NoFeed { .. }), "{ended}");
+        assert!(matches!(documents.fixture.handle().status().await, Err(Error::NoConsumer { .. })));
+        let read = RangeRead::new(KeyRange::prefix(b"notibus\x15\x19".to_vec()));
+        let kept = documents.fixture.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+        assert!(kept.is_empty(), "{kept:?}");
+        assert_eq!(ids.calls() + rows.calls(), 1);
+        consumer.shutdown().await.unwrap();
+    }
+}
+
+/// Regression: a drained shard that waits for others asks again after a while, because the janitor may have dropped the shards for which
+/// it has saved its end. Among documents that while was multiplied by the number of all shards of documents in the process.
+#[tokio::test(start_paused = true)]
+async fn successors_that_are_dropped_hold_up_no_consumer_of_documents() {
+    let documents = Documents::new(30).await;
+    let feed = documents.fixture.other.changes().feed(&documents.docs);
+    let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
+    let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
+    let log = Log::doing(move |_: Batch<Change>| {
+        let (opens, waits) = (Arc::clone(&opens), closed.load(Ordering::Relaxed));
+        async move {
+            if waits {
+                opens.notified().await;
+            }
+            Ok(())
+        }
+    });
+    let options = ConsumerOptions::default().poll_interval(Duration::from_secs(10));
+    let consumer = documents.batches(&documents.fixture.bus, options, &log).await;
+    until("it has all shards", async || consumer.shards().len() == 30).await;
+    documents.edit("doc", 1, None).await;
+    documents.hint().await;
+    pass(Duration::from_secs(5)).await;
+    let begun = async || documents.fixture.handle().status().await.unwrap().shards.len();
+    feed.reshard(3, None).await.unwrap();
+    documents.hint().await;
+    // All shards but one are drained, and have saved that.
+    pass(Duration::from_secs(5)).await;
+    feed.reshard(1, None).await.unwrap();
+    let options = JanitorOptions::default().interval(Duration::from_millis(100));
+    let janitor = joined(&documents.fixture.other).await.janitor(options).await.unwrap();
+    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
+    assert_eq!(begun().await, 30);
+
+    is_closed.store(false, Ordering::Relaxed);
+    goes_on.notify_waiters();
+    until("the consumer has gone over", async || begun().await == 1).await;
+    janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// All documents come in order, and none twice, at either width.
+#[tokio::test(start_paused = true)]
+async fn every_document_comes_once() {
+    let documents = Documents::new(4).await;
+    let all = names("doc", 60);
+    for id in &all {
+        documents.edit(id, 1, None).await;
+    }
+    let log = Log::new();
+    let consumer = documents.batches(&documents.fixture.bus, hinted().batch_rows_max(7), &log).await;
+    consumer.caught_up().await.unwrap();
+    let mut got = log.names();
+    got.sort_unstable();
+    let mut expected = all;
+    expected.sort_unstable();
+    assert_eq!(got, expected);
+    consumer.shutdown().await.unwrap();
+}

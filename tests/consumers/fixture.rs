@@ -1,0 +1,213 @@
+//! Shared by the tests of consumers: a bus with a notifier, and handlers that log their calls.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use notibus::{
+    Bus, BusOptions, Janitor, JanitorOptions, Node, Notification, Notifier, Sequence,
+    consumer::{Batch, ConsumerBuilder, ConsumerHandle, ConsumerOptions, HandlerResult, Work},
+    store::{Database, Isolation, testing::Faults},
+};
+
+use crate::common::{NEVER, db, joined, record, row_with, unpolled, until};
+
+/// A bus in a store that fails as planned, with a notifier on another handle that does not fail.
+pub struct ConsumerFixture {
+    /// The store without faults.
+    pub store: Database,
+    /// The store of the members.
+    pub faults: Faults,
+    /// The bus of the members' process.
+    pub bus: Bus,
+    /// The bus of another process.
+    pub other: Bus,
+    /// Folds what is recorded.
+    _notifier: Notifier,
+}
+
+impl ConsumerFixture {
+    /// A bus whose feed has `shards` shards.
+    pub async fn new(shards: u32) -> Self {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let options = || BusOptions::default().partitions(1).shards(shards);
+        let other = Bus::open(&store, options()).await.unwrap();
+        let bus = Bus::open(&faults.database(), options()).await.unwrap();
+        let notifier = joined(&other).await.notifier(unpolled()).await.unwrap();
+        Self { store, faults, bus, other, _notifier: notifier }
+    }
+
+    /// The consumer `c` as a whole.
+    pub fn handle(&self) -> ConsumerHandle {
+        self.other.consumer("c").unwrap()
+    }
+
+    /// A member of the consumer `c`, on a node of its own in the members' process.
+    pub async fn member(&self) -> ConsumerBuilder<Notification> {
+        member_of(&joined(&self.bus).await)
+    }
+
+    /// A member of the consumer `c`, on a node of its own in another process.
+    pub async fn other_member(&self) -> ConsumerBuilder<Notification> {
+        member_of(&joined(&self.other).await)
+    }
+
+    /// Creates the databases `names`, and waits until they are in the feed.
+    pub async fn create(&self, names: impl IntoIterator<Item = impl AsRef<str>>) {
+        let dbs: Vec<_> = names.into_iter().map(|name| db(name.as_ref(), 1)).collect();
+        for db in &dbs {
+            record(&self.store, &self.other, db, [1, 0, 0, 0]).await;
+        }
+        for db in &dbs {
+            row_with(&self.other, db, [1, 0, 0, 0]).await;
+        }
+    }
+
+    /// Updates the database `name`, which was updated `before` times, and waits until that is in the feed.
+    pub async fn update(&self, name: &str, before: u64) -> Sequence {
+        record(&self.store, &self.other, &db(name, 1), [0, 0, 1, 0]).await;
+        row_with(&self.other, &db(name, 1), [1, 0, before + 1, 0]).await.sequence
+    }
+
+    /// The bus as opened by another process.
+    pub async fn another(&self) -> Bus {
+        Bus::open_existing(&self.faults.database(), b"notibus").await.unwrap()
+    }
+
+    /// A janitor that deletes tombstones at once.
+    pub async fn eager_janitor(&self) -> Janitor {
+        let options =
+            JanitorOptions::default().interval(Duration::from_secs(1)).tombstone_retention(Duration::ZERO);
+        joined(&self.other).await.janitor(options).await.unwrap()
+    }
+
+    /// How many rows the consumer has not passed, counted exactly.
+    pub async fn behind(&self) -> u64 {
+        let lag = self.handle().lag().await.unwrap();
+        assert!(lag.iter().all(|shard| shard.is_exact));
+        lag.iter().map(|shard| shard.rows).sum()
+    }
+
+    pub async fn is_none_deferred(&self) -> bool {
+        self.handle().deferred(None, 1).await.unwrap().is_empty()
+    }
+
+    /// Waits until the consumer is not behind in any shard, and no id is deferred.
+    pub async fn until_done(&self) {
+        until("the consumer has done everything", async || {
+            let lag = self.handle().lag().await.unwrap();
+            let deferred = self.handle().deferred(None, 1).await.unwrap();
+            lag.iter().all(|shard| shard.rows == 0) && deferred.is_empty()
+        })
+        .await;
+    }
+}
+
+fn member_of(node: &Node) -> ConsumerBuilder<Notification> {
+    node.consumer_named("c").unwrap().options(hinted())
+}
+
+/// Members that read a shard only after a hint.
+pub fn hinted() -> ConsumerOptions {
+    ConsumerOptions::default().poll_interval(NEVER)
+}
+
+/// Names `prefix0`, `prefix1`, ….
+pub fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("{prefix}{n}")).collect()
+}
+
+type Step<T> = dyn Fn(T) -> BoxFuture<'static, HandlerResult> + Send + Sync;
+
+/// A log of what handlers were given. Clones share it.
+pub struct Log<T> {
+    given: Arc<Mutex<Vec<Vec<String>>>>,
+    step: Arc<Step<T>>,
+}
+
+impl<T> Clone for Log<T> {
+    fn clone(&self) -> Self {
+        Self { given: Arc::clone(&self.given), step: Arc::clone(&self.step) }
+    }
+}
+
+/// What a handler is given.
+pub trait Given: Send + 'static {
+    fn names(&self) -> Vec<String>;
+}
+
+impl Given for Work<Notification> {
+    fn names(&self) -> Vec<String> {
+        vec![String::from_utf8(self.id().to_vec()).unwrap()]
+    }
+}
+
+impl Given for Batch<Notification> {
+    fn names(&self) -> Vec<String> {
+        self.rows.iter().map(|row| row.name.as_str().to_owned()).collect()
+    }
+}
+
+impl<T: Given> Log<T> {
+    /// Handlers that succeed at once.
+    pub fn new() -> Self {
+        Self::doing(async |_| Ok(()))
+    }
+
+    /// Handlers that do `step`.
+    pub fn doing<F, W>(step: F) -> Self
+    where
+        F: Fn(T) -> W + Send + Sync + 'static,
+        W: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let step = Arc::new(move |given| Box::pin(step(given)) as BoxFuture<'static, HandlerResult>);
+        Self { given: Arc::default(), step }
+    }
+
+    /// A handler that logs.
+    pub fn handler(&self) -> impl Fn(T) -> BoxFuture<'static, HandlerResult> + Clone + Send + Sync + 'static {
+        let log = self.clone();
+        move |given: T| {
+            log.given.lock().unwrap().push(given.names());
+            (log.step)(given)
+        }
+    }
+
+    /// The names that were given, in order, whether their work has failed or not.
+    pub fn names(&self) -> Vec<String> {
+        self.given.lock().unwrap().concat()
+    }
+
+    /// The number of calls.
+    pub fn calls(&self) -> usize {
+        self.given.lock().unwrap().len()
+    }
+
+    /// Waits until there were `calls` calls.
+    pub async fn until_calls(&self, calls: usize) {
+        until(&format!("call {calls}"), async || self.calls() >= calls).await;
+    }
+
+    /// Waits until each of `names` was given, in any order.
+    pub async fn until_names(&self, names: &[String]) {
+        until(&format!("all of {} names", names.len()), async || {
+            let got = self.names();
+            names.iter().all(|name| got.contains(name))
+        })
+        .await;
+    }
+}
+
+/// The number that is stored at `key`.
+pub async fn counter(store: &Database, key: &[u8]) -> u64 {
+    let value = store.begin().get(key, Isolation::Snapshot).await.unwrap();
+    value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
+}
+
+/// Lets paused time pass.
+pub async fn pass(time: Duration) {
+    tokio::time::sleep(time).await;
+}

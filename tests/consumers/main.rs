@@ -1,0 +1,18 @@
+//! Consumers: durable work on a feed, on many nodes, under faults. Time is paused in most tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod admin;
+#[path = "../common/mod.rs"]
+mod common;
+mod deferred;
+mod documents;
+mod failures;
+mod fencing;
+mod fixture;
+mod janitor;
+mod news;
+mod older_rows;
+mod recipes;
+mod reshards;
+mod working;

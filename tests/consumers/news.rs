@@ -1,0 +1,158 @@
+//! What is new in a row, as far as the consumer knows.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use notibus::{
+    Cursor, DbInstance, EventKind, Filter, Notification,
+    consumer::{Batch, Work},
+    store::{StoreError, testing::Operation},
+};
+
+use crate::{
+    common::{db, record, row_with, until},
+    fixture::{ConsumerFixture, Log, hinted, pass},
+};
+
+type News = Arc<Mutex<Vec<(String, Vec<(DbInstance, EventKind)>)>>>;
+
+fn noting_rows(news: &News) -> Log<Batch<Notification>> {
+    let news = Arc::clone(news);
+    Log::doing(move |batch: Batch<Notification>| {
+        let of = |row: &Arc<Notification>| {
+            (row.name.to_string(), row.news_since(batch.since()).iter().collect::<Vec<_>>())
+        };
+        news.lock().unwrap().extend(batch.rows.iter().map(of));
+        async { Ok(()) }
+    })
+}
+
+fn noting_ids(news: &News) -> Log<Work<Notification>> {
+    let news = Arc::clone(news);
+    Log::doing(move |work: Work<Notification>| {
+        let found = work.news().unwrap().iter().collect::<Vec<_>>();
+        news.lock().unwrap().push((work.row().unwrap().name.to_string(), found));
+        async { Ok(()) }
+    })
+}
+
+/// Bug: a page in memory that was older than the page before it hid a row that had moved in between. The reader took itself for caught
+/// up, and the events that the row had reported before it moved were never news.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_moves_between_two_pages_loses_no_event() {
+    let fixture = ConsumerFixture::new(1).await;
+    fixture.create(["z"]).await;
+    fixture.create(["a"]).await;
+    fixture.create(["b"]).await;
+    let follower = fixture.member().await.run_batches(Log::<Batch<_>>::new().handler()).await.unwrap();
+    until("it has begun", async || follower.shards().len() == 1).await;
+    pass(Duration::from_secs(5)).await;
+    fixture.create(["c"]).await;
+    pass(Duration::from_secs(5)).await;
+    // No hint comes from now on.
+    fixture.faults.plan_reads(|operation| match operation {
+        Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
+        _ => None,
+    });
+    fixture.update("z", 0).await;
+    let news = News::default();
+    let log = noting_rows(&news);
+    let node = crate::common::joined(&fixture.bus).await;
+    let member = node.consumer_named("second").unwrap().start_from(Cursor::NOTHING);
+    let options = hinted().batch_rows_max(1).poll_interval(Duration::from_secs(20));
+    let second = member.options(options).run_batches(log.handler()).await.unwrap();
+    until("it comes", async || news.lock().unwrap().iter().any(|(name, _)| name == "z")).await;
+    let all = news.lock().unwrap().clone();
+    let (_, z) = all.iter().find(|(name, _)| name == "z").unwrap();
+    assert!(z.iter().any(|(_, kind)| *kind == EventKind::Created), "{all:?}");
+    second.shutdown().await.unwrap();
+    follower.shutdown().await.unwrap();
+}
+
+/// Regression: a position alone says nothing of what a consumer knows. One that had begun with nothing derived news from it, and got the
+/// deletion of an instance that was gone before. And a row that had superseded an older one in its backlog lost the news of that.
+#[tokio::test(start_paused = true)]
+async fn news_are_derived_from_what_a_consumer_knew_when_it_began() {
+    for is_ordered in [false, true] {
+        let fixture = ConsumerFixture::new(1).await;
+        let change = async |instance, lanes, totals| {
+            record(&fixture.store, &fixture.other, &db("a", instance), lanes).await;
+            row_with(&fixture.other, &db("a", instance), totals).await;
+        };
+        let (created, deleted) = ([1, 0, 0, 0], [0, 1, 0, 0]);
+        change(1, created, created).await;
+        change(1, deleted, [1, 1, 0, 0]).await;
+        change(2, created, created).await;
+        let settings = notibus::consumer::ConsumerSettings::default().start(Cursor::NOTHING.into());
+        assert!(fixture.handle().create(&settings).await.unwrap());
+        fixture.create(["b"]).await;
+        let news = News::default();
+        let (rows, ids) = (noting_rows(&news), noting_ids(&news));
+        let member = fixture.member().await;
+        let consumer = if is_ordered {
+            member.run_batches(rows.handler()).await.unwrap()
+        } else {
+            member.run(ids.handler()).await.unwrap()
+        };
+        until("both come", async || news.lock().unwrap().len() == 2).await;
+        let [one, two, three] = [1, 2, 3].map(|instance| DbInstance([instance; 16]));
+        let taken: Vec<_> = std::mem::take(&mut *news.lock().unwrap()).into_iter().map(|(_, n)| n).collect();
+        assert_eq!(
+            taken,
+            [two, one].map(|instance| vec![(instance, EventKind::Created)]),
+            "it never knew a#1"
+        );
+        consumer.caught_up().await.unwrap();
+        change(3, created, created).await;
+        until("it comes", async || news.lock().unwrap().len() == 1).await;
+        let expected = vec![(two, EventKind::Deleted), (three, EventKind::Created)];
+        assert_eq!(news.lock().unwrap()[0].1, expected, "it knew a#2");
+        consumer.shutdown().await.unwrap();
+    }
+}
+
+/// A consumer of some kinds gets the ends of databases too, whatever it wants, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_filter_of_kinds_lets_ends_pass() {
+    let fixture = ConsumerFixture::new(1).await;
+    let news = News::default();
+    let log = noting_ids(&news);
+    let filter = Filter::all().kinds([EventKind::DdocUpdated].into_iter().collect()).unwrap();
+    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(filter);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.create(["a"]).await;
+    fixture.update("a", 0).await;
+    consumer.caught_up().await.unwrap();
+    assert_eq!(log.calls(), 0);
+    record(&fixture.store, &fixture.other, &db("a", 1), [0, 0, 0, 1]).await;
+    log.until_calls(1).await;
+    record(&fixture.store, &fixture.other, &db("a", 1), [0, 1, 0, 0]).await;
+    log.until_calls(2).await;
+    consumer.caught_up().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// Bug: a checkpoint that was saved in the middle of a reading knew less than its shard. When only rows followed that nobody wants, it was
+/// never saved again, and a row that was wanted since then, but not any more, kept the consumer from having caught up.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_of_some_kinds_catches_up() {
+    let fixture = ConsumerFixture::new(1).await;
+    for name in ["a", "b", "c"] {
+        fixture.create([name]).await;
+    }
+    let log = Log::doing(async |_: Batch<Notification>| {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        Ok(())
+    });
+    let filter = Filter::name("a").unwrap().kinds([EventKind::Created].into_iter().collect()).unwrap();
+    let member = fixture.member().await.start_from(Cursor::NOTHING).filter(filter);
+    let consumer = member.options(hinted().batch_rows_max(1)).run_batches(log.handler()).await.unwrap();
+    log.until_calls(1).await;
+    pass(Duration::from_secs(30)).await;
+    fixture.update("a", 0).await;
+    crate::common::within("it has caught up", consumer.caught_up()).await.unwrap();
+    assert_eq!(log.calls(), 1);
+    consumer.shutdown().await.unwrap();
+}

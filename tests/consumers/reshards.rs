@@ -1,0 +1,199 @@
+//! Consumers that move from shard to shard, while the janitor drops empty shards. Simulated worlds found the defects of the first tests.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Cursor, JanitorOptions, Notification, Sequence,
+    consumer::{Batch, ConsumerOptions, Work},
+    feed::ShardId,
+};
+use tokio::sync::watch;
+
+use crate::{
+    common::{joined, until},
+    fixture::{ConsumerFixture, Log, names, pass},
+};
+
+/// A janitor that works all the time.
+fn eager() -> JanitorOptions {
+    JanitorOptions::default().interval(Duration::from_millis(100))
+}
+
+/// Members that poll their shards each second.
+fn polled() -> ConsumerOptions {
+    ConsumerOptions::default().poll_interval(Duration::from_secs(1))
+}
+
+/// The shards that the consumer is reading.
+async fn begun(fixture: &ConsumerFixture) -> Vec<u64> {
+    fixture.handle().status().await.unwrap().shards.iter().map(|shard| shard.shard.0).collect()
+}
+
+/// The checkpoint in the first of its shards.
+async fn checkpoint(fixture: &ConsumerFixture) -> Sequence {
+    fixture.handle().status().await.unwrap().shards[0].checkpoint
+}
+
+/// A log whose handlers of `shard` wait with each batch until `true` is sent.
+fn held_up(shard: ShardId) -> (Log<Batch<Notification>>, watch::Sender<bool>) {
+    let (goes_on, received) = watch::channel(false);
+    let log = Log::doing(move |batch: Batch<Notification>| {
+        let mut received = received.clone();
+        async move {
+            if batch.shard() == shard {
+                received.wait_for(|goes_on| *goes_on).await?;
+            }
+            Ok(())
+        }
+    });
+    (log, goes_on)
+}
+
+/// Regression: one shard was drained, and saved that, up to the begin of its successors. Before the other shard was drained, the
+/// janitor dropped these successors, which were empty. So the end of the other shard was further on, the first one did not
+/// seem to have reached it, and both waited for each other forever.
+#[tokio::test(start_paused = true)]
+async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
+    let fixture = ConsumerFixture::new(2).await;
+    let (log, goes_on) = held_up(ShardId(2));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(polled());
+    let consumer = member.run_batches(log.handler()).await.unwrap();
+    fixture.create(names("db", 8)).await;
+    log.until_names(&names("db", 8)).await;
+    pass(Duration::from_secs(3)).await;
+    let (feed, before) = (fixture.other.feed(), checkpoint(&fixture).await);
+    feed.reshard(3, None).await.unwrap();
+    until("one shard is drained", async || checkpoint(&fixture).await > before).await;
+    feed.reshard(1, None).await.unwrap();
+    let janitor = joined(&fixture.other).await.janitor(eager()).await.unwrap();
+    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
+    goes_on.send_replace(true);
+    until("the consumer has gone over", async || begun(&fixture).await == [6]).await;
+    fixture.create(["new"]).await;
+    fixture.until_done().await;
+    janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// Regression: an entry was dropped once its shards were empty, although a node was still working on rows that had been in one of them.
+/// The consumer moved to the next shards, and another node could deliver newer rows of the same databases before the older batch had
+/// ended. A checkpoint that was written then left the consumer in shards of two entries, where it got stuck.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_stays_in_an_entry_that_is_dropped_until_its_work_has_ended() {
+    let fixture = ConsumerFixture::new(2).await;
+    let (log, goes_on) = held_up(ShardId(1));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(polled());
+    let consumer = member.run_batches(log.handler()).await.unwrap();
+    let all = names("db", 8);
+    fixture.create(&all).await;
+    log.until_names(&all).await;
+    let feed = fixture.other.feed();
+    feed.reshard(1, None).await.unwrap();
+    for name in &all {
+        fixture.update(name, 0).await;
+    }
+    // Newer rows have replaced all rows of the first entry.
+    let janitor = joined(&fixture.other).await.janitor(eager()).await.unwrap();
+    pass(Duration::from_secs(30)).await;
+    assert_eq!((begun(&fixture).await, log.names().len()), (vec![1, 2], 8));
+    goes_on.send_replace(true);
+    until("the consumer has gone over", async || begun(&fixture).await == [3]).await;
+    fixture.until_done().await;
+    until("the entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
+    janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// Several reshards in a row, with rows in between, over two members, at either width.
+#[tokio::test(start_paused = true)]
+async fn reshards_in_a_row_lose_nothing() {
+    for is_ordered in [false, true] {
+        let fixture = ConsumerFixture::new(2).await;
+        let (ids, rows) = (Log::<Work<Notification>>::new(), Log::<Batch<Notification>>::new());
+        let (mut consumers, mut all) = (Vec::new(), BTreeSet::new());
+        for member in [fixture.member().await, fixture.other_member().await] {
+            let member = member.start_from(Cursor::NOTHING).options(polled());
+            consumers.push(if is_ordered {
+                member.run_batches(rows.handler()).await.unwrap()
+            } else {
+                member.run(ids.handler()).await.unwrap()
+            });
+        }
+        let janitor = joined(&fixture.other).await.janitor(eager()).await.unwrap();
+        for (round, shards) in [3, 1, 5, 2, 2, 4].into_iter().enumerate() {
+            let some = names(&format!("r{round}-"), 10);
+            fixture.create(&some).await;
+            all.extend(some);
+            if shards != 2 || round == 3 {
+                fixture.other.feed().reshard(shards, None).await.unwrap();
+            }
+        }
+        until("it has gone over", async || begun(&fixture).await.len() == 4).await;
+        fixture.until_done().await;
+        let got = if is_ordered { rows.names() } else { ids.names() };
+        assert_eq!(got.len(), 60, "each once: {is_ordered}");
+        assert_eq!(got.into_iter().collect::<BTreeSet<_>>(), all);
+        janitor.shutdown().await.unwrap();
+        for consumer in consumers {
+            consumer.shutdown().await.unwrap();
+        }
+    }
+}
+
+/// Bug: the successor of a shard cancelled the runs of its deferred ids when it got its checkpoint. They were not ended in the store, so
+/// that what they had begun could be committed while the next run of the id went on.
+#[tokio::test(start_paused = true)]
+async fn a_run_in_a_successor_goes_on_when_the_predecessors_are_drained() {
+    let fixture = ConsumerFixture::new(2).await;
+    let (calls, ends, is_mended) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let held: Arc<Mutex<Option<ShardId>>> = Arc::default();
+    let (goes_on, received) = watch::channel(false);
+    let (of_calls, of_ends, mended, holds) =
+        (Arc::clone(&calls), Arc::clone(&ends), Arc::clone(&is_mended), Arc::clone(&held));
+    let log = Log::doing(move |work: Work<Notification>| {
+        let (calls, ends, mended) = (Arc::clone(&of_calls), Arc::clone(&of_ends), Arc::clone(&mended));
+        let (holds, mut received) = (Arc::clone(&holds), received.clone());
+        async move {
+            if work.id() == b"bad" {
+                holds.lock().unwrap().get_or_insert(work.shard());
+                if !mended.load(Ordering::Relaxed) {
+                    return Err("not yet".into());
+                }
+                calls.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_mins(1)).await;
+                ends.fetch_add(1, Ordering::Relaxed);
+            } else if Some(work.shard()) != *holds.lock().unwrap() && work.shard().0 <= 2 {
+                received.wait_for(|goes_on| *goes_on).await?;
+            }
+            Ok(())
+        }
+    });
+    let options = polled().attempts_max(1).backoff_max(Duration::from_secs(1));
+    // No key for the run that holds the other shard.
+    let options = options.checkpoint_interval(Duration::from_mins(5));
+    fixture.create(["bad"]).await;
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    until("it is deferred", async || !fixture.is_none_deferred().await).await;
+    fixture.create(names("db", 8)).await;
+    fixture.other.feed().reshard(1, None).await.unwrap();
+    until("it has moved", async || {
+        fixture.handle().deferred(None, 1).await.unwrap().iter().any(|id| id.shard == ShardId(3))
+    })
+    .await;
+    is_mended.store(true, Ordering::Relaxed);
+    until("it runs in the successor", async || calls.load(Ordering::Relaxed) == 1).await;
+    goes_on.send_replace(true);
+    until("the consumer has gone over", async || begun(&fixture).await == [3]).await;
+    fixture.until_done().await;
+    assert_eq!((calls.load(Ordering::Relaxed), ends.load(Ordering::Relaxed)), (1, 1));
+    consumer.shutdown().await.unwrap();
+}

@@ -1,0 +1,159 @@
+//! [`ConsumerModel`] and [`Run`]: what the oracle knows of a consumer, and of a call of its handler.
+
+use std::collections::BTreeMap;
+
+use notibus::{
+    consumer::FencingToken,
+    cursor::{Cursor, Knowledge},
+    event::{DbInstance, Kinds, Notification, Sequence},
+    feed::ShardId,
+    test_util::inspect::{StoredConsumer, StoredKey},
+};
+
+use crate::oracle::{Interest, given::Start};
+
+/// The number of a run.
+pub(crate) type RunId = u64;
+
+/// A row that a handler was given, and what it was told with it.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub id: String,
+    /// The row; `None` if the id has none any more.
+    pub at: Option<Sequence>,
+    /// The kinds of the news.
+    pub news: Kinds,
+    /// Whether the end of an earlier database was among it.
+    pub is_end: bool,
+}
+
+/// A call of a handler.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub token: FencingToken,
+    pub shard: ShardId,
+    pub told: Vec<Told>,
+    /// How many commits had happened when it began.
+    pub began: u64,
+}
+
+impl Run {
+    /// The generation of the consumer for which it was called.
+    pub fn generation(&self) -> u64 {
+        u64::from_str_radix(&self.token.to_string()[2..18], 16).expect("it is a part of each token")
+    }
+}
+
+/// What is known of the work on an id since the consumer was created or reset.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// The newest row on which the work was finished.
+    pub finished: Option<Sequence>,
+    /// The database on which a handler has worked last, and whose end it has not learned.
+    pub begun: Option<DbInstance>,
+    /// The present request to work again: after how many commits it came.
+    pub asked: Option<u64>,
+    /// Whether the work may be done once more in the row in which it was finished.
+    pub may_repeat: bool,
+    /// When the last run began whose work was finished.
+    pub answered: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ConsumerModel {
+    pub row: StoredConsumer,
+    /// After how many commits it was created, or last reset.
+    pub since: u64,
+    pub checkpoints: BTreeMap<ShardId, Sequence>,
+    /// The keys of its ids, by shard.
+    pub keys: BTreeMap<String, BTreeMap<ShardId, StoredKey>>,
+    pub low: Option<Sequence>,
+    pub progress: BTreeMap<String, Progress>,
+    /// Whether a handler of it has ever worked.
+    pub is_used: bool,
+}
+
+impl ConsumerModel {
+    pub fn new(row: StoredConsumer, since: u64) -> Self {
+        Self {
+            row,
+            since,
+            checkpoints: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            low: None,
+            progress: BTreeMap::new(),
+            is_used: false,
+        }
+    }
+
+    /// Whether it does not read the row at `at` of `shard` any more.
+    pub fn has_passed(&self, shard: ShardId, at: Sequence) -> bool {
+        let lowest = self.checkpoints.values().min();
+        self.low.is_some_and(|low| at <= low)
+            || match self.checkpoints.get(&shard) {
+                Some(checkpoint) => at <= *checkpoint,
+                // Rows of earlier shards are before all checkpoints.
+                None => lowest.is_some_and(|lowest| at <= *lowest),
+            }
+    }
+
+    /// The key of `id` by which it is still to be worked on.
+    pub fn pending(&self, id: &str) -> Option<&StoredKey> {
+        self.keys.get(id)?.values().find(|key| key.is_pending)
+    }
+
+    /// What is finished of `id`.
+    pub fn base(&self, id: &str) -> Start {
+        match self.progress.get(id).and_then(|progress| progress.finished) {
+            Some(finished) => Start::At(finished),
+            None => Start::from(self.row.start),
+        }
+    }
+
+    /// The facts in `row` that it has still to learn, where `base` is finished.
+    pub fn facts(&self, row: &Notification, base: Start, interest: &Interest) -> Vec<Sequence> {
+        let wanted = interest.kinds_of(&row.name);
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let news = |kind| wanted.contains(kind) && is_news(row, kind, base).is_some();
+        let mut facts: Vec<_> = [Created, Updated, DdocUpdated]
+            .into_iter()
+            .filter(|kind| news(*kind))
+            .filter_map(|kind| is_news(row, kind, base))
+            .collect();
+        facts.extend(self.ends(row, base));
+        facts
+    }
+
+    /// The ends of databases in `row` that it has to learn, where `base` is finished.
+    pub fn ends(&self, row: &Notification, base: Start) -> Vec<Sequence> {
+        let own = is_news(row, Deleted, base);
+        let before = row.replaced.map(|replaced| replaced.deleted_at).filter(|at| match base {
+            Start::At(known) => *at > known,
+            Start::Nothing => began(&self.row.start).is_some_and(|began| *at > began),
+        });
+        own.into_iter().chain(before).collect()
+    }
+}
+
+use notibus::event::EventKind::{Created, DdocUpdated, Deleted, Updated};
+
+/// When the last event of `kind` happened that `row` tells of, if that is after `base`.
+pub(crate) fn is_news(row: &Notification, kind: notibus::event::EventKind, base: Start) -> Option<Sequence> {
+    let at = match kind {
+        Created => row.created_at,
+        Updated => row.updated_at,
+        DdocUpdated => row.ddoc_updated_at,
+        Deleted => row.deleted_at,
+    };
+    at.filter(|at| base.is_before(*at))
+}
+
+/// Where the reading of one that began with nothing began.
+fn began(cursor: &Cursor) -> Option<Sequence> {
+    match cursor.knowledge() {
+        Knowledge::Nothing => cursor.began(),
+        Knowledge::UpTo(known) => Some(known),
+    }
+}
