@@ -46,7 +46,6 @@ mod busy;
 mod chaos;
 mod child;
 mod consumers;
-mod consumers;
 mod differential;
 mod dropped;
 mod fixture;
