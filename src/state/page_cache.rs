@@ -37,7 +37,7 @@ pub(crate) struct CachedPage {
     bytes: usize,
 }
 
-type Place = (FeedId, ShardId);
+type ShardOfFeed = (FeedId, ShardId);
 
 /// A shard with readers.
 #[derive(Debug, Default)]
@@ -49,9 +49,9 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct Cached {
-    shards: HashMap<Place, Shard>,
+    shards: HashMap<ShardOfFeed, Shard>,
     /// The pages, the oldest first.
-    order: VecDeque<Place>,
+    order: VecDeque<ShardOfFeed>,
     bytes: usize,
 }
 
