@@ -97,7 +97,9 @@ async fn a_start_below_the_horizon_is_refused() {
     until("the tombstone is dropped", async || fixture.other.stats().tombstones_dropped == 1).await;
     let horizon = fixture.other.feed().horizon().await.unwrap();
     let handle = fixture.handle();
-    assert!(matches!(handle.create(&from(before)).await, Err(Error::Expired { horizon: at }) if at == horizon));
+    assert!(
+        matches!(handle.create(&from(before)).await, Err(Error::Expired { horizon: at }) if at == horizon)
+    );
     assert_eq!(kept(&fixture).await, 0);
     assert!(handle.create(&from(horizon)).await.unwrap());
     assert!(matches!(handle.reset(before, false).await, Err(Error::Expired { .. })));

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    exactly_once::{Fence, HeldShard, IdScope, Revoked, Scope, finished, is_finished},
+    exactly_once::{IdScope, Revoked, finished, is_finished},
     handler::{ConsumedRow, gone, left_instance, sequence_of},
     shard::{IdHashes, ShardTask, hash_of},
 };
@@ -115,25 +115,20 @@ impl<R: ConsumedRow> Job<R> {
         left_instance(self.row.as_deref()).or_else(|| self.gone())
     }
 
-    /// A fence for a run of this.
-    pub fn fence(&self, held: &Arc<HeldShard>, id: &Bytes) -> Arc<Fence> {
-        let scope = IdScope {
+    /// What the transactions of a run of this depend on.
+    pub fn scope(&self, id: &Bytes) -> IdScope {
+        IdScope {
             id: id.clone(),
             sequence: sequence_of(self.row.as_ref()),
             instance: left_instance(self.row.as_deref()),
             has_key: self.has_key,
             again: self.again,
-        };
-        Fence::new(held, Scope::Id(scope))
+        }
     }
 }
 
-/// A deferred id that is due.
-pub(super) struct DueId<R> {
-    pub id: Bytes,
-    pub job: Job<R>,
-    pub attempts: u32,
-}
+/// A deferred id that is due, and how often its work has failed.
+type DueId<R> = (Bytes, Job<R>, u32);
 
 /// A key that is due, with the newest row of its id.
 type DueKey = (Bytes, DeferredRow, Newest);
@@ -281,7 +276,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             self.finish(&job, &id, true).await?;
             return Ok(None);
         }
-        Ok(Some(DueId { id, job, attempts }))
+        Ok(Some((id, job, attempts)))
     }
 
     /// Tries an id that cannot be worked on again later.
@@ -306,7 +301,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// The run of `job` has succeeded, and its id has a key: writes that it is finished, or removes the key if the checkpoint decides the
     /// same. `is_covered` says that the checkpoint may pass rows of the id because of the key.
     pub(super) async fn finish(&mut self, job: &Job<R>, id: &Bytes, is_covered: bool) -> Result<()> {
-        let (held, scope) = (Arc::clone(&self.held), self.scope_of(job, id));
+        let (held, scope) = (Arc::clone(&self.held), job.scope(id));
         let now = self.now();
         let finish = async |tx: Transaction| {
             held.lease.check(&tx).await?;
@@ -336,13 +331,6 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    fn scope_of(&self, job: &Job<R>, id: &Bytes) -> IdScope {
-        match &job.fence(&self.held, id).scope {
-            Scope::Id(scope) => scope.clone(),
-            Scope::Rows { .. } => unreachable!("it is the fence of an id"),
-        }
-    }
-
     /// The position of the newest row of `id`.
     async fn newest_sequence(&self, tx: &Transaction, id: &[u8]) -> Result<Option<Sequence>> {
         let key = self.held.context.keys.newest(&self.member.feed, id);
@@ -351,15 +339,14 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(stored.and_then(|stored| Sequence::from_bytes(&stored).ok()))
     }
 
-    /// Ends a run that did not succeed. With `defer` the id gets a key, or keeps it, that is due after `pause`; otherwise it is tried again in
+    /// Ends a run that did not succeed, and was closed. With `defer` the id gets a key, or keeps it, that is due after `pause`; otherwise it is tried again in
     /// memory. `attempts` counts the failures, this one included.
     pub(super) async fn revoke(
         &mut self,
-        (job, id, fence): (&Job<R>, &Bytes, &Fence),
+        (job, id): (&Job<R>, &Bytes),
         (attempts, error): (u32, &str),
         defer: Option<Duration>,
     ) -> Result<Revoked> {
-        let scope = self.scope_of(job, id);
         let row = DeferredRow {
             done: job.since,
             instance: job.begun_instance(),
@@ -369,7 +356,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             error: error.to_owned(),
             again: None,
         };
-        let revoked = fence.revoke(&scope, defer.map(|pause| (pause, row))).await?;
+        let revoked = self.held.revoke(&job.scope(id), defer.map(|pause| (pause, row))).await?;
         if let (Revoked::Deferred, Some(pause)) = (revoked, defer) {
             let at = self.now().saturating_add(pause);
             self.deferred.note(id, at);
@@ -379,7 +366,7 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Gives an id a key while it runs, so that it does not hold the checkpoint back.
     pub(super) async fn cover(&mut self, job: &Job<R>, id: &Bytes, attempts: u32) -> Result<()> {
-        let (held, now, scope) = (Arc::clone(&self.held), self.now(), self.scope_of(job, id));
+        let (held, now, scope) = (Arc::clone(&self.held), self.now(), job.scope(id));
         let cover = async |tx: Transaction| {
             held.lease.check(&tx).await?;
             let row = match held.deferred(&tx, id).await? {

@@ -37,8 +37,8 @@ mod options;
 mod ordered;
 mod recipes;
 mod reshard;
+mod runs;
 mod shard;
-mod side_by_side;
 mod status;
 pub(crate) mod watcher;
 
@@ -55,7 +55,7 @@ use tokio::sync::watch;
 pub(crate) use self::status::statuses;
 pub use self::{
     admin::{ConsumerHandle, ConsumerSettings, DeferredId},
-    exactly_once::{CommitState, FencingToken},
+    exactly_once::{CommitState, FencingToken, Run},
     handler::{Batch, BatchHandler, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
     member::Consumer,
     options::{ConsumerOptions, FailurePolicy},
@@ -66,7 +66,7 @@ pub use self::{
     status::{ConsumerLag, ConsumerShard, ConsumerStatus},
 };
 use self::{
-    handler::{Batches, Factory, Ids},
+    handler::{AnyHandler, Batches, Factory, Ids},
     in_hand::Tenants,
     low_watermark::LowWatermark,
     member::Member,
@@ -187,8 +187,8 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     /// As [`ConsumerHandle::create`]; and [`Error::Invalid`] if an option is out of its limits, or the node is a member already. Then nothing
     /// is changed.
     pub async fn run<H: Handler<R>>(self, handler: H) -> Result<Consumer> {
-        let handler: Arc<dyn handler::AnyHandler<R>> = Arc::new(Ids(handler));
-        self.start(Factory::Ids(Box::new(move |_| Arc::clone(&handler)))).await
+        let handler: Arc<dyn AnyHandler<R>> = Arc::new(Ids(handler));
+        self.start(Box::new(move |_| Arc::clone(&handler)), false).await
     }
 
     /// As [`ConsumerBuilder::run`], with a handler for each shard.
@@ -196,7 +196,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
     ) -> Result<Consumer> {
-        self.start(Factory::Ids(Box::new(move |shard| Arc::new(Ids(make(shard)))))).await
+        self.start(Box::new(move |shard| Arc::new(Ids(make(shard)))), false).await
     }
 
     /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard has
@@ -210,10 +210,10 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
     ) -> Result<Consumer> {
-        self.start(Factory::Batches(Box::new(move |shard| Box::new(Batches(make(shard), PhantomData))))).await
+        self.start(Box::new(move |shard| Arc::new(Batches(make(shard).into()))), true).await
     }
 
-    async fn start(self, factory: Factory<R>) -> Result<Consumer> {
+    async fn start(self, factory: Factory<R>, is_ordered: bool) -> Result<Consumer> {
         self.options.check()?;
         if self.tenants.as_ref().is_some_and(|tenants| tenants.running_max == 0) {
             return Err(Error::invalid("running ids of a tenant", "they are zero"));
@@ -245,6 +245,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             options,
             tenants,
             factory,
+            is_ordered,
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
             shards: Arc::clone(&shards),
