@@ -5,7 +5,7 @@
 //! | [`Run::verify`] | lease, key of the id; of a batch the checkpoint | |
 //! | [`Run::commit_in`] of an id | lease, key of the id | `done` in the key |
 //! | [`Run::commit_in`] of a batch | lease, checkpoint | checkpoint |
-//! | end of a run that did not succeed ([`Run::revoke`]) | lease, the same keys | the same keys |
+//! | end of a run that did not succeed | lease, the same keys | the same keys |
 //! | end of a shard | lease, checkpoint, all keys | checkpoint, and a conflict on the lease |
 //!
 //! A run that is over is marked in memory first, and then the keys that its transactions read are written. A transaction that has read
@@ -123,7 +123,12 @@ impl HeldShard {
     }
 
     /// Whether what the run works on is finished, where `stored` is the key of the id.
-    async fn is_done(&self, tx: &Transaction, id: &IdScope, stored: Option<&DeferredRow>) -> Result<bool> {
+    pub async fn is_done(
+        &self,
+        tx: &Transaction,
+        id: &IdScope,
+        stored: Option<&DeferredRow>,
+    ) -> Result<bool> {
         let Some(stored) = stored else {
             if id.has_key {
                 // It was finished, and the checkpoint has passed it; or it was discarded.
@@ -133,26 +138,6 @@ impl HeldShard {
             return Ok(checkpoint.is_none_or(|checkpoint| Some(checkpoint.position()) >= id.sequence));
         };
         Ok(is_finished(stored, id))
-    }
-
-    /// Ends the run of an id, so that none of its transactions can commit any more: it must have been closed. With `defer` the id gets a key, or keeps it, that is due after this
-    /// time; of a key that is there, what is finished stays, and the request to work again.
-    pub async fn revoke(&self, id: &IdScope, defer: Option<(Duration, DeferredRow)>) -> Result<Revoked> {
-        let (held, key) = (self, self.key(&id.id));
-        let revoke = async |tx: Transaction| {
-            held.lease.check(&tx).await?;
-            let stored = held.deferred(&tx, &id.id).await?;
-            let is_done = self.is_done(&tx, id, stored.as_ref()).await?;
-            let Some((pause, row)) = defer.as_ref().filter(|_| !is_done) else {
-                tx.add_write_conflict(&KeyRange::key(&key));
-                return Ok(if is_done { Revoked::Done } else { Revoked::Open });
-            };
-            let due = held.due_after(&tx, *pause).await?;
-            let (done, again) = stored.map_or((row.done, None), |stored| (stored.done, stored.again));
-            tx.set(&key, &DeferredRow { done, due, again, ..row.clone() }.to_bytes());
-            Ok(Revoked::Deferred)
-        };
-        held.context.db.run(revoke).await
     }
 
     pub fn set_checkpoint(&self, tx: &Transaction, to: Cursor) {
@@ -352,17 +337,6 @@ impl Run {
     pub(super) fn close(&self) {
         self.is_over.store(true, Ordering::Release);
     }
-}
-
-/// What the end of a run has found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Revoked {
-    /// The work is finished: a transaction with an unknown result was committed.
-    Done,
-    /// A key covers the id.
-    Deferred,
-    /// It is not finished, and no key was written.
-    Open,
 }
 
 /// Whether the key says that what a run works on is finished.

@@ -40,7 +40,6 @@ mod reshard;
 mod runs;
 mod shard;
 mod status;
-pub(crate) mod watcher;
 
 use std::{
     fmt,
@@ -82,6 +81,7 @@ use crate::{
     state::{
         context::Context,
         feed::Feed,
+        feed_watcher,
         keys::ShardId,
         membership::{self, Pool, Worker},
         notification_feed::NotificationFeed,
@@ -233,7 +233,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             filter: filter.clone(),
             shards: Arc::clone(&shards),
         });
-        let watcher = context.wakeups.watcher(|| watcher::start(&context));
+        let watcher = context.wakeups.watcher(|| feed_watcher::start(&context));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), role: handle.name.role(), idle };
         let (balance, closing) = (options.balance.clone(), member::PendingCloses::default());
@@ -254,66 +254,5 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         let worker = Worker::start(&node, pool, Arc::new(member), balance).await?;
         let writer = low_watermark.start();
         Ok(Consumer::new(worker, handle, (shards, closing), (low_watermark, writer), watcher))
-    }
-}
-
-/// The pauses between two looks at whether a consumer has caught up.
-const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-impl LowWatermark {
-    /// Waits until everything up to what is in the feed now is finished, or deferred.
-    async fn caught_up(&self) -> Result<()> {
-        let now = async |tx: Transaction| {
-            crate::state::feed::RawFeed::new(&self.context, &self.feed).last_readable(&tx).await
-        };
-        let now = self.context.db.run(now).await?;
-        self.wait_for(now).await
-    }
-
-    /// Waits until everything that was committed up to `version` is finished, or deferred.
-    async fn wait_until(&self, version: u64) -> Result<()> {
-        let at = if self.feed.instance().is_some() {
-            crate::Sequence::last_at(self.context.config.incarnation, version)
-        } else {
-            NotificationFeed::new(Arc::clone(&self.context), self.feed.clone()).folded(version).await?
-        };
-        self.wait_for(at).await
-    }
-
-    async fn wait_for(&self, at: crate::Sequence) -> Result<()> {
-        let env = self.context.env();
-        let (mut pause, most) = CAUGHT_UP_PAUSES;
-        while !self.has_passed(at).await? {
-            env.sleep(pause).await;
-            pause = (pause * 2).min(most);
-        }
-        Ok(())
-    }
-
-    /// Whether no shard has a wanted row up to `at` that is neither finished nor deferred.
-    async fn has_passed(&self, at: crate::Sequence) -> Result<bool> {
-        let keys = &self.context.keys;
-        let read = async |tx: Transaction| {
-            let row = member::read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
-            row.ok_or_else(|| Error::NoConsumer { consumer: self.name.to_string() })?;
-            let stored = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
-            let topology = crate::state::feed::RawFeed::new(&self.context, &self.feed).topology(&tx).await?;
-            Ok((stored, topology))
-        };
-        let (stored, topology) = self.context.db.run(read).await?;
-        for (key, value) in stored {
-            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
-            let stored = crate::Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
-            let (_, is_passed) = self.unwanted_up_to(shard, stored, crate::Sequence::MIN, Some(at)).await?;
-            if !is_passed {
-                return Ok(false);
-            }
-            // Rows of successors are before `at` as well.
-            let successor = topology.entry_of(shard).ok().and_then(|(_, successor)| successor);
-            if successor.is_some_and(|successor| successor.first <= at) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }

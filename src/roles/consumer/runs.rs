@@ -7,8 +7,8 @@ use futures_util::FutureExt;
 
 use super::{
     FailurePolicy,
-    deferred::Job,
-    exactly_once::{About, Revoked, Run, Scope},
+    deferred::{Changed, Job, KeyChange},
+    exactly_once::{About, Run, Scope},
     handler::{
         AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
         sequence_of,
@@ -309,7 +309,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         if has_ended || key.due == Due::Never {
             hand.ids.remove(id);
-            persist!(self, "deferring an id", self.make_due(id).await);
+            persist!(self, "deferring an id", self.change_key(id, KeyChange::Due).await);
         }
         Ok(())
     }
@@ -319,11 +319,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         let Some(ended) = hand.run_of(id).and_then(|number| hand.cancel(number)) else { return Ok(()) };
         ended.run.close();
         let job = hand.ids.remove(id).expect("it runs").work;
-        let defer = Some(Duration::ZERO);
-        let revoked = persist!(self, "cancelling work", self.revoke((&job, id), (0, ""), defer).await);
-        if revoked != Revoked::Deferred {
+        let (job, defer) = (&job, Some(Duration::ZERO));
+        let cancelled = KeyChange::Failed { job, attempts: 0, error: "", defer };
+        if persist!(self, "cancelling work", self.change_key(id, cancelled).await) != Changed::Deferred {
             // It was finished, and the newer row follows.
-            persist!(self, "deferring an id", self.cover(&job, id, 0).await);
+            let covered = KeyChange::Covered { job, attempts: 0 };
+            persist!(self, "deferring an id", self.change_key(id, covered).await);
         }
         self.is_dirty = true;
         Ok(())
@@ -464,8 +465,9 @@ impl<R: ConsumedRow> ShardTask<R> {
                     let row = &rows[0];
                     let id = Bytes::copy_from_slice(row.id());
                     let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);
-                    let ended = (attempts, &failure.error[..]);
-                    persist!(self, "deferring an id", self.revoke((&job, &id), ended, Some(pause)).await);
+                    let (error, defer) = (&failure.error[..], Some(pause));
+                    let failed = KeyChange::Failed { job: &job, attempts, error, defer };
+                    persist!(self, "deferring an id", self.change_key(&id, failed).await);
                     self.held.context.stats.consumer_deferred.add(1);
                     self.is_dirty = true;
                     self.ordered.done();
@@ -483,7 +485,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let entry = hand.ids.get(id).expect("it has run");
         let (is_covered, job) = (entry.is_covered(), Job { row: entry.work.row.clone(), ..entry.work });
         if is_covered || job.has_key {
-            persist!(self, "saving that work is finished", self.finish(&job, id, is_covered).await);
+            let finished = KeyChange::Finished { job: &job, is_covered };
+            persist!(self, "saving that work is finished", self.change_key(id, finished).await);
         } else {
             if self.deferred.may_have_key(id) {
                 // Somebody has asked for the work to be done again; the turn of deferred ids has passed over the id while it ran.
@@ -514,12 +517,13 @@ impl<R: ConsumedRow> ShardTask<R> {
         let pause = options.pauses().backoff(attempts, self.env());
         let is_exhausted = failure.is_stall || attempts >= options.attempts_max;
         let is_deferred = is_covered || options.failure == FailurePolicy::Defer && is_exhausted;
-        let (defer, ended) = (is_deferred.then_some(pause), (attempts, &failure.error[..]));
         let job = &hand.ids.get(id).expect("it has run").work;
-        match persist!(self, "ending work that has failed", self.revoke((job, id), ended, defer).await) {
-            Revoked::Done => return self.finish_in_hand(hand, id, true).await,
-            Revoked::Open => hand.ids.retry(id, self.now().saturating_add(pause), newest),
-            Revoked::Deferred => {
+        let (error, defer) = (&failure.error[..], is_deferred.then_some(pause));
+        let failed = KeyChange::Failed { job, attempts, error, defer };
+        match persist!(self, "ending work that has failed", self.change_key(id, failed).await) {
+            Changed::Done => return self.finish_in_hand(hand, id, true).await,
+            Changed::Open => hand.ids.retry(id, self.now().saturating_add(pause), newest),
+            Changed::Deferred => {
                 self.held.context.stats.consumer_deferred.add(u64::from(!is_covered));
                 self.is_dirty = true;
                 hand.ids.remove(id);
@@ -563,8 +567,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         for id in grown {
             let entry = hand.ids.get(&id).expect("it runs");
-            let (job, attempts) = (&entry.work, entry.attempts);
-            persist!(self, "deferring an id that runs for long", self.cover(job, &id, attempts).await);
+            let covered = KeyChange::Covered { job: &entry.work, attempts: entry.attempts };
+            persist!(self, "deferring an id that runs for long", self.change_key(&id, covered).await);
             self.is_dirty = true;
             hand.ids.cover(&id);
             hand.ids.get_mut(&id).expect("it runs").work.has_key = true;
