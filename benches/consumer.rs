@@ -53,7 +53,7 @@ async fn consume(store: &Database, bus: &Bus, kind: Kind) -> Duration {
     let before = bus.stats().consumer_rows;
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let options = ConsumerOptions::default().max_concurrency(64);
-    let member = node.consumer_named("bench").unwrap().start_from(Cursor::NOTHING).options(options);
+    let member = node.consumer("bench").unwrap().start_from(Cursor::NOTHING).options(options);
     let store = store.clone();
     let started = Instant::now();
     let consumer = match kind {
@@ -140,7 +140,7 @@ async fn many(count: usize) {
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let (mut members, began, before) = (Vec::new(), Instant::now(), faults.counts());
     for n in 0..count {
-        let member = node.consumer_named(&format!("c{n}")).unwrap();
+        let member = node.consumer(&format!("c{n}")).unwrap();
         members.push(member.run(|_: Work<Notification>| async { Ok(()) }).await.unwrap());
     }
     let (started, after) = (began.elapsed(), faults.counts());

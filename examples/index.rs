@@ -161,7 +161,7 @@ async fn start(bus: &Bus, indexer: &Indexer) -> Result<Consumer> {
         .checkpoint_interval(interval)
         .backoff_max(Duration::from_secs(1));
     let node = bus.node(NodeOptions::default().heartbeat(interval * 4).expiry(interval * 20)).await?;
-    let member = node.consumer_named("by field")?.start_from(Cursor::NOTHING).options(options);
+    let member = node.consumer("by field")?.start_from(Cursor::NOTHING).options(options);
     member.run(index(indexer.clone())).await
 }
 

@@ -185,7 +185,7 @@ async fn start(bus: &Bus, layer: &Layer, dbs: &Dbs) -> Result<[Consumer; 2]> {
     let options =
         ConsumerOptions::default().checkpoint_interval(interval).backoff_max(Duration::from_secs(1));
     let member = |name: &str, filter, debounce| -> Result<ConsumerBuilder<Notification>> {
-        let member = node.consumer_named(name)?.start_from(Cursor::NOTHING).filter(filter);
+        let member = node.consumer(name)?.start_from(Cursor::NOTHING).filter(filter);
         Ok(member.options(options.clone().debounce(debounce)))
     };
     let manager = Manager { layer: layer.clone(), dbs: Arc::clone(dbs) };

@@ -1,5 +1,5 @@
-//! A whole program: a layer that records events in its transactions, and the ways to follow them: a stream, a durable subscriber, a
-//! group, an index, and clients over HTTP.
+//! A whole program: a layer that records events in its transactions, and the ways to follow them: a stream, two consumers, an index, and
+//! clients over HTTP.
 //!
 //! Run it with `cargo run --example whole_program`; with `-- serve 127.0.0.1:5984 FOLDER` it keeps its data in a folder, and runs until
 //! Ctrl-C or SIGTERM.
@@ -8,8 +8,7 @@ use std::{error::Error, future::ready, time::Duration};
 
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, Filter, Notification, Producer, Result, Roles,
-    consumer::{self, IndexBuild, index},
-    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    consumer::{Batch, ConsumerOptions, IndexBuild, Work, index},
     http::{ApiOptions, ServerOptions},
     store::{AtomicOp, Database, Transaction},
 };
@@ -26,10 +25,10 @@ async fn write(store: &Database, producer: &Producer, db: &Db, body: &str) -> Re
     store.run(write).await
 }
 
-/// Counts the rows of `batch` in the transaction that writes the checkpoint: each is counted exactly once.
-async fn count(store: &Database, batch: &GroupBatch<Notification>) -> Result<()> {
+/// Counts the rows of `batch` in the transaction that commits the progress: each is counted exactly once.
+async fn count(store: &Database, batch: &Batch<Notification>) -> Result<()> {
     let count = async |tx: Transaction| {
-        if !batch.checkpoint_in(&tx).await?.is_done() {
+        if !batch.commit_in(&tx).await?.is_already_committed() {
             tx.atomic(AtomicOp::Add, b"layer/count", &(batch.rows.len() as u64).to_le_bytes());
         }
         Ok(())
@@ -49,30 +48,25 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
 
     // A stream: events while the program runs.
     let mut stream = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
-    // A durable subscriber: after a restart it continues where it was.
-    let mailer = running.dispatcher().subscribe(Filter::all()).durable(&bus.cursor("mailer")?).await?;
+    // A consumer, database by database: after a restart it goes on where it was.
     let said = say.clone();
-    let _mailer = mailer.callback(move |item| {
-        drop(item.map(|delivery| said.send(format!("mailer: {}", delivery.notification().name))));
-        ready(())
-    });
-    // A group: its work is shared by all nodes.
-    let group = bus.group("counter")?;
-    group.create(&GroupOptions::default()).await?;
+    let mail = move |work: Work<Notification>| {
+        let name = String::from_utf8_lossy(work.id()).into_owned();
+        ready(said.send(format!("mailer: {name}")).map_err(Into::into))
+    };
+    let _mailer = running.consumer("mailer")?.run(mail).await?;
+    // A consumer in batches, whose effects happen exactly once. All nodes that run it share its work.
     let (said, counts) = (say.clone(), store.clone());
-    let observer = move |_shard| {
+    let counting = move |batch: Batch<Notification>| {
         let (said, store) = (said.clone(), counts.clone());
-        move |batch: GroupBatch<Notification>| {
-            let (said, store) = (said.clone(), store.clone());
-            async move {
-                count(&store, &batch).await?;
-                Ok(said.send("group: counted".to_owned())?)
-            }
+        async move {
+            count(&store, &batch).await?;
+            Ok(said.send("counter: counted".to_owned())?)
         }
     };
-    let _counter = running.node().consumer(&group, observer, ConsumerOptions::default()).await?;
+    let _counter = running.consumer("counter")?.run_batches(counting).await?;
     // An index: a build for each changed database, tried again until it succeeds.
-    let options = consumer::ConsumerOptions::index().debounce(Duration::ZERO);
+    let options = ConsumerOptions::index().debounce(Duration::ZERO);
     let build =
         move |build: IndexBuild| ready(say.send(format!("index: {}", build.db.name)).map_err(Into::into));
     let indexer = running.consumer("indexer")?.start_from(Cursor::NOTHING).options(options);
@@ -86,7 +80,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     write(&store, &bus.producer(), &orders, "{\"total\":42}").await?;
     let delivery = stream.next().await.ok_or("the dispatcher has ended")??;
     println!("stream: {}", delivery.notification().name);
-    let mut waiting = vec!["mailer", "group", "index"];
+    let mut waiting = vec!["mailer", "counter", "index"];
     while !waiting.is_empty() {
         let line = heard.recv().await.ok_or("nobody is left to speak")?;
         waiting.retain(|who| !line.starts_with(who));

@@ -30,9 +30,9 @@
 //! | I want | receiver | guarantee | cost |
 //! |---|---|---|---|
 //! | events while the process runs | a stream, batches, a callback or a listener of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
-//! | to resume after a restart | the same, with [`durable`](dispatcher::Subscribe::durable) | at least once | a small transaction per save |
+//! | to resume after a restart | a [`consumer`] | at least once; exactly once in the transaction of the effect | leases and checkpoints by shard |
 //! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
-//! | to share work among nodes | a consumer of a [`group`] | exactly once, in the transaction of the effect | leases and checkpoints by shard |
+//! | to share work among nodes | a member of a [`consumer`] on each | the same | the same |
 //! | to build or replicate per database | the recipes of a [`consumer`] | every change leads to a later run | leases and checkpoints by shard, and a key per failing database |
 //! | to work on all documents of a database | a parallel job of a [`consumer`], on its [`changes`] | each document at least once | a read of its feed |
 //!
@@ -70,8 +70,8 @@ pub use bus::{
     running::{Roles, Running},
 };
 pub use roles::{
+    consumer::Consumer,
     dispatcher::{Delivery, Dispatcher, DispatcherOptions, Filter},
-    group::{Consumer, Observer},
     janitor::{Janitor, JanitorOptions},
     notifier::{Notifier, NotifierOptions},
     producer::Producer,
@@ -105,19 +105,6 @@ pub mod consumer {
     };
 }
 
-#[doc = include_str!("../docs/guide/groups.md")]
-pub mod group {
-    pub use crate::{
-        roles::group::{
-            CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, ConcurrentRow, Consumer,
-            ConsumerOptions, DeadLetter, DeadLetterInfo, FailurePolicy, FencingToken, Group, GroupBatch,
-            GroupOptions, GroupStatus, GroupTrouble, Observer, ObserverResult, ParkedId, Replayed, ShardLag,
-            ShardStatus, each_concurrent,
-        },
-        state::keys::GroupName,
-    };
-}
-
 #[doc = include_str!("../docs/guide/changes.md")]
 pub mod changes {
     pub use crate::roles::changes::{
@@ -139,10 +126,7 @@ pub mod feed {
 
 #[doc = include_str!("../docs/guide/cursors.md")]
 pub mod cursor {
-    pub use crate::{
-        base::cursor::{Cursor, Knowledge, Start},
-        state::named_cursor::NamedCursor,
-    };
+    pub use crate::base::cursor::{Cursor, Knowledge, Start};
 }
 
 #[doc = include_str!("../docs/guide/events.md")]
@@ -170,7 +154,7 @@ pub mod node {
         bus::{
             Announced, Node,
             running::{Roles, Running},
-            status::{Backlog, BusStatus, FeedStatus, GroupLag, PartitionBacklog},
+            status::{Backlog, BusStatus, ConsumerReport, FeedStatus, PartitionBacklog},
         },
         state::{
             keys::{NodeId, Role},

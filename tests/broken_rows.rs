@@ -15,8 +15,8 @@ use common::{
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
+    consumer::ConsumerSettings,
     feed::ShardEvent,
-    group::GroupOptions,
     store::{
         Database, Transaction,
         testing::{Faults, WatchFault},
@@ -313,7 +313,7 @@ async fn other_damage_is_named_by_its_key() {
     until("the tombstone is dropped", async || row(&bus, &db("gone", 1)).await.is_none()).await;
     janitor.shutdown().await.unwrap();
     bus.feed().reshard(2, None).await.unwrap();
-    bus.group("g").unwrap().create(&GroupOptions::default()).await.unwrap();
+    bus.consumer("c").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     notifier.shutdown().await.unwrap();
 
     let topologies = stored(&store, TOPOLOGIES).await;
@@ -323,9 +323,9 @@ async fn other_damage_is_named_by_its_key() {
     }
     let horizons = stored(&store, HORIZONS).await;
     names_its_key(&store, &horizons[0], async || bus.feed().page(Cursor::NOTHING, 10).await).await;
-    let group = stored(&store, b"notibus\x15\x0c\x01n\x00\x14\x02g\x00").await;
-    names_its_key(&store, &group[0], async || bus.groups().await).await;
-    names_its_key(&store, &group[0], async || bus.group("g").unwrap().delete(true).await.map(drop)).await;
+    let consumer = stored(&store, b"notibus\x15\x19\x14\x02c\x00").await;
+    names_its_key(&store, &consumer[0], async || bus.consumers().await).await;
+    names_its_key(&store, &consumer[0], async || bus.consumer("c").unwrap().delete(true).await).await;
 }
 
 /// A fold whose mark is damaged does nothing until the mark is repaired, or until another owner begins its own.

@@ -51,7 +51,7 @@ async fn fill(folder: &Path) {
         if work.id() == b"db3" { Err("no such address".into()) } else { Ok(()) }
     };
     let options = ConsumerOptions::default().attempts_max(1);
-    let member = node.consumer_named("mailer").unwrap().start_from(Cursor::NOTHING).options(options);
+    let member = node.consumer("mailer").unwrap().start_from(Cursor::NOTHING).options(options);
     let mailer = member.run(mail).await.unwrap();
     let producer = bus.producer();
     let create = async |tx| {

@@ -32,11 +32,11 @@ const FAMILIES: [&str; 19] = [
     "ddoc",
     "node",
     "lease",
-    "group",
+    "(12)",
     "age",
     "version",
     "pulse",
-    "cursor",
+    "(16)",
     "name",
     "row count",
 ];

@@ -14,7 +14,7 @@ use std::{
 use common::{LIMIT, db, narrow_bus, record, row_with};
 use notibus::{
     Roles,
-    group::GroupOptions,
+    consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
     node::Running,
     store::Database,
@@ -63,9 +63,9 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     let store = Database::memory();
     let (running, address) = served(&store).await;
     let bus = running.bus().clone();
-    bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
-    // The first look at the groups is kept for some seconds, so the row has to be there before it.
+    // The first look at the consumers is kept for some seconds, so the row has to be there before it.
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     // The first answer counts as one over HTTP, too.
     get(address, "/_db_updates").await;
@@ -89,11 +89,14 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
         "notibus_store_retries_total ",
         "notibus_rows_tailed_total ",
         "notibus_leases_wanted{pool=\"partition\"} 1",
-        "notibus_leases_wanted{pool=\"groups\"} 4",
+        "notibus_leases_wanted{pool=\"consumers\"} 4",
         "notibus_backlog_rows{partitions=\"0\"} ",
         "notibus_backlog_oldest_seconds{partitions=\"0\"} ",
         "notibus_tail_lag_seconds 0.0",
-        "notibus_group_lag_rows{group=\"mailer\"} 1",
+        "notibus_consumer_lag_rows{consumer=\"mailer\"} 1",
+        "notibus_consumer_deferred_ids{consumer=\"mailer\"} 0",
+        "notibus_consumer_members{consumer=\"mailer\"} 0",
+        "notibus_consumer_shards_unowned{consumer=\"mailer\"} 4",
     ] {
         assert!(answer.lines().any(|it| it.starts_with(line)), "{line}\n{answer}");
     }
@@ -127,7 +130,7 @@ async fn prometheus_accepts_alerts_and_metrics() {
     let store = Database::memory();
     let (running, address) = served(&store).await;
     let bus = running.bus().clone();
-    bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     let answer = get(address, "/_notibus/metrics").await;
     running.shutdown().await.unwrap();

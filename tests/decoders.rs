@@ -9,8 +9,13 @@ mod common;
 
 use std::{panic::catch_unwind, sync::LazyLock};
 
-use common::{db, eager, joined, narrow_bus, record, row_with, stored};
-use notibus::{DispatcherOptions, Filter, group::GroupOptions, store::Database, test_util::Decoder};
+use common::{db, eager, joined, narrow_bus, record, row_with, stored, until};
+use notibus::{
+    Notification,
+    consumer::{ConsumerOptions, Work},
+    store::Database,
+    test_util::Decoder,
+};
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 /// Rows of a store with a bus at work.
@@ -27,18 +32,18 @@ async fn rows_of_a_bus() -> Vec<(Vec<u8>, Vec<u8>)> {
     let bus = narrow_bus(&store).await;
     let node = joined(&bus).await;
     let _notifier = node.notifier(eager()).await.unwrap();
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    bus.group("readers").unwrap().create(&GroupOptions::default()).await.unwrap();
-    let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("kept").unwrap()).await.unwrap();
-    drop(durable.stream());
+    let fails = async |_: Work<Notification>| Err("on purpose".into());
+    let options = ConsumerOptions::default().attempts_max(1);
+    let consumer = node.consumer("readers").unwrap().options(options).run(fails).await.unwrap();
     for number in 0..5 {
         record(&store, &bus, &db(&format!("db{number}"), 1), [1, 0, number, 1]).await;
     }
     for number in 0..5 {
         row_with(&bus, &db(&format!("db{number}"), 1), [1, 0, number, 1]).await;
     }
+    until("all are deferred", async || bus.stats().consumer_deferred == 5).await;
     // These wait in the counters.
-    drop(node);
+    drop((consumer, node));
     for number in 0..3 {
         record(&store, &bus, &db(&format!("db{number}"), 1), [0, 1, 0, 0]).await;
     }

@@ -5,6 +5,8 @@
 
 #![allow(clippy::duplicate_mod, reason = "each example brings the layer that it is about")]
 
+#[path = "../examples/audit.rs"]
+mod audit;
 #[path = "../examples/index.rs"]
 mod index;
 #[path = "../examples/replicate.rs"]
@@ -25,6 +27,13 @@ fn runs(few: u32) -> std::ops::Range<u32> {
 fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
     for run in runs(10) {
         replicate::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
+    }
+}
+
+#[test]
+fn each_database_is_counted_once_although_a_member_dies_and_commits_are_unknown() {
+    for run in runs(3) {
+        audit::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
     }
 }
 

@@ -48,7 +48,7 @@ fn readers(store: &str) -> Vec<Vec<&str>> {
     vec![
         vec!["topology", "show", "--store", store],
         vec!["tail", "--store", store],
-        vec!["groups", "list", "--store", store],
+        vec!["consumers", "list", "--store", store],
         vec!["nodes", "--store", store, "--watch", "10ms"],
     ]
 }
@@ -99,7 +99,7 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
         (&["topology", "reshard", "--store", &store, "--shards", "2"][..], "--url"),
         (&["export", &file, "--store", &store], "--while-running"),
         (&["tail", "--follow", "--store", &store], "--url"),
-        (&["groups", "delete", "mailer", "--yes", "--store", &store], "--url"),
+        (&["consumers", "delete", "mailer", "--yes", "--store", &store], "--url"),
     ] {
         // It may be closed later, so this is no bad argument.
         let said = notibus(writer, 1).1;

@@ -9,10 +9,10 @@ use std::{fs, path::Path, time::Duration};
 use common::{db, eager, joined, record, row_with, wide_bus, within};
 use notibus::{
     Bus, Cursor, DispatcherOptions, Error, Filter, Sequence,
+    consumer::ConsumerSettings,
     cursor::Start,
     dispatcher::Interruption,
     event::Versionstamp,
-    group::GroupOptions,
     store::{Database, testing::SimulatedDisk},
 };
 use tokio_stream::StreamExt;
@@ -88,9 +88,9 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
         let first = within("an interruption", rows.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
         assert!(within("a row", rows.next()).await.unwrap().is_ok());
-        // A group cannot start there.
-        let start = GroupOptions::default().start_from(Cursor::from(lost));
-        let refused = bus.group("mailer").unwrap().create(&start).await;
+        // A consumer cannot start there.
+        let settings = ConsumerSettings::default().start(Start::from(lost));
+        let refused = bus.consumer("mailer").unwrap().create(&settings).await;
         assert!(matches!(refused, Err(Error::Expired { .. })), "{refused:?}");
         drop(rows);
         dispatcher.shutdown().await;

@@ -23,9 +23,8 @@ use notibus::{
     cursor::Start,
     dispatcher::Interruption,
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
-    group::GroupOptions,
     store::{
-        Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        Database, Isolation, KeyRange, RangeRead, StoreError,
         testing::{Faults, Operation},
     },
 };
@@ -410,33 +409,6 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
     let next = tokio::time::timeout(RETENTION, common::next_news(&mut updates)).await;
     assert!(next.is_err(), "delivered {next:?}");
-}
-
-/// Written by hand, as the catalogue of keys says: the lowest checkpoint of a group that has not passed the tombstone.
-#[tokio::test(start_paused = true)]
-async fn a_tombstone_stays_until_every_group_has_passed_it() {
-    let store = Database::memory();
-    let bus = wide_bus(&store).await;
-    let _notifier = joined(&bus).await.notifier(unpolled()).await.unwrap();
-    let tombstone = deleted(&store, &bus, "gone").await;
-    let later = deleted(&store, &bus, "later").await;
-    let group = bus.group("g").unwrap();
-    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
-    let _janitor = frequent(&bus).await;
-    pass(RETENTION * 2).await;
-    assert_eq!(bus.stats().tombstones_dropped, 0);
-    let lowest = [&b"notibus\x15\x0c\x01n\0\x15\x05"[..], b"\x02g\0"].concat();
-    let reach = async |tx: Transaction| {
-        tx.set(&lowest, tombstone.as_bytes());
-        Ok(())
-    };
-    store.run(reach).await.unwrap();
-    pass(RETENTION / 10).await;
-    assert_eq!(row(&bus, &db("gone", 1)).await, None);
-    assert!(later > tombstone && row(&bus, &db("later", 1)).await.is_some());
-    group.delete(true).await.unwrap();
-    pass(RETENTION / 10).await;
-    assert_eq!(row(&bus, &db("later", 1)).await, None);
 }
 
 /// Routes everything to the last shard.

@@ -1,4 +1,4 @@
-//! `notibus status`, `record` and `groups create`, on a running node and on a store; and how commands end.
+//! `notibus status`, `record` and `consumers create`, on a running node and on a store; and how commands end.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -48,19 +48,19 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     );
     let events = "{\"db\":\"a\",\"type\":\"created\"}\n\n{\"db\":\"b\",\"type\":\"updated\"}\n";
     assert_eq!(printed(&[&["record", "-", "--json"], &node[..]].concat(), events), "{\"recorded\":2}\n");
-    let create = [&["groups", "create", "mailer", "--start", "0"], &node[..]].concat();
+    let create = [&["consumers", "create", "mailer", "--start", "0"], &node[..]].concat();
     assert_eq!(printed(&create, ""), "mailer is created\n");
     assert_eq!(printed(&create, ""), "mailer exists already\n");
 
     let screen = printed(&[&["status"], &node[..]].concat(), "");
     for part in
-        ["ready\n", "NODE ", "dispatcher,http,janitor,notifier", "GROUP ", "mailer  notifications  0 "]
+        ["ready\n", "NODE ", "dispatcher,http,janitor,notifier", "CONSUMER ", "mailer    notifications  0 "]
     {
         assert!(screen.contains(part), "{part}\n{screen}");
     }
     let status: Value =
         serde_json::from_str(&printed(&[&["status", "--json"], &node[..]].concat(), "")).unwrap();
-    assert_eq!((&status["ready"], &status["groups"][0]["name"]), (&true.into(), &"mailer".into()));
+    assert_eq!((&status["ready"], &status["consumers"][0]["name"]), (&true.into(), &"mailer".into()));
 
     // Every command that looks prints the same, whichever it asks.
     while !printed(&[&["status"], &node[..]].concat(), "").contains("nothing waits to be folded") {}
@@ -69,10 +69,10 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         &["tail", "--json", "--since", "0"],
         &["topology", "show", "--rows"],
         &["topology", "show", "--json"],
-        &["groups", "list", "--json"],
-        &["groups", "lag", "mailer"],
-        &["groups", "dead-letters", "list", "mailer"],
-        &["groups", "parked", "list", "mailer"],
+        &["consumers", "list", "--json"],
+        &["consumers", "show", "mailer"],
+        &["consumers", "lag", "mailer"],
+        &["consumers", "deferred", "list", "mailer"],
     ] {
         let [of_node, of_store] =
             [&node[..], &["--store", &store]].map(|at| printed(&[looks, at].concat(), ""));
@@ -90,7 +90,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     // What another process has open can be read, and not be written to.
     let written: Value =
         serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
-    assert_eq!(written["groups"][0]["name"], "mailer");
+    assert_eq!(written["consumers"][0]["name"], "mailer");
     let (code, reason) = refused(&["record", "a", "--store", &store], "");
     assert!(code == Some(1) && reason.contains("in another process"), "{code:?} {reason}");
 
@@ -98,7 +98,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     assert_eq!(printed(&["record", "a", "--store", &store], ""), "recorded 1 event\n");
     let screen = printed(&["status", "--store", &store], "");
     for part in
-        ["1 rows wait to be folded, in 1 partitions", "no node has joined", "mailer  notifications  0 "]
+        ["1 rows wait to be folded, in 1 partitions", "no node has joined", "mailer    notifications  0 "]
     {
         assert!(screen.contains(part), "{part}\n{screen}");
     }
@@ -115,12 +115,15 @@ fn a_running_node_is_managed(node: &[&str]) {
     assert!(nodes.starts_with("NODE ") && nodes.contains("dispatcher,http,janitor,notifier"), "{nodes}");
     let resharded = printed(&[&["topology", "reshard", "--shards", "3", "--json"], node].concat(), "");
     assert!(resharded.contains("\"open\":true"), "{resharded}");
-    assert_eq!(printed(&[&["groups", "create", "short"], node].concat(), ""), "short is created\n");
+    assert_eq!(printed(&[&["consumers", "create", "short"], node].concat(), ""), "short is created\n");
     assert_eq!(
-        printed(&[&["groups", "reset", "short", "--to", "0", "--yes"], node].concat(), ""),
+        printed(&[&["consumers", "reset", "short", "--to", "0", "--yes"], node].concat(), ""),
         "short is set to 0\n"
     );
-    assert_eq!(printed(&[&["groups", "delete", "short", "--yes"], node].concat(), ""), "short is deleted\n");
+    assert_eq!(
+        printed(&[&["consumers", "delete", "short", "--yes"], node].concat(), ""),
+        "short is deleted\n"
+    );
 }
 
 #[test]
@@ -130,8 +133,8 @@ fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
     for (arguments, input, named) in [
         (&["record", "a", "gone"][..], "", "is none of created"),
         (&["record", "-"], "{\"db\":\"a\",\"type\":\"created\"}\nnothing\n", "line 2: "),
-        (&["groups", "create", ""], "", "name"),
-        (&["groups", "create", "g", "--start", "then"], "", "then"),
+        (&["consumers", "create", ""], "", "name"),
+        (&["consumers", "create", "g", "--start", "then"], "", "then"),
     ] {
         let (code, reason) = refused(&[arguments, &["--url", &url]].concat(), input);
         assert!(code == Some(2) && reason.contains(named), "{arguments:?}: {code:?} {reason}");

@@ -64,7 +64,7 @@ pub struct Cursor {
     after: Sequence,
 }
 
-/// Where a reader, a subscriber or a group starts.
+/// Where a reader, a subscriber or a consumer starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Start {
     /// With new rows. Events that were committed before and not yet folded may be delivered.
@@ -116,10 +116,6 @@ mod tag {
 impl Cursor {
     /// The cursor of a reader that knows no database yet.
     pub const NOTHING: Self = Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN };
-
-    /// The stored cursor of a reader that has expired and has not begun again. It expires again, whatever the feed still has.
-    pub(crate) const EXPIRED: Self =
-        Self { knowledge: Knowledge::Nothing, began: Some(Sequence::MIN), after: Sequence::MIN };
 
     /// The cursor of a reader that knew `knowledge` when it began, when everything up to `began` could be read, and
     /// that has read up to `after`. For readers that store these parts.
@@ -209,7 +205,7 @@ impl Cursor {
             (Knowledge::Nothing, Some(began)) => began.max(self.after),
             (Knowledge::UpTo(_), _) => self.after,
         };
-        if seen < horizon || *self == Self::EXPIRED { Err(Error::Expired { horizon }) } else { Ok(()) }
+        if seen < horizon { Err(Error::Expired { horizon }) } else { Ok(()) }
     }
 
     /// The stored form: a tag (1 byte), then 0 to 3 sequences (13 bytes each): the knowledge, unless it is nothing;

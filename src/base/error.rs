@@ -120,23 +120,6 @@ pub enum Error {
         feed: String,
     },
 
-    /// There is no such group: create it first. If it was deleted, its consumers get nothing until it is created again.
-    #[error("there is no group {group}")]
-    NoGroup {
-        /// The group, and its feed.
-        group: String,
-    },
-
-    /// Nodes work for the group. Stop them first, or force the change: then they go on with the changed group.
-    /// Nothing was changed.
-    #[error("{members} living nodes work for group {group}: stop them, or force it")]
-    GroupInUse {
-        /// The group, and its feed.
-        group: String,
-        /// How many nodes were seen alive.
-        members: usize,
-    },
-
     /// There is no such consumer: it was never run, or was deleted.
     #[error("there is no consumer {consumer}")]
     NoConsumer {
@@ -173,10 +156,10 @@ pub enum Error {
     },
 
     /// An earlier transaction, which was thought to have failed, has saved a part of the batch. Return this error
-    /// from the observer: the other rows are delivered again, without that part. Nothing of this transaction was
+    /// from the handler: the other rows are delivered again, without that part. Nothing of this transaction was
     /// committed.
     #[error(
-        "rows up to {stored} were saved by an earlier transaction: return this error, and the rest comes again"
+        "rows up to {stored} were saved by an earlier transaction: return this error, and the rest is delivered again"
     )]
     PartlyDone {
         /// Everything up to here was worked on.
@@ -212,13 +195,6 @@ pub enum Error {
         /// Why it failed.
         #[source]
         source: Arc<std::io::Error>,
-    },
-
-    /// Another subscriber has opened the cursor, or it was deleted: stop, or open it again. Nothing was written.
-    #[error("cursor {cursor} is lost: another subscriber has opened it, or it was deleted")]
-    CursorLost {
-        /// The cursor.
-        cursor: String,
     },
 
     /// There is no subscriber under this id or name, or it has ended. Nothing was changed.

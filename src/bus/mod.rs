@@ -30,14 +30,11 @@ use crate::{
     base::{
         encoding::Incarnation,
         error::{Error, Result},
-        event::DbInstance,
-        notification::Notification,
     },
     roles::{
         changes::Changes,
         consumer::{self, ConsumerHandle, ConsumerStatus},
         dispatcher::{Dispatcher, DispatcherOptions},
-        group::{self, Group, GroupStatus},
         producer::{Producer, ProducerOptions, RINGER, ringer},
     },
     state::{
@@ -46,7 +43,6 @@ use crate::{
         feed::{NewTopology, RawFeed},
         keys::{self, Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
-        named_cursor::NamedCursor,
         notification_feed::NotificationFeed,
         routing::Schemes,
         skipped::SkippedRow,
@@ -348,24 +344,6 @@ impl Bus {
         NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone())
     }
 
-    /// A handle on the group `name` of the notification feed. For groups of other feeds see
-    /// [`Feed::group`](crate::feed::Feed::group).
-    ///
-    /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
-    pub fn group(&self, name: &str) -> Result<Group<Notification>> {
-        self.feed().group(name)
-    }
-
-    /// A handle on the group `name` of the notifications, or of the documents of `instance`, for inspection and management.
-    pub fn any_group(&self, instance: Option<DbInstance>, name: &str) -> Result<Group<()>> {
-        Group::untyped(&self.context, instance, name)
-    }
-
-    /// The stored state of the groups of all feeds. Read-only.
-    pub async fn groups(&self) -> Result<Vec<GroupStatus>> {
-        group::statuses(&self.context).await
-    }
-
     /// The consumer `name` as a whole, whether it exists or not. Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn consumer(&self, name: &str) -> Result<ConsumerHandle> {
         ConsumerHandle::new(&self.context, name)
@@ -374,14 +352,6 @@ impl Bus {
     /// The stored state of all consumers, in the order of their names.
     pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
         consumer::statuses(&self.context).await
-    }
-
-    /// The cursor `name` of the bus as a whole, for a durable subscriber that runs once at a time, on any
-    /// node. For a cursor per node see [`Node::cursor`].
-    ///
-    /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
-    pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
-        NamedCursor::new(&self.context, None, name)
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

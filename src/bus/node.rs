@@ -6,16 +6,13 @@ use crate::{
     base::{error::Result, notification::Notification},
     roles::{
         consumer::ConsumerBuilder,
-        group::{Consumer, ConsumerOptions, Group, Observer},
         janitor::{Janitor, JanitorOptions},
         notifier::{Notifier, NotifierOptions},
     },
     state::{
         context::Context,
-        feed::FeedRow,
-        keys::{NodeId, Role, ShardId},
+        keys::{NodeId, Role},
         membership::{Member, RoleGuard},
-        named_cursor::NamedCursor,
     },
 };
 
@@ -75,37 +72,10 @@ impl Node {
         Janitor::start(&self.context, &self.member, options).await
     }
 
-    /// Starts a consumer of `group` on the node; there can be one of each group. It takes its share of the shards; `factory`
-    /// makes an observer for each of them.
-    ///
-    /// Fails with [`Error::NoGroup`](crate::Error::NoGroup) if the group was not created, and with
-    /// [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
-    pub async fn consumer<R, F, O>(
-        &self,
-        group: &Group<R>,
-        factory: F,
-        options: ConsumerOptions,
-    ) -> Result<Consumer>
-    where
-        R: FeedRow,
-        F: Fn(ShardId) -> O + Send + Sync + 'static,
-        O: Observer<R>,
-    {
-        Consumer::start(group, &self.member, factory, options).await
-    }
-
     /// A member of the consumer `name`, which this node is to run. Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is
     /// empty or longer than 256 bytes.
-    pub fn consumer_named(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
+    pub fn consumer(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
         ConsumerBuilder::new(&self.context, &self.member, name)
-    }
-
-    /// The cursor `name` of this node, for a durable subscriber that each node has for itself. After a restart it is found
-    /// only if the node has the same id ([`NodeOptions::id`](crate::NodeOptions::id)).
-    ///
-    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is empty or longer than 256 bytes.
-    pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
-        NamedCursor::new(&self.context, Some(&self.id()), name)
     }
 
     /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::{Bus, status::Backlog};
 use crate::{
     base::error::{Error, Result},
-    roles::{dispatcher::Dispatcher, group::ShardLag},
+    roles::{consumer::ConsumerStatus, dispatcher::Dispatcher},
     state::{keys::NodeId, membership::NodeStatus},
 };
 
@@ -17,8 +17,11 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 /// How long the store may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// The most groups that are read.
-const GROUPS_MAX: usize = 100;
+/// The most consumers that are reported one by one.
+const CONSUMERS_MAX: usize = 100;
+
+/// The most deferred ids of a consumer that are counted.
+const DEFERRED_MAX: usize = 1_000;
 
 /// The most runs of partitions that are reported one by one.
 const RUNS_MAX: u32 = 16;
@@ -35,8 +38,24 @@ pub(crate) struct Observed {
     pub runs: Vec<Run>,
     /// For how long the tail of the dispatcher has not reached an end of the feed.
     pub tail_lag: Duration,
-    /// Groups of the notifications: the rows that each is behind, and the age of the oldest in milliseconds.
-    pub groups: Vec<(String, u64, u64)>,
+    /// Consumers of the notifications.
+    pub consumers: Vec<ObservedConsumer>,
+}
+
+/// A consumer of the notifications.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ObservedConsumer {
+    pub name: String,
+    /// The rows that it is behind, in all shards.
+    pub rows: u64,
+    /// The age of the oldest of these rows, by wall clocks.
+    pub age: Duration,
+    /// Ids that are deferred, up to [`DEFERRED_MAX`].
+    pub deferred: u64,
+    /// Nodes that run it. Some may have died.
+    pub members: u64,
+    /// Shards without an owner.
+    pub unowned: u64,
 }
 
 /// Adjacent partitions, and the events that wait in them.
@@ -88,39 +107,53 @@ impl Watch {
 
 struct Read {
     partitions: u32,
-    /// Shards that groups have to work on.
+    /// Shards that consumers have to work on.
     shards: u64,
     nodes: Vec<NodeStatus>,
     backlog: Backlog,
     /// How long events of partitions were seen to wait.
     ages: BTreeMap<u32, Duration>,
     tail_lag: Duration,
-    groups: Vec<(String, Vec<ShardLag>)>,
+    consumers: Vec<ObservedConsumer>,
 }
 
 async fn read(bus: &Bus, dispatcher: &Dispatcher) -> Result<Read> {
     let feed = bus.feed();
-    let (nodes, backlog, groups, ages, end) =
-        tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups(), bus.waiting(), feed.now())?;
+    let (nodes, backlog, consumers, ages, end) =
+        tokio::try_join!(bus.nodes(), bus.backlog(), bus.consumers(), bus.waiting(), feed.now())?;
     let tail_lag = dispatcher.lag(end);
-    let shards = groups.iter().map(|group| group.shards.len() as u64).sum();
-    let mut with_lag = Vec::new();
-    for group in groups.iter().filter(|group| group.instance.is_none()).take(GROUPS_MAX) {
+    let shards = consumers.iter().map(|consumer| consumer.shards.len() as u64).sum();
+    let mut seen = Vec::new();
+    for consumer in consumers.iter().filter(|consumer| consumer.instance.is_none()).take(CONSUMERS_MAX) {
         // It may be deleted meanwhile.
-        if let Ok(lag) = bus.any_group(None, group.name.as_str())?.lag().await {
-            with_lag.push((group.name.as_str().to_owned(), lag));
+        if let Ok(consumer) = observe_consumer(bus, consumer).await {
+            seen.push(consumer);
         }
     }
     let partitions = bus.context.config.partitions;
-    Ok(Read { partitions, shards, nodes, backlog, ages, tail_lag, groups: with_lag })
+    Ok(Read { partitions, shards, nodes, backlog, ages, tail_lag, consumers: seen })
+}
+
+async fn observe_consumer(bus: &Bus, status: &ConsumerStatus) -> Result<ObservedConsumer> {
+    let consumer = bus.consumer(status.name.as_str())?;
+    let lag = consumer.lag().await?;
+    let deferred = if status.has_deferred { consumer.deferred(None, DEFERRED_MAX).await?.len() } else { 0 };
+    Ok(ObservedConsumer {
+        name: status.name.to_string(),
+        rows: lag.iter().map(|shard| shard.rows).sum(),
+        age: Duration::from_millis(lag.iter().filter_map(|shard| shard.age_ms).max().unwrap_or_default()),
+        deferred: deferred as u64,
+        members: status.members.len() as u64,
+        unowned: status.shards.iter().filter(|shard| shard.owner.is_none()).count() as u64,
+    })
 }
 
 impl WatchState {
     /// Derives an observation at `now` from `read` and the earlier reads.
     fn see(&mut self, now: Duration, read: Read) -> Arc<Observed> {
-        let Read { partitions, shards, nodes, backlog, ages, tail_lag, groups } = read;
+        let Read { partitions, shards, nodes, backlog, ages, tail_lag, consumers } = read;
         let mut observed =
-            Observed { runs: runs(partitions, &backlog, &ages), tail_lag, ..Observed::default() };
+            Observed { runs: runs(partitions, &backlog, &ages), tail_lag, consumers, ..Observed::default() };
         let mut beats = BTreeMap::new();
         for node in &nodes {
             let beat = (node.started_ms, node.beat);
@@ -138,16 +171,8 @@ impl WatchState {
         observed.leases = [
             ("partition", leases(|pool| pool == "partition"), partitions.into()),
             ("janitor", leases(|pool| pool == "janitor"), 1),
-            ("groups", leases(|pool| pool != "partition" && pool != "janitor"), shards),
+            ("consumers", leases(|pool| pool != "partition" && pool != "janitor"), shards),
         ];
-        observed.groups = groups
-            .into_iter()
-            .map(|(name, lag)| {
-                let rows = lag.iter().map(|shard| shard.rows).sum();
-                let age = lag.iter().filter_map(|shard| shard.age_ms).max();
-                (name, rows, age.unwrap_or_default())
-            })
-            .collect();
         let observed = Arc::new(observed);
         self.last = Some((now, Arc::clone(&observed)));
         observed

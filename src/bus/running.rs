@@ -139,7 +139,7 @@ impl Running {
         &self.bus
     }
 
-    /// The node, which starts consumers of groups.
+    /// The node, for further roles.
     pub fn node(&self) -> &Node {
         &self.node
     }
@@ -147,7 +147,7 @@ impl Running {
     /// A member of the consumer `name`, which this process is to run. Fails with [`Error::Invalid`] if the name is empty or longer than 256
     /// bytes.
     pub fn consumer(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
-        self.node.consumer_named(name)
+        self.node.consumer(name)
     }
 
     /// The dispatcher, which starts subscribers and mirrors.

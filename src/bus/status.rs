@@ -7,10 +7,7 @@ use serde::Serialize;
 use super::Bus;
 use crate::{
     base::{encoding::Sequence, error::Result},
-    roles::{
-        consumer::ConsumerStatus,
-        group::{GroupStatus, ShardLag},
-    },
+    roles::consumer::{ConsumerLag, ConsumerStatus},
     state::{
         feed::TopologyEntry, keys::Partition, membership::NodeStatus, skipped::SkippedRow,
         stats::StatsSnapshot,
@@ -36,10 +33,8 @@ pub struct BusStatus {
     pub backlog: Backlog,
     /// The nodes that have joined and not left.
     pub nodes: Vec<NodeStatus>,
-    /// The consumers.
-    pub consumers: Vec<ConsumerStatus>,
-    /// The groups of all feeds.
-    pub groups: Vec<GroupLag>,
+    /// The consumers, in the order of their names.
+    pub consumers: Vec<ConsumerReport>,
     /// The rows that this process cannot decode.
     pub skipped_rows: Vec<SkippedRow>,
     /// Counts of the roles of this process.
@@ -90,37 +85,36 @@ pub struct PartitionBacklog {
     pub rows: u64,
 }
 
-/// A group and its lag.
+/// A consumer and its lag.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
-pub struct GroupLag {
-    /// The group.
+pub struct ConsumerReport {
+    /// The consumer.
     #[serde(flatten)]
-    pub group: GroupStatus,
-    /// The lag in each shard; `None` if the group was deleted meanwhile.
-    pub lag: Option<Vec<ShardLag>>,
+    pub consumer: ConsumerStatus,
+    /// The lag in each shard; `None` if the consumer was deleted meanwhile.
+    pub lag: Option<Vec<ConsumerLag>>,
 }
 
 impl Bus {
-    /// The status of the bus: its feed, its backlog, its nodes, and its groups with their lag. It costs some reads per group, and counts
+    /// The status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It costs some reads per consumer, and counts
     /// at most [`Backlog::ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
     pub async fn status(&self) -> Result<BusStatus> {
         let feed = self.feed();
-        let (now, last_seq, horizon, topology, nodes, consumers, groups, backlog) = tokio::try_join!(
+        let (now, last_seq, horizon, topology, nodes, consumers, backlog) = tokio::try_join!(
             feed.now(),
             feed.last_sequence(),
             feed.horizon(),
             feed.topology(),
             self.nodes(),
             self.consumers(),
-            self.groups(),
             self.backlog(),
         )?;
-        let mut with_lag = Vec::with_capacity(groups.len());
-        for group in groups {
-            // The group may be deleted meanwhile.
-            let lag = self.any_group(group.instance, group.name.as_str())?.lag().await.ok();
-            with_lag.push(GroupLag { group, lag });
+        let mut reports = Vec::with_capacity(consumers.len());
+        for consumer in consumers {
+            // The consumer may be deleted meanwhile.
+            let lag = self.consumer(consumer.name.as_str())?.lag().await.ok();
+            reports.push(ConsumerReport { consumer, lag });
         }
         Ok(BusStatus {
             version: env!("CARGO_PKG_VERSION"),
@@ -130,8 +124,7 @@ impl Bus {
             feed: FeedStatus { now, last_seq, horizon, topology },
             backlog,
             nodes,
-            consumers,
-            groups: with_lag,
+            consumers: reports,
             skipped_rows: self.skipped_rows(),
             stats: self.stats(),
         })

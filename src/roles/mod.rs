@@ -5,7 +5,6 @@
 pub(crate) mod changes;
 pub(crate) mod consumer;
 pub(crate) mod dispatcher;
-pub(crate) mod group;
 pub(crate) mod janitor;
 pub(crate) mod mirror;
 pub(crate) mod notifier;

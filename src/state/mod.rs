@@ -10,7 +10,6 @@ pub(crate) mod feed_wakeups;
 pub(crate) mod feed_watcher;
 pub(crate) mod keys;
 pub(crate) mod membership;
-pub(crate) mod named_cursor;
 pub(crate) mod notification_feed;
 pub(crate) mod page_cache;
 pub(crate) mod polls;

@@ -96,22 +96,6 @@ stats! {
     consumer_panics,
     /// How often an id was deferred because its work had failed too often, or stalled.
     consumer_deferred,
-    /// Groups that the janitor has deleted because they had no consumer for too long.
-    groups_expired,
-    /// Rows that observers of groups have worked on.
-    group_rows,
-    /// Checkpoints of groups that were written outside of observers' own transactions.
-    group_checkpoints,
-    /// Failures of observers of groups, including panics and failures of the store during their work.
-    group_errors,
-    /// Panics of observers of groups.
-    group_panics,
-    /// Rows that went to the dead letters of their group.
-    group_dead_letters,
-    /// How often a group has parked an id because its work had failed too often.
-    group_parked,
-    /// How often a shard of a group was reported as stuck.
-    group_stuck,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
     /// Panics of listeners, and of the predicates in front of them.

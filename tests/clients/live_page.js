@@ -115,7 +115,7 @@ async function watch (url, browser) {
   await browser.until(`points.length > ${process.env.NOTIBUS_SCREENSHOTS ? 30 : 3}`)
   assert.ok(await browser.ask(DRAWN) > 100, 'the plot has lines')
   await browser.until('document.getElementById("nodes").children.length === 2')
-  await browser.until('document.getElementById("groups").textContent.includes("mailer")')
+  await browser.until('document.getElementById("consumers").textContent.includes("mailer")')
   await browser.until('document.getElementById("latency").textContent.includes(" ms")')
   await browser.until('document.getElementById("topology").textContent.includes("4 (1 to 4)open")')
   const [light, dark] = [await browser.picture('live-light.png', 'light'), await browser.picture('live-dark.png', 'dark')]

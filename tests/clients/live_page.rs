@@ -10,7 +10,7 @@ use std::{
 use libtest_mimic::Trial;
 use notibus::{
     Bus, BusOptions, NodeOptions, NotifierOptions, Roles,
-    group::GroupOptions,
+    consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
     store::Database,
 };
@@ -43,7 +43,7 @@ async fn watch(browser: &Path) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let router = running.api(ApiOptions::default()).unwrap().routes();
     let address = running.serve(listener, router, ServerOptions::default()).await.unwrap();
-    bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     let folds = async || {
         // A node that dies is to be missed soon.
         let expiry = Duration::from_secs(2);

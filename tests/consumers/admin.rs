@@ -292,7 +292,7 @@ async fn a_member_with_slow_beats_is_no_dead_one() {
         let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
         let options = NodeOptions::default().heartbeat(heartbeat).expiry(expiry);
         let node = fixture.other.node(options).await.unwrap();
-        let consumer = node.consumer_named("c").unwrap().run(Ids::new().handler()).await.unwrap();
+        let consumer = node.consumer("c").unwrap().run(Ids::new().handler()).await.unwrap();
         for refused in [handle.reset(Cursor::NOTHING, false).await, handle.delete(false).await] {
             assert!(matches!(refused, Err(Error::ConsumerInUse { members: 1, .. })), "{refused:?}");
         }

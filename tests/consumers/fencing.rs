@@ -475,7 +475,7 @@ async fn a_run_that_fails_after_its_commit_is_done() {
 async fn a_node_is_a_member_once() {
     let fixture = ConsumerFixture::new(1).await;
     let node = crate::common::joined(&fixture.bus).await;
-    let member = || node.consumer_named("c").unwrap().options(hinted());
+    let member = || node.consumer("c").unwrap().options(hinted());
     let consumer = member().run(Ids::new().handler()).await.unwrap();
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");

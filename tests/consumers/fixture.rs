@@ -107,7 +107,7 @@ impl ConsumerFixture {
 }
 
 fn member_of(node: &Node) -> ConsumerBuilder<Notification> {
-    node.consumer_named("c").unwrap().options(hinted())
+    node.consumer("c").unwrap().options(hinted())
 }
 
 /// Members that read a shard only after a hint.

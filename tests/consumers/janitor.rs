@@ -51,7 +51,7 @@ async fn a_tombstone_stays_until_every_consumer_has_passed_it() {
     assert!(is_there().await, "the second consumer has not read it");
     assert!(log.names().contains(&"a".to_owned()));
     let node = joined(&fixture.another().await).await;
-    let twin = node.consumer_named("second").unwrap().options(hinted()).run(other.handler()).await.unwrap();
+    let twin = node.consumer("second").unwrap().options(hinted()).run(other.handler()).await.unwrap();
     until("it is dropped", async || !is_there().await).await;
     consumer.shutdown().await.unwrap();
     twin.shutdown().await.unwrap();

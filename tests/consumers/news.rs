@@ -60,7 +60,7 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     let news = News::default();
     let log = noting_rows(&news);
     let node = crate::common::joined(&fixture.bus).await;
-    let member = node.consumer_named("second").unwrap().start_from(Cursor::NOTHING);
+    let member = node.consumer("second").unwrap().start_from(Cursor::NOTHING);
     let options = hinted().batch_rows_max(1).poll_interval(Duration::from_secs(20));
     let second = member.options(options).run_batches(log.handler()).await.unwrap();
     until("it comes", async || news.lock().unwrap().iter().any(|(name, _)| name == "z")).await;

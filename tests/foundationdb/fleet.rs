@@ -1,4 +1,4 @@
-//! A fleet of processes that share work while some die, sleep and join: notifiers, and members of a group.
+//! A fleet of processes that share work while some die, sleep and join: notifiers, and members of a consumer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,8 @@ use std::{
 
 use notibus::{
     Bus, BusOptions, Cursor, Error, NodeOptions, Notification, NotifierOptions,
-    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    consumer::{Batch, ConsumerOptions, ConsumerSettings},
+    cursor::Start,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio::sync::oneshot;
@@ -35,7 +36,7 @@ async fn bus(store: &Database, prefix: &[u8]) -> Bus {
     Bus::open(store, options).await.unwrap()
 }
 
-/// The part of a process: a node that folds, and counts each row in the transaction of its checkpoint. It reports its id, when
+/// The part of a process: a node that folds, and counts each row in the transaction of its progress. It reports its id, when
 /// it holds a count, and when the store has refused one because the lease was lost.
 pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
@@ -45,15 +46,15 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     let mut folding = NotifierOptions::default();
     folding.balance.interval = BALANCE;
     let notifier = node.notifier(folding).await.unwrap();
-    let mut consuming = ConsumerOptions::default().rows_max(5);
+    let mut consuming = ConsumerOptions::default().batch_rows_max(5);
     consuming.balance.interval = BALANCE;
     let effects: Arc<[u8]> = effects(prefix).into();
-    let count = move |batch: GroupBatch<Notification>| {
+    let count = move |batch: Batch<Notification>| {
         let (store, effects) = (store.clone(), Arc::clone(&effects));
-        // It continues even if its observer is dropped, as happens when the process wakes and finds that it has expired.
+        // It continues even if its handler is dropped, as happens when the process wakes and finds that it has expired.
         let counting = tokio::spawn(async move {
             let body = async |tx: Transaction| {
-                if batch.checkpoint_in(&tx).await?.is_done() {
+                if batch.commit_in(&tx).await?.is_already_committed() {
                     return Ok(());
                 }
                 for row in &batch.rows {
@@ -73,8 +74,7 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
         });
         async move { Ok(counting.await??) }
     };
-    let group = bus.group("counter").unwrap();
-    let consumer = node.consumer(&group, move |_| count.clone(), consuming).await.unwrap();
+    let consumer = node.consumer("counter").unwrap().options(consuming).run_batches(count).await.unwrap();
     child::report(&node.id().to_string());
     let _ = end.await;
     consumer.shutdown().await.unwrap();
@@ -116,7 +116,7 @@ async fn until_balanced(bus: &Bus, what: &str, ids: impl Iterator<Item = &String
     let is_balanced = async || {
         let nodes = bus.nodes().await.unwrap();
         let live: BTreeSet<_> = nodes.iter().map(|node| node.id.to_string()).collect();
-        let pools = ["partition", "group"].map(|pool| {
+        let pools = ["partition", "consumer"].map(|pool| {
             let of = |node: &notibus::node::NodeStatus| {
                 node.leases
                     .iter()
@@ -147,8 +147,8 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("fleet"));
     let store = fixture::open(&file).await;
     let bus = bus(&store, &prefix).await;
-    let group = bus.group("counter").unwrap();
-    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
+    let counter = bus.consumer("counter").unwrap();
+    counter.create(&ConsumerSettings::default().start(Start::from(Cursor::NOTHING))).await.unwrap();
     let mut fleet = Vec::new();
     for _ in 0..5 {
         fleet.push(start(&file, &prefix).await);
@@ -179,8 +179,8 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
 
     let totals = load.stop().await;
     until_folded(&bus, &totals).await;
-    let is_done = async || group.lag().await.unwrap().iter().all(|shard| shard.rows == 0);
-    until("the group has counted everything", is_done).await;
+    let is_done = async || counter.lag().await.unwrap().iter().all(|shard| shard.rows == 0);
+    until("the consumer has counted everything", is_done).await;
     let counted = counted(&store, &prefix).await;
     assert!(counted.values().all(|count| *count == 1), "{counted:?}");
     let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;

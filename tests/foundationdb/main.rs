@@ -45,11 +45,11 @@ mod busy;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
 mod chaos;
 mod child;
+mod consumers;
 mod differential;
 mod dropped;
 mod fixture;
 mod fleet;
-mod groups;
 mod load;
 mod opening;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -148,7 +148,7 @@ fn all() -> Vec<Trial> {
             a_bus_moves_to_a_cluster_and_away
             the_janitor_drops_what_is_old
         }
-        groups {
+        consumers {
             each_row_is_counted_exactly_once_while_nodes_die_and_shards_change
             a_zombie_cannot_commit_its_effect
         }

@@ -22,13 +22,20 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 const POSTED: usize = 16;
 
 /// What commands do that only read.
-pub(crate) const COMMANDS: [&[&str]; 4] = [&["nodes"], &["topology", "show"], &["groups", "list"], &["tail"]];
+pub(crate) const COMMANDS: [&[&str]; 4] =
+    [&["nodes"], &["topology", "show"], &["consumers", "list"], &["tail"]];
 
 /// What commands do that write, too.
 ///
 /// Regression: the last one waited until the cluster was back.
-pub(crate) const ALL_COMMANDS: [&[&str]; 6] =
-    [COMMANDS[0], COMMANDS[1], COMMANDS[2], COMMANDS[3], &["groups", "create", "late"], &["record", "late"]];
+pub(crate) const ALL_COMMANDS: [&[&str]; 6] = [
+    COMMANDS[0],
+    COMMANDS[1],
+    COMMANDS[2],
+    COMMANDS[3],
+    &["consumers", "create", "late"],
+    &["record", "late"],
+];
 
 /// What commands say that have no answer.
 pub(crate) const NO_ANSWER: &[&str] = &["gave up", "did not answer"];

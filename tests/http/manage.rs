@@ -1,4 +1,4 @@
-//! Looking after a bus over HTTP: nodes, feeds and groups, what is refused, and who may do what.
+//! Looking after a bus over HTTP: nodes, feeds and consumers, what is refused, and who may do what.
 
 use notibus::{
     EventKind,
@@ -77,7 +77,7 @@ async fn rows_are_read_page_by_page_and_waited_for() {
 }
 
 #[tokio::test]
-async fn feeds_and_groups_are_managed() {
+async fn feeds_are_managed() {
     let fixture = fixture(Access::Open).await;
     fixture.event(&db("a", 1), EventKind::Created).await;
     let feed = "/_notibus/feeds/notifications";
@@ -89,47 +89,6 @@ async fn feeds_and_groups_are_managed() {
     let rows = shown["entries"][0]["rows"].as_array().unwrap().iter().map(|rows| rows.as_u64().unwrap());
     assert_eq!(rows.sum::<u64>(), 1);
 
-    let groups = "/_notibus/groups";
-    let create = json!({ "name": "a/b c", "start": "0" });
-    assert_eq!(post(&fixture, groups, &create).await.0, 201);
-    assert_eq!(post(&fixture, groups, &create).await.0, 200);
-    assert_eq!(get(fixture.at(), groups).await.json()["groups"][0]["name"], "a/b c");
-    let group = format!("{groups}/a%2Fb%20c");
-    let behind = async || {
-        let lag = get(fixture.at(), &format!("{group}/lag")).await.json();
-        lag["lag"].as_array().unwrap().iter().map(|shard| shard["rows"].as_u64().unwrap()).sum::<u64>()
-    };
-    assert_eq!(behind().await, 1);
-    assert_eq!(post(&fixture, &format!("{group}/reset"), &json!({ "to": "now" })).await.0, 200);
-    assert_eq!(behind().await, 0);
-    for list in ["dead_letters", "parked"] {
-        assert_eq!(
-            get(fixture.at(), &format!("{group}/{list}")).await.json(),
-            json!({ list: [], "next": null })
-        );
-    }
-    for (path, body, status) in [
-        ("reset", json!({}), 400),
-        ("reset", json!({ "to": "then" }), 400),
-        ("delete", json!({ "to": "now" }), 400),
-        ("delete", json!({ "feed": "x" }), 400),
-        ("dead_letters/delete", json!({}), 400),
-        ("dead_letters/delete", json!({ "seq": "f".repeat(26) }), 404),
-        ("parked/delete", json!({}), 400),
-        ("parked/delete", json!({ "id": "a" }), 404),
-        ("parked/retry", json!({ "id": "a" }), 400),
-        ("dead_letters/delete", json!({ "all": true }), 200),
-        ("parked/retry", json!({}), 202),
-        ("replay", json!({ "filter": "a[" }), 400),
-        ("replay", json!({ "after": "x" }), 400),
-        ("replay", json!({ "after": format!("1-1-{}", "0".repeat(26)) }), 404),
-        ("replay", json!({}), 202),
-        ("delete", json!({}), 200),
-        ("delete", json!({}), 404),
-    ] {
-        assert_eq!(post(&fixture, &format!("{group}/{path}"), &body).await.0, status, "{path} {body}");
-    }
-    assert_eq!(get(fixture.at(), &format!("{group}/lag")).await.head.status, 404);
     let unknown = get(fixture.at(), "/_notibus/feeds/0123456789abcdef0123456789abcdef/topology").await;
     assert!(unknown.head.status == 404 && unknown.body.contains("0123456789abcdef"), "{}", unknown.body);
     // Regression: the first of two equal parameters was ignored, although a proxy in front may have checked that one.
@@ -140,12 +99,104 @@ async fn feeds_and_groups_are_managed() {
     // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
     assert_eq!(get(fixture.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
     // Regression: the body of these refusals was no JSON.
-    for target in ["groups/%ff/lag", "groups/%ff/parked", "feeds/%ff/topology"] {
+    for target in ["consumers/%ff/lag", "consumers/%ff/deferred", "feeds/%ff/topology"] {
         let broken = get(fixture.at(), &format!("/_notibus/{target}")).await;
         assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()), "{target}");
     }
     let nodes = get(fixture.at(), "/_notibus/nodes").await.json();
     assert_eq!(nodes["nodes"][0]["roles"][0], "notifier");
+}
+
+/// Every route of a consumer, by a name that has to be escaped.
+#[tokio::test]
+async fn consumers_are_managed() {
+    let fixture = fixture(Access::Open).await;
+    fixture.event(&db("a", 1), EventKind::Created).await;
+    let consumers = "/_notibus/consumers";
+    let create = json!({ "name": "a/b c", "start": "0", "names": "*" });
+    assert_eq!(post(&fixture, consumers, &create).await, (201, json!({ "ok": true, "created": true })));
+    assert_eq!(post(&fixture, consumers, &create).await, (200, json!({ "ok": true, "created": false })));
+    assert_eq!(get(fixture.at(), consumers).await.json()["consumers"][0]["name"], "a/b c");
+    let other = json!({ "name": "a/b c", "names": "b*" });
+    assert_eq!(post(&fixture, consumers, &other).await.0, 400, "it exists with another filter");
+    for bad in [
+        json!({}),
+        json!({ "name": "" }),
+        json!({ "name": "c", "group": "x" }),
+        json!({ "name": "c", "names": "a[" }),
+    ] {
+        assert_eq!(post(&fixture, consumers, &bad).await.0, 400, "{bad}");
+    }
+    let consumer = format!("{consumers}/a%2Fb%20c");
+    let behind = async || {
+        let lag = get(fixture.at(), &format!("{consumer}/lag")).await.json();
+        lag["lag"].as_array().unwrap().iter().map(|shard| shard["rows"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(behind().await, 1);
+    assert_eq!(post(&fixture, &format!("{consumer}/reset"), &json!({ "to": "now" })).await.0, 200);
+    assert_eq!(behind().await, 0);
+    let shown = get(fixture.at(), &consumer).await.json();
+    assert_eq!(
+        (&shown["consumer"]["generation"], &shown["consumer"]["is_paused"]),
+        (&2.into(), &false.into())
+    );
+    assert!(shown["troubles"][0].as_str().unwrap().contains("no node works for it"), "{shown}");
+
+    // What somebody asks for again is deferred until a member works on it.
+    let deferred = async || get(fixture.at(), &format!("{consumer}/deferred")).await.json();
+    assert_eq!(deferred().await, json!({ "deferred": [], "next": null }));
+    let asked = post(&fixture, &format!("{consumer}/again"), &json!({ "filter": "*" })).await;
+    assert_eq!(asked, (202, json!({ "ok": true, "ids": 1 })));
+    let listed = deferred().await;
+    assert_eq!(
+        (&listed["deferred"][0]["id"], &listed["deferred"][0]["is_again"]),
+        (&"a".into(), &true.into())
+    );
+    for (path, body, status) in [
+        ("reset", json!({}), 400),
+        ("reset", json!({ "to": "then" }), 400),
+        ("delete", json!({ "to": "now" }), 400),
+        ("delete", json!({ "feed": "x" }), 400),
+        ("again", json!({ "filter": "a[" }), 400),
+        ("again", json!({ "id": "a" }), 400),
+        ("again", json!({ "deferred": true }), 202),
+        ("deferred/discard", json!({}), 400),
+        ("deferred/discard", json!({ "id": "b" }), 404),
+        ("deferred/discard", json!({ "id": "a" }), 200),
+        ("pause", json!({}), 200),
+        ("resume", json!({}), 200),
+        ("delete", json!({}), 200),
+        ("delete", json!({}), 404),
+    ] {
+        assert_eq!(post(&fixture, &format!("{consumer}/{path}"), &body).await.0, status, "{path} {body}");
+    }
+    for looks in ["", "/lag", "/deferred"] {
+        assert_eq!(get(fixture.at(), &format!("{consumer}{looks}")).await.head.status, 404, "{looks}");
+    }
+}
+
+/// A page of deferred ids says where the next one begins.
+#[tokio::test]
+async fn deferred_ids_are_listed_page_by_page() {
+    let fixture = fixture(Access::Open).await;
+    for n in 0..1_001 {
+        fixture.event(&db(&format!("db{n}"), 1), EventKind::Created).await;
+    }
+    assert_eq!(post(&fixture, "/_notibus/consumers", &json!({ "name": "c" })).await.0, 201);
+    assert_eq!(post(&fixture, "/_notibus/consumers/c/again", &json!({})).await.1["ids"], 1_001);
+    let (mut target, mut ids) =
+        ("/_notibus/consumers/c/deferred".to_owned(), std::collections::BTreeSet::new());
+    loop {
+        let page = get(fixture.at(), &target).await.json();
+        ids.extend(
+            page["deferred"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap().to_owned()),
+        );
+        let next = &page["next"];
+        let (Some(shard), Some(after)) = (next["shard"].as_str(), next["after"].as_str()) else { break };
+        target = format!("/_notibus/consumers/c/deferred?shard={shard}&after={after}");
+    }
+    assert_eq!(ids.len(), 1_001);
+    assert_eq!(get(fixture.at(), "/_notibus/consumers/c/deferred?after=a").await.head.status, 400);
 }
 
 #[tokio::test]
@@ -156,13 +207,13 @@ async fn who_may_look_may_change_nothing() {
     let bearer = format!("Authorization: Bearer {token}\r\n");
     for (method, path, status) in [
         ("GET", "/_notibus/nodes", 200),
-        ("GET", "/_notibus/groups", 200),
+        ("GET", "/_notibus/consumers", 200),
         ("GET", "/_notibus/feeds/notifications/topology", 200),
         ("GET", "/_notibus/feeds/notifications/rows", 401),
-        ("GET", "/_notibus/groups/mailer/dead_letters", 401),
+        ("GET", "/_notibus/consumers/mailer/deferred", 401),
         ("POST", "/_notibus/feeds/notifications/reshard", 401),
-        ("POST", "/_notibus/groups", 401),
-        ("POST", "/_notibus/groups/mailer/delete", 401),
+        ("POST", "/_notibus/consumers", 401),
+        ("POST", "/_notibus/consumers/mailer/delete", 401),
     ] {
         let answer = ask(fixture.at(), method, path, &bearer, "{}").await;
         assert_eq!(answer.head.status, status, "{method} {path}: {}", answer.body);
@@ -175,7 +226,9 @@ async fn who_may_look_may_change_nothing() {
 async fn a_page_changes_nothing() {
     let fixture = fixture(Access::Open).await;
     let at = format!("Origin: http://{}\r\n", fixture.at());
-    for path in ["/_notibus/groups", "/_notibus/groups/a/delete", "/_notibus/feeds/notifications/reshard"] {
+    for path in
+        ["/_notibus/consumers", "/_notibus/consumers/a/delete", "/_notibus/feeds/notifications/reshard"]
+    {
         assert_eq!(ask(fixture.at(), "POST", path, &at, "{}").await.head.status, 403, "{path}");
     }
 }

@@ -10,8 +10,7 @@ use std::{
 };
 
 use notibus::{
-    Cursor, EventKind, Notification,
-    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    EventKind,
     http::{ApiOptions, ServerOptions},
 };
 use tracing::{
@@ -20,11 +19,7 @@ use tracing::{
     span,
 };
 
-use crate::{
-    client::get,
-    common::{db, joined, until},
-    fixture::HttpFixture,
-};
+use crate::{client::get, common::db, fixture::HttpFixture};
 
 /// The names of the fields of a span, with their values.
 type FieldTexts = Vec<(&'static str, String)>;
@@ -71,15 +66,8 @@ async fn folds_pages_batches_and_requests_are_spans() {
     let fixture =
         HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates());
     let fixture = fixture.await;
-    let group = fixture.bus.group("mailer").unwrap();
-    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
-    let send = |_: GroupBatch<Notification>| async { Ok(()) };
-    let consumer =
-        joined(&fixture.bus).await.consumer(&group, move |_| send, ConsumerOptions::default()).await.unwrap();
-    until("the group", async || fixture.bus.stats().group_rows == 1).await;
     assert_eq!(get(fixture.at(), "/_db_updates").await.rows().len(), 1);
-    consumer.shutdown().await.unwrap();
 
     let seen = spans.0.lock().unwrap().clone();
     let request = [("method", "\"GET\""), ("route", "\"/_db_updates\"")];
@@ -88,6 +76,5 @@ async fn folds_pages_batches_and_requests_are_spans() {
     assert_eq!(names("fold"), ["partition", "fold"]);
     assert_eq!(names("page"), ["since", "limit"]);
     assert_eq!(names("batch"), ["rows", "to"]);
-    assert_eq!(names("group_batch"), ["group", "shard", "rows"]);
-    assert_eq!(seen.len(), 5, "docs/operations.md lists each one: {:?}", seen.keys());
+    assert_eq!(seen.len(), 4, "docs/operations.md lists each one: {:?}", seen.keys());
 }

@@ -2,7 +2,7 @@
 
 use notibus::{
     DispatcherOptions, EventKind,
-    group::GroupOptions,
+    consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
     store::testing::{DiskFault, DiskOperation, SimulatedDisk},
 };
@@ -23,7 +23,7 @@ async fn fixture() -> HttpFixture {
 #[tokio::test]
 async fn health_status_and_metrics_tell_how_it_is() {
     let fixture = fixture().await;
-    fixture.bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    fixture.bus.consumer("mailer").unwrap().create(&ConsumerSettings::default()).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(get(fixture.at(), "/_db_updates").await.rows().len(), 1);
 
@@ -34,8 +34,8 @@ async fn health_status_and_metrics_tell_how_it_is() {
     assert_eq!(status["nodes"][0]["roles"][0], "notifier");
     assert!(status["nodes"][0]["leases"].as_object().unwrap().values().any(|held| held.as_u64() > Some(0)));
     assert_eq!(status["incarnation"], 0);
-    assert_eq!(status["groups"][0]["name"], "mailer");
-    let behind: u64 = status["groups"][0]["lag"]
+    assert_eq!(status["consumers"][0]["name"], "mailer");
+    let behind: u64 = status["consumers"][0]["lag"]
         .as_array()
         .unwrap()
         .iter()

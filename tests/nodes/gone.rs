@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use notibus::{
-    Error, Filter, Roles,
+    Error, Filter, Notification, Roles,
+    consumer::Work,
     dispatcher::{Interruption, StopReason},
     store::{Database, testing::Faults},
 };
@@ -22,9 +23,8 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     let running = bus.start(Roles::default()).await.unwrap();
     let dispatcher = running.dispatcher();
     let mut stream = dispatcher.subscribe(Filter::all()).stream();
-    let cursor = bus.cursor("durable").unwrap();
-    let durable = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
-    let callback = durable.callback(|_| async {});
+    let callback = dispatcher.subscribe(Filter::all()).callback(|_| async {});
+    let consumer = running.consumer("c").unwrap().run(async |_: Work<Notification>| Ok(())).await.unwrap();
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     within("a delivery", stream.next()).await.unwrap().unwrap();
@@ -52,8 +52,9 @@ async fn all_that_reads_ends_with_an_error_once_the_bus_is_gone() {
     // A subscriber that comes later ends as well.
     let late = within("the end", dispatcher.subscribe(Filter::all()).stream().next()).await;
     assert!(matches!(late, Some(Err(Interruption::Failed(Error::BusGone { .. })))), "{late:?}");
-    let late = dispatcher.subscribe(Filter::all()).durable(&cursor).await.err();
+    let late = running.consumer("late").unwrap().run(async |_: Work<Notification>| Ok(())).await.err();
     assert!(matches!(late, Some(Error::BusGone { .. })), "{late:?}");
+    assert!(consumer.shards().is_empty());
     second.shutdown().await.unwrap();
     // Nothing reads the store any more.
     tokio::time::sleep(Duration::from_mins(2)).await;

@@ -9,8 +9,7 @@ use std::{
 
 use notibus::{
     Cursor, Filter, Notification, Roles,
-    consumer::Work,
-    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    consumer::{Batch, Work},
     store::{
         Database, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, WatchFault},
@@ -73,7 +72,7 @@ fn cut_off(faults: &Faults, error: &StoreError) {
     faults.plan_watches(move |_| Some(WatchFault::Refuse(watch.clone())));
 }
 
-/// Regression: parallel jobs and groups logged each failure of the store on their own, and the
+/// Regression: parallel jobs and consumers logged each failure of the store on their own, and the
 /// one line per cause with growing pauses was lost among them.
 #[tokio::test(start_paused = true)]
 async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
@@ -87,17 +86,13 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
         let store = faults.database();
         let bus = narrow_bus(&store).await;
         let running = bus.start(Roles::default()).await.unwrap();
-        let group = bus.group("g").unwrap();
-        group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
-        let observe = |_: GroupBatch<Notification>| async { Ok(()) };
-        let consumer = running.node().consumer(&group, move |_| observe, ConsumerOptions::default()).await;
-        let consumer = consumer.unwrap();
+        let audit = running.consumer("audit").unwrap().start_from(Cursor::NOTHING);
+        let audit = audit.run_batches(async |_: Batch<Notification>| Ok(())).await.unwrap();
         let dispatcher = running.dispatcher();
         let views = running.consumer("views").unwrap().run(async |_: Work<Notification>| Ok(()));
         let views = views.await.unwrap();
         let mirror = dispatcher.mirror(Filter::all()).unwrap();
-        let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("c").unwrap()).await.unwrap();
-        let callback = durable.callback(|_| async {});
+        let callback = dispatcher.subscribe(Filter::all()).callback(|_| async {});
         for number in 0..20 {
             record(&store, &bus, &db(&format!("db{number}"), 1), [1, 0, 0, 0]).await;
         }
@@ -119,32 +114,31 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
         row_with(&bus, &db("after", 1), [1, 0, 0, 0]).await;
         drop((mirror, callback));
         views.shutdown().await.unwrap();
-        consumer.shutdown().await.unwrap();
+        audit.shutdown().await.unwrap();
         running.shutdown().await.unwrap();
     }
 }
 
-/// Regression: a listener that was stopped waited for as long as the store was away, because it saves its position.
+/// Regression: what saved its position waited at its end for as long as the store was away.
 #[tokio::test(start_paused = true)]
 async fn what_saves_its_position_ends_without_the_store_too() {
     let faults = Faults::new(&Database::memory());
     let store = faults.database();
     let bus = narrow_bus(&store).await;
     let running = bus.start(Roles::default()).await.unwrap();
-    let dispatcher = running.dispatcher();
-    let durable = dispatcher.subscribe(Filter::all()).durable(&bus.cursor("c").unwrap()).await.unwrap();
-    let callback = durable.callback(|_| async {});
-    // Nothing is saved from here on, so that there is something to save at the end.
-    let is_save = |attempt: &Attempt| writes(attempt, b"notibus\x15\x10");
+    let consumer = running.consumer("c").unwrap().run(async |_: Work<Notification>| Ok(())).await.unwrap();
+    // No checkpoint is saved from here on, so that there is one to save at the end.
+    let is_save = |attempt: &Attempt| writes(attempt, b"notibus\x15\x19\x15\x01");
     faults.plan_commits(move |attempt| {
         is_save(attempt).then_some(CommitFault::Before(StoreError::PROCESS_BEHIND))
     });
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(bus.stats().consumer_rows, 1);
     cut_off(&faults, &StoreError::PROCESS_BEHIND);
     let began = tokio::time::Instant::now();
-    callback.stop().await;
+    consumer.shutdown().await.unwrap_err();
     assert!(began.elapsed() <= Duration::from_secs(25), "{:?}", began.elapsed());
     faults.heal();
     running.shutdown().await.unwrap();

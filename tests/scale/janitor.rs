@@ -1,4 +1,4 @@
-//! What a pass of the janitor reads: something of each group, and nothing of each of its shards; and little of each feed of documents.
+//! What a pass of the janitor reads: something of each consumer, and nothing of each of its shards; and little of each feed of documents.
 //!
 //! Thousands of feeds by default. `NOTIBUS_LOAD=full cargo test --release --test scale janitor -- --nocapture` takes 100,000.
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use notibus::{
     Db, DbInstance, JanitorOptions,
     changes::{ChangesOptions, DocId, DocSummary},
-    group::GroupOptions,
+    consumer::ConsumerSettings,
     store::{Transaction, testing::OperationCounts},
 };
 
@@ -16,13 +16,13 @@ use crate::{
     common::{db, joined, record, row_with, unpolled},
 };
 
-/// What ten passes read beside a tombstone that `groups` groups have still to read, in `shards` shards.
-async fn passes(groups: usize, shards: u32) -> OperationCounts {
+/// What ten passes read beside a tombstone that `consumers` consumers have still to read, in `shards` shards.
+async fn passes(consumers: usize, shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
-    for number in 0..groups {
+    for number in 0..consumers {
         // Names of one length, so that keys are.
-        let group = fixture.others.group(&format!("group{number:04}")).unwrap();
-        group.create(&GroupOptions::default()).await.unwrap();
+        let consumer = fixture.others.consumer(&format!("consumer{number:04}")).unwrap();
+        consumer.create(&ConsumerSettings::default()).await.unwrap();
     }
     let notifier = joined(&fixture.others).await.notifier(unpolled()).await.unwrap();
     let gone = db("gone", 1);
@@ -34,21 +34,24 @@ async fn passes(groups: usize, shards: u32) -> OperationCounts {
     let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
     tokio::time::sleep(Duration::from_secs(15)).await;
     let spent = fixture.during(tokio::time::sleep(Duration::from_secs(100))).await;
-    assert_eq!(fixture.counted.stats().tombstones_dropped, 0, "the groups have to read it");
+    assert_eq!(fixture.counted.stats().tombstones_dropped, 0, "the consumers have to read it");
     janitor.shutdown().await.unwrap();
     spent
 }
 
-/// A page of tombstones read the checkpoints of all groups, in one transaction: 100 groups of 100 shards were 10,000 rows.
+/// A page of tombstones read the checkpoints of all consumers, in one transaction: 100 consumers of 100 shards were 10,000 rows.
 #[tokio::test(start_paused = true)]
-async fn the_janitor_reads_nothing_that_grows_with_groups_times_shards() {
+async fn the_janitor_reads_nothing_that_grows_with_consumers_times_shards() {
     let (few, many) = (passes(8, 2).await, passes(64, 2).await);
     let (few_wide, many_wide) = (passes(8, 64).await, passes(64, 64).await);
     println!(
-        "8 and 64 groups of 2 shards: {few:?}\n{many:?}\n8 and 64 groups of 64 shards: {few_wide:?}\n{many_wide:?}"
+        "8 and 64 consumers of 2 shards: {few:?}\n{many:?}\n8 and 64 consumers of 64 shards: {few_wide:?}\n{many_wide:?}"
     );
     let (narrow, wide) = (many.read_bytes - few.read_bytes, many_wide.read_bytes - few_wide.read_bytes);
-    assert!(narrow > 0 && wide * 100 <= narrow * 105, "56 groups more: {narrow} bytes, of 64 shards {wide}");
+    assert!(
+        narrow > 0 && wide * 100 <= narrow * 105,
+        "56 consumers more: {narrow} bytes, of 64 shards {wide}"
+    );
     assert!(many_wide.reads - few_wide.reads <= (many.reads - few.reads) + 10);
 }
 
@@ -93,8 +96,9 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
                 changes.feed(db).reshard(2, None).await.unwrap();
             }
             Feeds::Consumed => {
-                let group = changes.feed(db).group("group").unwrap();
-                assert!(group.create(&GroupOptions::default()).await.unwrap());
+                let consumer = fixture.others.consumer(&format!("of {}", db.name)).unwrap();
+                let settings = ConsumerSettings::default().documents(Some(db.instance));
+                assert!(consumer.create(&settings).await.unwrap());
             }
         }
     }
@@ -110,7 +114,7 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
 }
 
 /// Each closed topology entry took a transaction of its own, one after the other: 100,000 feeds that had been resharded made a pass wait
-/// for 100,000 answers. So did 100,000 feeds with a group, of each of which it read 100 rows for one: 934 MB.
+/// for 100,000 answers. So did 100,000 feeds with a consumer, of each of which it read 100 rows for one: 934 MB.
 #[tokio::test(start_paused = true)]
 async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
@@ -132,26 +136,6 @@ async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
     );
     assert!(per_feed(bytes) <= 600, "{bytes} bytes for {count} resharded feeds");
     let (transactions, bytes) = of_a_pass(Feeds::Consumed).await;
-    assert!(transactions <= u64::from(count / 10) + 5, "{transactions} transactions for {count} groups");
-    assert!(per_feed(bytes) <= 1_000, "{bytes} bytes for {count} groups");
-}
-
-/// Regression: before the janitor drops a closed entry, it asks each group of the feed whether it still stands in it. It asked one after
-/// the other, in one transaction: at 2 ms an answer that lasts 5 s from 2,500 groups on, and the entry, and all behind it, stayed forever.
-#[tokio::test(start_paused = true)]
-async fn a_closed_entry_goes_although_many_groups_have_to_be_asked() {
-    let fixture = ScaleFixture::new(1, 1).await;
-    fixture.others.feed().reshard(2, None).await.unwrap();
-    for number in 0..600 {
-        let group = fixture.others.group(&format!("group{number:04}")).unwrap();
-        group.create(&GroupOptions::default()).await.unwrap();
-    }
-    // As 3,000 groups at 2 ms an answer.
-    fixture.faults.delay_reads(Duration::from_millis(10));
-    let options = JanitorOptions::default().interval(Duration::from_secs(10));
-    let janitor = joined(&fixture.counted).await.janitor(options).await.unwrap();
-    tokio::time::sleep(Duration::from_mins(2)).await;
-    assert_eq!(fixture.counted.stats().topologies_dropped, 1);
-    assert_eq!(fixture.others.feed().topology().await.unwrap().len(), 1);
-    janitor.shutdown().await.unwrap();
+    assert!(transactions <= u64::from(count / 10) + 5, "{transactions} transactions for {count} consumers");
+    assert!(per_feed(bytes) <= 1_000, "{bytes} bytes for {count} consumers");
 }

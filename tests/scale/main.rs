@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{db, joined, record, row_with, unpolled, until};
 use notibus::{
     Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
-    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    consumer::Batch,
     node::Role,
     store::{
         Database,
@@ -170,14 +170,8 @@ async fn joining_a_pool_costs_in_proportion_to_its_resources() {
 /// What a consumer asks from a reshard on until it works on all the successors of `shards` shards.
 async fn drain_of(shards: u32) -> OperationCounts {
     let fixture = ScaleFixture::new(1, shards).await;
-    let group = fixture.counted.group("group").unwrap();
-    group.create(&GroupOptions::default()).await.unwrap();
-    let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-    let consumer = joined(&fixture.counted)
-        .await
-        .consumer(&group, move |_| observe, ConsumerOptions::default())
-        .await
-        .unwrap();
+    let nothing = |_: Batch<Notification>| std::future::ready(Ok(()));
+    let consumer = joined(&fixture.counted).await.consumer("c").unwrap().run_batches(nothing).await.unwrap();
     until("it has all", async || consumer.shards().len() == shards as usize).await;
     tokio::time::sleep(Duration::from_mins(5)).await;
     let last = consumer.shards().last().copied();
@@ -193,9 +187,9 @@ async fn drain_of(shards: u32) -> OperationCounts {
     spent
 }
 
-/// Each shard of a group that had come to its end read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
+/// Each shard of a consumer that had come to its end read the checkpoints of all others: 0.6 MB at 128 shards, 8.9 MB at 512.
 #[tokio::test(start_paused = true)]
-async fn a_drain_of_a_group_costs_in_proportion_to_its_shards() {
+async fn a_drain_of_a_consumer_costs_in_proportion_to_its_shards() {
     let (less, more) = (drain_of(128).await, drain_of(512).await);
     println!("128 shards: {less:?}\n512 shards: {more:?}");
     assert!(more.read_bytes <= less.read_bytes * 4 * 3 / 2, "{} after {}", more.read_bytes, less.read_bytes);

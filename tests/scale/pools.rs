@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use notibus::{
     Bus, Node, NodeOptions, Notification, NotifierOptions,
+    consumer::{Batch, Consumer, ConsumerHandle, ConsumerSettings},
     cursor::Start,
-    group::{Consumer, ConsumerOptions, Group, GroupBatch, GroupOptions},
 };
 
 use crate::{
@@ -19,48 +19,47 @@ fn is_full() -> bool {
     std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full")
 }
 
-/// A consumer of `group` on a node of `bus`, that does nothing.
-async fn consumer(node: &Node, group: &Group<Notification>) -> Consumer {
-    let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
-    node.consumer(group, move |_| observe, ConsumerOptions::default()).await.unwrap()
+/// A member of the consumer `name` on `node`, that does nothing.
+async fn member(node: &Node, name: &str) -> Consumer {
+    let nothing = |_: Batch<Notification>| std::future::ready(Ok(()));
+    node.consumer(name).unwrap().run_batches(nothing).await.unwrap()
 }
 
-async fn group(bus: &Bus, name: &str) -> Group<Notification> {
-    let group = bus.group(name).unwrap();
-    group.create(&GroupOptions::default()).await.unwrap();
-    group
+async fn consumer(bus: &Bus, name: &str) -> ConsumerHandle {
+    let consumer = bus.consumer(name).unwrap();
+    consumer.create(&ConsumerSettings::default()).await.unwrap();
+    consumer
 }
 
-/// Names of the groups that [`BusyBus`] consumes.
-fn names(groups: usize) -> impl Iterator<Item = String> {
-    (0..groups).map(|number| format!("group{number:04}"))
+/// Names of the consumers that the nodes of a [`BusyBus`] run.
+fn names(consumers: usize) -> impl Iterator<Item = String> {
+    (0..consumers).map(|number| format!("consumer{number:04}"))
 }
 
-/// `nodes` nodes that count what they read, with a consumer of each of `groups` groups on each of them; and another group.
+/// `nodes` nodes that count what they read, with a member of each of `consumers` consumers on each of them; and another consumer.
 struct BusyBus {
     fixture: ScaleFixture,
-    other: Group<Notification>,
-    _members: Vec<Node>,
-    _consumers: Vec<Consumer>,
+    other: ConsumerHandle,
+    _nodes: Vec<Node>,
+    _members: Vec<Consumer>,
 }
 
 impl BusyBus {
-    async fn new(nodes: usize, groups: usize) -> Self {
+    async fn new(nodes: usize, consumers: usize) -> Self {
         let fixture = ScaleFixture::new(1, 4).await;
-        let (mut members, mut consumers) = (Vec::new(), Vec::new());
-        for name in names(groups) {
-            group(&fixture.others, &name).await;
+        let (mut all, mut members) = (Vec::new(), Vec::new());
+        for name in names(consumers) {
+            consumer(&fixture.others, &name).await;
         }
         for _ in 0..nodes {
             let node = joined(&fixture.counted).await;
-            for name in names(groups) {
-                let group = fixture.counted.group(&name).unwrap();
-                consumers.push(consumer(&node, &group).await);
+            for name in names(consumers) {
+                members.push(member(&node, &name).await);
             }
-            members.push(node);
+            all.push(node);
         }
-        let other = group(&fixture.others, "other").await;
-        Self { fixture, other, _members: members, _consumers: consumers }
+        let other = consumer(&fixture.others, "other").await;
+        Self { fixture, other, _nodes: all, _members: members }
     }
 
     /// The reads, and their bytes, that the nodes make during `change`, which takes a minute, more than in a minute at rest.
@@ -73,10 +72,10 @@ impl BusyBus {
     }
 }
 
-/// [`BusyBus::reads_beside`] a change of the leases of another group.
-async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
-    let bus = BusyBus::new(nodes, groups).await;
-    let _other = consumer(&joined(&bus.fixture.others).await, &bus.other).await;
+/// [`BusyBus::reads_beside`] a change of the leases of another consumer.
+async fn change_beside(nodes: usize, consumers: usize) -> (u64, u64) {
+    let bus = BusyBus::new(nodes, consumers).await;
+    let _other = member(&joined(&bus.fixture.others).await, "other").await;
     let change = async {
         bus.other.reset(Start::Now, true).await.unwrap();
         tokio::time::sleep(Duration::from_mins(1)).await;
@@ -84,12 +83,12 @@ async fn change_beside(nodes: usize, groups: usize) -> (u64, u64) {
     Box::pin(bus.reads_beside(change)).await
 }
 
-/// [`BusyBus::reads_beside`] a consumer of another group that joins and leaves.
-async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
-    let bus = BusyBus::new(nodes, groups).await;
+/// [`BusyBus::reads_beside`] a member of another consumer that joins and leaves.
+async fn join_beside(nodes: usize, consumers: usize) -> (u64, u64) {
+    let bus = BusyBus::new(nodes, consumers).await;
     let node = joined(&bus.fixture.others).await;
     let change = async {
-        let joined = consumer(&node, &bus.other).await;
+        let joined = member(&node, "other").await;
         tokio::time::sleep(Duration::from_secs(30)).await;
         joined.shutdown().await.unwrap();
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -97,13 +96,13 @@ async fn join_beside(nodes: usize, groups: usize) -> (u64, u64) {
     Box::pin(bus.reads_beside(change)).await
 }
 
-/// Regression: each consumer that joined or left made every worker of every node read the members, leases and resources of its own pool.
+/// Regression: each member that joined or left made every worker of every node read the members, leases and resources of its own pool.
 #[tokio::test(start_paused = true)]
 async fn pools_beside_a_join_read_their_versions_only() {
-    for (nodes, groups) in [(4, 4), (16, 16)] {
-        let (reads, bytes) = join_beside(nodes, groups).await;
-        let pools = (nodes * groups) as u64;
-        println!("{nodes} × {groups}: {reads} reads and {bytes} bytes more");
+    for (nodes, consumers) in [(4, 4), (16, 16)] {
+        let (reads, bytes) = join_beside(nodes, consumers).await;
+        let pools = (nodes * consumers) as u64;
+        println!("{nodes} × {consumers}: {reads} reads and {bytes} bytes more");
         // The members change twice, and so does the pool. Polls are jittered, and a role may share its version with another.
         let most = pools * 5 + 8 * nodes as u64;
         assert!(reads <= most, "{reads} reads of {pools} pools");
@@ -111,13 +110,13 @@ async fn pools_beside_a_join_read_their_versions_only() {
     }
 }
 
-/// Each change of any lease made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 groups, and 1.5 MB at 16 × 16.
+/// Each change of any lease made every worker of every node read all nodes and roles: 19 kB at 4 nodes × 4 consumers, and 1.5 MB at 16 × 16.
 #[tokio::test(start_paused = true)]
 async fn pools_beside_a_changed_one_read_their_versions_only() {
-    for (nodes, groups) in [(4, 4), (16, 16)] {
-        let (reads, bytes) = change_beside(nodes, groups).await;
-        let pools = (nodes * groups) as u64;
-        println!("{nodes} × {groups}: {reads} reads and {bytes} bytes more");
+    for (nodes, consumers) in [(4, 4), (16, 16)] {
+        let (reads, bytes) = change_beside(nodes, consumers).await;
+        let pools = (nodes * consumers) as u64;
+        println!("{nodes} × {consumers}: {reads} reads and {bytes} bytes more");
         // The pool changes twice, with the reset and with the acquisition after it. Polls are jittered.
         let most = pools * 2 + pools / 2 + 8 * nodes as u64;
         assert!(reads <= most, "{reads} reads of {pools} pools");
@@ -153,20 +152,19 @@ async fn pools_of_many_partitions_are_joined() {
     }
 }
 
-/// A second consumer of 10,000 shards had not started after 25 s.
+/// A second member of a consumer of 10,000 shards had not started after 25 s.
 #[tokio::test(start_paused = true)]
 async fn pools_of_many_shards_are_divided_among_three() {
     let shards = if is_full() { 10_000 } else { 500 };
     let fixture = ScaleFixture::new(1, shards).await;
-    let group = group(&fixture.counted, "group").await;
     let (began, wall) = (tokio::time::Instant::now(), Instant::now());
-    let mut consumers = Vec::new();
+    let mut members = Vec::new();
     for _ in 0..3 {
-        consumers.push(consumer(&joined(&fixture.counted).await, &group).await);
+        members.push(member(&joined(&fixture.counted).await, "c").await);
     }
-    let held = |consumer: &Consumer| consumer.shards().len();
+    let held = |member: &Consumer| member.shards().len();
     let is_divided = || {
-        let counts: Vec<_> = consumers.iter().map(held).collect();
+        let counts: Vec<_> = members.iter().map(held).collect();
         counts.iter().sum::<usize>() == shards as usize
             && counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1
     };
@@ -175,7 +173,7 @@ async fn pools_of_many_shards_are_divided_among_three() {
     }
     println!("{shards} shards are divided after {:?}, with {:?} of work", began.elapsed(), wall.elapsed());
     assert!(began.elapsed() <= Duration::from_secs(10), "{shards} shards: {:?}", began.elapsed());
-    for consumer in consumers {
-        consumer.shutdown().await.unwrap();
+    for member in members {
+        member.shutdown().await.unwrap();
     }
 }

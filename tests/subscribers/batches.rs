@@ -1,4 +1,4 @@
-//! Receiving in batches: through a stream, a callback or a listener; durable, paced and with replaced filters.
+//! Receiving in batches: through a stream, a callback or a listener; paced and with replaced filters.
 
 use std::{
     sync::{Arc, Mutex},
@@ -97,30 +97,6 @@ async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
     assert_eq!(names, ["a1", "a2"]);
 }
 
-/// A batch stream saves its cursor by itself, even while no row matches, and never ahead of the returned batches.
-#[tokio::test(start_paused = true)]
-async fn a_durable_stream_of_batches_saves_by_itself() {
-    for filter in [Filter::all(), Filter::name("quiet").unwrap(), Filter::prefix("quiet")] {
-        let fixture = SubscriberFixture::new().await;
-        let cursor = fixture.bus.cursor("c").unwrap();
-        let mut batches = fixture.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().batches();
-        let sequence = fixture.event(&db("loud", 1), EventKind::Created).await;
-        // It is polled, and so saved, while no row matches any more.
-        while let Ok(item) = tokio::time::timeout(Duration::from_secs(3), batches.next()).await {
-            item.unwrap().unwrap();
-        }
-        assert!(cursor.read().await.unwrap().unwrap() >= Cursor::from(sequence));
-        let saved = cursor.read().await.unwrap();
-        let quiet = fixture.event(&db("quiet", 1), EventKind::Created).await;
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        let batch = next(&mut batches).await;
-        assert_eq!(batch.delivery(0).sequence(), quiet);
-        assert_eq!(cursor.read().await.unwrap(), saved, "what is being worked on is not saved");
-        assert!(tokio::time::timeout(Duration::from_secs(3), batches.next()).await.is_err());
-        assert!(cursor.read().await.unwrap().unwrap() >= Cursor::from(quiet));
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn rounds_and_replaced_filters_come_in_batches_too() {
     let fixture = SubscriberFixture::new().await;
@@ -170,17 +146,16 @@ impl Listener for Batching {
     }
 }
 
-/// A listener that panics on a batch gets it again, then row by row, and only the bad row is skipped; its cursor covers its work.
+/// A listener that panics on a batch gets it again, then row by row, and only the bad row is skipped.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_be_given_batches() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(2)).await;
     fixture.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
-    let cursor = fixture.bus.cursor("c").unwrap();
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
     let mut events = fixture.dispatcher.supervision();
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let listen = subscribe.durable(&cursor).await.unwrap().listener(move || Batching(Arc::clone(&recorded)));
+    let listen = subscribe.listener(move || Batching(Arc::clone(&recorded)));
     let handle = listen.in_batches().attempts(2).unwrap().start();
     until("the last", async || delivered.lock().unwrap().len() == 4).await;
     assert_eq!(*delivered.lock().unwrap(), ["a", "b", "c", "d"]);
@@ -193,7 +168,6 @@ async fn a_listener_can_be_given_batches() {
         }
     }
     assert_eq!(passed_over, ["bad"]);
-    assert!(!cursor.read().await.unwrap().unwrap().knew_nothing());
 }
 
 /// Listens to single events only.

@@ -13,7 +13,6 @@ mod cursors;
 mod ddoc_cache;
 mod deletions;
 mod durations;
-mod expiry;
 mod filters;
 mod fixture;
 mod forms;

@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use futures_util::FutureExt;
 use notibus::{
     Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
-    dispatcher::{DeliveryBatch, Interruption, Listener, Next, StopReason},
+    dispatcher::{DeliveryBatch, Interruption, Listener, Next},
 };
 use tokio_stream::StreamExt;
 
@@ -106,16 +106,10 @@ async fn a_filter_that_is_replaced_before_synced_scans_again() {
 async fn a_subscriber_restarted_before_synced_gets_it() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a"], EventKind::Created).await;
-    let cursor = fixture.bus.cursor("c").unwrap();
-    let durable = async || {
-        let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-        subscribe.durable(&cursor).await.unwrap().stream()
-    };
-    let mut stream = durable().await;
+    let since = |cursor: Cursor| fixture.dispatcher.subscribe(Filter::all()).since(cursor).stream();
+    let mut stream = since(Cursor::NOTHING);
     assert_eq!(name(&within("a", stream.next()).await.unwrap().unwrap()), "a");
-    stream.checkpoint().await.unwrap();
-    drop(stream);
-    let mut stream = durable().await;
+    let mut stream = since(stream.cursor());
     let item = within("the end of the first scan", stream.next()).await;
     assert!(matches!(item, Some(Err(Interruption::Synced { .. }))), "{item:?}");
 }
@@ -208,28 +202,6 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     assert_eq!(suspended.subscribers(), 1);
 }
 
-/// The progress of a callback must be saved once a second, as documented.
-#[tokio::test(start_paused = true)]
-async fn a_cursor_is_saved_within_a_batch() {
-    let fixture = SubscriberFixture::new().await;
-    let cursor = fixture.bus.cursor("slow").unwrap();
-    let durable = fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
-    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-    let handle = durable.callback(move |delivery| {
-        sender.send(delivery.unwrap().sequence()).unwrap();
-        tokio::time::sleep(Duration::from_mins(10))
-    });
-    together(&fixture, &["a", "b", "c", "d"]).await;
-    let mut began = Vec::new();
-    while began.len() < 4 {
-        began.push(receiver.recv().await.unwrap());
-    }
-    // Three are done, and for half an hour the fourth is in work.
-    let saved = cursor.read().await.unwrap().unwrap().position();
-    drop(handle);
-    assert!(saved >= began[0], "{saved} is before {}", began[0]);
-}
-
 /// Names that are looked up in several parts were delivered with newer rows first, and older ones then.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_database_never_go_back() {
@@ -276,45 +248,6 @@ async fn a_mirror_takes_no_predicate() {
         let error = fixture.dispatcher.mirror(filter).unwrap_err();
         assert!(matches!(error, notibus::Error::Invalid { .. }), "{error}");
     }
-}
-
-/// Stops at the database `b`, for this reason.
-struct StopsAtB(StopReason);
-
-impl Listener for StopsAtB {
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        if name(&delivery) == "b" { Next::Stop(self.0.clone()) } else { Next::Continue }
-    }
-}
-
-/// The deliveries to a durable stream after a listener has stopped at `b` of `a` to `d`.
-async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
-    let fixture = SubscriberFixture::new().await;
-    let cursor = fixture.bus.cursor("c").unwrap();
-    let durable = async || fixture.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
-    let listen = durable().await.listener(move || StopsAtB(reason.clone()));
-    let listen = if in_batches { listen.in_batches() } else { listen };
-    let handle = listen.start();
-    together(&fixture, &["a", "b", "c", "d"]).await;
-    within("its end", handle.finished()).await;
-    let mut rest = durable().await.stream();
-    drain(&mut rest).await.iter().map(|delivery| name(delivery).to_owned()).collect()
-}
-
-/// A listener in batches that stops in the middle of a batch had it saved as a whole.
-#[tokio::test(start_paused = true)]
-async fn the_rest_of_a_batch_comes_again_after_a_stop_within_it() {
-    let one_by_one = after_a_stop(StopReason::Normal, false).await;
-    assert_eq!(one_by_one, ["c", "d"]);
-    let in_batches = after_a_stop(StopReason::Normal, true).await;
-    assert!(in_batches.ends_with(&one_by_one), "{in_batches:?}: c and d were given to nobody");
-}
-
-/// A delivery that a listener could not work on was saved as worked on.
-#[tokio::test(start_paused = true)]
-async fn what_a_listener_has_failed_on_is_given_again() {
-    let after = after_a_stop(StopReason::Failed("no disk".into()), false).await;
-    assert_eq!(after, ["b", "c", "d"]);
 }
 
 /// Globs that compile one by one, but not as one set, stopped the tail for all subscribers.

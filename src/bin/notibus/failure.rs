@@ -32,7 +32,6 @@ impl From<notibus::Error> for Failure {
             | Error::UnknownScheme { .. }
             | Error::NoFeed { .. }
             | Error::NoShard { .. }
-            | Error::NoGroup { .. }
             | Error::NoConsumer { .. }
             | Error::BusInUse { .. }
             | Error::Expired { .. }

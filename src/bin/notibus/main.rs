@@ -5,7 +5,6 @@ mod consumers;
 mod credential;
 mod failure;
 mod folder;
-mod groups;
 mod incarnation;
 mod nodes;
 mod out;
@@ -75,14 +74,12 @@ struct Cli {
 enum Command {
     /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
     Serve(serve::Args),
-    /// Print the status of a bus on one screen: its feed, backlog, nodes and groups.
+    /// Print the status of a bus on one screen: its feed, backlog, nodes and consumers.
     Status(status::Args),
     /// Print the nodes of a bus, and which of them are alive.
     Nodes(nodes::Args),
     /// List and manage consumers: durable work on a feed.
     Consumers(consumers::Args),
-    /// List and manage groups of durable consumers.
-    Groups(groups::Args),
     /// Show or change the shards of a feed.
     #[command(subcommand)]
     Topology(topology::Command),
@@ -178,7 +175,6 @@ async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
         Command::Status(args) => status::run(args, timeout).await,
         Command::Nodes(args) => nodes::run(args, timeout).await,
         Command::Consumers(args) => consumers::run(args, timeout).await,
-        Command::Groups(args) => groups::run(args, timeout).await,
         Command::Topology(command) => topology::run(command, timeout).await,
         Command::Tail(args) => tail::run(args, timeout).await,
         Command::Record(args) => record::run(args, timeout).await,

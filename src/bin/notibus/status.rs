@@ -85,28 +85,21 @@ fn screen(status: &Value) -> String {
     }
     out.push_str(&nodes.text("no node has joined: nothing is delivered"));
     out.push('\n');
-    let mut groups = Table::new(&["GROUP", "FEED", "MEMBERS", "BEHIND", "OLDEST", "TROUBLE"]);
-    for group in items(&status["groups"]) {
-        let lag = items(&group["lag"]);
+    let mut consumers = Table::new(&["CONSUMER", "FEED", "MEMBERS", "BEHIND", "OLDEST", "STATE"]);
+    for consumer in items(&status["consumers"]) {
+        let lag = items(&consumer["lag"]);
         let rows: u64 = lag.iter().filter_map(|shard| shard["rows"].as_u64()).sum();
         let more = if lag.iter().any(|shard| shard["is_exact"] == false) { "+" } else { "" };
         let oldest = lag.iter().filter_map(|shard| shard["age_ms"].as_u64()).max();
-        groups.row([
-            text(&group["name"]),
-            feed_of(group),
-            count(&group["members"]).to_string(),
+        consumers.row([
+            text(&consumer["name"]),
+            feed_of(consumer),
+            count(&consumer["members"]).to_string(),
             format!("{rows}{more}"),
             // To the second: it is read by people.
             duration(&oldest.map(|ms| ms / 1_000 * 1_000).into()),
-            trouble(group),
+            state(consumer),
         ]);
-    }
-    out.push_str(&groups.text("no group"));
-    out.push('\n');
-    let mut consumers = Table::new(&["CONSUMER", "FEED", "MEMBERS", "STATE"]);
-    for consumer in items(&status["consumers"]) {
-        let members = items(&consumer["members"]).len().to_string();
-        consumers.row([text(&consumer["name"]), feed_of(consumer), members, state(consumer)]);
     }
     out.push_str(&consumers.text("no consumer"));
     out
@@ -118,20 +111,11 @@ pub fn leases(node: &Value) -> String {
     leases.map(|(pool, held)| format!("{pool} {held}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Which feed a group follows.
-pub fn feed_of(group: &Value) -> String {
-    group["instance"].as_str().map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"))
-}
-
-/// What is wrong with a group, in a word; nothing if all is well.
-pub fn trouble(group: &Value) -> String {
-    let is_stuck = items(&group["shards"]).iter().any(|shard| shard["trouble"]["is_stuck"] == true);
-    let words = [
-        (is_stuck, "STUCK"),
-        (group["has_dead_letters"] == true, "dead letters"),
-        (group["has_parked"] == true, "parked"),
-    ];
-    words.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word).collect::<Vec<_>>().join(", ")
+/// Which feed a consumer follows.
+pub fn feed_of(consumer: &Value) -> String {
+    consumer["instance"]
+        .as_str()
+        .map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"))
 }
 
 /// Number of elements of an array.
@@ -173,15 +157,15 @@ mod tests {
         assert!(
             empty.contains("nothing waits")
                 && empty.contains("no node has joined")
-                && empty.contains("no group"),
+                && empty.contains("no consumer"),
             "{empty}"
         );
         let full = screen(&json!({
             "version": "1", "ready": "Behind: the fold has failed for 4 s.",
             "backlog": { "rows": 10_000, "is_exact": false, "partitions": [{ "partition": 3, "rows": 10_000 }] },
             "nodes": [{ "id": "00ff", "roles": ["notifier"], "leases": { "partition": 64 }, "started_ms": 0 }],
-            "groups": [{
-                "name": "mailer", "members": ["00ff"], "has_dead_letters": true,
+            "consumers": [{
+                "name": "mailer", "members": ["00ff"], "has_deferred": true,
                 "lag": [{ "rows": 2, "is_exact": true, "age_ms": 61_000 }, { "rows": 1, "is_exact": true }],
             }],
         }));
@@ -190,8 +174,8 @@ mod tests {
             "backlog  10000 or more rows wait to be folded, in 1 partitions",
             "NODE  ROLES     LEASES        JOINED",
             "00ff  notifier  partition 64  1970-01-01T00:00:00Z",
-            "GROUP   FEED           MEMBERS  BEHIND  OLDEST  TROUBLE",
-            "mailer  notifications  1        3       1m 1s   dead letters",
+            "CONSUMER  FEED           MEMBERS  BEHIND  OLDEST  STATE",
+            "mailer    notifications  1        3       1m 1s   ids deferred",
         ] {
             assert!(full.lines().any(|it| it == line), "{line}\n{full}");
         }

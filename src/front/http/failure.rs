@@ -109,12 +109,8 @@ impl From<Error> for Failure {
             Error::NoFeed { .. } => {
                 Self::not_found("No changes of documents are kept here for this database.")
             }
-            Error::NoShard { .. } | Error::NoGroup { .. } | Error::NoConsumer { .. } => {
-                Self::not_found(error.to_string())
-            }
-            Error::GroupInUse { .. } | Error::ConsumerInUse { .. } => {
-                Self::new(StatusCode::CONFLICT, "conflict", error.to_string())
-            }
+            Error::NoShard { .. } | Error::NoConsumer { .. } => Self::not_found(error.to_string()),
+            Error::ConsumerInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
             Error::Store(failed) if failed.is_of_failed_disk() => {
                 // The store has logged it.

@@ -1,6 +1,6 @@
 //! Encodes all counts of the process for Prometheus.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text},
@@ -92,20 +92,39 @@ fn register_observed(registry: &mut Registry, observed: &Observed) {
         Unit::Seconds,
         ConstGauge::new(observed.tail_lag.as_secs_f64()),
     );
-    let rows = Family::<Labels, Gauge>::default();
+    register_consumers(registry, observed);
+}
+
+/// Registers the consumers of the notifications, one by one.
+fn register_consumers(registry: &mut Registry, observed: &Observed) {
     let ages = Family::<Labels, Gauge<f64, AtomicU64>>::default();
-    for (group, behind, age_ms) in &observed.groups {
-        let labels = vec![("group", group.clone())];
-        rows.get_or_create(&labels).set(i64::try_from(*behind).unwrap_or(i64::MAX));
-        ages.get_or_create(&labels).set(Duration::from_millis(*age_ms).as_secs_f64());
+    let [rows, deferred, members, unowned] = [(); 4].map(|()| Family::<Labels, Gauge>::default());
+    for consumer in &observed.consumers {
+        let labels = vec![("consumer", consumer.name.clone())];
+        ages.get_or_create(&labels).set(consumer.age.as_secs_f64());
+        for (family, count) in [
+            (&rows, consumer.rows),
+            (&deferred, consumer.deferred),
+            (&members, consumer.members),
+            (&unowned, consumer.unowned),
+        ] {
+            family.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
-    registry.register("group_lag_rows", "Rows that groups of the notifications are behind", rows);
+    registry.register("consumer_lag_rows", "Rows that consumers of the notifications are behind", rows);
     registry.register_with_unit(
-        "group_lag",
+        "consumer_lag",
         "For how long the oldest of these rows has waited, by wall clocks",
         Unit::Seconds,
         ages,
     );
+    registry.register(
+        "consumer_deferred_ids",
+        "Ids that a consumer has deferred; the first 1,000 are counted",
+        deferred,
+    );
+    registry.register("consumer_members", "Nodes that run a consumer", members);
+    registry.register("consumer_shards_unowned", "Shards of a consumer that no node works on", unowned);
 }
 
 /// A snapshot of durations.

@@ -54,7 +54,6 @@ mod db_updates;
 mod events;
 mod failure;
 mod feeds;
-mod groups;
 mod guard;
 mod hosts;
 mod lockout;

@@ -61,9 +61,9 @@ impl Api {
             .merge(self.welcome())
     }
 
-    /// The routes of the administration: the state of the bus, its nodes, feeds and groups, and the recording of events.
+    /// The routes of the administration: the state of the bus, its nodes, feeds and consumers, and the recording of events.
     pub fn administration(&self) -> Router {
-        let routers = [self.nodes(), self.feeds(), self.groups(), self.consumers(), self.events()];
+        let routers = [self.nodes(), self.feeds(), self.consumers(), self.events()];
         routers.into_iter().fold(self.status(), Router::merge)
     }
 }

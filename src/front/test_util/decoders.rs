@@ -19,14 +19,14 @@ use crate::{
     state::{
         feed::FeedRow,
         keys::{
-            Config, CursorRow, DeadLetterRow, FoldMark, GroupName, GroupParkedRow, GroupRow, Idleness, Keys,
-            Lease, NodeId, NodeRow, RowSpace, ShardId, TopologyRow, Trouble, checkpoint_position,
+            Config, ConsumerName, ConsumerRow, DeferredRow, FoldMark, Keys, Lease, MemberlessSince, NodeId,
+            NodeRow, RowSpace, ShardId, TopologyRow, watermark,
         },
     },
     store::testing::SimulatedDisk,
 };
 
-/// A group of decoders.
+/// A kind of decoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Decoder {
@@ -85,19 +85,15 @@ fn keys(input: &[u8]) {
     let keys = Keys::new(&b"bus"[..]).expect("the prefix is short");
     let row = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
     drop(keys.age_mark_of(&row));
-    drop(keys.dead_letter_row(&row));
     drop(keys.ddoc_row(&row));
     drop(keys.node_of(key));
     drop(keys.role_of_node(key));
     drop(keys.node_of_role(key));
-    drop(keys.group_of(key));
-    drop(keys.checkpoint_shard(key));
-    drop(keys.status_shard(key));
     drop(keys.drain_row(row.clone()));
     drop(keys.lease_row(key, value));
-    drop(keys.cursor_id(key));
-    drop(keys.lowest_checkpoint_group(key));
-    drop(keys.group_parked_id(key));
+    drop(keys.consumer_of(key));
+    drop(keys.consumer_checkpoint_of(key));
+    drop(keys.deferred_id(key));
     drop(keys.newest_id(key));
     drop(keys.topology_key(key));
     drop(RowSpace::new(&b"bus"[..]).sequence(key));
@@ -120,26 +116,19 @@ fn round<T: PartialEq + Debug>(
 /// Runs the decoders of values.
 fn values(input: &[u8]) {
     round(input, Config::from_bytes, |it| it.to_bytes());
-    round(input, CursorRow::from_bytes, |it| it.to_bytes());
-    round(input, |bytes| DeadLetterRow::from_bytes(&Bytes::copy_from_slice(bytes)), DeadLetterRow::to_bytes);
-    round(
-        input,
-        |bytes| GroupParkedRow::from_bytes(&Bytes::copy_from_slice(bytes)),
-        GroupParkedRow::to_bytes,
-    );
+    round(input, ConsumerRow::from_bytes, ConsumerRow::to_bytes);
+    round(input, DeferredRow::from_bytes, DeferredRow::to_bytes);
+    round(input, MemberlessSince::from_bytes, |it| it.to_bytes());
+    drop(watermark(input));
     round(input, FoldMark::from_bytes, |it| it.to_bytes());
-    round(input, GroupRow::from_bytes, |it| it.to_bytes());
-    round(input, Idleness::from_bytes, |it| it.to_bytes());
     round(input, Lease::from_bytes, |it| it.to_bytes());
     round(input, NodeRow::from_bytes, |it| it.to_bytes());
-    round(input, Trouble::from_bytes, Trouble::to_bytes);
     round(input, |bytes| TopologyRow::from_bytes(Sequence::MIN, bytes), TopologyRow::to_bytes);
     round(input, |bytes| Notification::from_bytes(Sequence::MAX, bytes), Notification::to_bytes);
     round(input, Cursor::from_bytes, Cursor::to_bytes);
     round(input, Sequence::from_bytes, |it| it.as_bytes().to_vec());
     round(input, Tally::from_bytes, |it| it.to_bytes().to_vec());
     drop(Change::from_stored(Sequence::MAX, input));
-    drop(checkpoint_position(input));
 }
 
 /// Runs the parsers of text.
@@ -158,7 +147,7 @@ fn texts(text: &str) {
     drop(DbName::new(text));
     drop(DdocId::new(text));
     drop(DocId::new(text));
-    drop(GroupName::new(text));
+    drop(ConsumerName::new(text));
     drop(text.parse::<u64>().map(ShardId));
 }
 

@@ -1,13 +1,14 @@
-//! What a judge that sees the rows of a store reads of the leases that guard the work of a bus, and of its consumers. It writes nothing.
+//! What a judge that sees the rows of a store reads of the leases that guard the work of a bus, of its nodes and shards, and of its
+//! consumers. It writes nothing.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use crate::{
-    base::{cursor::Cursor, error::Result, event::DbInstance},
-    state::keys::{ConsumerRow, DeferredRow, Due, Keys, Lease, NodeId},
+    base::{cursor::Cursor, encoding::Sequence, error::Result, event::DbInstance},
+    state::keys::{ConsumerRow, DeferredRow, Due, Keys, Lease, NodeId, NodeRow, TopologyRow},
 };
 
-/// The key of the lease of `resource` of `pool`, in the bus with this prefix: of a partition, or of a shard of a group or a consumer.
+/// The key of the lease of `resource` of `pool`, in the bus with this prefix: of a partition, or of a shard of a consumer.
 ///
 /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is too long.
 pub fn lease(bus: &[u8], pool: &str, resource: u64) -> Result<Vec<u8>> {
@@ -19,6 +20,23 @@ pub fn lease(bus: &[u8], pool: &str, resource: u64) -> Result<Vec<u8>> {
 /// Fails with [`Error::Corrupt`](crate::Error::Corrupt) if it is no lease.
 pub fn owner(lease: &[u8]) -> Result<Option<NodeId>> {
     Ok(Lease::from_bytes(lease)?.owner.map(|owner| owner.node))
+}
+
+/// What distinguishes each beat of a node from all others, and after how long without one it counts as dead.
+///
+/// Fails with [`Error::Corrupt`](crate::Error::Corrupt) if it is no row of a node.
+pub fn node(row: &[u8]) -> Result<(([u8; 16], u64), Duration)> {
+    let row = NodeRow::from_bytes(row)?;
+    Ok(((row.token, row.beat), row.expiry()))
+}
+
+/// The shards of the topology entry that begins at `first`.
+///
+/// Fails with [`Error::Corrupt`](crate::Error::Corrupt) if it is no topology entry.
+pub fn topology(first: Sequence, entry: &[u8]) -> Result<Range<u64>> {
+    let entry = TopologyRow::from_bytes(first, entry)?;
+    let next = entry.next_shard().0;
+    Ok(next - entry.shards().len() as u64..next)
 }
 
 /// The stored row of a consumer.

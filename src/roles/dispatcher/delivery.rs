@@ -303,8 +303,7 @@ delivery!(['a] DeliveryRef<'a>, 'a, |delivery| delivery.row);
 #[non_exhaustive]
 pub enum Interruption {
     /// The first scan of a subscriber that began with nothing is complete: all databases that it wants, as they were at `at`, have
-    /// been delivered. It comes once per subscriber, or once per cursor of a durable subscriber, and again after each
-    /// [`Interruption::Expired`].
+    /// been delivered. It comes once per subscriber, and again after each [`Interruption::Expired`].
     #[error("everything up to {at} was delivered")]
     Synced {
         /// The end of the scan.
@@ -325,8 +324,8 @@ pub enum Interruption {
         /// Rows up to here may have been deleted.
         horizon: Sequence,
     },
-    /// The feed could not be read, or a durable subscriber that begins again could not save that. The subscriber keeps its cursor, and
-    /// tries again a second later. After [`Error::CursorLost`] and [`Error::BusGone`] the subscription ends.
+    /// The feed could not be read. The subscriber keeps its cursor, and tries again a second later. After [`Error::BusGone`] the
+    /// subscription ends.
     #[error(transparent)]
     Failed(#[from] Error),
 }

@@ -124,7 +124,7 @@ impl fmt::Debug for ListenerHandle {
 }
 
 /// A subscription that passes its deliveries to a callback: the handle on its listener. Dropping it ends the subscription at once;
-/// [`ListenerHandle::stop`] lets the present call return, and a durable subscription save its cursor.
+/// [`ListenerHandle::stop`] lets the present call return.
 #[derive(Debug)]
 #[must_use = "dropping the handle ends the subscription"]
 pub struct CallbackHandle {

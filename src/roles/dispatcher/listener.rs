@@ -37,8 +37,6 @@ pub enum StopReason {
     Shutdown,
     /// It panicked, and its policy does not restart it.
     Panicked(String),
-    /// Another subscriber opened its cursor.
-    CursorLost,
     /// The bus that the process has opened no longer exists ([`Error::BusGone`](crate::Error::BusGone)): start the process again.
     BusGone,
 }
@@ -50,7 +48,6 @@ impl fmt::Display for StopReason {
             Self::Failed(reason) => f.write_str(reason),
             Self::Shutdown => f.write_str("shutdown"),
             Self::Panicked(text) => write!(f, "panic: {text}"),
-            Self::CursorLost => f.write_str("another subscriber has opened its cursor"),
             Self::BusGone => f.write_str("the bus no longer exists"),
         }
     }

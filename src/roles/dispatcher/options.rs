@@ -8,10 +8,7 @@ use crate::{
         error::{Error, Result},
         filter::Filter,
     },
-    state::{
-        feed::PAGE_ROWS_MAX,
-        named_cursor::{OpenCursor, autosave::SAVE_INTERVAL},
-    },
+    state::feed::PAGE_ROWS_MAX,
 };
 
 /// How a dispatcher works.
@@ -89,8 +86,6 @@ pub(super) struct Order {
     /// The least time between rounds; `None` to deliver at once.
     pub pace: Option<Duration>,
     pub ddocs: bool,
-    pub cursor: Option<OpenCursor>,
-    pub save_interval: Duration,
 }
 
 impl Order {
@@ -102,8 +97,6 @@ impl Order {
             is_caught_up: false,
             skips: false,
             pace: None,
-            cursor: None,
-            save_interval: SAVE_INTERVAL,
         }
     }
 }

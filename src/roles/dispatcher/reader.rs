@@ -157,8 +157,8 @@ impl Reader {
         self.cursor
     }
 
-    /// Replaces the filter, and sets the cursor. Returns whether this had to go back to the begin of the present reading.
-    pub fn replace(&mut self, filter: Filter, cursor: Cursor) -> bool {
+    /// Replaces the filter, and sets the cursor.
+    pub fn replace(&mut self, filter: Filter, cursor: Cursor) {
         let pattern = self.shared.join(&filter);
         self.leave();
         self.pattern = pattern;
@@ -166,13 +166,11 @@ impl Reader {
         self.ddocs |= self.filter.ddocs.is_some();
         // The new filter may want rows that the old one rejected in the present reading.
         self.cursor = cursor.rewound();
-        let is_set_back = self.cursor != cursor;
-        if is_set_back {
+        if self.cursor != cursor {
             self.before.push((before, cursor.position()));
         }
         (self.step, self.look_up, self.is_at_end) = (Step::Idle, None, false);
         self.take_batch_number(false);
-        is_set_back
     }
 
     /// Finds its place in the ring, if its cursor lets it follow the ring.
@@ -201,12 +199,6 @@ impl Reader {
             context.waker().wake_by_ref();
         }
         polled
-    }
-
-    /// Completes when the subscriber has ended. It receives nothing; any append wakes its task.
-    pub fn poll_rest(&self, context: &Context<'_>) -> Poll<()> {
-        self.state.register(context.waker());
-        if self.state.is_closed() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// [`Reader::poll_next`] after the waker is registered and the end is checked.

@@ -20,7 +20,6 @@ use crate::{
         cursor::Start,
         error::{Error, Result},
     },
-    state::named_cursor::NamedCursor,
     store::RetryPolicy,
 };
 
@@ -36,8 +35,7 @@ impl Subscribe {
     /// Starts at a cursor, at [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: after the tail's
     /// present position; this can include events that were committed before and are not folded yet.
     ///
-    /// Before [`Subscribe::durable`], it sets where a new cursor begins. After it, the subscription starts there whatever was saved; until
-    /// its first save after a delivery, the next one that opens the cursor starts at what was saved before.
+    /// A subscription keeps its position in memory only. Work that has to survive a crash is a [`consumer`](crate::consumer).
     ///
     /// A start that an embedded store has never had gives [`Interruption::Expired`](super::Interruption). A start ahead of a cluster, or
     /// in a later incarnation, gives [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
@@ -81,37 +79,6 @@ impl Subscribe {
     pub fn with_ddocs(mut self) -> Self {
         self.order.ddocs = true;
         self
-    }
-
-    /// Starts at the position of `cursor`, and saves its progress in it: after a restart of the process it misses nothing, and may get
-    /// deliveries after the last save again. A new cursor begins where this subscription would have started; that is saved at once.
-    ///
-    /// It saves once a second ([`Subscribe::save_every`]): up to what a callback or a listener has worked on, and for a stream
-    /// up to what was returned before the next item was requested. A subscriber that had the cursor open before loses it: its stream
-    /// returns [`Interruption::Failed`](super::Interruption) with [`Error::CursorLost`] at its next save, and ends.
-    ///
-    /// A stream does not save when it is dropped or the dispatcher ends: call [`Subscription::checkpoint`] before. A subscription that
-    /// continues after its first scan does not get [`Interruption::Synced`](super::Interruption) again. If the filter differs from the
-    /// one that the cursor was saved with, databases that only the new filter wants come with their next event; in the middle of
-    /// the first scan, the scan starts over. It also does with a predicate, which cannot be compared.
-    pub async fn durable(self, cursor: &NamedCursor) -> Result<Self> {
-        let start = self.shared.cursor_at(self.order.start);
-        let cursor = cursor.open(start, &self.order.filter).await?;
-        let mut subscribe = self.since(cursor.stored());
-        subscribe.order.cursor = Some(cursor);
-        Ok(subscribe)
-    }
-
-    /// Saves the cursor of a durable subscription this often. Default: 1 s; with [`Duration::MAX`] only when
-    /// [`Subscription::checkpoint`] is called, and when a callback or listener ends.
-    ///
-    /// Fails with [`Error::Invalid`] if it is zero.
-    pub fn save_every(mut self, save_interval: Duration) -> Result<Self> {
-        if save_interval.is_zero() {
-            return Err(Error::invalid("save interval", "it is zero"));
-        }
-        self.order.save_interval = save_interval;
-        Ok(self)
     }
 
     /// Receives through a stream. Dropping the stream ends the subscription.

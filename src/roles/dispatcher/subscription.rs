@@ -17,60 +17,27 @@ use super::{
     reader::Reader,
     shared::Shared,
 };
-use crate::{
-    base::{
-        cursor::Cursor,
-        error::{Error, Result},
-        filter::Filter,
-    },
-    state::named_cursor::autosave::Autosave,
-};
+use crate::base::{cursor::Cursor, error::Result, filter::Filter};
 
-/// Receives for a subscriber, in batches or one delivery at a time, and saves its cursor.
+/// Receives for a subscriber, in batches or one delivery at a time.
 pub(super) struct Source {
     pub reader: Reader,
-    autosave: Option<Box<Autosave>>,
     /// The rest of a batch that is returned one by one.
     pub current: Option<DeliveryBatch>,
 }
 
 impl Source {
-    pub fn new(shared: Arc<Shared>, mut order: Order) -> Self {
-        let (filter, interval, env) = (order.filter.hash(), order.save_interval, shared.context.env());
-        let autosave =
-            order.cursor.take().map(|cursor| Box::new(Autosave::new(cursor, filter, interval, env)));
-        Self { reader: Reader::new(shared, order), autosave, current: None }
+    pub fn new(shared: Arc<Shared>, order: Order) -> Self {
+        Self { reader: Reader::new(shared, order), current: None }
     }
 
     pub fn cursor(&mut self) -> Cursor {
         self.current.as_ref().map_or_else(|| self.reader.cursor(), |left| left.cursor_after(0))
     }
 
-    pub async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
-        let Some(autosave) = &mut self.autosave else { return Ok(()) };
-        autosave.save(cursor).await
-    }
-
     pub fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
         self.current = None;
-        let hash = filter.hash();
-        let is_set_back = self.reader.replace(filter, cursor);
-        if let Some(autosave) = &mut self.autosave {
-            autosave.replace(hash, is_set_back);
-        }
-    }
-
-    /// Saves the cursor when a save is due. Fails if the subscription ends, or waits for what could not be saved.
-    fn poll_save(&mut self, context: &mut Context<'_>) -> Option<Interruption> {
-        let mut autosave = self.autosave.take()?;
-        let saved = autosave.poll(context, || self.cursor());
-        self.autosave = Some(autosave);
-        saved.err().map(|error| {
-            if matches!(error, Error::CursorLost { .. } | Error::BusGone { .. }) {
-                self.reader.state.end();
-            }
-            Interruption::Failed(error)
-        })
+        self.reader.replace(filter, cursor);
     }
 
     /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. The rest in `current` goes first, one
@@ -84,25 +51,10 @@ impl Source {
             self.reader.state.end();
             return Poll::Ready(Some(Err(Interruption::Failed(gone.clone()))));
         }
-        if let Some(failed) = self.poll_save(context) {
-            return Poll::Ready(Some(Err(failed)));
-        }
         if self.current.is_none() {
-            if let Some(autosave) = &mut self.autosave {
-                if autosave.is_ahead() {
-                    return self.reader.poll_rest(context).map(|()| None);
-                }
-                if let Some(horizon) = autosave.take_expired() {
-                    return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
-                }
-            }
-            match (ready!(self.reader.poll_next(context)), &mut self.autosave) {
-                (Some(Err(Interruption::Expired { horizon })), Some(autosave)) => {
-                    autosave.expire(horizon);
-                    return self.poll_given(context, in_batches);
-                }
-                (Some(Ok(batch)), _) if !in_batches => self.current = Some(batch),
-                (item, _) => return Poll::Ready(item),
+            match ready!(self.reader.poll_next(context)) {
+                Some(Ok(batch)) if !in_batches => self.current = Some(batch),
+                item => return Poll::Ready(item),
             }
         }
         let next = self.current.as_mut().map(DeliveryBatch::take_first);
@@ -122,15 +74,6 @@ macro_rules! subscription {
             /// The cursor: all wanted rows before it were returned. A subscription that starts from it misses nothing.
             pub fn cursor(&mut self) -> Cursor {
                 self.0.cursor()
-            }
-
-            /// Saves the cursor of a durable subscription; call it once the returned items are worked on. Another subscription then
-            /// starts from there. Does nothing if the cursor is saved already, or the subscription is not durable.
-            ///
-            /// Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another subscriber has opened the cursor.
-            pub async fn checkpoint(&mut self) -> Result<()> {
-                let cursor = self.cursor();
-                self.0.checkpoint_at(cursor).await
             }
 
             /// Replaces the filter. Rows that only the old filter wants are not delivered any more.
@@ -163,11 +106,6 @@ macro_rules! subscription {
 
 /// A stream of batches of deliveries: the cheapest way to receive many. It ends after the dispatcher has ended, or when the subscriber
 /// is asked to end.
-///
-/// # Saving
-///
-/// A durable subscription saves its cursor by itself while it is polled: it takes a request for the next batch as a sign that the
-/// batches before are worked on. It also saves while no row matches, so a quiet subscriber does not expire.
 ///
 /// # Cancel safety
 ///

@@ -17,7 +17,6 @@ use crate::{
     base::{
         cursor::{Cursor, Knowledge},
         error::{Error, panic_text},
-        tasks::in_time,
     },
     store::RetryPolicy,
 };
@@ -60,16 +59,6 @@ struct Given {
 }
 
 impl Given {
-    /// Whether it counts as worked on after the listener has returned `next`. A listener that stops within a batch may have left a part
-    /// of it; one that has failed could not work on it.
-    fn is_worked_on(&self, next: &Next) -> bool {
-        match (&self.item, next) {
-            (Ok(_), Next::Stop(StopReason::Failed(_))) => false,
-            (Ok(batch), Next::Stop(_)) => batch.len() == 1,
-            _ => true,
-        }
-    }
-
     fn batch(&self) -> Option<&DeliveryBatch> {
         self.item.as_ref().ok()
     }
@@ -115,16 +104,6 @@ where
         self.control.task.get_or_init(tokio::task::id);
         self.emit(Supervised::Started);
         self.reason = self.run_sessions().await;
-        // If it was not saved, an unfinished interruption comes again.
-        let is_interrupted = self.given.as_ref().is_some_and(|given| given.item.is_err());
-        if !matches!(self.reason, StopReason::CursorLost | StopReason::BusGone) && !is_interrupted {
-            let cursor = self.worked_to();
-            let context = &self.shared.context;
-            let saving = self.source.checkpoint_at(cursor);
-            if let Err(error) = in_time(context.env(), "saving a listener's cursor", saving).await {
-                context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
-            }
-        }
         tracing::debug!(id = %self.control.id, reason = %self.reason, "a listener has ended");
         self.emit(Supervised::Stopped(self.reason.clone()));
     }
@@ -228,9 +207,7 @@ where
                         catch(async { listener.handle_interruption(interruption).await }).await?
                     }
                 };
-                if given.is_worked_on(&next) {
-                    (self.given, self.in_a_row) = (None, 0);
-                }
+                (self.given, self.in_a_row) = (None, 0);
                 return Ok(next);
             }
             let (source, control, in_batches) = (&mut self.source, &self.control, self.terms.in_batches);
@@ -252,10 +229,6 @@ where
                 _ = self.state.changed() => {}
                 received = catch(receive) => match received {
                     Ok(None) => return Ok(Next::Stop(StopReason::Shutdown)),
-                    Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. })))) => {
-                        tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
-                        return Ok(Next::Stop(StopReason::CursorLost));
-                    }
                     Ok(Some(Err(Interruption::Failed(Error::BusGone { .. })))) => {
                         return Ok(Next::Stop(StopReason::BusGone));
                     }

@@ -2,13 +2,12 @@
 //!
 //! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon informs readers that were away for longer;
 //! - closed topology entries without rows ([`topologies`]);
-//! - groups that have had no member for longer than their expiry ([`groups`]);
+//! - consumers that have had no member for longer than their expiry ([`consumers`]);
 //! - old results of runs that were committed exactly once ([`runs`]).
 //!
 //! It works in bounded transactions of batch priority, which a busy cluster defers.
 
 mod consumers;
-mod groups;
 mod options;
 mod pass;
 mod runs;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 use futures_util::{FutureExt, future::BoxFuture};
 
 pub use self::options::JanitorOptions;
-use self::{consumers::WorkedTime, groups::WorkClock, pass::Pass, tombstones::JanitorClock};
+use self::{consumers::WorkedTime, pass::Pass, tombstones::JanitorClock};
 use crate::{
     base::{
         encoding::Sequence,
@@ -79,7 +78,7 @@ impl Work for Cleaning {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::MIN;
-            let mut worked = (WorkClock::default(), WorkedTime::default());
+            let mut worked = WorkedTime::default();
             loop {
                 match pass.run(&mut age, &mut clean_to, &mut worked).await {
                     Ok(()) => {}
@@ -109,15 +108,14 @@ impl Pass<'_> {
         &self,
         age: &mut JanitorClock,
         clean_to: &mut Sequence,
-        worked: &mut (WorkClock, WorkedTime),
+        worked: &mut WorkedTime,
     ) -> Result<()> {
-        // Each step runs even if another has failed. Groups come first, because their checkpoints keep tombstones.
-        let groups = self.expire_groups(&mut worked.0).await;
-        let consumers = self.expire_consumers(&mut worked.1).await;
+        // Each step runs even if another has failed. Consumers come first, because their low watermarks keep tombstones.
+        let consumers = self.expire_consumers(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
         let runs = self.forget_runs().await;
-        groups.and(consumers).and(tombstones).and(topologies).and(runs)
+        consumers.and(tombstones).and(topologies).and(runs)
     }
 
     async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {

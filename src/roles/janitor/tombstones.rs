@@ -6,7 +6,7 @@
 //! position with the time for which janitors had worked by then, one after the other. A row is old if it lies before a mark that is
 //! at least one retention old in this time. While no janitor works, nothing ages: tombstones then stay longer, never shorter.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 
@@ -20,7 +20,7 @@ use crate::{
     },
     state::{
         feed::{RawFeed, remove},
-        keys::{AgeMark, GroupRow, checkpoint_position},
+        keys::AgeMark,
         skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Transaction},
@@ -90,7 +90,7 @@ impl Pass<'_> {
         Ok(old)
     }
 
-    /// Deletes the tombstones after `from` and up to `old` that every group has passed. Returns how many, and the sequence up to which
+    /// Deletes the tombstones after `from` and up to `old` that every consumer has passed. Returns how many, and the sequence up to which
     /// no tombstone is left.
     pub async fn drop_tombstones(&self, from: Sequence, old: Sequence) -> Result<(u64, Sequence)> {
         let feed = RawFeed::notifications(self.context);
@@ -127,11 +127,11 @@ impl Pass<'_> {
         Ok((dropped, cursor.position().min(old)))
     }
 
-    /// Deletes `tombstones` and raises the horizon. Returns how many it deleted, and how many of the last ones a group has yet to pass.
+    /// Deletes `tombstones` and raises the horizon. Returns how many it deleted, and how many of the last ones a consumer has not passed.
     async fn drop_some(&self, tx: &Transaction, tombstones: &[Notification]) -> Result<(u64, usize)> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
-        let passed = self.passed_by_groups(tx).await?.min(self.passed_by_consumers(tx).await?);
+        let passed = self.passed_by_consumers(tx).await?;
         let topology = feed.topology(tx).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         let passed = tombstones.partition_point(|row| row.sequence <= passed);
@@ -157,25 +157,5 @@ impl Pass<'_> {
             tx.set(&keys.horizon(feed.id), last.as_bytes());
         }
         Ok((dropped, tombstones.len() - passed))
-    }
-
-    /// A sequence that every group has passed. `tx` fails if a group is created or reset before the commit.
-    async fn passed_by_groups(&self, tx: &Transaction) -> Result<Sequence> {
-        let keys = &self.context.keys;
-        let feed = &self.context.feed;
-        tx.add_read_conflict(&keys.groups(feed));
-        let mut passed = Sequence::MAX;
-        // It does not read the checkpoints, which are as many as groups times shards.
-        let mut lowest = BTreeMap::new();
-        for (key, value) in tx.all_rows(keys.lowest_checkpoints(feed), Isolation::Snapshot).await? {
-            let group = keys.lowest_checkpoint_group(&key).map_err(|error| error.at(&key))?;
-            lowest.insert(group, checkpoint_position(&value).map_err(|error| error.at(&key))?);
-        }
-        for (key, value) in tx.all_rows(keys.groups(feed), Isolation::Snapshot).await? {
-            let Some(group) = keys.group_of(&key).map_err(|error| error.at(&key))? else { continue };
-            let row = GroupRow::from_bytes(&value).map_err(|error| error.at(&key))?;
-            passed = passed.min(lowest.get(&group).copied().unwrap_or(row.start.position()));
-        }
-        Ok(passed)
     }
 }

@@ -1,8 +1,7 @@
 //! Deletes closed topology entries whose shards are empty.
 //!
 //! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the
-//! remaining shards where to continue. An entry stays while a group has a checkpoint in it: the group moves to the next entry
-//! when each of its shards is drained, and a node may still be working on the last rows of a shard after they were removed.
+//! remaining shards where to continue.
 
 use futures_util::future::try_join_all;
 
@@ -11,13 +10,10 @@ use crate::{
     base::{encoding::Sequence, error::Result},
     state::{
         feed::{RawFeed, SHARDS_READ_AT_ONCE},
-        keys::{FeedId, ShardId, TopologyRow},
+        keys::{FeedId, TopologyRow},
     },
-    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
+    store::{Isolation, RangeRead, Transaction},
 };
-
-/// How many groups are asked at once for their checkpoints.
-const GROUPS_READ_AT_ONCE: usize = 500;
 
 impl Pass<'_> {
     /// Deletes the closed entries of all feeds whose shards are empty. An entry that cannot be deleted does not keep others from
@@ -87,40 +83,9 @@ impl Pass<'_> {
         let mut shards = entry.shards();
         let ends = shards.next().map(|first| (first, shards.last().unwrap_or(first)));
         if let Some((first, last)) = ends {
-            if self.is_in_use(tx, feed, (first, last)).await? {
-                return Ok(false);
-            }
             tx.clear_range(&keys.row_counts(feed, first, last));
         }
         tx.clear(&key);
         Ok(true)
-    }
-
-    /// Whether a group has a checkpoint in a shard from `first` to `last` of `feed`. `tx` fails if a drain, a reset or a creation puts
-    /// one there before the commit.
-    async fn is_in_use(
-        &self,
-        tx: &Transaction,
-        feed: &FeedId,
-        (first, last): (ShardId, ShardId),
-    ) -> Result<bool> {
-        let keys = &self.context.keys;
-        let mut groups =
-            tx.pages(RangeRead::new(keys.groups(feed)).limit(GROUPS_READ_AT_ONCE), Isolation::Serializable);
-        while let Some(page) = groups.next().await? {
-            let groups = page.iter().map(|(key, _)| keys.group_of(key).map_err(|error| error.at(key)));
-            let groups: Vec<_> = groups.collect::<Result<_>>()?;
-            // One after the other, 10,000 of them would take longer than a transaction lives.
-            let reads = groups.into_iter().flatten().map(|group| {
-                let (begin, end) =
-                    (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
-                let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);
-                async move { tx.get_range(&checkpoints, Isolation::Serializable).await }
-            });
-            if try_join_all(reads).await?.iter().any(|checkpoints| !checkpoints.rows.is_empty()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }

@@ -222,7 +222,7 @@ impl<'a> RawFeed<'a> {
         self.rows_of_shard(tx, shard, cursor, limit, (last, topology)).await
     }
 
-    /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from dropping its rows.
+    /// [`RawFeed::shard_page`] for a consumer, whose low watermark keeps the janitor from dropping its rows.
     pub async fn kept_shard_page(
         self,
         tx: &Transaction,

@@ -162,14 +162,10 @@ impl Keys {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
-    /// All rows of `feed`, its groups included.
-    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 9] {
+    /// All rows of `feed`. Those of its consumers are theirs.
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 6] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
-        let [groups, leases, versions] = self.groups_of_feed(feed);
         [
-            groups,
-            leases,
-            versions,
             range(family::ENTRY),
             range(family::NEWEST),
             range(family::ROW_COUNT),

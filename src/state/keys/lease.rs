@@ -5,7 +5,7 @@
 //! with the pool, and never has an old value again.
 //!
 //! What moves the version of members also moves those of the roles concerned, so that the members of other pools need not look. Roles
-//! share a fixed number of versions: a node that leaves after its group is gone leaves no key behind.
+//! share a fixed number of versions: a node that leaves after its consumer is gone leaves no key behind.
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -20,23 +20,12 @@
 //! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node lives and has the role |
 //! | 10 | role | cell, 2, role, node id | the same | the same |
 //! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
-//! | 12 | group | feed, 0, group | identity, token, generation, start, creation, expiry | as long as the group |
-//! | 12 | checkpoint | feed, 1, group, shard | sequence | as long as the group has to read the shard |
-//! | 12 | dead letter | feed, 2, group, incarnation, versionstamp | shard, attempts, time, error, the row | until replayed or deleted |
-//! | 12 | idleness | feed, 3, group, 0 | since when, and for how long | while no node works for a group that expires |
-//! | 12 | progress | feed, 3, group, 1, shard | milliseconds since 1970 | as the checkpoint |
-//! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
-//! | 12 | asked | feed, 3, group, 3 | 8 bytes, little-endian | as long as the group, once a retry was asked for |
-//! | 12 | parked | feed, 4, group, id | shard, what is done, sequence, attempts, time, error, the row | from the failures of a group's work with an id until it succeeds |
-//! | 12 | lowest checkpoint | feed, 5, group | sequence: no checkpoint of the group is below it | as long as the group, once it has come further than its start |
-//! | 12 | turn | feed, 6, group | shard: all before it are drained, and their group waits for this one | while a group drains a closed topology entry |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
 //! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
 //! | 14 | pool version | cell, 2, pool | the same, in this pool | as long as the pool |
 //! | 14 | role version | cell, 3, number of the role, which a few share | versionstamp of the last change of its nodes | as long as the bus |
 //! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
-//! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
 //! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
 //! | 24 | idempotency | 0, key of a run; or 1 | versionstamp, id of the run, its result as JSON; or the version before which results were cleared | five minutes, until the janitor's next pass; or as long as the bus |
@@ -53,17 +42,11 @@
 //! and needs it at fixed bytes.
 
 mod age;
-mod checkpoint;
 mod config;
 mod consumer;
 mod counters;
-mod cursor;
 mod ddoc;
-mod dead_letter;
-mod failed_row;
 mod feed;
-mod group;
-mod group_parked;
 mod idempotency;
 mod lease;
 #[cfg(feature = "http")]
@@ -77,18 +60,12 @@ use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
 pub(crate) use age::AgeMark;
-pub(crate) use checkpoint::{Trouble, checkpoint_position, cut, turn_shard};
 pub(crate) use config::Config;
 pub use consumer::ConsumerName;
 pub(crate) use consumer::{ConsumerRow, DeferredRow, Due, MemberlessSince, watermark};
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
-pub(crate) use cursor::{CursorId, CursorRow};
-pub(crate) use dead_letter::DeadLetterRow;
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, row_count, sequence_operand};
-pub use group::GroupName;
-pub(crate) use group::{GroupId, GroupRow, Idleness};
-pub(crate) use group_parked::GroupParkedRow;
 pub(crate) use idempotency::RunResult;
 pub(crate) use lease::{Lease, Owner};
 pub use node::{NodeId, Role};
@@ -105,7 +82,7 @@ use crate::{
     store::KeyRange,
 };
 
-/// The numbers of the families. They are stored and never change. Number 6 is not used again.
+/// The numbers of the families. They are stored and never change. Missing numbers had a family once, and are not used again.
 mod family {
     pub const CONFIG: u16 = 0;
     pub const COUNTERS: u16 = 1;
@@ -118,11 +95,9 @@ mod family {
     pub const DDOC: u16 = 9;
     pub const NODE: u16 = 10;
     pub const LEASE: u16 = 11;
-    pub const CHECKPOINT: u16 = 12;
     pub const AGE: u16 = 13;
     pub const VERSION: u16 = 14;
     pub const PULSE: u16 = 15;
-    pub const CURSOR: u16 = 16;
     #[cfg(feature = "http")]
     pub const NAME: u16 = 17;
     pub const ROW_COUNT: u16 = 18;
@@ -178,10 +153,8 @@ impl Keys {
             (family::TOPOLOGY, "topology entries"),
             (family::HORIZON, "horizons"),
             (family::DDOC, "design documents"),
-            (family::CHECKPOINT, "rows of groups"),
             (family::CONSUMER, "rows of consumers"),
             (family::AGE, "age marks"),
-            (family::CURSOR, "cursors"),
             (family::ROW_COUNT, "row counts of shards"),
         ];
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))

@@ -62,7 +62,7 @@ pub(super) struct RoundPlan {
 
 impl RoundPlan {
     /// Whether the plan changes `leases` in a way that other nodes must see. Taking its own lease again does not
-    /// matter to them, and a lease that was removed before, with its group or feed, does not change.
+    /// matter to them, and a lease that was removed before, with its consumer or feed, does not change.
     pub fn concerns_others(&self, leases: &BTreeMap<u64, Lease>) -> bool {
         let is_there = |resource: &u64| leases.contains_key(resource);
         !self.acquire.is_empty() || !self.release.is_empty() || self.gone.iter().any(is_there)
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(asked.plan(), RoundPlan { release: vec![3], ..RoundPlan::default() });
     }
 
-    /// Bug: a consumer of a deleted group removed leases that were gone already, and so wrote the version of their pool again, a key that
+    /// Bug: a member of a deleted consumer removed leases that were gone already, and so wrote the version of their pool again, a key that
     /// stayed. Fix: a round removes only leases that exist.
     #[test]
     fn leases_of_resources_that_are_gone_are_removed_unless_another_works_on_them() {
@@ -241,7 +241,7 @@ mod tests {
         let plan = view.plan();
         assert_eq!(plan, RoundPlan { gone: vec![1, 4], ..RoundPlan::default() });
         // The version of a pool that was removed with its leases was once written again for good, one key for each
-        // deleted group.
+        // deleted consumer.
         assert!(plan.concerns_others(&view.leases) && !plan.concerns_others(&BTreeMap::new()));
         view.me = B;
         view.own.held.clear();

@@ -198,7 +198,7 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
 }
 
 /// An idle worker polls, finds nothing new, and stays idle. It once did so although the work on one of its own leases
-/// had failed a moment before: a group stood still in that shard, under a living owner, for up to an hour.
+/// had failed a moment before: a consumer stood still in that shard, under a living owner, for up to an hour.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_while_the_worker_rests_is_taken_again() {
     let db = Database::memory();

@@ -1,4 +1,4 @@
-//! Groups on a cluster: exactly once, while nodes of several clients join and die, and shards change.
+//! Consumers on a cluster: exactly once, while nodes of several clients join and die, and shards change.
 
 use std::{
     sync::{Arc, Mutex},
@@ -7,8 +7,8 @@ use std::{
 
 use notibus::{
     Bus, Consumer, Cursor, Error, NodeOptions, Notification, NotifierOptions,
+    consumer::{Batch, ConsumerHandle, ConsumerOptions, ConsumerSettings},
     cursor::Start,
-    group::{ConsumerOptions, Group, GroupBatch, GroupOptions},
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead},
 };
 
@@ -23,15 +23,14 @@ async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
     let bus = fixture::bus(&store, prefix).await;
     let times = NodeOptions::default().heartbeat(Duration::from_millis(300)).expiry(Duration::from_secs(1));
     let node = bus.node(times).await.unwrap();
-    let mut options = ConsumerOptions::default().rows_max(20).poll_interval(NEVER);
+    let mut options = ConsumerOptions::default().batch_rows_max(20).poll_interval(NEVER);
     options.balance.interval = Duration::from_millis(300);
-    let group = bus.group("counter").unwrap();
     let effects: Arc<[u8]> = [prefix, b"effects/"].concat().into();
-    let count = move |batch: GroupBatch<Notification>| {
+    let count = move |batch: Batch<Notification>| {
         let (store, effects) = (store.clone(), Arc::clone(&effects));
         async move {
             let body = async |tx| {
-                if batch.checkpoint_in(&tx).await?.is_done() {
+                if batch.commit_in(&tx).await?.is_already_committed() {
                     return Ok(());
                 }
                 for row in &batch.rows {
@@ -44,15 +43,15 @@ async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
             Ok(())
         }
     };
-    node.consumer(&group, move |_| count.clone(), options).await.unwrap()
+    node.consumer("counter").unwrap().options(options).run_batches(count).await.unwrap()
 }
 
-/// Waits until the group has worked on everything.
-async fn until_done(bus: &Bus, group: &Group<Notification>) {
+/// Waits until the consumer has worked on everything.
+async fn until_done(bus: &Bus, counter: &ConsumerHandle) {
     let is_done = async || {
-        bus.is_drained().await.unwrap() && group.lag().await.unwrap().iter().all(|shard| shard.rows == 0)
+        bus.is_drained().await.unwrap() && counter.lag().await.unwrap().iter().all(|shard| shard.rows == 0)
     };
-    until("the group has done everything", is_done).await;
+    until("the consumer has done everything", is_done).await;
 }
 
 /// How often each row was counted.
@@ -68,12 +67,12 @@ async fn counted(store: &Database, prefix: &[u8]) -> Vec<(Vec<u8>, u64)> {
 }
 
 pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change() {
-    let (file, prefix) = (fixture::shared(), fixture::prefix("groups"));
+    let (file, prefix) = (fixture::shared(), fixture::prefix("consumers"));
     let store = fixture::open(&file).await;
     let bus = fixture::bus(&store, &prefix).await;
     let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
-    let group = bus.group("counter").unwrap();
-    group.create(&GroupOptions::default()).await.unwrap();
+    let counter = bus.consumer("counter").unwrap();
+    counter.create(&ConsumerSettings::default()).await.unwrap();
     let mut nodes = vec![start(&file, &prefix).await, start(&file, &prefix).await];
     for round in 0..6_u32 {
         for n in 0..60 {
@@ -89,7 +88,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
             nodes.push(start(&file, &prefix).await);
         }
     }
-    until_done(&bus, &group).await;
+    until_done(&bus, &counter).await;
     let counted = counted(&store, &prefix).await;
     assert!(counted.iter().all(|(_, count)| *count == 1), "{counted:?}");
     let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
@@ -101,39 +100,38 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
     // A watch announces a row that comes when all are idle.
     tokio::time::sleep(Duration::from_secs(2)).await;
     record(&store, &bus, &db("last", 1), [1, 0, 0, 0]).await;
-    until_done(&bus, &group).await;
+    until_done(&bus, &counter).await;
     for node in nodes {
         node.shutdown().await.unwrap();
     }
     notifier.shutdown().await.unwrap();
-    group.delete(false).await.unwrap();
-    assert!(bus.groups().await.unwrap().is_empty());
+    counter.delete(false).await.unwrap();
+    assert!(bus.consumers().await.unwrap().is_empty());
 }
 
-/// A transaction with a checkpoint that was begun under a lease conflicts with the loss of the lease.
+/// A transaction with progress that was begun under a lease conflicts with the loss of the lease.
 pub async fn a_zombie_cannot_commit_its_effect() {
-    let (file, prefix) = (fixture::shared(), fixture::prefix("groups"));
+    let (file, prefix) = (fixture::shared(), fixture::prefix("consumers"));
     let store = fixture::open(&file).await;
     let bus = fixture::bus(&store, &prefix).await;
     let notifier = joined(&bus).await.notifier(NotifierOptions::default()).await.unwrap();
-    let group = bus.group("g").unwrap();
-    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     let (outcomes, other) = (Arc::new(Mutex::new(Vec::new())), fixture::open(&file).await);
-    let (report, reset) = (Arc::clone(&outcomes), group.clone());
+    let (report, reset) = (Arc::clone(&outcomes), bus.consumer("c").unwrap());
     let effect: Arc<[u8]> = [&prefix[..], b"effect"].concat().into();
     let zombie = {
         let effect = Arc::clone(&effect);
-        move |batch: GroupBatch<Notification>| {
-            let (report, reset, tx) = (Arc::clone(&report), reset.clone(), other.begin());
+        move |batch: Batch<Notification>| {
+            let (report, reset, tx, other) =
+                (Arc::clone(&report), reset.clone(), other.begin(), other.clone());
             let effect = Arc::clone(&effect);
-            // It continues although its observer is dropped.
+            // It continues although its handler is dropped.
             let work = tokio::spawn(async move {
-                let state = batch.checkpoint_in(&tx).await.unwrap();
-                assert!(!state.is_done());
+                let state = batch.commit_in(&tx).await.unwrap();
+                assert!(!state.is_already_committed());
                 tx.set(&effect, b"of the zombie");
                 reset.reset(Start::Now, true).await.unwrap();
-                let late = batch.checkpoint().await;
+                let late = batch.verify(&other.begin()).await;
                 let committed = tx.commit().await.map(drop);
                 report.lock().unwrap().push((committed, late));
             });
@@ -143,11 +141,8 @@ pub async fn a_zombie_cannot_commit_its_effect() {
             }
         }
     };
-    let consumer = joined(&bus)
-        .await
-        .consumer(&group, move |_| zombie.clone(), ConsumerOptions::default())
-        .await
-        .unwrap();
+    let node = joined(&bus).await;
+    let consumer = node.consumer("c").unwrap().start_from(Cursor::NOTHING).run_batches(zombie).await.unwrap();
     until("it has tried", async || !outcomes.lock().unwrap().is_empty()).await;
     let (committed, late) = outcomes.lock().unwrap().remove(0);
     assert_eq!(committed.unwrap_err().code(), Some(1020));

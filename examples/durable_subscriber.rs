@@ -1,0 +1,98 @@
+//! A durable subscriber in one process: a consumer, which keeps its position in the folder of the store. The process is killed in the
+//! middle of its work, without any warning, and goes on where it was when it is started again.
+//!
+//! Run it with `cargo run --example durable_subscriber`. It starts itself twice, with a folder as its argument: that is the program that
+//! one would write; all else only kills it.
+
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use notibus::{
+    Bus, BusOptions, Cursor, Db, DbInstance, Notification, Roles,
+    consumer::{ConsumerOptions, Work},
+    store::{Database, Transaction},
+};
+
+/// How many databases are created.
+const DBS: usize = 20;
+
+/// After how many of them the process is killed.
+const KILLED_AFTER: usize = 8;
+
+/// Creates the databases, in one transaction.
+async fn create(store: &Database, bus: &Bus) -> notibus::Result<()> {
+    let producer = bus.producer();
+    let dbs = (0..DBS).map(|n| Ok(Db::new(format!("db{n:02}").parse()?, DbInstance::new())));
+    let dbs = dbs.collect::<notibus::Result<Vec<_>>>()?;
+    let create = async |tx: Transaction| {
+        for db in &dbs {
+            producer.created(&tx, db);
+        }
+        Ok(())
+    };
+    store.run(create).await
+}
+
+/// Works on everything that the subscriber has not finished, and prints each name.
+#[tokio::main]
+async fn subscribe(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let store = Database::open_dir(folder)?;
+    let bus = Bus::open(&store, BusOptions::default()).await?;
+    let running = bus.start(Roles::default()).await?;
+    let subscriber = running.consumer("subscriber")?.start_from(Cursor::NOTHING);
+    // A crash repeats at most what one interval brought, and what was being worked on.
+    let options =
+        ConsumerOptions::default().max_concurrency(1).checkpoint_interval(Duration::from_millis(50));
+    let work = async |work: Work<Notification>| {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        println!("{}", String::from_utf8_lossy(work.id()));
+        Ok(())
+    };
+    let subscriber = subscriber.options(options).run(work).await?;
+    if bus.feed().last_sequence().await?.is_none() {
+        create(&store, &bus).await?;
+    }
+    while !bus.is_drained().await? {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    subscriber.caught_up().await?;
+    subscriber.shutdown().await?;
+    Ok(running.shutdown().await?)
+}
+
+/// Starts the program on `folder`, and returns the lines that it prints.
+fn start(folder: &Path) -> std::io::Result<(Child, impl Iterator<Item = std::io::Result<String>>)> {
+    let mut program = Command::new(std::env::current_exe()?).arg(folder).stdout(Stdio::piped()).spawn()?;
+    let output = program.stdout.take().expect("it is piped");
+    Ok((program, BufReader::new(output).lines()))
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let Some(folder) = std::env::args_os().nth(1) {
+        return subscribe(folder.as_ref());
+    }
+    let folder = tempfile::tempdir()?;
+    let (mut program, lines) = start(folder.path())?;
+    let before: Vec<_> = lines.take(KILLED_AFTER).collect::<Result<_, _>>()?;
+    // On Unix this is `kill -9`: nothing is saved, closed or released any more.
+    program.kill()?;
+    program.wait()?;
+    println!("killed after {}", before.join(" "));
+
+    let (mut program, lines) = start(folder.path())?;
+    let after: Vec<_> = lines.collect::<Result<_, _>>()?;
+    if !program.wait()?.success() {
+        return Err("the second process has failed".into());
+    }
+    println!("went on with {}", after.join(" "));
+    let done: BTreeSet<_> = before.iter().chain(&after).collect();
+    let repeated = before.len() + after.len() - done.len();
+    println!("worked on {} of {DBS} databases, {repeated} of them twice", done.len());
+    if done.len() == DBS { Ok(()) } else { Err("a database was lost".into()) }
+}
