@@ -417,6 +417,7 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Removes keys that say only what is finished up to `checkpoint`, which decides the same.
     pub(super) async fn clear_finished(&mut self, checkpoint: Sequence) -> Result<()> {
+        let now = self.now();
         loop {
             let passed = self.deferred.finished.iter().take_while(|(done, _)| *done <= checkpoint);
             let some: Vec<_> = passed.take(PAGE_KEYS).cloned().collect();
@@ -431,10 +432,13 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let clears = some.iter().map(|(_, id)| async {
                     let (row, newest) =
                         tokio::try_join!(held.deferred(&tx, id), self.newest_sequence(&tx, id))?;
-                    // The checkpoint decides of newer rows as well: nothing passes it by because of such a key.
-                    let is_needless = row.is_some_and(|row| row.due == Due::Never) && newest <= position;
-                    if is_needless {
-                        tx.clear(&held.key(id));
+                    let row = row.filter(|row| row.due == Due::Never && newest <= position);
+                    let is_needless = row.as_ref().is_some_and(|row| newest <= Some(row.done.position()));
+                    match row {
+                        Some(_) if is_needless => tx.clear(&held.key(id)),
+                        // The run of the newest row had ended before the commit of an earlier one landed.
+                        Some(row) => tx.set(&held.key(id), &DeferredRow { due: Due::NOW, ..row }.to_bytes()),
+                        None => {}
                     }
                     Ok::<_, crate::Error>((is_needless, newest))
                 });
@@ -446,7 +450,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 match newest.filter(|newest| !is_cleared && *newest > checkpoint) {
                     Some(newest) => drop(self.deferred.finished.insert((newest, place.1))),
                     None if is_cleared => self.deferred.was_cleared(&place.1),
-                    None => {}
+                    None => self.deferred.note(&place.1, now),
                 }
             }
         }

@@ -314,8 +314,11 @@ impl Run {
         if self.held.is_done(tx, id, stored.as_ref()).await? {
             return Ok(CommitState::AlreadyCommitted);
         }
+        let is_pending = stored.as_ref().is_some_and(|stored| stored.due != Due::Never);
         let done = finished(id, stored);
-        tx.set(&self.held.key(&id.id), &done.to_bytes());
+        // Rows may have been passed by because of a pending key: whether nothing is left is found when the run has ended.
+        let due = if is_pending { Due::NOW } else { done.due };
+        tx.set(&self.held.key(&id.id), &DeferredRow { due, ..done }.to_bytes());
         Ok(CommitState::Pending)
     }
 

@@ -26,6 +26,7 @@ use crate::{
         feed::{FeedRow, RawFeed},
         feed_wakeups::FeedHeads,
         keys::{ConsumerName, FeedId, ShardId, watermark},
+        notification_feed::NotificationFeed,
     },
     store::{Isolation, Priority, Transaction, TransactionOption},
 };
@@ -198,9 +199,7 @@ impl LowWatermark {
 impl LowWatermark {
     /// Waits until everything up to what is in the feed now is finished, or deferred.
     pub async fn caught_up(&self) -> Result<()> {
-        let now = async |tx: Transaction| {
-            RawFeed::new(&self.context, &self.feed).last_readable(&tx).await
-        };
+        let now = async |tx: Transaction| RawFeed::new(&self.context, &self.feed).last_readable(&tx).await;
         let now = self.context.db.run(now).await?;
         self.wait_for(now).await
     }

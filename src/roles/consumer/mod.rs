@@ -84,9 +84,7 @@ use crate::{
         feed_watcher,
         keys::ShardId,
         membership::{self, Pool, Worker},
-        notification_feed::NotificationFeed,
     },
-    store::{Isolation, Transaction},
 };
 
 /// Describes a member of a consumer, and starts it: [`Running::consumer`](crate::Running::consumer).

@@ -427,7 +427,8 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Accounts for a page of which everything was taken. `is_end` says that the shard ends there: then newer rows of its ids, which tell of
     /// events from before the end, may be in its successors.
     pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
-        self.read = to;
+        // A checkpoint at the end itself says that the keys are moved as well, so it is left to the transaction that finds none.
+        self.read = if is_end { to.before().max(self.read) } else { to };
         if !more && !is_end {
             let first = self.caught_up.map_or(to, |(first, _)| first);
             self.caught_up = Some((first, to));
