@@ -98,7 +98,7 @@ pub mod consumer {
             Batch, BatchHandler, CloseReason, CommitState, ConsumedRow, Consumer, ConsumerBuilder,
             ConsumerHandle, ConsumerLag, ConsumerOptions, ConsumerSettings, ConsumerShard, ConsumerStatus,
             DeferredId, DeletedDb, FailurePolicy, FencingToken, Handler, HandlerResult, Index, IndexBuild,
-            IndexDdocs, IndexHandler, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Scan,
+            IndexDdocs, IndexHandler, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Run, Scan,
             ScanHandler, Work, index, replicate,
         },
         state::keys::ConsumerName,

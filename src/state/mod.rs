@@ -7,6 +7,7 @@ pub(crate) mod context;
 pub(crate) mod exactly_once;
 pub(crate) mod feed;
 pub(crate) mod feed_wakeups;
+pub(crate) mod feed_watcher;
 pub(crate) mod keys;
 pub(crate) mod membership;
 pub(crate) mod notification_feed;

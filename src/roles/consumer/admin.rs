@@ -23,7 +23,7 @@ use crate::{
         context::Context,
         feed::{RawFeed, Topology},
         keys::{ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
-        membership::{NodeRows, Watched, changed, member_rows, pool_removed, watch},
+        membership::{changed, members, pool_removed},
     },
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
@@ -117,27 +117,11 @@ impl fmt::Debug for ConsumerHandle {
     }
 }
 
-/// The row that an attempt has read and may have changed, if its result is unknown.
-struct Attempted(Mutex<Option<ConsumerRow>>);
-
-impl Attempted {
-    fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    fn get(&self) -> Option<ConsumerRow> {
-        self.0.lock().clone()
-    }
-
-    fn set(&self, row: ConsumerRow) {
-        *self.0.lock() = Some(row);
-    }
-}
-
 /// A change of a consumer.
 enum Change {
     Reset(Start),
     Pause(bool),
+    Delete,
 }
 
 fn draw(env: &Env) -> [u8; 16] {
@@ -166,12 +150,12 @@ impl ConsumerHandle {
         read_row(&self.context, tx, &self.name, isolation).await
     }
 
-    /// Creates the consumer, unless it exists with the same feed and filter; then nothing is changed. Returns whether it was created. A
+    /// Creates the consumer, unless it exists with the same feed, filter and expiry (if one is given); then nothing is changed. Returns whether it was created. A
     /// member creates its consumer by itself.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if it exists with another feed or filter, the filter has a predicate, the start is ahead of the store, or the
+    /// [`Error::Invalid`] if it exists with another feed, filter or expiry, the filter has a predicate, the start is ahead of the store, or the
     /// expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`]. Then nothing is
     /// changed.
     pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
@@ -189,6 +173,13 @@ impl ConsumerHandle {
                     );
                     return Err(Error::invalid("feed", reason));
                 }
+                if expiry_ms > 0 && row.expiry_ms != expiry_ms {
+                    let reason = format!(
+                        "consumer {} was created with {} ms, not {expiry_ms} ms: delete it first, or take another name",
+                        self.name, row.expiry_ms
+                    );
+                    return Err(Error::invalid("expiry", reason));
+                }
                 if row.filter != filter {
                     let reason = format!(
                         "consumer {} was created with {}, not {}: delete it first, or take another name",
@@ -202,7 +193,6 @@ impl ConsumerHandle {
             drawn.lock().push(identity);
             let row = ConsumerRow {
                 identity,
-                token: identity,
                 generation: 1,
                 feed: feed.clone(),
                 start: Cursor::NOTHING,
@@ -221,38 +211,22 @@ impl ConsumerHandle {
     /// Moves the consumer to another position: to now, to the beginning, or behind a sequence. Its members can commit nothing more of what
     /// they have in hand, and begin there. Deferred ids are removed.
     ///
-    /// Without `force` it fails while members live. To find out whether a member that has not left is alive, it watches the member's
-    /// heartbeat for as long as that may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 5 s by default.
+    /// Without `force` it fails while nodes are members. One that has crashed is a member until its heartbeat has been missed for its expiry
+    /// ([`NodeOptions::expiry`](crate::NodeOptions::expiry), 5 s by default).
     ///
     /// # Errors
     ///
     /// [`Error::Expired`] if the position is below the feed's horizon, or of another history; [`Error::Invalid`] if it is ahead of the
-    /// store; [`Error::ConsumerInUse`] while members live; [`Error::NoConsumer`]. Then nothing is changed.
+    /// store; [`Error::ConsumerInUse`] while nodes are members; [`Error::NoConsumer`]. Then nothing is changed.
     pub async fn reset(&self, to: impl Into<Start>, force: bool) -> Result<()> {
         self.change(force, &Change::Reset(to.into())).await
     }
 
     /// Deletes the consumer, with everything that is stored of it. Its members get nothing more.
     ///
-    /// Fails with [`Error::ConsumerInUse`] while members live, unless `force` is set, and with [`Error::NoConsumer`].
+    /// Fails with [`Error::ConsumerInUse`] while nodes are members, unless `force` is set, and with [`Error::NoConsumer`].
     pub async fn delete(&self, force: bool) -> Result<()> {
-        let (identity, dead) = self.without_members(force).await?;
-        let attempted = &Attempted::new();
-        let delete = async |tx: Transaction| {
-            let row = self.row(&tx, Isolation::Serializable).await?;
-            let Some(row) = row.filter(|row| row.identity == identity) else {
-                // An earlier attempt with an unknown result may have deleted it.
-                return attempted.get().map(drop).ok_or_else(|| self.missing());
-            };
-            self.check_members(&tx, dead.as_ref()).await?;
-            attempted.set(row);
-            for range in self.context.keys.whole_consumer(&self.name) {
-                tx.clear_range(&range);
-            }
-            pool_removed(&tx, &self.context.keys);
-            Ok(())
-        };
-        self.context.db.run(delete).await
+        self.change(force, &Change::Delete).await
     }
 
     /// Stops the work on all nodes until [`ConsumerHandle::resume`]; what is in hand can commit nothing more. Fails with
@@ -266,27 +240,32 @@ impl ConsumerHandle {
         self.change(true, &Change::Pause(false)).await
     }
 
-    /// Changes the row of the consumer once, whatever the results of the attempts.
+    /// Changes the consumer that has the name when this begins. After an unknown result the change is made again, but for a consumer that is
+    /// gone by then: the first attempt has deleted it, or somebody else has.
     async fn change(&self, force: bool, change: &Change) -> Result<()> {
-        let (identity, dead) = self.without_members(force).await?;
-        let (token, attempted) = (draw(self.env()), &Attempted::new());
+        let attempted = &Mutex::new(None);
         let run = async |tx: Transaction| {
-            let row = self.row(&tx, Isolation::Serializable).await?.filter(|row| row.identity == identity);
-            match (row, attempted.get()) {
-                // This attempt has committed, or another change has, which then counts as the later of the two.
-                (found, Some(before)) if found.as_ref().is_none_or(|row| row.token != before.token) => Ok(()),
-                (None, _) => Err(self.missing()),
-                (Some(row), _) => {
-                    self.check_members(&tx, dead.as_ref()).await?;
-                    attempted.set(row.clone());
-                    self.apply(&tx, change, ConsumerRow { token, ..row }).await
+            let row = self.row(&tx, Isolation::Serializable).await?;
+            let before = *attempted.lock();
+            let row = row.filter(|row| before.is_none_or(|identity| identity == row.identity));
+            let Some(row) = row else {
+                return if before.is_some() { Ok(()) } else { Err(self.missing()) };
+            };
+            if !force {
+                let members = members(&tx, &self.context.keys, &self.name.role()).await?.len();
+                tx.add_read_conflict(&self.context.keys.nodes_with(&self.name.role()));
+                if members > 0 {
+                    return Err(Error::ConsumerInUse { consumer: self.name.to_string(), members });
                 }
             }
+            *attempted.lock() = Some(row.identity);
+            self.apply(&tx, change, row).await
         };
         self.context.db.run(run).await
     }
 
     async fn apply(&self, tx: &Transaction, change: &Change, row: ConsumerRow) -> Result<()> {
+        let keys = &self.context.keys;
         match *change {
             Change::Reset(to) => {
                 let generation = row.generation + 1;
@@ -294,10 +273,17 @@ impl ConsumerHandle {
             }
             Change::Pause(is_paused) if row.is_paused == is_paused => Ok(()),
             Change::Pause(is_paused) => {
-                tx.set(&self.context.keys.consumer(&self.name), &ConsumerRow { is_paused, ..row }.to_bytes());
-                changed(tx, &self.context.keys, &self.name.pool());
+                tx.set(&keys.consumer(&self.name), &ConsumerRow { is_paused, ..row }.to_bytes());
+                changed(tx, keys, &self.name.pool());
                 // Whoever holds a lease of a paused consumer does nothing, and goes on with it.
                 if is_paused { self.take_leases(tx, None).await } else { Ok(()) }
+            }
+            Change::Delete => {
+                for range in keys.whole_consumer(&self.name) {
+                    tx.clear_range(&range);
+                }
+                pool_removed(tx, keys);
+                Ok(())
             }
         }
     }
@@ -349,47 +335,6 @@ impl ConsumerHandle {
             }
         }
         Ok(())
-    }
-
-    /// The identity of the consumer. Unless `force` is set, also the listed members that are dead; it watches them for long enough to be
-    /// certain, and fails if one lives.
-    async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<NodeRows>)> {
-        let db = &self.context.db;
-        let row = db.run(async |tx| self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing()));
-        let row = row.await?;
-        if force {
-            return Ok((row.identity, None));
-        }
-        match watch(self.env(), || db.run(async |tx| self.members(&tx).await)).await? {
-            Watched::Alive(members) => Err(self.in_use(members)),
-            Watched::Dead(members) => Ok((row.identity, Some(members))),
-        }
-    }
-
-    async fn members(&self, tx: &Transaction) -> Result<NodeRows> {
-        member_rows(tx, &self.context.keys, &self.name.role()).await
-    }
-
-    /// Fails if there are members other than `dead`. `tx` fails if a member in `dead` sends a heartbeat, or another member joins, before
-    /// the commit.
-    async fn check_members(&self, tx: &Transaction, dead: Option<&NodeRows>) -> Result<()> {
-        let Some(dead) = dead else { return Ok(()) };
-        let (keys, role) = (&self.context.keys, self.name.role());
-        tx.add_read_conflict(&keys.nodes_with(&role));
-        let members = self.members(tx).await?;
-        // Dead members send no heartbeat, so only they are in the conflict set: heartbeats of others must not make `tx` fail.
-        let alive = members.iter().filter(|(node, row)| dead.get(node) != Some(row)).count();
-        if alive > 0 {
-            return Err(self.in_use(alive));
-        }
-        for node in members.keys() {
-            tx.add_read_conflict(&KeyRange::key(&keys.node(*node)));
-        }
-        Ok(())
-    }
-
-    fn in_use(&self, members: usize) -> Error {
-        Error::ConsumerInUse { consumer: self.name.to_string(), members }
     }
 
     /// The deferred ids after `after`, at most `limit` (1 to 10,000), by shard and id. Begin with `None`, and go on after the shard and the id of the

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    exactly_once::{Fence, HeldShard, IdScope, Revoked, Scope, finished, is_finished},
+    exactly_once::{IdScope, finished, is_finished},
     handler::{ConsumedRow, gone, left_instance, sequence_of},
     shard::{IdHashes, ShardTask, hash_of},
 };
@@ -19,7 +19,7 @@ use crate::{
         keys::{DeferredRow, Due},
         skipped::SkippedAt,
     },
-    store::{Isolation, RangeRead, Transaction, key_after},
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
 /// How many keys one transaction reads, or removes.
@@ -115,25 +115,73 @@ impl<R: ConsumedRow> Job<R> {
         left_instance(self.row.as_deref()).or_else(|| self.gone())
     }
 
-    /// A fence for a run of this.
-    pub fn fence(&self, held: &Arc<HeldShard>, id: &Bytes) -> Arc<Fence> {
-        let scope = IdScope {
+    /// The key of the id while the work on it is not finished. What `stored` says of it stays: what is finished, and the request to work again.
+    fn key(&self, stored: Option<DeferredRow>) -> DeferredRow {
+        let (done, again) = stored.map_or((self.since, None), |stored| (stored.done, stored.again));
+        let (instance, error) = (self.begun_instance(), String::new());
+        DeferredRow { done, instance, due: Due::NOW, attempts: 0, at_ms: 0, error, again }
+    }
+
+    /// What the transactions of a run of this depend on.
+    pub fn scope(&self, id: &Bytes) -> IdScope {
+        IdScope {
             id: id.clone(),
             sequence: sequence_of(self.row.as_ref()),
             instance: left_instance(self.row.as_deref()),
             has_key: self.has_key,
             again: self.again,
-        };
-        Fence::new(held, Scope::Id(scope))
+        }
     }
 }
 
-/// A deferred id that is due.
-pub(super) struct DueId<R> {
-    pub id: Bytes,
-    pub job: Job<R>,
-    pub attempts: u32,
+/// A change of the key of an id.
+pub(super) enum KeyChange<'a, R> {
+    /// The run has succeeded. The key goes if the checkpoint decides the same; `is_covered` says that the checkpoint may pass rows of the id
+    /// because of the key.
+    Finished { job: &'a Job<R>, is_covered: bool },
+    /// The run did not succeed, and is closed. With a pause the id is deferred, else it is tried again from memory. `attempts` counts the
+    /// failures, this one included.
+    Failed { job: &'a Job<R>, attempts: u32, error: &'a str, defer: Option<Duration> },
+    /// The run goes on, and is not to hold the checkpoint back.
+    Covered { job: &'a Job<R>, attempts: u32 },
+    /// A row has come for which the work must not wait: the database has ended, or nothing was due.
+    Due,
+    /// The newest row cannot be read.
+    Unreadable(&'a str),
 }
+
+impl<R> Clone for KeyChange<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for KeyChange<'_, R> {}
+
+impl<R> KeyChange<'_, R> {
+    /// In how long the id is due.
+    fn pause(&self, most: Duration) -> Duration {
+        match self {
+            Self::Failed { defer, .. } => defer.unwrap_or_default(),
+            Self::Unreadable(_) => most,
+            Self::Finished { .. } | Self::Covered { .. } | Self::Due => Duration::ZERO,
+        }
+    }
+}
+
+/// What a change of a key has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Changed {
+    /// The work is finished, perhaps by a transaction with an unknown result.
+    Done,
+    /// A key covers the id.
+    Deferred,
+    /// The work is not finished, and no key was written.
+    Open,
+}
+
+/// A deferred id that is due, and how often its work has failed.
+type DueId<R> = (Bytes, Job<R>, u32);
 
 /// A key that is due, with the newest row of its id.
 type DueKey = (Bytes, DeferredRow, Newest);
@@ -159,7 +207,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    fn keys_of_shard(&self) -> crate::store::KeyRange {
+    fn keys_of_shard(&self) -> KeyRange {
         self.held.context.keys.deferred_of(&self.held.consumer, Some(self.held.shard))
     }
 
@@ -180,8 +228,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         while found.len() < room {
             let begin = self.deferred.place.clone().unwrap_or_else(|| range.begin.clone());
-            let read =
-                RangeRead::new(crate::store::KeyRange { begin, end: range.end.clone() }).limit(PAGE_KEYS);
+            let read = RangeRead::new(KeyRange { begin, end: range.end.clone() }).limit(PAGE_KEYS);
             let left = room - found.len();
             let page = async |tx: Transaction| self.due_in(&tx, &read, left, &in_hand).await;
             let (keys, soonest, place) = self.db().run(page).await?;
@@ -254,7 +301,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let row = match newest {
             Newest::Gone => None,
             Newest::Damaged => {
-                self.put_off(&id, "the newest row cannot be read").await?;
+                self.change_key(&id, KeyChange::Unreadable("the newest row cannot be read")).await?;
                 return Ok(None);
             }
             Newest::Row(row) => match R::from_stored(row.sequence, &row.value) {
@@ -262,7 +309,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Err(error) => {
                     let place = SkippedAt::Row(self.member.feed.clone(), row.sequence);
                     self.held.context.skip(&place, &error);
-                    self.put_off(&id, &error.to_string()).await?;
+                    self.change_key(&id, KeyChange::Unreadable(&error.to_string())).await?;
                     return Ok(None);
                 }
             },
@@ -278,69 +325,86 @@ impl<R: ConsumedRow> ShardTask<R> {
             && key.instance.is_none()
             && job.row.as_ref().is_some_and(|row| !row.is_wanted(&self.member.filter, &Cursor::NOTHING));
         if is_done && key.again.is_none() || is_unwanted {
-            self.finish(&job, &id, true).await?;
+            self.change_key(&id, KeyChange::Finished { job: &job, is_covered: true }).await?;
             return Ok(None);
         }
-        Ok(Some(DueId { id, job, attempts }))
+        Ok(Some((id, job, attempts)))
     }
 
-    /// Tries an id that cannot be worked on again later.
-    async fn put_off(&mut self, id: &Bytes, error: &str) -> Result<()> {
-        let held = Arc::clone(&self.held);
-        let pause = self.member.options.backoff_max;
-        let put_off = async |tx: Transaction| {
+    /// Changes the key of `id`, in one transaction under the lease that reads it and writes it.
+    pub(super) async fn change_key(&mut self, id: &Bytes, change: KeyChange<'_, R>) -> Result<Changed> {
+        let (held, pause) = (&self.held, change.pause(self.member.options.backoff_max));
+        let write = async |tx: Transaction| {
             held.lease.check(&tx).await?;
-            if let Some(row) = held.deferred(&tx, id).await? {
-                let due = held.due_after(&tx, pause).await?;
-                let at_ms = held.context.env().wall_ms();
-                let row = DeferredRow { due, at_ms, error: error.to_owned(), ..row };
-                tx.set(&held.key(id), &row.to_bytes());
+            let stored = held.deferred(&tx, id).await?;
+            let (changed, row) = self.changed_in(&tx, (id, stored.clone()), &change, pause).await?;
+            let key = held.key(id);
+            match &row {
+                // Transactions of the run have read it.
+                Some(row) if Some(row) == stored.as_ref() => tx.add_write_conflict(&KeyRange::key(&key)),
+                Some(row) => tx.set(&key, &row.to_bytes()),
+                None => tx.clear(&key),
             }
-            Ok(())
+            Ok((changed, row))
         };
-        self.db().run(put_off).await?;
-        self.deferred.note(id, self.now().saturating_add(pause));
-        Ok(())
-    }
-
-    /// The run of `job` has succeeded, and its id has a key: writes that it is finished, or removes the key if the checkpoint decides the
-    /// same. `is_covered` says that the checkpoint may pass rows of the id because of the key.
-    pub(super) async fn finish(&mut self, job: &Job<R>, id: &Bytes, is_covered: bool) -> Result<()> {
-        let (held, scope) = (Arc::clone(&self.held), self.scope_of(job, id));
-        let now = self.now();
-        let finish = async |tx: Transaction| {
-            held.lease.check(&tx).await?;
-            let Some(stored) = held.deferred(&tx, id).await? else { return Ok(None) };
-            let checkpoint = held.checkpoint(&tx, Isolation::Serializable).await?;
-            let newest = self.newest_sequence(&tx, id).await?;
-            let mut row = finished(&scope, Some(stored));
-            let done = Some(row.done.position());
-            if newest > done && is_covered {
-                // The checkpoint may have passed the newer row.
-                row.due = Due::NOW;
-            }
-            let position = checkpoint.map(|checkpoint| checkpoint.position());
-            let is_passed = newest.is_none() || newest <= position && newest <= done;
-            if row.due == Due::Never && is_passed {
-                tx.clear(&held.key(id));
-                return Ok(None);
-            }
-            tx.set(&held.key(id), &row.to_bytes());
-            Ok(Some(row))
-        };
-        match self.db().run(finish).await? {
+        let (changed, row) = self.db().run(write).await?;
+        match row {
             None => self.deferred.was_cleared(id),
             Some(row) if row.due == Due::Never => self.deferred.note_finished(id, row.done.position()),
-            Some(_) => self.deferred.note(id, now),
+            Some(_) => self.deferred.note(id, self.now().saturating_add(pause)),
         }
-        Ok(())
+        Ok(changed)
     }
 
-    fn scope_of(&self, job: &Job<R>, id: &Bytes) -> IdScope {
-        match &job.fence(&self.held, id).scope {
-            Scope::Id(scope) => scope.clone(),
-            Scope::Rows { .. } => unreachable!("it is the fence of an id"),
-        }
+    /// What becomes of the key of an id. Without a change it is still written, as a conflict.
+    async fn changed_in(
+        &self,
+        tx: &Transaction,
+        (id, stored): (&Bytes, Option<DeferredRow>),
+        change: &KeyChange<'_, R>,
+        pause: Duration,
+    ) -> Result<(Changed, Option<DeferredRow>)> {
+        let held = &self.held;
+        let at_ms = held.context.env().wall_ms();
+        let row = match *change {
+            KeyChange::Finished { job, is_covered } => {
+                let Some(stored) = stored else { return Ok((Changed::Done, None)) };
+                let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
+                let position = checkpoint.map(|checkpoint| checkpoint.position());
+                let newest = self.newest_sequence(tx, id).await?;
+                let mut row = finished(&job.scope(id), Some(stored));
+                let done = Some(row.done.position());
+                if newest > done && is_covered {
+                    // The checkpoint may have passed the newer row.
+                    row.due = Due::NOW;
+                }
+                let is_passed = newest.is_none() || newest <= position && newest <= done;
+                return Ok((Changed::Done, Some(row).filter(|row| row.due != Due::Never || !is_passed)));
+            }
+            KeyChange::Failed { job, attempts, error, defer } => {
+                if held.is_done(tx, &job.scope(id), stored.as_ref()).await? {
+                    return Ok((Changed::Done, stored));
+                }
+                if defer.is_none() {
+                    return Ok((Changed::Open, stored));
+                }
+                let due = held.due_after(tx, pause).await?;
+                Some(DeferredRow { due, attempts, at_ms, error: error.to_owned(), ..job.key(stored) })
+            }
+            KeyChange::Covered { job, attempts } => match stored {
+                // The run has committed, and has not returned.
+                Some(stored) if is_finished(&stored, &job.scope(id)) => {
+                    Some(DeferredRow { due: Due::NOW, ..stored })
+                }
+                stored => Some(DeferredRow { attempts, ..job.key(stored) }),
+            },
+            KeyChange::Due => stored.map(|row| DeferredRow { due: Due::NOW, attempts: 0, ..row }),
+            KeyChange::Unreadable(error) => {
+                let due = held.due_after(tx, pause).await?;
+                stored.map(|row| DeferredRow { due, at_ms, error: error.to_owned(), ..row })
+            }
+        };
+        Ok((Changed::Deferred, row))
     }
 
     /// The position of the newest row of `id`.
@@ -351,72 +415,9 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(stored.and_then(|stored| Sequence::from_bytes(&stored).ok()))
     }
 
-    /// Ends a run that did not succeed. With `defer` the id gets a key, or keeps it, that is due after `pause`; otherwise it is tried again in
-    /// memory. `attempts` counts the failures, this one included.
-    pub(super) async fn revoke(
-        &mut self,
-        (job, id, fence): (&Job<R>, &Bytes, &Fence),
-        (attempts, error): (u32, &str),
-        defer: Option<Duration>,
-    ) -> Result<Revoked> {
-        let scope = self.scope_of(job, id);
-        let row = DeferredRow {
-            done: job.since,
-            instance: job.begun_instance(),
-            due: Due::NOW,
-            attempts,
-            at_ms: self.env().wall_ms(),
-            error: error.to_owned(),
-            again: None,
-        };
-        let revoked = fence.revoke(&scope, defer.map(|pause| (pause, row))).await?;
-        if let (Revoked::Deferred, Some(pause)) = (revoked, defer) {
-            let at = self.now().saturating_add(pause);
-            self.deferred.note(id, at);
-        }
-        Ok(revoked)
-    }
-
-    /// Gives an id a key while it runs, so that it does not hold the checkpoint back.
-    pub(super) async fn cover(&mut self, job: &Job<R>, id: &Bytes, attempts: u32) -> Result<()> {
-        let (held, now, scope) = (Arc::clone(&self.held), self.now(), self.scope_of(job, id));
-        let cover = async |tx: Transaction| {
-            held.lease.check(&tx).await?;
-            let row = match held.deferred(&tx, id).await? {
-                // The run has committed, and has not returned.
-                Some(stored) if is_finished(&stored, &scope) => DeferredRow { due: Due::NOW, ..stored },
-                stored => {
-                    let (done, again) =
-                        stored.map_or((job.since, None), |stored| (stored.done, stored.again));
-                    let (instance, error) = (job.begun_instance(), String::new());
-                    DeferredRow { done, instance, due: Due::NOW, attempts, at_ms: 0, error, again }
-                }
-            };
-            tx.set(&held.key(id), &row.to_bytes());
-            Ok(())
-        };
-        self.db().run(cover).await?;
-        self.deferred.note(id, now);
-        Ok(())
-    }
-
-    /// A row of an id with a key has come, which the work on the id must not wait for: its database has ended, or nothing was due.
-    pub(super) async fn make_due(&mut self, id: &Bytes) -> Result<()> {
-        let (held, now) = (Arc::clone(&self.held), self.now());
-        let make_due = async |tx: Transaction| {
-            held.lease.check(&tx).await?;
-            if let Some(row) = held.deferred(&tx, id).await? {
-                tx.set(&held.key(id), &DeferredRow { due: Due::NOW, attempts: 0, ..row }.to_bytes());
-            }
-            Ok(())
-        };
-        self.db().run(make_due).await?;
-        self.deferred.note(id, now);
-        Ok(())
-    }
-
     /// Removes keys that say only what is finished up to `checkpoint`, which decides the same.
     pub(super) async fn clear_finished(&mut self, checkpoint: Sequence) -> Result<()> {
+        let now = self.now();
         loop {
             let passed = self.deferred.finished.iter().take_while(|(done, _)| *done <= checkpoint);
             let some: Vec<_> = passed.take(PAGE_KEYS).cloned().collect();
@@ -431,10 +432,13 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let clears = some.iter().map(|(_, id)| async {
                     let (row, newest) =
                         tokio::try_join!(held.deferred(&tx, id), self.newest_sequence(&tx, id))?;
-                    // The checkpoint decides of newer rows as well: nothing passes it by because of such a key.
-                    let is_needless = row.is_some_and(|row| row.due == Due::Never) && newest <= position;
-                    if is_needless {
-                        tx.clear(&held.key(id));
+                    let row = row.filter(|row| row.due == Due::Never && newest <= position);
+                    let is_needless = row.as_ref().is_some_and(|row| newest <= Some(row.done.position()));
+                    match row {
+                        Some(_) if is_needless => tx.clear(&held.key(id)),
+                        // The run of the newest row had ended before the commit of an earlier one landed.
+                        Some(row) => tx.set(&held.key(id), &DeferredRow { due: Due::NOW, ..row }.to_bytes()),
+                        None => {}
                     }
                     Ok::<_, crate::Error>((is_needless, newest))
                 });
@@ -446,7 +450,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 match newest.filter(|newest| !is_cleared && *newest > checkpoint) {
                     Some(newest) => drop(self.deferred.finished.insert((newest, place.1))),
                     None if is_cleared => self.deferred.was_cleared(&place.1),
-                    None => {}
+                    None => self.deferred.note(&place.1, now),
                 }
             }
         }

@@ -1,11 +1,12 @@
-//! [`Fence`]: what a transaction of a run must read, so that it commits only while the run may, and only once.
+//! [`Run`]: one call of a handler, and what its transactions must read, so that they commit only while it may, and only once.
 //!
 //! | transaction | reads | writes |
 //! |---|---|---|
-//! | [`Fence::verify`] | lease, key of the id | |
-//! | [`Fence::commit_in`] of an id | lease, key of the id | `done` in the key |
-//! | [`Fence::commit_in`] of a batch | lease, checkpoint | checkpoint |
-//! | end of a run that did not succeed ([`Fence::revoke`]) | lease, the same keys | the same keys |
+//! | [`Run::verify`] | lease, key of the id; of a batch the checkpoint | |
+//! | [`Run::commit_in`] of an id | lease, key of the id | `done` in the key |
+//! | [`Run::commit_in`] of a batch | lease, checkpoint | checkpoint |
+//! | end of a run that did not succeed | lease, the same keys | the same keys |
+//! | end of a shard | lease, checkpoint, all keys | checkpoint, and a conflict on the lease |
 //!
 //! A run that is over is marked in memory first, and then the keys that its transactions read are written. A transaction that has read
 //! them before conflicts; one that reads them after finds the mark. Another process has another lease.
@@ -57,7 +58,7 @@ impl CommitState {
 /// Orders the members that work on a shard, for effects outside of the store: of two runs with rows of one id, the later one never has
 /// the smaller token, unless the consumer was deleted and created in between. Its text has a fixed length, and sorts as the token does.
 ///
-/// Effects in the same store need no token: [`Work::commit_in`](super::Work::commit_in) makes them exactly-once. In another database,
+/// Effects in the same store need no token: [`Run::commit_in`] makes them exactly-once. In another database,
 /// keep the token and the sequence beside what a row changes, and change all three together, only forward:
 ///
 /// ```sql
@@ -121,6 +122,24 @@ impl HeldShard {
         Ok(Due::At(self.context.config.incarnation, at))
     }
 
+    /// Whether what the run works on is finished, where `stored` is the key of the id.
+    pub async fn is_done(
+        &self,
+        tx: &Transaction,
+        id: &IdScope,
+        stored: Option<&DeferredRow>,
+    ) -> Result<bool> {
+        let Some(stored) = stored else {
+            if id.has_key {
+                // It was finished, and the checkpoint has passed it; or it was discarded.
+                return Ok(true);
+            }
+            let checkpoint = self.checkpoint(tx, Isolation::Snapshot).await?;
+            return Ok(checkpoint.is_none_or(|checkpoint| Some(checkpoint.position()) >= id.sequence));
+        };
+        Ok(is_finished(stored, id))
+    }
+
     pub fn set_checkpoint(&self, tx: &Transaction, to: Cursor) {
         tx.set(&self.context.keys.consumer_checkpoint(&self.consumer, self.shard), &to.to_bytes());
     }
@@ -149,37 +168,77 @@ pub(super) struct IdScope {
     pub again: Option<[u8; 16]>,
 }
 
-/// Shared by the clones of a run's [`Work`](super::Work) or [`Batch`](super::Batch).
+/// One call of a handler: what [`Work`](super::Work) and [`Batch`](super::Batch) have in common. It is shared by their clones.
 #[derive(Debug)]
-pub(super) struct Fence {
-    pub held: Arc<HeldShard>,
-    pub scope: Scope,
+pub struct Run {
+    pub(super) held: Arc<HeldShard>,
+    pub(super) scope: Scope,
+    pub(super) about: About,
     is_over: AtomicBool,
-    /// Whether a transaction has called [`Fence::commit_in`].
+    /// Whether a transaction has called [`Run::commit_in`].
     has_committed: AtomicBool,
     /// When the run last made progress.
     progress: Mutex<Duration>,
 }
 
-impl Fence {
-    pub fn new(held: &Arc<HeldShard>, scope: Scope) -> Arc<Self> {
+/// What a handler may want to know of its run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct About {
+    pub since: Cursor,
+    pub attempt: u32,
+    pub is_deferred: bool,
+}
+
+impl Run {
+    pub(super) fn new(held: &Arc<HeldShard>, scope: Scope, about: About) -> Arc<Self> {
         let progress = Mutex::new(held.context.env().now());
         let (held, is_over) = (Arc::clone(held), AtomicBool::new(false));
-        Arc::new(Self { held, scope, is_over, has_committed: AtomicBool::new(false), progress })
+        Arc::new(Self { held, scope, about, is_over, has_committed: AtomicBool::new(false), progress })
     }
 
-    /// Notes progress.
+    /// What the consumer has finished, for [`Notification::news_since`](crate::Notification::news_since). A kind of event may be news
+    /// more than once.
+    pub fn since(&self) -> Cursor {
+        self.about.since
+    }
+
+    /// 1, or more if the work on the id, or on rows of the batch, has failed before.
+    pub fn attempt(&self) -> u32 {
+        self.about.attempt
+    }
+
+    /// Whether it is about a deferred id, which comes outside of the order of its shard.
+    pub fn is_deferred(&self) -> bool {
+        self.about.is_deferred
+    }
+
+    /// Whether somebody has asked for the work to be done again ([`ConsumerHandle::again`](super::ConsumerHandle::again)).
+    pub fn is_again(&self) -> bool {
+        matches!(&self.scope, Scope::Id(id) if id.again.is_some())
+    }
+
+    /// The shard.
+    pub fn shard(&self) -> ShardId {
+        self.held.shard
+    }
+
+    /// Orders the members that work on the shard, for effects outside of the store.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.held.token
+    }
+
+    /// Notes progress ([`ConsumerOptions::stall_limit`](super::ConsumerOptions::stall_limit)).
     pub fn progress(&self) {
         *self.progress.lock() = self.held.context.env().now();
     }
 
     /// When it last made progress.
-    pub fn progressed_at(&self) -> Duration {
+    pub(super) fn progressed_at(&self) -> Duration {
         *self.progress.lock()
     }
 
     /// Whether it may have written `done`, or the checkpoint.
-    pub fn has_committed(&self) -> bool {
+    pub(super) fn has_committed(&self) -> bool {
         self.has_committed.load(Ordering::Acquire)
     }
 
@@ -192,7 +251,8 @@ impl Fence {
         if self.is_over.load(Ordering::Acquire) { Err(self.cancelled()) } else { Ok(()) }
     }
 
-    /// Makes `tx` fail if the run is over before the commit.
+    /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. For every transaction of work that
+    /// takes several. Counts as progress. Fails as [`Run::commit_in`] does.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         self.held.lease.check(tx).await?;
         match &self.scope {
@@ -203,7 +263,7 @@ impl Fence {
                 }
             }
             Scope::Id(id) => {
-                if self.is_done(tx, id, self.held.deferred(tx, &id.id).await?.as_ref()).await? {
+                if self.held.is_done(tx, id, self.held.deferred(tx, &id.id).await?.as_ref()).await? {
                     return Err(self.cancelled());
                 }
             }
@@ -213,7 +273,11 @@ impl Fence {
         Ok(())
     }
 
-    /// Makes `tx` the one that finishes the work.
+    /// Makes `tx` the transaction that finishes the work: it commits once, and only while the work was not cancelled and the shard is held.
+    /// Costs two reads and a small write, whatever the number of rows.
+    ///
+    /// Fails with [`Error::LeaseLost`] and [`Error::Cancelled`], and with [`Error::PartlyDone`] if an earlier attempt of unknown result has
+    /// finished a part of the batch; return any of them from the handler.
     pub async fn commit_in(&self, tx: &Transaction) -> Result<CommitState> {
         self.held.lease.check(tx).await?;
         let state = match &self.scope {
@@ -247,51 +311,20 @@ impl Fence {
 
     async fn commit_id(&self, tx: &Transaction, id: &IdScope) -> Result<CommitState> {
         let stored = self.held.deferred(tx, &id.id).await?;
-        if self.is_done(tx, id, stored.as_ref()).await? {
+        if self.held.is_done(tx, id, stored.as_ref()).await? {
             return Ok(CommitState::AlreadyCommitted);
         }
+        let is_pending = stored.as_ref().is_some_and(|stored| stored.due != Due::Never);
         let done = finished(id, stored);
-        tx.set(&self.held.key(&id.id), &done.to_bytes());
+        // Rows may have been passed by because of a pending key: whether nothing is left is found when the run has ended.
+        let due = if is_pending { Due::NOW } else { done.due };
+        tx.set(&self.held.key(&id.id), &DeferredRow { due, ..done }.to_bytes());
         Ok(CommitState::Pending)
     }
 
-    /// Whether what the run works on is finished, where `stored` is the key of the id.
-    async fn is_done(&self, tx: &Transaction, id: &IdScope, stored: Option<&DeferredRow>) -> Result<bool> {
-        let Some(stored) = stored else {
-            if id.has_key {
-                // It was finished, and the checkpoint has passed it; or it was discarded.
-                return Ok(true);
-            }
-            let checkpoint = self.held.checkpoint(tx, Isolation::Snapshot).await?;
-            return Ok(checkpoint.is_none_or(|checkpoint| Some(checkpoint.position()) >= id.sequence));
-        };
-        Ok(is_finished(stored, id))
-    }
-
-    /// Ends the run, so that none of its transactions can commit any more. With `defer` the id gets a key, or keeps it, that is due after this
-    /// time; of a key that is there, what is finished stays, and the request to work again.
-    pub async fn revoke(&self, id: &IdScope, defer: Option<(Duration, DeferredRow)>) -> Result<Revoked> {
-        self.is_over.store(true, Ordering::Release);
-        let (held, key) = (&self.held, self.held.key(&id.id));
-        let revoke = async |tx: Transaction| {
-            held.lease.check(&tx).await?;
-            let stored = held.deferred(&tx, &id.id).await?;
-            let is_done = self.is_done(&tx, id, stored.as_ref()).await?;
-            let Some((pause, row)) = defer.as_ref().filter(|_| !is_done) else {
-                tx.add_write_conflict(&KeyRange::key(&key));
-                return Ok(if is_done { Revoked::Done } else { Revoked::Open });
-            };
-            let due = held.due_after(&tx, *pause).await?;
-            let (done, again) = stored.map_or((row.done, None), |stored| (stored.done, stored.again));
-            tx.set(&key, &DeferredRow { done, due, again, ..row.clone() }.to_bytes());
-            Ok(Revoked::Deferred)
-        };
-        held.context.db.run(revoke).await
-    }
-
     /// Ends the run of a batch, so that none of its transactions can commit any more. Returns the checkpoint.
-    pub async fn revoke_rows(&self) -> Result<Option<Cursor>> {
-        self.is_over.store(true, Ordering::Release);
+    pub(super) async fn revoke_rows(&self) -> Result<Option<Cursor>> {
+        self.close();
         let HeldShard { context, consumer, shard, .. } = &*self.held;
         let key = KeyRange::key(&context.keys.consumer_checkpoint(consumer, *shard));
         let revoke = async |tx: Transaction| {
@@ -303,21 +336,10 @@ impl Fence {
         context.db.run(revoke).await
     }
 
-    /// The run has succeeded: what it still commits is its own affair, but not under this fence.
-    pub fn close(&self) {
+    /// The run has ended: no transaction that begins from now on can commit under it.
+    pub(super) fn close(&self) {
         self.is_over.store(true, Ordering::Release);
     }
-}
-
-/// What the end of a run has found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Revoked {
-    /// The work is finished: a transaction with an unknown result was committed.
-    Done,
-    /// A key covers the id.
-    Deferred,
-    /// It is not finished, and no key was written.
-    Open,
 }
 
 /// Whether the key says that what a run works on is finished.

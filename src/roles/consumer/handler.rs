@@ -1,27 +1,25 @@
 //! [`Handler`] and [`BatchHandler`]: the user's code that a consumer calls, and what it is given.
 
-use std::{error::Error as StdError, fmt, future::ready, marker::PhantomData, sync::Arc};
+use std::{error::Error as StdError, fmt, future::ready, ops::Deref, sync::Arc};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use serde::Serialize;
 
-use super::exactly_once::{CommitState, Fence, FencingToken};
+use super::exactly_once::Run;
 use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
-        error::Result,
         event::{DbInstance, EventKind},
         filter::Filter,
         notification::{News, Notification},
     },
     roles::changes::Change,
     state::{feed::FeedRow, keys::ShardId},
-    store::Transaction,
 };
 
 /// The result of a handler. The error says in its own terms why it failed.
-pub type HandlerResult = std::result::Result<(), Box<dyn StdError + Send + Sync>>;
+pub type HandlerResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
 /// A type of rows that consumers work on: [`Notification`], and [`Change`](crate::changes::Change).
 pub trait ConsumedRow: FeedRow {
@@ -98,7 +96,7 @@ pub enum CloseReason {
 /// several ids at once, never twice at once for one id.
 pub trait Handler<R>: Send + Sync + 'static {
     /// Works on the newest row of an id. After an error, a panic or a crash it is called again, and must tolerate that, unless the
-    /// effect is in a transaction that called [`Work::commit_in`]. If the work is cancelled, its future is dropped.
+    /// effect is in a transaction that called [`Run::commit_in`]. If the work is cancelled, its future is dropped.
     fn handle(&self, work: Work<R>) -> impl Future<Output = HandlerResult> + Send;
 
     /// Called when the node begins to work on `shard`.
@@ -128,10 +126,10 @@ where
 /// of a [`Batch`] is a handler, too.
 ///
 /// There is one for each shard that a node holds. `opened` is called first, `closed` last (unless the process ends), and `batch` in
-/// between, one call at a time.
+/// between, one call at a time. After a panic another one is made.
 pub trait BatchHandler<R>: Send + 'static {
     /// Works on some rows. After an error, a panic or a crash it gets the same rows again, and must tolerate that, unless the effect is in a
-    /// transaction that called [`Batch::commit_in`].
+    /// transaction that called [`Run::commit_in`].
     fn batch(&mut self, batch: Batch<R>) -> impl Future<Output = HandlerResult> + Send;
 
     /// Called when the node begins to work on `shard`.
@@ -157,28 +155,26 @@ where
     }
 }
 
-/// The work on one id. Clones belong to the same run.
+/// The work on one id. Clones belong to the same [`Run`].
 pub struct Work<R> {
     pub(super) id: bytes::Bytes,
     pub(super) row: Option<Arc<R>>,
-    pub(super) since: Cursor,
     pub(super) gone: Option<DbInstance>,
-    pub(super) is_again: bool,
-    pub(super) attempt: u32,
-    pub(super) fence: Arc<Fence>,
+    pub(super) run: Arc<Run>,
 }
 
 impl<R> Clone for Work<R> {
     fn clone(&self) -> Self {
-        Self {
-            id: self.id.clone(),
-            row: self.row.clone(),
-            since: self.since,
-            gone: self.gone,
-            is_again: self.is_again,
-            attempt: self.attempt,
-            fence: Arc::clone(&self.fence),
-        }
+        let (id, row, run) = (self.id.clone(), self.row.clone(), Arc::clone(&self.run));
+        Self { id, row, gone: self.gone, run }
+    }
+}
+
+impl<R> Deref for Work<R> {
+    type Target = Run;
+
+    fn deref(&self) -> &Run {
+        &self.run
     }
 }
 
@@ -193,133 +189,51 @@ impl<R> Work<R> {
         self.row.as_ref()
     }
 
-    /// What the consumer has finished of the id, for [`Notification::news_since`]. A kind of event may be news more than once.
-    pub fn since(&self) -> Cursor {
-        self.since
-    }
-
     /// The database whose end is news: drop what was made for it, before anything is made for its successor.
     pub fn gone(&self) -> Option<DbInstance> {
         self.gone
-    }
-
-    /// Whether somebody has asked for the work to be done again ([`ConsumerHandle::again`](super::ConsumerHandle::again)).
-    pub fn is_again(&self) -> bool {
-        self.is_again
-    }
-
-    /// 1, or more if the work on the id has failed before.
-    pub fn attempt(&self) -> u32 {
-        self.attempt
-    }
-
-    /// The shard.
-    pub fn shard(&self) -> ShardId {
-        self.fence.held.shard
-    }
-
-    /// Orders the members that work on the shard, for effects outside of the store.
-    pub fn fencing_token(&self) -> FencingToken {
-        self.fence.held.token
-    }
-
-    /// Makes `tx` the transaction that finishes the work: it commits once, and only while the work was not cancelled and the shard is held.
-    /// Costs two reads and a small write.
-    ///
-    /// Fails with [`Error::LeaseLost`](crate::Error::LeaseLost) and [`Error::Cancelled`](crate::Error::Cancelled); return either from the handler.
-    pub async fn commit_in(&self, tx: &Transaction) -> Result<CommitState> {
-        self.fence.commit_in(tx).await
-    }
-
-    /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. For every transaction of work that
-    /// takes several. Counts as progress. Fails as [`Work::commit_in`] does.
-    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
-        self.fence.verify(tx).await
-    }
-
-    /// Notes progress ([`ConsumerOptions::stall_limit`](super::ConsumerOptions::stall_limit)).
-    pub fn progress(&self) {
-        self.fence.progress();
     }
 }
 
 impl Work<Notification> {
     /// What is new in the row; `None` if there is no row.
     pub fn news(&self) -> Option<News> {
-        Some(self.row.as_ref()?.news_since(self.since))
+        Some(self.row.as_ref()?.news_since(self.since()))
     }
 }
 
 impl<R> fmt::Debug for Work<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work")
-            .field("id", &self.id)
-            .field("attempt", &self.attempt)
-            .field("is_again", &self.is_again)
-            .finish_non_exhaustive()
+        f.debug_struct("Work").field("id", &self.id).field("run", &self.run.about).finish_non_exhaustive()
     }
 }
 
-/// Rows of one shard, in order. Clones belong to the same run.
+/// Rows of one shard, in order. Clones belong to the same [`Run`].
 pub struct Batch<R> {
-    /// The rows, at least one. A deferred id comes alone, in its newest row.
+    /// The rows. A deferred id comes alone, in its newest row; and without a row if [`Batch::gone`] says that nothing is left of it.
     pub rows: Vec<Arc<R>>,
-    pub(super) since: Cursor,
-    pub(super) attempt: u32,
-    pub(super) is_deferred: bool,
-    pub(super) fence: Arc<Fence>,
+    pub(super) gone: Option<(bytes::Bytes, DbInstance)>,
+    pub(super) run: Arc<Run>,
+}
+
+impl<R> Batch<R> {
+    /// The name and the instance of a database that ended while it was deferred, and whose tombstone was dropped.
+    pub fn gone(&self) -> Option<(&[u8], DbInstance)> {
+        self.gone.as_ref().map(|(id, instance)| (&id[..], *instance))
+    }
 }
 
 impl<R> Clone for Batch<R> {
     fn clone(&self) -> Self {
-        let (rows, fence) = (self.rows.clone(), Arc::clone(&self.fence));
-        Self { rows, since: self.since, attempt: self.attempt, is_deferred: self.is_deferred, fence }
+        Self { rows: self.rows.clone(), gone: self.gone.clone(), run: Arc::clone(&self.run) }
     }
 }
 
-impl<R> Batch<R> {
-    /// What the consumer has finished before the batch, for [`Notification::news_since`]. A kind of event may be news more than once.
-    pub fn since(&self) -> Cursor {
-        self.since
-    }
+impl<R> Deref for Batch<R> {
+    type Target = Run;
 
-    /// 1, or more if these rows, or a batch that contained them, have failed before.
-    pub fn attempt(&self) -> u32 {
-        self.attempt
-    }
-
-    /// Whether it is a deferred id, which comes outside of the order of its shard.
-    pub fn is_deferred(&self) -> bool {
-        self.is_deferred
-    }
-
-    /// The shard.
-    pub fn shard(&self) -> ShardId {
-        self.fence.held.shard
-    }
-
-    /// As [`Work::fencing_token`].
-    pub fn fencing_token(&self) -> FencingToken {
-        self.fence.held.token
-    }
-
-    /// Makes `tx` the transaction that finishes the batch: it commits once, and only while the shard is held. Costs two reads and a small
-    /// write, whatever the number of rows.
-    ///
-    /// Fails with [`Error::LeaseLost`](crate::Error::LeaseLost) and [`Error::Cancelled`](crate::Error::Cancelled), and with [`Error::PartlyDone`](crate::Error::PartlyDone) if an earlier attempt of unknown result has
-    /// finished a part; return any of them from the handler.
-    pub async fn commit_in(&self, tx: &Transaction) -> Result<CommitState> {
-        self.fence.commit_in(tx).await
-    }
-
-    /// As [`Work::verify`].
-    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
-        self.fence.verify(tx).await
-    }
-
-    /// As [`Work::progress`].
-    pub fn progress(&self) {
-        self.fence.progress();
+    fn deref(&self) -> &Run {
+        &self.run
     }
 }
 
@@ -327,27 +241,35 @@ impl<R> fmt::Debug for Batch<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
             .field("rows", &self.rows.len())
-            .field("attempt", &self.attempt)
+            .field("run", &self.run.about)
             .finish_non_exhaustive()
     }
 }
 
-/// [`Handler`], whatever its type.
+/// What a handler is called with.
+pub(super) enum Call<R> {
+    Id(Work<R>),
+    Rows(Batch<R>),
+}
+
+/// The handler of a shard, whatever its type.
 pub(super) trait AnyHandler<R>: Send + Sync {
-    fn handle(self: Arc<Self>, work: Work<R>) -> BoxFuture<'static, HandlerResult>;
-    fn opened(&self, shard: ShardId) -> BoxFuture<'_, ()>;
+    fn call(self: Arc<Self>, call: Call<R>) -> BoxFuture<'static, HandlerResult>;
+    fn opened(self: Arc<Self>, shard: ShardId) -> BoxFuture<'static, ()>;
     fn closed(self: Arc<Self>, shard: ShardId, reason: CloseReason) -> BoxFuture<'static, ()>;
 }
 
+/// A [`Handler`].
 pub(super) struct Ids<H>(pub H);
 
 impl<R: ConsumedRow, H: Handler<R>> AnyHandler<R> for Ids<H> {
-    fn handle(self: Arc<Self>, work: Work<R>) -> BoxFuture<'static, HandlerResult> {
+    fn call(self: Arc<Self>, call: Call<R>) -> BoxFuture<'static, HandlerResult> {
+        let Call::Id(work) = call else { unreachable!("ids come one by one") };
         async move { self.0.handle(work).await }.boxed()
     }
 
-    fn opened(&self, shard: ShardId) -> BoxFuture<'_, ()> {
-        self.0.opened(shard).boxed()
+    fn opened(self: Arc<Self>, shard: ShardId) -> BoxFuture<'static, ()> {
+        async move { self.0.opened(shard).await }.boxed()
     }
 
     fn closed(self: Arc<Self>, shard: ShardId, reason: CloseReason) -> BoxFuture<'static, ()> {
@@ -355,34 +277,26 @@ impl<R: ConsumedRow, H: Handler<R>> AnyHandler<R> for Ids<H> {
     }
 }
 
-/// [`BatchHandler`], whatever its type.
-pub(super) trait AnyBatchHandler<R>: Send {
-    fn batch(&mut self, batch: Batch<R>) -> BoxFuture<'_, HandlerResult>;
-    fn opened(&mut self, shard: ShardId) -> BoxFuture<'_, ()>;
-    fn closed(self: Box<Self>, reason: CloseReason) -> BoxFuture<'static, ()>;
-}
+/// A [`BatchHandler`], which is called for one batch at a time. A call that is dropped or panics gives the lock back.
+pub(super) struct Batches<H>(pub tokio::sync::Mutex<H>);
 
-pub(super) struct Batches<H, R>(pub H, pub PhantomData<fn() -> R>);
-
-impl<R: ConsumedRow, H: BatchHandler<R>> AnyBatchHandler<R> for Batches<H, R> {
-    fn batch(&mut self, batch: Batch<R>) -> BoxFuture<'_, HandlerResult> {
-        self.0.batch(batch).boxed()
+impl<R: ConsumedRow, H: BatchHandler<R>> AnyHandler<R> for Batches<H> {
+    fn call(self: Arc<Self>, call: Call<R>) -> BoxFuture<'static, HandlerResult> {
+        let Call::Rows(batch) = call else { unreachable!("rows come in batches") };
+        async move { self.0.lock().await.batch(batch).await }.boxed()
     }
 
-    fn opened(&mut self, shard: ShardId) -> BoxFuture<'_, ()> {
-        self.0.opened(shard).boxed()
+    fn opened(self: Arc<Self>, shard: ShardId) -> BoxFuture<'static, ()> {
+        async move { self.0.lock().await.opened(shard).await }.boxed()
     }
 
-    fn closed(mut self: Box<Self>, reason: CloseReason) -> BoxFuture<'static, ()> {
-        async move { self.0.closed(reason).await }.boxed()
+    fn closed(self: Arc<Self>, _: ShardId, reason: CloseReason) -> BoxFuture<'static, ()> {
+        async move { self.0.lock().await.closed(reason).await }.boxed()
     }
 }
 
 /// Makes the handler of a shard.
-pub(super) enum Factory<R> {
-    Ids(Box<dyn Fn(ShardId) -> Arc<dyn AnyHandler<R>> + Send + Sync>),
-    Batches(Box<dyn Fn(ShardId) -> Box<dyn AnyBatchHandler<R>> + Send + Sync>),
-}
+pub(super) type Factory<R> = Box<dyn Fn(ShardId) -> Arc<dyn AnyHandler<R>> + Send + Sync>;
 
 /// The text of `error` and its sources.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {

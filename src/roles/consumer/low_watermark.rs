@@ -26,6 +26,7 @@ use crate::{
         feed::{FeedRow, RawFeed},
         feed_wakeups::FeedHeads,
         keys::{ConsumerName, FeedId, ShardId, watermark},
+        notification_feed::NotificationFeed,
     },
     store::{Isolation, Priority, Transaction, TransactionOption},
 };
@@ -41,6 +42,9 @@ const PAGE_ROWS: usize = 1_000;
 
 /// How many pages of a shard are looked through. What is behind them comes another time.
 const PAGES_MAX: usize = 100;
+
+/// The pauses between two looks at whether a consumer has caught up.
+const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// Its name in reports of trouble.
 const WRITER: &str = "low watermark of a consumer";
@@ -189,5 +193,61 @@ impl LowWatermark {
         }
         // A row that cannot be decoded is wanted by nobody.
         Notification::from_stored(sequence, value).is_ok_and(|row| row.is_wanted(&self.filter, since))
+    }
+}
+
+impl LowWatermark {
+    /// Waits until everything up to what is in the feed now is finished, or deferred.
+    pub async fn caught_up(&self) -> Result<()> {
+        let now = async |tx: Transaction| RawFeed::new(&self.context, &self.feed).last_readable(&tx).await;
+        let now = self.context.db.run(now).await?;
+        self.wait_for(now).await
+    }
+
+    /// Waits until everything that was committed up to `version` is finished, or deferred.
+    pub async fn wait_until(&self, version: u64) -> Result<()> {
+        let at = if self.feed.instance().is_some() {
+            Sequence::last_at(self.context.config.incarnation, version)
+        } else {
+            NotificationFeed::new(Arc::clone(&self.context), self.feed.clone()).folded(version).await?
+        };
+        self.wait_for(at).await
+    }
+
+    async fn wait_for(&self, at: Sequence) -> Result<()> {
+        let env = self.context.env();
+        let (mut pause, most) = CAUGHT_UP_PAUSES;
+        while !self.has_passed(at).await? {
+            env.sleep(pause).await;
+            pause = (pause * 2).min(most);
+        }
+        Ok(())
+    }
+
+    /// Whether no shard has a wanted row up to `at` that is neither finished nor deferred.
+    async fn has_passed(&self, at: Sequence) -> Result<bool> {
+        let keys = &self.context.keys;
+        let read = async |tx: Transaction| {
+            let row = read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
+            row.ok_or_else(|| Error::NoConsumer { consumer: self.name.to_string() })?;
+            let stored = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
+            let topology = RawFeed::new(&self.context, &self.feed).topology(&tx).await?;
+            Ok((stored, topology))
+        };
+        let (stored, topology) = self.context.db.run(read).await?;
+        for (key, value) in stored {
+            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
+            let stored = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
+            let (_, is_passed) = self.unwanted_up_to(shard, stored, Sequence::MIN, Some(at)).await?;
+            if !is_passed {
+                return Ok(false);
+            }
+            // Rows of successors are before `at` as well.
+            let successor = topology.entry_of(shard).ok().and_then(|(_, successor)| successor);
+            if successor.is_some_and(|successor| successor.first <= at) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }

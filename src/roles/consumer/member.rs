@@ -2,10 +2,12 @@
 
 use std::{
     fmt,
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
@@ -14,7 +16,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     CloseReason, ConsumerHandle, ConsumerOptions,
-    handler::{ConsumedRow, Factory},
+    handler::{AnyHandler, ConsumedRow, Factory},
     in_hand::Tenants,
     low_watermark::LowWatermark,
     shard::ShardTask,
@@ -22,7 +24,7 @@ use super::{
 use crate::{
     base::{
         encoding::Sequence,
-        error::{Error, Result},
+        error::{Error, Result, panic_text},
         filter::Filter,
         tasks::in_time,
     },
@@ -44,6 +46,8 @@ pub(super) struct Member<R> {
     pub options: ConsumerOptions,
     pub tenants: Option<Tenants>,
     pub factory: Factory<R>,
+    /// Whether the handler works on batches in the order of the shard.
+    pub is_ordered: bool,
     /// The generation of the consumer when it was last read.
     pub generation: AtomicU64,
     /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
@@ -321,23 +325,22 @@ impl PendingCloses {
     }
 }
 
-type Close = Box<dyn FnOnce(CloseReason) -> BoxFuture<'static, ()> + Send>;
-
-/// Closes a handler, once: when it is asked to, or when the session of the handler is dropped.
-pub(super) struct PendingClose {
-    close: Option<Close>,
-    closing: Option<BoxFuture<'static, ()>>,
+/// A handler of a shard, which is closed once: when that is asked for, or when its session is dropped.
+pub(super) struct OpenHandler<R: ConsumedRow> {
+    /// `None` once it is closed.
+    handler: Option<Arc<dyn AnyHandler<R>>>,
+    shard: ShardId,
     stop: Stop,
     pending: PendingCloses,
     context: Arc<Context>,
-    limit: std::time::Duration,
+    limit: Duration,
 }
 
-impl PendingClose {
-    pub fn new<R>(member: &Member<R>, stop: Stop, close: Close) -> Self {
+impl<R: ConsumedRow> OpenHandler<R> {
+    pub fn new(member: &Member<R>, shard: ShardId, stop: Stop) -> Self {
         Self {
-            close: Some(close),
-            closing: None,
+            handler: Some((member.factory)(shard)),
+            shard,
             stop,
             pending: member.closing.clone(),
             context: Arc::clone(&member.context),
@@ -345,42 +348,41 @@ impl PendingClose {
         }
     }
 
-    /// Begins to close the handler.
-    pub fn close(&mut self, reason: CloseReason) {
-        if let Some(close) = self.close.take() {
-            self.closing = Some(guarded(close, reason));
-        }
+    pub fn handler(&self) -> &Arc<dyn AnyHandler<R>> {
+        self.handler.as_ref().expect("it is open")
     }
 
-    /// Waits until it is closed.
-    pub async fn finish(&mut self) {
-        if let Some(closing) = &mut self.closing {
-            closing.await;
-        }
-        self.closing = None;
+    /// Tells the handler of its shard; returns the text of its panic.
+    pub async fn opened(&self) -> std::result::Result<(), String> {
+        let (handler, shard) = (Arc::clone(self.handler()), self.shard);
+        let opened = AssertUnwindSafe(async move { handler.opened(shard).await }).catch_unwind().await;
+        opened.map_err(|panic| format!("panic: {}", panic_text(&*panic)))
+    }
+
+    /// Closes it.
+    pub async fn close(mut self, reason: CloseReason) {
+        let handler = self.handler.take().expect("it is open");
+        closed(handler, self.shard, reason).await;
     }
 }
 
-fn guarded(close: Close, reason: CloseReason) -> BoxFuture<'static, ()> {
-    let closing = std::panic::AssertUnwindSafe(async move { close(reason).await }).catch_unwind();
-    async move {
-        if closing.await.is_err() {
-            tracing::error!(?reason, "a handler of a consumer has panicked when it was closed");
-        }
+async fn closed<R>(handler: Arc<dyn AnyHandler<R>>, shard: ShardId, reason: CloseReason) {
+    let closed = AssertUnwindSafe(async move { handler.closed(shard, reason).await });
+    if closed.catch_unwind().await.is_err() {
+        tracing::error!(shard = shard.0, ?reason, "a handler of a consumer has panicked when it was closed");
     }
-    .boxed()
 }
 
-impl Drop for PendingClose {
+impl<R: ConsumedRow> Drop for OpenHandler<R> {
     fn drop(&mut self) {
-        let is_shutdown = self.stop.was_given() || self.pending.is_dropped.load(Ordering::Relaxed);
-        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
-        self.close(reason);
-        let (Some(closing), Ok(runtime)) = (self.closing.take(), tokio::runtime::Handle::try_current())
+        let (Some(handler), Ok(runtime)) = (self.handler.take(), tokio::runtime::Handle::try_current())
         else {
             return;
         };
+        let is_shutdown = self.stop.was_given() || self.pending.is_dropped.load(Ordering::Relaxed);
+        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
         let (owner, deadline) = (self.pending.clone(), self.context.env().sleep(self.limit));
+        let closing = closed(handler, self.shard, reason);
         let closing = async move {
             // The set of these tasks lives as long as one of them.
             let _owner = owner;

@@ -37,10 +37,9 @@ mod options;
 mod ordered;
 mod recipes;
 mod reshard;
+mod runs;
 mod shard;
-mod side_by_side;
 mod status;
-pub(crate) mod watcher;
 
 use std::{
     fmt,
@@ -55,7 +54,7 @@ use tokio::sync::watch;
 pub(crate) use self::status::statuses;
 pub use self::{
     admin::{ConsumerHandle, ConsumerSettings, DeferredId},
-    exactly_once::{CommitState, FencingToken},
+    exactly_once::{CommitState, FencingToken, Run},
     handler::{Batch, BatchHandler, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
     member::Consumer,
     options::{ConsumerOptions, FailurePolicy},
@@ -66,7 +65,7 @@ pub use self::{
     status::{ConsumerLag, ConsumerShard, ConsumerStatus},
 };
 use self::{
-    handler::{Batches, Factory, Ids},
+    handler::{AnyHandler, Batches, Factory, Ids},
     in_hand::Tenants,
     low_watermark::LowWatermark,
     member::Member,
@@ -82,11 +81,10 @@ use crate::{
     state::{
         context::Context,
         feed::Feed,
+        feed_watcher,
         keys::ShardId,
         membership::{self, Pool, Worker},
-        notification_feed::NotificationFeed,
     },
-    store::{Isolation, Transaction},
 };
 
 /// Describes a member of a consumer, and starts it: [`Running::consumer`](crate::Running::consumer).
@@ -187,8 +185,8 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     /// As [`ConsumerHandle::create`]; and [`Error::Invalid`] if an option is out of its limits, or the node is a member already. Then nothing
     /// is changed.
     pub async fn run<H: Handler<R>>(self, handler: H) -> Result<Consumer> {
-        let handler: Arc<dyn handler::AnyHandler<R>> = Arc::new(Ids(handler));
-        self.start(Factory::Ids(Box::new(move |_| Arc::clone(&handler)))).await
+        let handler: Arc<dyn AnyHandler<R>> = Arc::new(Ids(handler));
+        self.start(Box::new(move |_| Arc::clone(&handler)), false).await
     }
 
     /// As [`ConsumerBuilder::run`], with a handler for each shard.
@@ -196,7 +194,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
     ) -> Result<Consumer> {
-        self.start(Factory::Ids(Box::new(move |shard| Arc::new(Ids(make(shard)))))).await
+        self.start(Box::new(move |shard| Arc::new(Ids(make(shard)))), false).await
     }
 
     /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard has
@@ -210,10 +208,10 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
     ) -> Result<Consumer> {
-        self.start(Factory::Batches(Box::new(move |shard| Box::new(Batches(make(shard), PhantomData))))).await
+        self.start(Box::new(move |shard| Arc::new(Batches(make(shard).into()))), true).await
     }
 
-    async fn start(self, factory: Factory<R>) -> Result<Consumer> {
+    async fn start(self, factory: Factory<R>, is_ordered: bool) -> Result<Consumer> {
         self.options.check()?;
         if self.tenants.as_ref().is_some_and(|tenants| tenants.running_max == 0) {
             return Err(Error::invalid("running ids of a tenant", "they are zero"));
@@ -233,7 +231,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             filter: filter.clone(),
             shards: Arc::clone(&shards),
         });
-        let watcher = context.wakeups.watcher(|| watcher::start(&context));
+        let watcher = context.wakeups.watcher(|| feed_watcher::start(&context));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), role: handle.name.role(), idle };
         let (balance, closing) = (options.balance.clone(), member::PendingCloses::default());
@@ -245,6 +243,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             options,
             tenants,
             factory,
+            is_ordered,
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
             shards: Arc::clone(&shards),
@@ -253,66 +252,5 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         let worker = Worker::start(&node, pool, Arc::new(member), balance).await?;
         let writer = low_watermark.start();
         Ok(Consumer::new(worker, handle, (shards, closing), (low_watermark, writer), watcher))
-    }
-}
-
-/// The pauses between two looks at whether a consumer has caught up.
-const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-impl LowWatermark {
-    /// Waits until everything up to what is in the feed now is finished, or deferred.
-    async fn caught_up(&self) -> Result<()> {
-        let now = async |tx: Transaction| {
-            crate::state::feed::RawFeed::new(&self.context, &self.feed).last_readable(&tx).await
-        };
-        let now = self.context.db.run(now).await?;
-        self.wait_for(now).await
-    }
-
-    /// Waits until everything that was committed up to `version` is finished, or deferred.
-    async fn wait_until(&self, version: u64) -> Result<()> {
-        let at = if self.feed.instance().is_some() {
-            crate::Sequence::last_at(self.context.config.incarnation, version)
-        } else {
-            NotificationFeed::new(Arc::clone(&self.context), self.feed.clone()).folded(version).await?
-        };
-        self.wait_for(at).await
-    }
-
-    async fn wait_for(&self, at: crate::Sequence) -> Result<()> {
-        let env = self.context.env();
-        let (mut pause, most) = CAUGHT_UP_PAUSES;
-        while !self.has_passed(at).await? {
-            env.sleep(pause).await;
-            pause = (pause * 2).min(most);
-        }
-        Ok(())
-    }
-
-    /// Whether no shard has a wanted row up to `at` that is neither finished nor deferred.
-    async fn has_passed(&self, at: crate::Sequence) -> Result<bool> {
-        let keys = &self.context.keys;
-        let read = async |tx: Transaction| {
-            let row = member::read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
-            row.ok_or_else(|| Error::NoConsumer { consumer: self.name.to_string() })?;
-            let stored = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
-            let topology = crate::state::feed::RawFeed::new(&self.context, &self.feed).topology(&tx).await?;
-            Ok((stored, topology))
-        };
-        let (stored, topology) = self.context.db.run(read).await?;
-        for (key, value) in stored {
-            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
-            let stored = crate::Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
-            let (_, is_passed) = self.unwanted_up_to(shard, stored, crate::Sequence::MIN, Some(at)).await?;
-            if !is_passed {
-                return Ok(false);
-            }
-            // Rows of successors are before `at` as well.
-            let successor = topology.entry_of(shard).ok().and_then(|(_, successor)| successor);
-            if successor.is_some_and(|successor| successor.first <= at) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }

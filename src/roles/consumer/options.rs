@@ -46,7 +46,7 @@ pub struct ConsumerOptions {
     /// The longest pause. Default: 5 min.
     pub backoff_max: Duration,
     /// How long work may make no progress before it is cancelled, and deferred. Progress is each transaction that it has verified, and each
-    /// call of [`Work::progress`](super::Work::progress). Default: 10 min.
+    /// call of [`Run::progress`](super::Run::progress). Default: 10 min.
     pub stall_limit: Duration,
     /// What happens to rows that fail. Default: they are deferred.
     pub failure: FailurePolicy,

@@ -11,7 +11,7 @@
 use super::{
     handler::ConsumedRow,
     member::Member,
-    shard::{ShardTask, moved, persist},
+    shard::{End, Go, ShardTask, moved, persist},
 };
 use crate::{
     base::{
@@ -23,7 +23,7 @@ use crate::{
         keys::{ShardId, TopologyRow},
         membership::{changed, pool_removed},
     },
-    store::{Isolation, RangeRead, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
 /// How many keys one transaction moves.
@@ -42,20 +42,15 @@ enum Left {
 }
 
 impl<R: ConsumedRow> ShardTask<R> {
-    /// Leaves a drained shard to its successors. Returns whether the task is to end.
-    pub(super) async fn leave_shard(&mut self) -> Result<bool> {
+    /// Leaves a drained shard to its successors; returns if the consumer does not read it any more.
+    pub(super) async fn leave_shard(&mut self) -> Go<()> {
         loop {
             self.changes.mark_unchanged();
-            let left = persist!(self, "leaving a drained shard", self.try_to_leave().await);
-            match left {
-                None | Some(Left::Replaced) => return Ok(true),
-                Some(Left::Gone) => return Ok(false),
-                Some(Left::Moved) => {}
-                Some(Left::Waits) => {
-                    if self.wait_for_change().await {
-                        return Ok(true);
-                    }
-                }
+            match persist!(self, "leaving a drained shard", self.try_to_leave().await) {
+                Left::Moved => {}
+                Left::Waits => self.wait_for_change().await?,
+                Left::Replaced => return Err(End::Stopped.into()),
+                Left::Gone => return Ok(()),
             }
         }
     }
@@ -79,6 +74,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (keys, pool) = (&held.context.keys, held.consumer.pool());
         if stored.position() < end {
             held.set_checkpoint(tx, moved(stored, end));
+            // A commit of a run that is on its way must not leave a key behind.
+            tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
             return Ok(Left::Waits);
         }
@@ -146,14 +143,11 @@ impl<R: ConsumedRow> ShardTask<R> {
     }
 
     /// The feed is gone, and the consumer with it: waits to be stopped.
-    pub(super) async fn end_with_feed(&mut self, gone: Error) -> Result<()> {
-        let removed =
-            persist!(self, "removing a consumer whose feed is gone", self.remove_without_feed().await);
-        if removed.is_some() {
-            tracing::info!(consumer = %self.held.consumer, "a consumer has ended, because its feed is gone");
-            self.member.end(gone);
-            self.stop.requested().await;
-        }
+    pub(super) async fn end_with_feed(&mut self, gone: Error) -> Go<()> {
+        persist!(self, "removing a consumer whose feed is gone", self.remove_without_feed().await);
+        tracing::info!(consumer = %self.held.consumer, "a consumer has ended, because its feed is gone");
+        self.member.end(gone);
+        self.stop.requested().await;
         Ok(())
     }
 }

@@ -1,33 +1,31 @@
 //! [`ShardTask`]: the work on one shard, under its lease.
 //!
-//! It reads the rows of the shard in order, and gives them to the handler: in batches ([`ordered`](super::ordered)), or id by id
-//! ([`side_by_side`](super::side_by_side)). Ids with keys have a turn of their own ([`deferred`](super::deferred)). At the end of the shard
-//! it moves them to the successors ([`reshard`](super::reshard)).
+//! It reads the rows of the shard in order, and calls the handler for them ([`runs`](super::runs)): for batches, or id by id. Ids with keys
+//! have a turn of their own ([`deferred`](super::deferred)). At the end of the shard it moves them to the successors
+//! ([`reshard`](super::reshard)).
 
 use std::{
     collections::HashSet,
-    panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::{
     deferred::DeferredIds,
     exactly_once::{FencingToken, HeldShard},
-    handler::{ConsumedRow, Factory},
+    handler::ConsumedRow,
     member::Member,
-    ordered::Tried,
+    ordered::Ordered,
 };
 use crate::{
     base::{
         cursor::{Cursor, Knowledge},
         encoding::Sequence,
         env::Env,
-        error::{Error, Result, panic_text},
+        error::{Error, Result},
     },
     state::{
         feed::{RawFeed, StoredRow},
@@ -42,18 +40,13 @@ use crate::{
 /// The pause after a failure of the store.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Does `$work` with the store, again and again until it succeeds. `None` if the task is to stop; returns the error if the work on the shard is
-/// over.
+/// Does `$work` with the store, again and again until it succeeds, or the work on the shard is over.
 macro_rules! persist {
     ($task:expr, $what:expr, $work:expr) => {
         loop {
             match $work {
-                Ok(done) => break Some(done),
-                Err(error) => {
-                    if $task.has_failed($what, error).await? {
-                        break None;
-                    }
-                }
+                Ok(done) => break done,
+                Err(error) => $task.has_failed($what, error).await?,
             }
         }
     };
@@ -71,6 +64,23 @@ pub(super) enum End {
     /// The handler has panicked.
     Panicked,
 }
+
+/// What ends the work of a session.
+#[derive(Debug)]
+pub(super) enum Halt {
+    End(End),
+    /// The lease is lost, or the feed or the bus is gone.
+    Failed(Error),
+}
+
+impl From<End> for Halt {
+    fn from(end: End) -> Self {
+        Self::End(end)
+    }
+}
+
+/// The result of a step of the work.
+pub(super) type Go<T> = std::result::Result<T, Halt>;
 
 /// What the consumer has to do in a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +102,6 @@ pub(super) enum Change {
     Begins,
     /// The work has to begin again from what is stored.
     Ends,
-    /// The task is to stop.
-    Stops,
 }
 
 /// Rows of the shard, with the keys of those that have one.
@@ -138,7 +146,8 @@ pub(super) struct ShardTask<R> {
     pub saved_at: Duration,
     /// When it is read without a hint, and how often the watcher had polled when that was set.
     poll: (Duration, u64),
-    pub tried: Tried,
+    /// Rows that wait for their batch.
+    pub ordered: Ordered<R>,
     /// How often a handler has panicked when it was opened.
     openings: u32,
 }
@@ -167,7 +176,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             is_dirty: false,
             saved_at: now,
             poll: (now, 0),
-            tried: Tried::default(),
+            ordered: Ordered::new(),
             openings: 0,
         }
     }
@@ -190,81 +199,60 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Works until it is asked to stop; fails if the lease is lost.
     pub async fn run(mut self) -> Result<()> {
-        match self.work().await {
-            Err(gone @ Error::NoFeed { .. }) => self.end_with_feed(gone).await,
-            ended => ended,
+        let mut ended = self.work().await;
+        if let Err(Halt::Failed(gone @ Error::NoFeed { .. })) = ended {
+            ended = self.end_with_feed(gone).await;
+        }
+        match ended {
+            Err(Halt::Failed(error)) => Err(error),
+            Err(Halt::End(_)) | Ok(()) => Ok(()),
         }
     }
 
-    async fn work(&mut self) -> Result<()> {
+    async fn work(&mut self) -> Go<()> {
         loop {
             self.changes.mark_unchanged();
-            let part = persist!(self, "reading a consumer's checkpoint", self.load().await);
-            let Some(part) = part else { return Ok(()) };
-            self.part = part;
-            if part == Part::Nothing {
-                if self.wait_for_change().await {
-                    return Ok(());
-                }
+            self.part = persist!(self, "reading a consumer's checkpoint", self.load().await);
+            if self.part == Part::Nothing {
+                self.wait_for_change().await?;
                 continue;
             }
-            let end = loop {
-                let end = match &self.member.factory {
-                    Factory::Ids(make) => {
-                        let handler = make(self.held.shard);
-                        self.session_of_ids(handler).await?
-                    }
-                    Factory::Batches(make) => {
-                        let handler = make(self.held.shard);
-                        self.session_of_batches(handler).await?
-                    }
-                };
-                // Another handler goes on after a panic: what was read and tried is still known.
-                if end != End::Panicked {
-                    break end;
-                }
-            };
-            match end {
-                End::Stopped => return Ok(()),
+            match self.session().await.map_err(Halt::Failed)? {
                 End::Changed | End::Panicked => {}
-                End::Drained => {
-                    if self.leave_shard().await? {
-                        return Ok(());
-                    }
-                }
+                End::Drained => self.leave_shard().await?,
+                end @ End::Stopped => return Err(end.into()),
             }
         }
     }
 
-    /// Completes with a change of the consumer, or after a while; returns whether the task is to stop.
-    pub async fn wait_for_change(&mut self) -> bool {
+    /// Completes with a change of the consumer, or after a while.
+    pub async fn wait_for_change(&mut self) -> Go<()> {
         let pause = self.env().sleep(self.member.options.poll_interval);
         tokio::select! {
             biased;
-            () = self.stop.requested() => true,
+            () = self.stop.requested() => Err(End::Stopped.into()),
             // The sender is in the member.
-            _ = self.changes.changed() => false,
-            () = pause => false,
+            _ = self.changes.changed() => Ok(()),
+            () = pause => Ok(()),
         }
     }
 
-    /// Something with the store has failed: waits before it is tried again. Returns whether the task is to stop; fails if the work on the
-    /// shard is over.
-    pub async fn has_failed(&mut self, what: &'static str, error: Error) -> Result<bool> {
+    /// Something with the store has failed: waits before it is tried again, unless the work on the shard is over.
+    pub async fn has_failed(&mut self, what: &'static str, error: Error) -> Go<()> {
         if is_final(&error) {
-            return Err(error);
+            return Err(Halt::Failed(error));
         }
         self.held.context.stats.health.complain(self.env(), what, &error);
-        Ok(self.sleeps_until_stop(FAILURE_PAUSE).await)
+        self.sleep(FAILURE_PAUSE).await
     }
 
-    /// Sleeps; returns whether the task is to stop.
-    pub async fn sleeps_until_stop(&mut self, pause: Duration) -> bool {
+    /// Sleeps, unless the task is to stop.
+    async fn sleep(&mut self, pause: Duration) -> Go<()> {
         let pause = self.env().sleep(pause);
         tokio::select! {
             biased;
-            () = self.stop.requested() => true,
-            () = pause => false,
+            () = self.stop.requested() => Err(End::Stopped.into()),
+            () = pause => Ok(()),
         }
     }
 
@@ -292,13 +280,12 @@ impl<R: ConsumedRow> ShardTask<R> {
     }
 
     /// Looks at what has changed, if anything has.
-    pub async fn look_at_changes(&mut self) -> Result<Change> {
+    pub async fn look_at_changes(&mut self) -> Go<Change> {
         if !self.changes.has_changed().unwrap_or(true) {
             return Ok(Change::None);
         }
         self.changes.mark_unchanged();
-        let look = persist!(self, "reading a consumer", self.read_change().await);
-        Ok(look.unwrap_or(Change::Stops))
+        Ok(persist!(self, "reading a consumer", self.read_change().await))
     }
 
     /// Whether the work goes on; reads which ids have keys.
@@ -345,10 +332,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.knowledge
     }
 
-    /// Reads the next rows, at most `limit`; with `is_again` as they are now, although they were read before.
-    pub async fn next_page(&mut self, limit: usize, is_again: bool) -> Result<Page<R>> {
+    /// Reads the next rows, at most `limit`.
+    pub async fn next_page(&mut self, limit: usize) -> Result<Page<R>> {
         self.plan_poll();
         let after = self.read;
+        // A batch that has failed is read as it is now.
+        let is_again = self.ordered.is_careful(after);
         let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
         let mut page = Page { rows: Vec::with_capacity(rows.len()), to, more, is_end };
         for StoredRow { sequence, value } in rows {
@@ -438,33 +427,45 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Accounts for a page of which everything was taken. `is_end` says that the shard ends there: then newer rows of its ids, which tell of
     /// events from before the end, may be in its successors.
     pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
-        self.read = to;
+        // A checkpoint at the end itself says that the keys are moved as well, so it is left to the transaction that finds none.
+        self.read = if is_end { to.before().max(self.read) } else { to };
         if !more && !is_end {
             let first = self.caught_up.map_or(to, |(first, _)| first);
             self.caught_up = Some((first, to));
         }
     }
 
-    /// Everything without a key up to `watermark` is finished.
-    pub fn finished_up_to(&mut self, watermark: Sequence) {
-        // Below that every event is in a row that was read, so nothing before it is news any more.
+    /// What was read after `at` is forgotten: the rows are read again.
+    pub fn read_again_from(&mut self, at: Sequence) {
+        // News of what was read are in newer rows by then, which may stand after the end that was read.
+        (self.read, self.caught_up) = (at, None);
+    }
+
+    /// What is known once everything without a key up to `watermark` is finished.
+    pub fn knowledge_at(&self, watermark: Sequence) -> Cursor {
         match self.caught_up {
             Some((first, last)) if watermark >= first => {
-                // A checkpoint in the middle of a reading takes rows for wanted that are not any more.
-                self.is_dirty |= match self.stored.knowledge() {
-                    Knowledge::Nothing => true,
-                    Knowledge::UpTo(known) => known < self.stored.position(),
-                };
                 // In a shard that is never idle, the watermark comes to the last end only by chance.
-                let is_at_last = watermark >= last;
-                let end = if is_at_last { last } else { first };
-                self.knowledge = moved(end.into(), watermark);
-                self.caught_up = (!is_at_last).then_some((last, last));
+                let end = if watermark >= last { last } else { first };
+                moved(end.into(), watermark)
             }
-            _ if watermark > self.knowledge.position() => {
-                self.knowledge = moved(self.knowledge, watermark);
-            }
-            _ => {}
+            _ => moved(self.knowledge, watermark.max(self.knowledge.position())),
+        }
+    }
+
+    /// Everything without a key up to `watermark` is finished.
+    pub fn finished_up_to(&mut self, watermark: Sequence) {
+        self.knowledge = self.knowledge_at(watermark);
+        // Below that every event is in a row that was read, so nothing before it is news any more.
+        if let Some((first, last)) = self.caught_up
+            && watermark >= first
+        {
+            // A checkpoint in the middle of a reading takes rows for wanted that are not any more.
+            self.is_dirty |= match self.stored.knowledge() {
+                Knowledge::Nothing => true,
+                Knowledge::UpTo(known) => known < self.stored.position(),
+            };
+            self.caught_up = (watermark < last).then_some((last, last));
         }
     }
 
@@ -559,7 +560,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.openings = self.openings.saturating_add(1);
         self.report(None, self.openings, panic);
         let pause = self.member.options.pauses().backoff(self.openings, self.env());
-        if self.sleeps_until_stop(pause).await { End::Stopped } else { End::Panicked }
+        if self.sleep(pause).await.is_ok() { End::Panicked } else { End::Stopped }
     }
 
     /// Logs a failure of the handler.
@@ -571,11 +572,6 @@ impl<R: ConsumedRow> ShardTask<R> {
             tracing::warn!(%consumer, shard = shard.0, id, attempts, error, unsaid, "a handler of a consumer failed; trying again");
         }
     }
-}
-
-/// Does `work`, or says why it has panicked.
-pub(super) async fn guarded(work: impl Future<Output = ()>) -> std::result::Result<(), String> {
-    AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| format!("panic: {}", panic_text(&*panic)))
 }
 
 /// Whether the work on a shard ends with this failure; others are tried again.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
 
@@ -18,7 +19,7 @@ use crate::{
         },
         membership::members,
     },
-    store::{Isolation, RangeRead, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
 /// How many keys are looked at to find whether ids are deferred.
@@ -128,40 +129,11 @@ impl ConsumerStatus {
     }
 }
 
-/// The stored states of all consumers, in the order of their names. What one read cannot show is left out of the others.
+/// The stored states of all consumers, in the order of their names.
 pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<ConsumerStatus>> {
     let keys = &context.keys;
-    let mut statuses: BTreeMap<ConsumerName, ConsumerStatus> = BTreeMap::new();
     let ranges = [keys.consumers(), keys.all_consumer_checkpoints(), keys.low_watermarks()];
-    for (part, range) in ranges.into_iter().enumerate() {
-        let mut rest = Some(RangeRead::new(range).limit(1_000));
-        while let Some(read) = rest {
-            let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-            for (key, value) in &page.rows {
-                match part {
-                    0 => {
-                        let row = ConsumerRow::from_bytes(value).map_err(|error| error.at(key))?;
-                        let name = keys.consumer_of(key)?;
-                        statuses.insert(name.clone(), ConsumerStatus::new(name, row));
-                    }
-                    1 => {
-                        let (name, shard) = keys.consumer_checkpoint_of(key)?;
-                        let checkpoint = Cursor::from_bytes(value).map_err(|error| error.at(key))?.position();
-                        if let Some(status) = statuses.get_mut(&name) {
-                            status.shards.push(ConsumerShard { shard, owner: None, checkpoint });
-                        }
-                    }
-                    _ => {
-                        if let Some(status) = statuses.get_mut(&keys.consumer_of(key)?) {
-                            status.low_watermark = watermark(value).map_err(|error| error.at(key))?;
-                        }
-                    }
-                }
-            }
-            rest = read.after(&page);
-        }
-    }
-    let rest = statuses.into_values().map(|status| async move {
+    let rest = read_rows(context, ranges).await?.into_values().map(|status| async move {
         let handle = &ConsumerHandle { context: Arc::clone(context), name: status.name.clone() };
         let status = &status;
         context.db.run(async |tx| handle.fill_in(&tx, status.clone()).await).await
@@ -171,27 +143,54 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<ConsumerStatu
     stream::iter(rest).buffered(SHARDS_READ_AT_ONCE).try_collect().await
 }
 
+/// The consumers with rows, checkpoints and low watermarks in these ranges, which are read a page at a time.
+async fn read_rows(
+    context: &Context,
+    [rows, checkpoints, low]: [KeyRange; 3],
+) -> Result<BTreeMap<ConsumerName, ConsumerStatus>> {
+    let keys = &context.keys;
+    let mut statuses = BTreeMap::new();
+    for (key, value) in all_rows(context, rows).await? {
+        let row = ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))?;
+        let name = keys.consumer_of(&key)?;
+        statuses.insert(name.clone(), ConsumerStatus::new(name, row));
+    }
+    for (key, value) in all_rows(context, checkpoints).await? {
+        let (name, shard) = keys.consumer_checkpoint_of(&key)?;
+        let checkpoint = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?.position();
+        if let Some(status) = statuses.get_mut(&name) {
+            status.shards.push(ConsumerShard { shard, owner: None, checkpoint });
+        }
+    }
+    for (key, value) in all_rows(context, low).await? {
+        if let Some(status) = statuses.get_mut(&keys.consumer_of(&key)?) {
+            status.low_watermark = watermark(&value).map_err(|error| error.at(&key))?;
+        }
+    }
+    Ok(statuses)
+}
+
+/// All rows of `range`, of as many transactions as needed.
+async fn all_rows(context: &Context, range: KeyRange) -> Result<Vec<(Bytes, Bytes)>> {
+    let (mut rest, mut found) = (Some(RangeRead::new(range).limit(1_000)), Vec::new());
+    while let Some(read) = rest {
+        let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        rest = read.after(&page);
+        found.extend(page.rows);
+    }
+    Ok(found)
+}
+
 impl ConsumerHandle {
-    /// The stored state of the consumer, read in one transaction. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer).
+    /// The stored state of the consumer. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer).
     pub async fn status(&self) -> Result<ConsumerStatus> {
-        let read = async |tx: Transaction| {
-            let keys = &self.context.keys;
-            let row = self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing())?;
-            let mut status = ConsumerStatus::new(self.name.clone(), row);
-            for (key, value) in
-                tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?
-            {
-                let (_, shard) = keys.consumer_checkpoint_of(&key)?;
-                let checkpoint = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?.position();
-                status.shards.push(ConsumerShard { shard, owner: None, checkpoint });
-            }
-            let key = keys.low_watermark(&self.name);
-            if let Some(value) = tx.get(&key, Isolation::Snapshot).await? {
-                status.low_watermark = watermark(&value).map_err(|error| error.at(&key))?;
-            }
-            self.fill_in(&tx, status).await
-        };
-        self.context.db.run(read).await
+        let keys = &self.context.keys;
+        let key = |key: Vec<u8>| KeyRange::key(&key);
+        let (row, low) = (key(keys.consumer(&self.name)), key(keys.low_watermark(&self.name)));
+        let ranges = [row, keys.consumer_checkpoints(&self.name), low];
+        let status = read_rows(&self.context, ranges).await?.remove(&self.name);
+        let status = &status.ok_or_else(|| self.missing())?;
+        self.context.db.run(async |tx| self.fill_in(&tx, status.clone()).await).await
     }
 
     /// Adds members, owners and deferred ids.

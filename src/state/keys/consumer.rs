@@ -91,8 +91,6 @@ serde_as_text!(ConsumerName);
 pub(crate) struct ConsumerRow {
     /// Drawn at its creation: distinguishes it from a later consumer of the name.
     pub identity: [u8; 16],
-    /// Drawn by each writer, which recognizes its write by it after an unknown result.
-    pub token: [u8; 16],
     /// 1 at its creation, raised by each reset.
     pub generation: u64,
     pub feed: FeedId,
@@ -110,12 +108,11 @@ pub(crate) struct ConsumerRow {
 }
 
 impl ConsumerRow {
-    /// The stored form: format (1 byte), identity (16), token (16), generation (8), feed and filter's text behind their lengths (2 each),
+    /// The stored form: format (1 byte), identity (16), generation (8), feed and filter's text behind their lengths (2 each),
     /// the filter's hash (8), start (a cursor), paused (1), creation (8), expiry (8).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.identity);
-        bytes.extend_from_slice(&self.token);
         bytes.extend_from_slice(&self.generation.to_be_bytes());
         put_bytes(&mut bytes, self.feed.bytes());
         put_bytes(&mut bytes, cut(&self.filter_text, FILTER_LEN_MAX).as_bytes());
@@ -129,11 +126,10 @@ impl ConsumerRow {
 
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = begin("consumer", bytes)?;
-        let (identity, token, generation) = (reader.bytes16()?, reader.bytes16()?, reader.u64()?);
+        let (identity, generation) = (reader.bytes16()?, reader.u64()?);
         let feed = FeedId::from_bytes(take_bytes(&mut reader)?)?;
         let row = Self {
             identity,
-            token,
             generation,
             feed,
             filter_text: reader.text()?.to_owned(),
@@ -393,7 +389,6 @@ mod tests {
     fn row() -> ConsumerRow {
         ConsumerRow {
             identity: [1; 16],
-            token: [2; 16],
             generation: 3,
             feed: FeedId::notifications(),
             start: Cursor::NOTHING,
@@ -421,7 +416,7 @@ mod tests {
         assert_eq!(keys.consumer_of(&keys.consumer(&name)).unwrap(), name);
         assert!(keys.deferred_id(&checkpoint).is_err() && keys.consumer_checkpoint_of(&deferred).is_err());
 
-        let head = [&[1][..], &[1; 16], &[2; 16], &[0, 0, 0, 0, 0, 0, 0, 3, 0, 1, b'n', 0, 3]].concat();
+        let head = [&[1][..], &[1; 16], &[0, 0, 0, 0, 0, 0, 0, 3, 0, 1, b'n', 0, 3]].concat();
         let rest = [&b"All"[..], &4_u64.to_be_bytes(), &[0, 1], &5_u64.to_be_bytes(), &6_u64.to_be_bytes()];
         assert_eq!(row().to_bytes(), [head, rest.concat()].concat());
 

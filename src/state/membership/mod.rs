@@ -64,7 +64,7 @@ pub(crate) use member::{Member, RoleGuard};
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
 pub(crate) use roles::{member_rows, members};
-pub(crate) use silence::{NodeRows, Silence, Watched, watch};
+pub(crate) use silence::Silence;
 pub use status::NodeStatus;
 pub(crate) use status::statuses;
 pub(crate) use {options::Pool, worker::Worker};

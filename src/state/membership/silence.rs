@@ -6,10 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    base::{
-        env::Env,
-        error::{Error, Result},
-    },
+    base::error::{Error, Result},
     state::keys::{Keys, NodeId, NodeRow},
     store::{Database, Isolation, Transaction},
 };
@@ -20,41 +17,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest time for which a node is watched: a node with a longer expiry counts as living.
 const WATCH_MAX: Duration = Duration::from_mins(1);
 
-pub(crate) type NodeRows = BTreeMap<NodeId, NodeRow>;
-
-/// The result of watching nodes.
-pub(crate) enum Watched {
-    /// So many nodes live.
-    Alive(usize),
-    /// No node lives; these rows are left.
-    Dead(NodeRows),
-}
-
-/// Watches the nodes that `read` returns until one of them is known to live, or all have been silent for their expiry.
-pub(crate) async fn watch<F, R>(env: &Env, read: F) -> Result<Watched>
-where
-    F: Fn() -> R,
-    R: Future<Output = Result<NodeRows>>,
-{
-    let first = read().await?;
-    let began = env.now();
-    let mut seen = first.clone();
-    loop {
-        let alive = seen
-            .iter()
-            .filter(|(node, row)| first.get(node) != Some(row) || row.expiry() > WATCH_MAX)
-            .count();
-        if alive > 0 {
-            return Ok(Watched::Alive(alive));
-        }
-        let longest = seen.values().map(NodeRow::expiry).max();
-        if longest.is_none_or(|longest| env.now().saturating_sub(began) >= longest) {
-            return Ok(Watched::Dead(seen));
-        }
-        env.sleep(POLL_INTERVAL).await;
-        seen = read().await?;
-    }
-}
+type NodeRows = BTreeMap<NodeId, NodeRow>;
 
 /// All nodes of the bus, read with `isolation`.
 async fn nodes(tx: &Transaction, keys: &Keys, isolation: Isolation) -> Result<NodeRows> {
@@ -66,12 +29,26 @@ async fn nodes(tx: &Transaction, keys: &Keys, isolation: Isolation) -> Result<No
 pub(crate) struct Silence(NodeRows);
 
 impl Silence {
-    /// Watches all nodes of the bus. Fails with [`Error::BusInUse`] if one lives.
+    /// Watches all nodes of the bus until one of them is known to live, or all have been silent for their expiry. Fails with
+    /// [`Error::BusInUse`] if one lives.
     pub async fn of_bus(db: &Database, keys: &Keys) -> Result<Self> {
-        let read = || db.run(async |tx| nodes(&tx, keys, Isolation::Snapshot).await);
-        match watch(db.env(), read).await? {
-            Watched::Alive(nodes) => Err(Error::BusInUse { nodes }),
-            Watched::Dead(rows) => Ok(Self(rows)),
+        let (read, env) = (|| db.run(async |tx| nodes(&tx, keys, Isolation::Snapshot).await), db.env());
+        let first = read().await?;
+        let began = env.now();
+        let mut seen = first.clone();
+        loop {
+            let is_alive =
+                |(node, row): &(&NodeId, &NodeRow)| first.get(node) != Some(row) || row.expiry() > WATCH_MAX;
+            let alive = seen.iter().filter(is_alive).count();
+            if alive > 0 {
+                return Err(Error::BusInUse { nodes: alive });
+            }
+            let longest = seen.values().map(NodeRow::expiry).max();
+            if longest.is_none_or(|longest| env.now().saturating_sub(began) >= longest) {
+                return Ok(Self(seen));
+            }
+            env.sleep(POLL_INTERVAL).await;
+            seen = read().await?;
         }
     }
 

@@ -46,7 +46,7 @@ pub struct IndexBuild {
 }
 
 impl IndexBuild {
-    /// Makes `tx` fail if the build is over, as [`Work::verify`] does. For each transaction that writes the index.
+    /// Makes `tx` fail if the build is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that writes the index.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         self.work.verify(tx).await
     }
@@ -145,7 +145,7 @@ async fn wanted(work: &Work<Notification>, db: &Db) -> Result<(IndexDdocs, bool)
     {
         return Ok((IndexDdocs::All, is_fresh));
     }
-    let context = &work.fence.held.context;
+    let context = &work.run.held.context;
     let feed = NotificationFeed::new(context.clone(), context.feed.clone());
     // They are read after the row, so they include later changes, which are built once more.
     let changed = feed.ddocs(db, work.since()).await?;

@@ -35,7 +35,7 @@ pub struct DeletedDb {
 }
 
 impl DeletedDb {
-    /// Makes `tx` fail if the run is over, as [`Work::verify`] does. For each transaction that cleans up: by then another node may have
+    /// Makes `tx` fail if the run is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that cleans up: by then another node may have
     /// begun to work for a later successor.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         self.work.verify(tx).await

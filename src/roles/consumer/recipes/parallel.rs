@@ -27,7 +27,7 @@ use std::{
 use futures_util::{StreamExt, stream};
 use tokio::sync::Semaphore;
 
-use super::super::{HandlerResult, Work, exactly_once::Fence};
+use super::super::{HandlerResult, Work, exactly_once::Run};
 use crate::{
     base::{
         cursor::Cursor,
@@ -87,7 +87,7 @@ pub struct ParallelBatch<R> {
     /// 1, or more if the work on these rows has failed before.
     pub attempt: u32,
     /// That of the run that the job is part of.
-    fence: Option<Arc<Fence>>,
+    fence: Option<Arc<Run>>,
     feed: Feed<R>,
 }
 
@@ -96,7 +96,7 @@ impl<R: FeedRow> ParallelBatch<R> {
     /// consumer ([`ParallelJob::with_work`]), if its run is over. Call it in each transaction that writes something permanent:
     /// stopping a task does not stop a commit that is on its way.
     ///
-    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Work::verify`] does.
+    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         let topology = Topology::read(tx, self.feed.raw(), Isolation::Serializable);
         match &self.fence {
@@ -148,7 +148,7 @@ pub struct ParallelJob<R> {
     since: Cursor,
     options: ParallelJobOptions,
     /// That of the run that the job is part of.
-    fence: Option<Arc<Fence>>,
+    fence: Option<Arc<Run>>,
 }
 
 /// The result of a task in a round.
@@ -178,7 +178,7 @@ impl<R: FeedRow> ParallelJob<R> {
     /// ([`ParallelBatch::verify`]), and each finished batch counts as progress.
     #[must_use]
     pub fn with_work<W>(self, work: &Work<W>) -> Self {
-        Self { fence: Some(Arc::clone(&work.fence)), ..self }
+        Self { fence: Some(Arc::clone(&work.run)), ..self }
     }
 
     /// Works through the feed until all tasks have read the same state. Returns its cursor, where the next job starts.
@@ -332,7 +332,7 @@ struct RoundTask<R, F> {
     options: ParallelJobOptions,
     work: Arc<F>,
     /// That of the run that the job is part of.
-    fence: Option<Arc<Fence>>,
+    fence: Option<Arc<Run>>,
 }
 
 impl<R, F, W> RoundTask<R, F>

@@ -57,7 +57,7 @@ struct Position {
 impl Position {
     async fn load(key: Vec<u8>, work: &Work<Notification>) -> Result<Self> {
         let read = async |tx: Transaction| saved(&tx, &key).await;
-        let saved = work.fence.held.context.db.run(read).await?;
+        let saved = work.run.held.context.db.run(read).await?;
         Ok(Self { key: key.into(), read_to: Arc::new(Mutex::new(saved)) })
     }
 
@@ -72,7 +72,7 @@ impl Position {
             }
             Ok(())
         };
-        work.fence.held.context.db.run(save).await
+        work.run.held.context.db.run(save).await
     }
 }
 
@@ -126,14 +126,14 @@ impl Scan {
     }
 
     /// Saves in `tx`, with the effects of the page, that everything up to `to` is seen: [`FeedPage::next`] of a page. The next scan begins
-    /// there, whatever becomes of this one. Fails as [`Work::verify`] does.
+    /// there, whatever becomes of this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
         self.work.verify(tx).await?;
         tx.set(&self.position.key, &to.to_bytes());
         Ok(())
     }
 
-    /// Makes `tx` fail if the scan is over, as [`Work::verify`] does. For each transaction that writes on its behalf.
+    /// Makes `tx` fail if the scan is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that writes on its behalf.
     pub async fn verify(&self, tx: &Transaction) -> Result<()> {
         self.work.verify(tx).await
     }
@@ -232,7 +232,7 @@ impl<H: ScanHandler> Handler<Notification> for Replicate<H> {
         let Some(db) = living else { return Ok(()) };
         let position = Position::load(self.key(&db), &work).await?;
         let since = *position.read_to.lock();
-        let context = Arc::clone(&work.fence.held.context);
+        let context = Arc::clone(&work.run.held.context);
         let feed = Feed::new(context, FeedId::documents(db.instance));
         let scan = Scan { db, feed, since, cursor: since, position: position.clone(), work: work.clone() };
         self.handler.scan(scan).await?;
@@ -268,5 +268,5 @@ async fn forget(work: &Work<Notification>, name: Vec<u8>, successor: Option<DbIn
         }
         Ok(())
     };
-    work.fence.held.context.db.run(forget).await
+    work.run.held.context.db.run(forget).await
 }

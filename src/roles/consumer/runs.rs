@@ -1,0 +1,604 @@
+//! The work on the rows of a shard: in batches, or id by id; and on deferred ids beside them.
+
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+
+use super::{
+    FailurePolicy,
+    deferred::{Changed, Job, KeyChange},
+    exactly_once::{About, Run, Scope},
+    handler::{
+        AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
+        sequence_of,
+    },
+    in_hand::{InHand, Offered},
+    member::OpenHandler,
+    ordered::Next,
+    shard::{Change, End, Go, Halt, Page, PageRow, Part, ShardTask, persist},
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::Result,
+        tasks::{Canceller, Ended, Joined, Tasks},
+    },
+    state::keys::{DeferredRow, Due},
+};
+
+/// How many rows are read at once for work on ids.
+const PAGE_ROWS: usize = 1_000;
+
+/// A run that is under way.
+struct UnderWay<R> {
+    what: What<R>,
+    run: Arc<Run>,
+    began: Duration,
+    canceller: Canceller,
+}
+
+/// What a run works on.
+enum What<R> {
+    Id(Bytes),
+    /// A batch of rows after this position.
+    Rows(Sequence, Vec<Arc<R>>),
+}
+
+/// The runs of a shard, and what waits for one.
+struct Hand<R> {
+    handler: Arc<dyn AnyHandler<R>>,
+    /// Ids that are worked on side by side, and deferred ones in any case.
+    ids: InHand<Job<R>>,
+    runs: HashMap<u64, UnderWay<R>>,
+    tasks: Tasks<HandlerResult>,
+    next_run: u64,
+    /// When the runs are looked at: whether they stall, or have run for long.
+    next_check: Option<Duration>,
+    /// Whether everything was read; and whether nothing follows, because the shard is closed.
+    is_at_end: bool,
+    is_closed: bool,
+}
+
+impl<R: ConsumedRow> Hand<R> {
+    fn run_of(&self, id: &[u8]) -> Option<u64> {
+        let works_on = |run: &UnderWay<R>| matches!(&run.what, What::Id(running) if running[..] == *id);
+        self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
+    }
+
+    /// Ends a run, whose future has been dropped when this returns.
+    fn cancel(&mut self, number: u64) -> Option<UnderWay<R>> {
+        let run = self.runs.remove(&number)?;
+        run.canceller.cancel();
+        Some(run)
+    }
+}
+
+/// How a run has failed.
+struct Failure {
+    error: String,
+    is_panic: bool,
+    is_stall: bool,
+}
+
+/// What wakes the work.
+enum Event {
+    Ended(u64, Joined<HandlerResult>),
+    /// There may be rows.
+    Rows,
+    /// Runs are to be looked at.
+    Check,
+    /// Something is due, or the task is to stop.
+    Again,
+}
+
+/// A newer row takes the place of the one before.
+fn newest<R>(job: &mut Job<R>, newer: Job<R>) {
+    job.row = newer.row;
+}
+
+impl<R: ConsumedRow> ShardTask<R> {
+    /// Opens a handler, works with it, and closes it.
+    pub(super) async fn session(&mut self) -> Result<End> {
+        let open = OpenHandler::new(&self.member, self.held.shard, self.stop.clone());
+        let ended = match open.opened().await {
+            Ok(()) => {
+                let mut hand = Hand {
+                    handler: Arc::clone(open.handler()),
+                    ids: InHand::new(self.member.tenants.clone()),
+                    runs: HashMap::new(),
+                    tasks: Tasks::new(),
+                    next_run: 0,
+                    next_check: None,
+                    is_at_end: self.part == Part::Deferred,
+                    is_closed: false,
+                };
+                match self.serve(&mut hand).await {
+                    Err(Halt::End(end)) => self.stop_runs(&mut hand).await.map(|()| end),
+                    Err(Halt::Failed(error)) => Err(error),
+                    Ok(never) => match never {},
+                }
+            }
+            Err(panic) => Ok(self.did_not_open(&panic).await),
+        };
+        let ended = ended.map(|end| if self.stop.is_requested() { End::Stopped } else { end });
+        open.close(match &ended {
+            Ok(End::Stopped | End::Changed) => CloseReason::Shutdown,
+            Ok(End::Drained) => CloseReason::Resharded,
+            Ok(End::Panicked) => CloseReason::Panicked,
+            Err(_) => CloseReason::LeaseLost,
+        })
+        .await;
+        ended
+    }
+
+    async fn serve(&mut self, hand: &mut Hand<R>) -> Go<Infallible> {
+        loop {
+            if self.stop.is_requested() {
+                return Err(End::Stopped.into());
+            }
+            match self.look_at_changes().await? {
+                Change::None => {}
+                Change::Begins => hand.is_at_end = false,
+                Change::Ends => return Err(End::Changed.into()),
+            }
+            // A store in memory never makes it wait, but other tasks must get their turn.
+            tokio::task::yield_now().await;
+            self.take_due_ids(hand).await?;
+            if self.reads_on(hand) {
+                self.forget_hints();
+                let limit =
+                    if self.member.is_ordered { self.member.options.batch_rows_max } else { PAGE_ROWS };
+                let page = persist!(self, "reading rows for a consumer", self.next_page(limit).await);
+                (hand.is_at_end, hand.is_closed) = (!page.more, page.is_end);
+                self.take_page(hand, page).await?;
+            }
+            self.start_runs(hand);
+            self.finished_up_to(self.watermark(hand));
+            if self.save_at().is_some_and(|at| at <= self.now()) {
+                persist!(self, "saving a consumer's checkpoint", self.save().await);
+            }
+            if hand.is_closed
+                && hand.is_at_end
+                && hand.ids.len() == hand.ids.covered()
+                && self.ordered.is_empty()
+            {
+                return Err(End::Drained.into());
+            }
+            match self.next_event(hand).await {
+                Event::Ended(number, joined) => {
+                    let mut ended = Some((number, joined));
+                    // Those that have ended meanwhile, too.
+                    while let Some((number, joined)) = ended {
+                        self.run_ended(hand, number, joined).await?;
+                        ended = hand.tasks.join_next().now_or_never().flatten();
+                    }
+                }
+                Event::Rows => hand.is_at_end = false,
+                Event::Check => self.check_runs(hand).await?,
+                Event::Again => {}
+            }
+        }
+    }
+
+    /// Whether rows are to be read now. Batches are worked off first; ids with keys are few, and do not count.
+    fn reads_on(&self, hand: &Hand<R>) -> bool {
+        let has_room = if self.member.is_ordered {
+            hand.runs.is_empty() && self.ordered.is_empty() && self.ordered.resume_at <= self.now()
+        } else {
+            hand.ids.len() - hand.ids.covered() < self.member.options.in_hand_max
+        };
+        !hand.is_at_end && has_room
+    }
+
+    /// Everything up to here is finished, or covered by keys.
+    fn watermark(&self, hand: &Hand<R>) -> Sequence {
+        self.ordered.watermark(hand.ids.watermark(self.read))
+    }
+
+    /// Waits for something to do.
+    async fn next_event(&mut self, hand: &mut Hand<R>) -> Event {
+        let reads_on = self.reads_on(hand);
+        if reads_on && hand.runs.is_empty() {
+            return Event::Again;
+        }
+        let env = self.env().clone();
+        let until = |at: Option<Duration>| {
+            let pause = at.map_or(Duration::MAX, |at| at.saturating_sub(env.now()));
+            env.sleep(pause)
+        };
+        let has_room = hand.ids.running() < self.member.options.max_concurrency;
+        let resume_at = self.ordered.resume_at;
+        let timers = [
+            self.save_at(),
+            hand.ids.next_due().filter(|_| has_room),
+            self.deferred.next_turn().filter(|_| self.room_for_due(hand) > 0),
+            (resume_at > self.now()).then_some(resume_at),
+        ];
+        let (again, check) = (until(timers.into_iter().flatten().min()), until(hand.next_check));
+        let (mut stop, mut changes) = (self.stop.clone(), self.changes.clone());
+        let waits_for_rows = hand.is_at_end && self.part == Part::All && self.ordered.is_empty();
+        let Hand { tasks, runs, .. } = hand;
+        tokio::select! {
+            biased;
+            () = stop.requested() => Event::Again,
+            // The sender is in the member.
+            _ = changes.changed() => Event::Again,
+            Some((number, joined)) = tasks.join_next(), if !runs.is_empty() => Event::Ended(number, joined),
+            () = std::future::ready(()), if reads_on => Event::Again,
+            () = again => Event::Again,
+            () = check => Event::Check,
+            () = self.rows_may_have_come(), if waits_for_rows => Event::Rows,
+        }
+    }
+
+    /// How many more deferred ids may be in hand: they take at most half of what runs. Beside batches there is one.
+    fn room_for_due(&self, hand: &Hand<R>) -> usize {
+        let most = if self.member.is_ordered { 1 } else { (self.member.options.max_concurrency / 2).max(1) };
+        most.saturating_sub(hand.ids.due())
+    }
+
+    /// Takes deferred ids that are due.
+    async fn take_due_ids(&mut self, hand: &mut Hand<R>) -> Go<()> {
+        let room = self.room_for_due(hand);
+        if room == 0 || self.deferred.next_turn().is_none_or(|at| at > self.now()) {
+            return Ok(());
+        }
+        let due =
+            persist!(self, "reading deferred ids", self.due_ids(room, |id| hand.ids.contains(id)).await);
+        for (id, job, attempts) in due {
+            hand.ids.offer_covered(&id, job, attempts);
+        }
+        Ok(())
+    }
+
+    /// When an id that has changed is worked on; at once if this is `None`.
+    fn debounced(&self) -> Option<Duration> {
+        let debounce = self.member.options.debounce;
+        (!debounce.is_zero()).then(|| self.now().saturating_add(debounce))
+    }
+
+    /// Takes the rows of a page.
+    async fn take_page(&mut self, hand: &mut Hand<R>, page: Page<R>) -> Go<()> {
+        let (due, knowledge) = (self.debounced(), self.knowledge());
+        for PageRow { row, key, len } in page.rows {
+            let id = Bytes::copy_from_slice(row.id());
+            if let Some(key) = &key {
+                self.is_dirty = true;
+                // It was finished before a crash, and the checkpoint was not saved; or it is older than the work on a newer row.
+                if key.due == Due::Never && row.sequence() <= key.done.position() {
+                    continue;
+                }
+                if key.due != Due::Never || self.member.is_ordered {
+                    self.pass_by(hand, &id, &row, key).await?;
+                    continue;
+                }
+            }
+            let since = key.as_ref().map_or(knowledge, |key| key.done);
+            if !row.is_wanted(&self.member.filter, &since) {
+                continue;
+            }
+            if self.member.is_ordered {
+                self.ordered.push(row, len);
+                continue;
+            }
+            let has_ended = hand.ids.contains(&id) && self.ends_work(hand, &id, &row);
+            let job = Job::new(Some(Arc::clone(&row)), since, key.as_ref());
+            let offered = hand.ids.offer(&id, row.sequence(), job, due, newest);
+            if offered == Offered::Running && has_ended {
+                self.cancel_run(hand, &id).await?;
+            }
+        }
+        self.has_read(page.to, (page.more, page.is_end));
+        Ok(())
+    }
+
+    /// Whether `row` ends the database on which the work in hand works.
+    fn ends_work(&self, hand: &Hand<R>, id: &[u8], row: &R) -> bool {
+        let job = hand.ids.get(id).map(|entry| &entry.work);
+        let worked = job.and_then(Job::begun_instance);
+        worked.is_some() && worked != left_instance(Some(row))
+    }
+
+    /// Passes a row by, because the key of its id covers it.
+    async fn pass_by(&mut self, hand: &mut Hand<R>, id: &Bytes, row: &R, key: &DeferredRow) -> Go<()> {
+        let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
+        if has_ended && hand.ids.get(id).is_some_and(|entry| entry.is_running()) {
+            return self.cancel_run(hand, id).await;
+        }
+        if has_ended || key.due == Due::Never {
+            hand.ids.remove(id);
+            persist!(self, "deferring an id", self.change_key(id, KeyChange::Due).await);
+        }
+        Ok(())
+    }
+
+    /// Cancels the run of `id`, whose database has ended. It is deferred, and due at once.
+    async fn cancel_run(&mut self, hand: &mut Hand<R>, id: &Bytes) -> Go<()> {
+        let Some(ended) = hand.run_of(id).and_then(|number| hand.cancel(number)) else { return Ok(()) };
+        ended.run.close();
+        let job = hand.ids.remove(id).expect("it runs").work;
+        let (job, defer) = (&job, Some(Duration::ZERO));
+        let cancelled = KeyChange::Failed { job, attempts: 0, error: "", defer };
+        if persist!(self, "cancelling work", self.change_key(id, cancelled).await) != Changed::Deferred {
+            // It was finished, and the newer row follows.
+            let covered = KeyChange::Covered { job, attempts: 0 };
+            persist!(self, "deferring an id", self.change_key(id, covered).await);
+        }
+        self.is_dirty = true;
+        Ok(())
+    }
+
+    fn start_runs(&mut self, hand: &mut Hand<R>) {
+        let now = self.now();
+        if !self.member.is_ordered {
+            while let Some(id) = hand.ids.start(now, self.member.options.max_concurrency) {
+                self.start_id(hand, id);
+            }
+        } else if hand.runs.is_empty() {
+            // Rows and deferred ids take turns.
+            let has_rows = self.ordered.has_rows();
+            if !(has_rows && self.ordered.was_deferred)
+                && let Some(id) = hand.ids.start(now, 1)
+            {
+                self.ordered.was_deferred = true;
+                self.start_id(hand, id);
+            } else if has_rows {
+                self.start_batch(hand);
+            }
+        }
+    }
+
+    fn start_id(&self, hand: &mut Hand<R>, id: Bytes) {
+        let entry = hand.ids.get(&id).expect("it was just started");
+        let job = &entry.work;
+        let (row, gone) = (job.row.clone(), job.gone());
+        let about = About { since: job.since, attempt: entry.attempts + 1, is_deferred: entry.is_covered() };
+        let run = Run::new(&self.held, Scope::Id(job.scope(&id)), about);
+        let call = if self.member.is_ordered {
+            let gone = gone.filter(|_| row.is_none()).map(|gone| (id.clone(), gone));
+            Call::Rows(Batch { rows: row.into_iter().collect(), gone, run: Arc::clone(&run) })
+        } else {
+            Call::Id(Work { id: id.clone(), row, gone, run: Arc::clone(&run) })
+        };
+        self.spawn(hand, What::Id(id), run, call);
+    }
+
+    fn start_batch(&mut self, hand: &mut Hand<R>) {
+        let after = self.watermark(hand);
+        let (rows, failed, is_last) = self.ordered.start(&self.member.options);
+        let last = rows[rows.len() - 1].sequence();
+        let to = self.knowledge_at(if is_last { self.read } else { last });
+        let about = About { since: self.knowledge(), attempt: failed + 1, is_deferred: false };
+        let run = Run::new(&self.held, Scope::Rows { after, last, to }, about);
+        let call = Call::Rows(Batch { rows: rows.clone(), gone: None, run: Arc::clone(&run) });
+        self.spawn(hand, What::Rows(after, rows), run, call);
+    }
+
+    fn spawn(&self, hand: &mut Hand<R>, what: What<R>, run: Arc<Run>, call: Call<R>) {
+        let (number, now) = (hand.next_run, self.now());
+        hand.next_run += 1;
+        let options = &self.member.options;
+        // A batch holds the checkpoint back, however long it runs.
+        let defers = options.failure == FailurePolicy::Defer && matches!(what, What::Id(_));
+        let pause =
+            if defers { options.stall_limit.min(options.checkpoint_interval) } else { options.stall_limit };
+        let check = now.saturating_add(pause);
+        hand.next_check = Some(hand.next_check.map_or(check, |next| next.min(check)));
+        let handler = Arc::clone(&hand.handler);
+        // The call itself may panic as well.
+        let canceller = hand.tasks.spawn(number, async move { handler.call(call).await });
+        hand.runs.insert(number, UnderWay { what, run, began: now, canceller });
+    }
+
+    /// Accounts for the end of a run.
+    async fn run_ended(&mut self, hand: &mut Hand<R>, number: u64, joined: Joined<HandlerResult>) -> Go<()> {
+        // One that was cancelled is accounted for.
+        let Some(ended) = hand.runs.remove(&number) else { return Ok(()) };
+        ended.run.close();
+        let (error, is_panic) = match joined {
+            Ok(Ok(())) => {
+                return match ended.what {
+                    What::Id(id) => {
+                        self.held.context.stats.consumer_rows.add(1);
+                        self.finish_in_hand(hand, &id, ended.run.has_committed()).await
+                    }
+                    What::Rows(_, rows) => {
+                        self.batch_is_done(rows.len());
+                        Ok(())
+                    }
+                };
+            }
+            Ok(Err(error)) => (chain(&*error), false),
+            Err(Ended::Panicked(text)) => (format!("panic: {text}"), true),
+            Err(Ended::Cancelled) => ("it was cancelled".to_owned(), false),
+        };
+        self.held.context.stats.consumer_panics.add(is_panic.into());
+        self.run_failed(hand, ended, Failure { error, is_panic, is_stall: false }).await
+    }
+
+    async fn run_failed(&mut self, hand: &mut Hand<R>, ended: UnderWay<R>, failure: Failure) -> Go<()> {
+        ended.run.close();
+        match &ended.what {
+            What::Id(id) => self.id_failed(hand, id, &failure).await?,
+            What::Rows(after, rows) => {
+                self.batch_failed(hand, &ended.run, (*after, rows), &failure).await?;
+            }
+        }
+        // Another handler takes the place of one for batches, whose state is unknown.
+        if failure.is_panic && self.member.is_ordered { Err(End::Panicked.into()) } else { Ok(()) }
+    }
+
+    fn batch_is_done(&mut self, rows: usize) {
+        self.ordered.done();
+        self.is_dirty = true;
+        self.held.context.stats.consumer_rows.add(rows as u64);
+    }
+
+    async fn batch_failed(
+        &mut self,
+        hand: &mut Hand<R>,
+        run: &Run,
+        (after, rows): (Sequence, &[Arc<R>]),
+        failure: &Failure,
+    ) -> Go<()> {
+        let last = rows[rows.len() - 1].sequence();
+        let attempts = self.ordered.attempts().saturating_add(1);
+        self.report(None, attempts, &failure.error);
+        let stored = persist!(self, "ending work that has failed", run.revoke_rows().await);
+        let stored = stored.map_or(Sequence::MAX, |stored| stored.position());
+        if stored >= last {
+            // Its transaction was committed, although the handler does not know it.
+            self.batch_is_done(rows.len());
+            return Ok(());
+        }
+        let again_from = stored.max(after);
+        if stored > after {
+            self.ordered.forget();
+        } else {
+            let options = &self.member.options;
+            let pause = options.pauses().backoff(attempts, self.env());
+            match self.ordered.has_failed((rows.len(), last), failure.is_stall, options) {
+                Next::Again => self.ordered.resume_at = self.now().saturating_add(pause),
+                Next::Defer => {
+                    let row = &rows[0];
+                    let id = Bytes::copy_from_slice(row.id());
+                    let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);
+                    let (error, defer) = (&failure.error[..], Some(pause));
+                    let failed = KeyChange::Failed { job: &job, attempts, error, defer };
+                    persist!(self, "deferring an id", self.change_key(&id, failed).await);
+                    self.held.context.stats.consumer_deferred.add(1);
+                    self.is_dirty = true;
+                    self.ordered.done();
+                    return Ok(());
+                }
+            }
+        }
+        self.read_again_from(again_from);
+        (hand.is_at_end, hand.is_closed) = (false, false);
+        Ok(())
+    }
+
+    /// The work of `id` is finished; `has_committed` says that its key may say so already.
+    async fn finish_in_hand(&mut self, hand: &mut Hand<R>, id: &Bytes, has_committed: bool) -> Go<()> {
+        let entry = hand.ids.get(id).expect("it has run");
+        let (is_covered, job) = (entry.is_covered(), Job { row: entry.work.row.clone(), ..entry.work });
+        if is_covered || job.has_key {
+            let finished = KeyChange::Finished { job: &job, is_covered };
+            persist!(self, "saving that work is finished", self.change_key(id, finished).await);
+        } else {
+            if self.deferred.may_have_key(id) {
+                // Somebody has asked for the work to be done again; the turn of deferred ids has passed over the id while it ran.
+                self.deferred.note(id, self.now());
+            }
+            if has_committed && let Some(done) = sequence_of(job.row.as_ref()) {
+                self.deferred.note_finished(id, done);
+            }
+        }
+        self.is_dirty = true;
+        if hand.ids.done(id, self.debounced()) {
+            let next = &mut hand.ids.get_mut(id).expect("a newer row waits").work;
+            if let Some(done) = sequence_of(job.row.as_ref()) {
+                next.since = Cursor::from(done);
+            }
+            next.worked = left_instance(job.row.as_deref());
+            next.has_key = has_committed || job.has_key;
+        }
+        Ok(())
+    }
+
+    async fn id_failed(&mut self, hand: &mut Hand<R>, id: &Bytes, failure: &Failure) -> Go<()> {
+        let entry = hand.ids.get_mut(id).expect("it has run");
+        entry.attempts = entry.attempts.saturating_add(1);
+        let (attempts, is_covered) = (entry.attempts, entry.is_covered());
+        self.report(Some(id), attempts, &failure.error);
+        let options = &self.member.options;
+        let pause = options.pauses().backoff(attempts, self.env());
+        let is_exhausted = failure.is_stall || attempts >= options.attempts_max;
+        let is_deferred = is_covered || options.failure == FailurePolicy::Defer && is_exhausted;
+        let job = &hand.ids.get(id).expect("it has run").work;
+        let (error, defer) = (&failure.error[..], is_deferred.then_some(pause));
+        let failed = KeyChange::Failed { job, attempts, error, defer };
+        match persist!(self, "ending work that has failed", self.change_key(id, failed).await) {
+            Changed::Done => return self.finish_in_hand(hand, id, true).await,
+            Changed::Open => hand.ids.retry(id, self.now().saturating_add(pause), newest),
+            Changed::Deferred => {
+                self.held.context.stats.consumer_deferred.add(u64::from(!is_covered));
+                self.is_dirty = true;
+                hand.ids.remove(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends runs that stall, and gives keys to the ids of those that have run for long.
+    async fn check_runs(&mut self, hand: &mut Hand<R>) -> Go<()> {
+        let now = self.now();
+        let (stall_limit, long) = (self.member.options.stall_limit, self.member.options.checkpoint_interval);
+        let defers = self.member.options.failure == FailurePolicy::Defer;
+        let (mut stalled, mut grown) = (Vec::new(), Vec::new());
+        let mut next: Option<Duration> = None;
+        for (number, under_way) in &hand.runs {
+            let stalls_at = under_way.run.progressed_at().saturating_add(stall_limit);
+            if stalls_at <= now {
+                stalled.push(*number);
+                continue;
+            }
+            let mut at = stalls_at;
+            if let What::Id(id) = &under_way.what
+                && defers
+                && hand.ids.get(id).is_some_and(|entry| !entry.is_covered())
+            {
+                let grows_at = under_way.began.saturating_add(long);
+                if grows_at <= now {
+                    grown.push(id.clone());
+                } else {
+                    at = at.min(grows_at);
+                }
+            }
+            next = Some(next.map_or(at, |next| next.min(at)));
+        }
+        hand.next_check = next;
+        for number in stalled {
+            let Some(ended) = hand.cancel(number) else { continue };
+            let error = format!("it made no progress for {stall_limit:?}");
+            self.run_failed(hand, ended, Failure { error, is_panic: false, is_stall: true }).await?;
+        }
+        for id in grown {
+            let entry = hand.ids.get(&id).expect("it runs");
+            let covered = KeyChange::Covered { job: &entry.work, attempts: entry.attempts };
+            persist!(self, "deferring an id that runs for long", self.change_key(&id, covered).await);
+            self.is_dirty = true;
+            hand.ids.cover(&id);
+            hand.ids.get_mut(&id).expect("it runs").work.has_key = true;
+        }
+        Ok(())
+    }
+
+    /// Lets the runs end, within half of the time for a handover, or until they would stall, and saves the checkpoint.
+    async fn stop_runs(&mut self, hand: &mut Hand<R>) -> Result<()> {
+        let options = &self.member.options;
+        let deadline = self.env().sleep((options.balance.handover / 2).min(options.stall_limit));
+        tokio::pin!(deadline);
+        while !hand.runs.is_empty() {
+            let ended = tokio::select! {
+                biased;
+                ended = hand.tasks.join_next() => ended,
+                () = &mut deadline => None,
+            };
+            let Some((number, joined)) = ended else { break };
+            if let Err(Halt::Failed(error)) = self.run_ended(hand, number, joined).await {
+                return Err(error);
+            }
+        }
+        // The others go on elsewhere, or in the successors of the shard.
+        for under_way in hand.runs.values() {
+            under_way.run.close();
+        }
+        hand.tasks.cancel_all();
+        self.finished_up_to(self.watermark(hand));
+        self.ordered.forget();
+        self.save().await
+    }
+}
