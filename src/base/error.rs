@@ -129,7 +129,9 @@ pub enum Error {
 
     /// Nodes work for the consumer. Stop them first, or force the change: then they go on with the changed consumer.
     /// Nothing was changed.
-    #[error("{members} nodes work for consumer {consumer}: stop them, wait until crashed ones are removed, or force it")]
+    #[error(
+        "{members} nodes work for consumer {consumer}: stop them, wait until crashed ones are removed, or force it"
+    )]
     ConsumerInUse {
         /// Its name.
         consumer: String,
