@@ -5,6 +5,7 @@
 mod admin;
 #[path = "../common/mod.rs"]
 mod common;
+mod cost;
 mod deferred;
 mod documents;
 mod failures;
@@ -15,4 +16,5 @@ mod news;
 mod older_rows;
 mod recipes;
 mod reshards;
+mod scenario;
 mod working;

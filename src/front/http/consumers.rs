@@ -21,6 +21,7 @@ use super::{
 use crate::{
     base::{cursor::Start, filter::Filter},
     roles::consumer::{ConsumerHandle, ConsumerSettings},
+    state::keys::ShardId,
 };
 
 /// How many deferred ids are listed at once.
@@ -187,7 +188,7 @@ async fn deferred(State(inner): Shared, PathSegments(name): PathSegments<String>
     let shard = given.get("shard").map(|shard| shard.parse::<u64>()).transpose();
     let shard = shard.map_err(|_| Failure::bad_request("`shard` is not a number."))?;
     let after = match (shard, given.get("after")) {
-        (Some(shard), Some(id)) => Some((crate::feed::ShardId(shard), id.as_str())),
+        (Some(shard), Some(id)) => Some((ShardId(shard), id.as_str())),
         (None, None) => None,
         _ => return Err(Failure::bad_request("`shard` and `after` belong together.")),
     };
