@@ -316,7 +316,7 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
             }
         }
     };
-    let options = quick().backoff_min(Duration::from_secs(1));
+    let options = quick().backoff_min(Duration::from_secs(1)).checkpoint_interval(Duration::from_secs(10));
     let views = fixture.member_of_all(options).await.run(index(build)).await.unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
     fixture.until_done().await;

@@ -35,7 +35,6 @@ const PAGE_ROWS: usize = 1_000;
 struct UnderWay<R> {
     what: What<R>,
     run: Arc<Run>,
-    began: Duration,
     canceller: Canceller,
 }
 
@@ -389,7 +388,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let handler = Arc::clone(&hand.handler);
         // The call itself may panic as well.
         let canceller = hand.tasks.spawn(number, async move { handler.call(call).await });
-        hand.runs.insert(number, UnderWay { what, run, began: now, canceller });
+        hand.runs.insert(number, UnderWay { what, run, canceller });
     }
 
     /// Accounts for the end of a run.
@@ -515,14 +514,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.report(Some(id), attempts, &failure.error);
         let options = &self.member.options;
         let pause = options.pauses().backoff(attempts, self.env());
-        let is_exhausted = failure.is_stall || attempts >= options.attempts_max;
+        // A pause must not hold the checkpoint back for longer than it takes to save it.
+        let until = self.now().saturating_add(pause);
+        let is_long =
+            entry.began.is_some_and(|began| until.saturating_sub(began) > options.checkpoint_interval);
+        let is_exhausted = failure.is_stall || is_long || attempts >= options.attempts_max;
         let is_deferred = is_covered || options.failure == FailurePolicy::Defer && is_exhausted;
         let job = &hand.ids.get(id).expect("it has run").work;
         let (error, defer) = (&failure.error[..], is_deferred.then_some(pause));
         let failed = KeyChange::Failed { job, attempts, error, defer };
         match persist!(self, "ending work that has failed", self.change_key(id, failed).await) {
             Changed::Done => return self.finish_in_hand(hand, id, true).await,
-            Changed::Open => hand.ids.retry(id, self.now().saturating_add(pause), newest),
+            Changed::Open => hand.ids.retry(id, until, newest),
             Changed::Deferred => {
                 self.held.context.stats.consumer_deferred.add(u64::from(!is_covered));
                 self.is_dirty = true;
@@ -548,9 +551,9 @@ impl<R: ConsumedRow> ShardTask<R> {
             let mut at = stalls_at;
             if let What::Id(id) = &under_way.what
                 && defers
-                && hand.ids.get(id).is_some_and(|entry| !entry.is_covered())
+                && let Some(entry) = hand.ids.get(id).filter(|entry| !entry.is_covered())
             {
-                let grows_at = under_way.began.saturating_add(long);
+                let grows_at = entry.began.unwrap_or(now).saturating_add(long);
                 if grows_at <= now {
                     grown.push(id.clone());
                 } else {
