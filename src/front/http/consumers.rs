@@ -38,7 +38,7 @@ struct Posted {
     names: Option<String>,
     /// Where it starts: `now`, `0`, or after a sequence.
     start: Option<String>,
-    /// After how many milliseconds without a living member it is deleted.
+    /// After how many milliseconds without a member it is deleted.
     expiry_ms: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ struct Posted {
 struct Forced {
     /// Where to: `now`, `0`, or after a sequence.
     to: Option<String>,
-    /// Also if members live.
+    /// Also while nodes are its members.
     #[serde(default)]
     force: bool,
 }
