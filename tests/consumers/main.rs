@@ -15,6 +15,8 @@ mod janitor;
 mod news;
 mod older_rows;
 mod recipes;
+mod reporting;
 mod reshards;
+mod scans;
 mod scenario;
 mod working;
