@@ -267,7 +267,7 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
     }
 }
 
-/// Bug: each time that a deferred id was due, the poll for rows began to wait anew. So a shard without hints was not polled as long as an
+/// Bug: each time that a deferred id was due, the poll for rows started again. So a shard without hints was not polled as long as an
 /// id failed more often than that.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
