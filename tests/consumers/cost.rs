@@ -241,11 +241,6 @@ async fn nothing_is_written_while_nothing_moves() {
     drop(trace.take());
     pass(Duration::from_hours(2)).await;
     let attempts = trace.take();
-    for a in &attempts {
-        if writes_of(std::slice::from_ref(a), CONSUMERS) > 0 {
-            println!("{a:?}");
-        }
-    }
     assert_eq!(writes_of(&attempts, CONSUMERS), 0);
     deferring.shutdown().await.unwrap();
     batches.shutdown().await.unwrap();

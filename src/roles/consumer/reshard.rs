@@ -95,10 +95,10 @@ impl<R: ConsumedRow> ShardTask<R> {
             return Ok(Left::Waits);
         }
         let first = successor.shards().next().expect("an entry has shards");
-        let (last_key, _) = left.last().expect("this shard is among them");
-        let (_, last) = keys.consumer_checkpoint_of(last_key)?;
+        let (key, _) = left.last().expect("this shard is among them");
+        let (_, last_shard) = keys.consumer_checkpoint_of(key)?;
         // Keys that were moved to an entry between the two, which was dropped since, because it had no rows.
-        let between = (ShardId(last.0 + 1), first);
+        let between = (ShardId(last_shard.0 + 1), first);
         let leases = |from: ShardId| {
             let end = keys.lease(&pool, first.0).into();
             KeyRange { begin: keys.lease(&pool, from.0).into(), end }
@@ -108,8 +108,8 @@ impl<R: ConsumedRow> ShardTask<R> {
             return Ok(Left::Moved);
         }
         // Rows of the successors tell of what happened before, and was not read in the shards that end.
-        let least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
-        let begin = least.map_or(Cursor::from(end), |least| moved(least, end));
+        let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
+        let begin = knows_least.map_or(Cursor::from(end), |knows| moved(knows, end));
         tx.clear_range(&keys.consumer_checkpoints(&held.consumer));
         tx.clear_range(&leases(held.shard));
         for shard in successor.shards() {
