@@ -241,10 +241,7 @@ async fn nothing_is_written_while_nothing_moves() {
     drop(trace.take());
     pass(Duration::from_hours(2)).await;
     let attempts = trace.take();
-    // The watcher looks at everything once an hour, and so does each low watermark.
-    let low_watermarks = writes_of(&attempts, LOW_WATERMARKS);
-    assert!(low_watermarks <= 2 * 2, "{low_watermarks} writes of two low watermarks in two hours");
-    assert_eq!(writes_of(&attempts, CONSUMERS), low_watermarks, "nothing else is written");
+    assert_eq!(writes_of(&attempts, CONSUMERS), 0);
     deferring.shutdown().await.unwrap();
     batches.shutdown().await.unwrap();
     notifier.shutdown().await.unwrap();

@@ -20,10 +20,13 @@ use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
+/// The tenant of an id.
+pub(super) type TenantOf = dyn Fn(&[u8]) -> Bytes + Send + Sync;
+
 /// Divides ids into tenants, which share the concurrency of a consumer fairly on each node.
 #[derive(Clone)]
 pub(super) struct Tenants {
-    pub of: Arc<dyn Fn(&[u8]) -> Bytes + Send + Sync>,
+    pub of: Arc<TenantOf>,
     /// How many ids of one tenant run at once.
     pub running_max: usize,
 }

@@ -13,7 +13,7 @@ use super::{
         AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
         sequence_of,
     },
-    in_hand::{InHand, Offered},
+    in_hand::{Entry, InHand, Offered},
     member::OpenHandler,
     ordered::Next,
     shard::{Change, End, Go, Halt, Page, PageRow, Part, ShardTask, persist},
@@ -64,6 +64,13 @@ impl<R: ConsumedRow> Hand<R> {
     fn run_of(&self, id: &[u8]) -> Option<u64> {
         let works_on = |run: &UnderWay<R>| matches!(&run.what, What::Id(running) if running[..] == *id);
         self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
+    }
+
+    /// Whether `row` ends the database on which the work in hand works.
+    fn ends_work(&self, id: &[u8], row: &R) -> bool {
+        let job = self.ids.get(id).map(|entry| &entry.work);
+        let worked = job.and_then(Job::begun_instance);
+        worked.is_some() && worked != left_instance(Some(row))
     }
 
     /// Ends a run, whose future has been dropped when this returns.
@@ -282,7 +289,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 self.ordered.push(row, len);
                 continue;
             }
-            let has_ended = hand.ids.contains(&id) && self.ends_work(hand, &id, &row);
+            let has_ended = hand.ids.contains(&id) && hand.ends_work(&id, &row);
             let job = Job::new(Some(Arc::clone(&row)), since, key.as_ref());
             let offered = hand.ids.offer(&id, row.sequence(), job, due, newest);
             if offered == Offered::Running && has_ended {
@@ -293,17 +300,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Whether `row` ends the database on which the work in hand works.
-    fn ends_work(&self, hand: &Hand<R>, id: &[u8], row: &R) -> bool {
-        let job = hand.ids.get(id).map(|entry| &entry.work);
-        let worked = job.and_then(Job::begun_instance);
-        worked.is_some() && worked != left_instance(Some(row))
-    }
-
     /// Passes a row by, because the key of its id covers it.
     async fn pass_by(&mut self, hand: &mut Hand<R>, id: &Bytes, row: &R, key: &DeferredRow) -> Go<()> {
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
-        if has_ended && hand.ids.get(id).is_some_and(|entry| entry.is_running()) {
+        if has_ended && hand.ids.get(id).is_some_and(Entry::is_running) {
             return self.cancel_run(hand, id).await;
         }
         if has_ended || key.due == Due::Never {

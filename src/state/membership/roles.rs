@@ -35,7 +35,9 @@ pub(super) async fn stored_roles(tx: &Transaction, keys: &Keys, node: NodeId) ->
 /// is in its conflict set.
 pub(super) async fn clear_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<BTreeMap<Role, u32>> {
     let cleared = stored_roles(tx, keys, node).await?;
-    cleared.keys().for_each(|role| clear_role(tx, keys, node, role));
+    for role in cleared.keys() {
+        clear_role(tx, keys, node, role);
+    }
     Ok(cleared)
 }
 
