@@ -40,14 +40,10 @@ pub(crate) struct Manner {
 pub(crate) struct Subscriber {
     /// Its process.
     pub issuer: Issuer,
-    /// The cursor by which it survives a crash of its process, if it has one.
-    pub cursor: Option<String>,
     pub interest: Interest,
     /// Its earlier filters, as far as deliveries of them may still come.
     pub before: Vec<Interest>,
     pub manner: Manner,
-    /// How often it has resumed in another life.
-    pub life: u64,
     /// Everything after this is owed to it. The account is more precise, by kinds of events and names.
     pub start: Start,
     pub account: Account,
@@ -55,10 +51,6 @@ pub(crate) struct Subscriber {
     pub surely: Start,
     /// Whether it knew nothing when it began, or when it last expired, and claims no other position yet.
     pub is_scanning: bool,
-    /// Whether it got `Expired`, so that its cursor goes back.
-    pub has_expired: bool,
-    /// The horizon of its last `Expired`.
-    pub expired_by: Option<Sequence>,
     pub order: DeliveryOrder,
     /// The notable events of its life, for messages.
     pub story: BTreeSet<&'static str>,
@@ -130,12 +122,8 @@ impl Subscriber {
     /// Receives `Expired`; fails if everything up to the horizon was certainly delivered to it.
     pub fn expire(&mut self, findings: &Findings, horizon: Sequence, real: Sequence) -> Verdict {
         findings.witness(Witness::SubscriberExpired);
-        if self.cursor.is_some() {
-            findings.witness(Witness::DurableExpired);
-        }
         let surely = std::mem::replace(&mut self.surely, Start::Nothing);
-        (self.start, self.has_expired, self.is_scanning) = (Start::Nothing, true, true);
-        self.expired_by = Some(horizon);
+        (self.start, self.is_scanning) = (Start::Nothing, true);
         self.account.expire();
         self.delivered_ddocs.clear();
         self.order.clear();
