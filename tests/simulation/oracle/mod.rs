@@ -51,10 +51,10 @@ pub(crate) use self::{
     models::{
         consumer::{RunId, Told},
         documents::DocTailId,
-        follower::FollowerId,
         subscriber::{Manner, SubscriberId},
-        web::WebClientId,
     },
+    readers::FollowerId,
+    web::WebClientId,
 };
 use self::{
     commit::{StoredChanges, Verdict},
@@ -63,9 +63,9 @@ use self::{
     models::{
         consumer::{ConsumerModel, Run},
         documents::{DocFeed, DocTail},
-        follower::Follower,
         subscriber::Subscriber,
     },
+    readers::Follower,
     stored_item::StoredItem,
 };
 use crate::{
@@ -150,7 +150,7 @@ pub(crate) struct Oracle {
     commits: u64,
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
-    web_clients: BTreeMap<WebClientId, models::web::WebClient>,
+    web_clients: BTreeMap<WebClientId, web::WebClient>,
     /// The followers, which read the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
     /// The number of the next subscriber or follower.

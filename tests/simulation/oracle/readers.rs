@@ -18,11 +18,24 @@ use super::{
     interest::Interest,
     models::{
         delivery_order::DeliveryOrder,
-        follower::{Follower, FollowerId},
         subscriber::{Changed, Manner, Subscriber, SubscriberId},
     },
 };
 use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::Witness};
+
+/// The number of a follower of shards.
+pub(crate) type FollowerId = u64;
+
+/// A follower, which reads the feed shard by shard.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    /// Its process.
+    pub(super) issuer: Issuer,
+    /// The rows that it has read.
+    read: BTreeSet<Sequence>,
+    /// The shards whose end it has received.
+    ended: BTreeSet<ShardId>,
+}
 
 impl Oracle {
     /// Adds a subscriber, which is owed everything after `start`.
