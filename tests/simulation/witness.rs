@@ -198,8 +198,6 @@ named! {
         ConsumerWentOverToClosed,
         /// A batch of several rows was finished with its effects.
         BatchFinished,
-        /// A handler found that a part of its batch was committed already.
-        BatchPartlyDone,
         /// A run began while another process still had one of its id.
         RunsOverlap,
         /// A row came while a handler worked on its id.

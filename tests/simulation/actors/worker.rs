@@ -100,9 +100,8 @@ async fn start<R: Worked>(
 async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     let env = actor.db.env();
     let until = env.now() + Duration::from_millis(1 + actor.random(plan.stay_max_ms));
-    let phase = actor.phase();
-    while actor.phase() != Phase::End && !(phase == Phase::Chaos && (env.now() >= until || !actor.is_chaos()))
-    {
+    let ends = actor.is_chaos() || plan.is_given_up();
+    while actor.phase() != Phase::End && !(ends && (env.now() >= until || !actor.is_chaos())) {
         tokio::select! {
             biased;
             error = member.ended() => {
@@ -277,12 +276,8 @@ impl Worker {
             return Err("a handler of a simulation leaves a task".into());
         }
         if let Err(error) = self.finish(run, &given, &check).await {
-            match error {
-                Error::Cancelled { .. } | Error::LeaseLost { .. } => {
-                    actor.shared.witness(Witness::WorkFoundCancelled);
-                }
-                Error::PartlyDone { .. } => actor.shared.witness(Witness::BatchPartlyDone),
-                _ => {}
+            if matches!(error, Error::Cancelled { .. } | Error::LeaseLost { .. }) {
+                actor.shared.witness(Witness::WorkFoundCancelled);
             }
             return Err(error.into());
         }

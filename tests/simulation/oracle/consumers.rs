@@ -455,6 +455,7 @@ impl Oracle {
             let newest = self.newest_ever(instance, &id);
             let has_row = instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
             let is_batch = self.consumer_plans.get(name).is_some_and(|plan| plan.is_batch);
+            let is_repeatable = self.is_repeatable(name, &id);
             let Some(model) = self.consumers.get_mut(name) else {
                 if after.is_some() {
                     return Guarantee::Consistent.fails(format!("{name} is gone, and has a key of {id:?}"));
@@ -509,7 +510,7 @@ impl Oracle {
                 && left.iter().all(|key| key.again.is_none())
             {
                 let asked = progress.asked.take();
-                if progress.answered < asked {
+                if progress.answered < asked && is_repeatable {
                     return Guarantee::Worked
                         .fails(format!("{name} was asked to work on {id:?} again, and has forgotten it"));
                 }
@@ -524,6 +525,17 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// Whether there is anything to do once more for `id`: its row has something that `name` wants, and that is not owed anyway.
+    fn is_repeatable(&self, name: &str, id: &str) -> bool {
+        let (Some(model), Some(plan)) = (self.consumers.get(name), self.consumer_plans.get(name)) else {
+            return false;
+        };
+        let facts = |row, base| model.facts(row, base, &plan.interest).len();
+        let mut rows = self.newest_rows(model).map(|(_, row)| row);
+        rows.find(|row| row.id == id)
+            .is_some_and(|row| facts(row, Start::Nothing) > facts(row, model.base(id)))
     }
 
     /// Judges whether everything that the consumer `name` has passed is finished, or has a key.
