@@ -9,7 +9,7 @@ use notibus::{
         Batch, CommitState, ConsumedRow, Consumer, ConsumerBuilder, ConsumerHandle, FencingToken,
         HandlerResult, Work,
     },
-    event::{Db, EventKind, Kinds},
+    event::{EventKind, Kinds},
     feed::ShardId,
     store::Transaction,
 };
@@ -61,20 +61,13 @@ async fn join(actor: &ActorContext, node: &Node, plan: &Arc<ConsumerPlan>) -> Re
     let living = actor.shared.oracle().living();
     let Some(db) = living.into_iter().find(|db| db.name == *name) else { return Ok(None) };
     let joined = start(actor, plan, builder.documents(&actor.bus.changes().feed(&db))).await;
-    if let Err(Error::Invalid { .. }) = &joined {
-        // It follows the database before this one, and none of its members has lived to see the end of that.
-        leave_behind(actor, plan, &db).await?;
-    }
-    joined.map(Some)
-}
-
-async fn leave_behind(actor: &ActorContext, plan: &ConsumerPlan, db: &Db) -> Result<()> {
-    let is_present = actor.shared.oracle().living().contains(db);
-    if is_present {
-        actor.note(|| format!("deletes {}, which follows what was before {db:?}", plan.name));
+    if let Err(Error::Invalid { .. }) = &joined
+        && actor.shared.oracle().living().contains(&db)
+    {
+        actor.note(|| format!("deletes {}, which follows a database that was before {db:?}", plan.name));
         actor.bus.consumer(&plan.name)?.delete(true).await?;
     }
-    Ok(())
+    joined.map(Some)
 }
 
 async fn start<R: Worked>(

@@ -144,6 +144,8 @@ pub(crate) struct Oracle {
     last_runs: BTreeMap<(String, String), (FencingToken, RunId)>,
     /// Whether the faults have ended.
     is_calm: bool,
+    /// The consumers that were ever deleted.
+    deleted: BTreeSet<String>,
     /// How many consumers were created, reset or deleted.
     consumer_changes: u64,
     /// How many commits have happened.
@@ -188,6 +190,7 @@ impl Oracle {
             runs: BTreeMap::new(),
             last_runs: BTreeMap::new(),
             is_calm: false,
+            deleted: BTreeSet::new(),
             consumer_changes: 0,
             commits: 0,
             doc_tails: BTreeMap::new(),
