@@ -2,6 +2,7 @@
 
 use std::{future::pending, panic::resume_unwind, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use notibus::{
     Cursor, Error, Node, Notification, Result,
     changes::Change,
@@ -84,7 +85,7 @@ async fn start<R: Worked>(
         return builder.run_batches(move |batch| worker.clone().batch(batch)).await;
     }
     if let Some(running_max) = plan.tenants_max {
-        builder = builder.tenants(running_max, ConsumerPlan::tenant_of);
+        builder = builder.tenants(running_max, |id| Bytes::copy_from_slice(&id[..1.min(id.len())]));
     }
     builder.run(move |work| worker.clone().work(work)).await
 }

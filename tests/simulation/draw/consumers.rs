@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use fastrand::Rng;
 use notibus::{
     consumer::{ConsumerOptions, ConsumerSettings, FailurePolicy},
@@ -80,11 +79,6 @@ impl ConsumerPlan {
     pub fn settings(&self) -> ConsumerSettings {
         let settings = ConsumerSettings::default().filter(self.interest.filter()).start(self.start);
         settings.expiry(self.absences.map(|absences| absences.expiry))
-    }
-
-    /// The tenant of an id.
-    pub fn tenant_of(id: &[u8]) -> Bytes {
-        Bytes::copy_from_slice(&id[..1.min(id.len())])
     }
 
     /// The draw of consumer `number` of notifications.

@@ -27,7 +27,10 @@ use super::{
     Oracle,
     commit::{ObservedCommit, StoredChanges, Verdict},
     given::Start,
-    models::consumer::{ConsumerModel, Followed, Progress, Run, RunId, Told, began, is_news},
+    models::{
+        consumer::{ConsumerModel, Followed, Progress, Run, RunId, Told, began, is_news},
+        documents::DocFeed,
+    },
     stored_item::StoredItem,
 };
 use crate::{
@@ -111,9 +114,7 @@ impl Oracle {
     ) -> Box<dyn Iterator<Item = (ShardId, Followed<'a>)> + 'a> {
         match model.row.instance {
             None => Box::new(self.rows.values().map(|placed| (placed.shard, (&*placed.row).into()))),
-            Some(instance) => {
-                Box::new(self.documents.get(&instance).into_iter().flat_map(|feed| feed.newest()))
-            }
+            Some(instance) => Box::new(self.documents.get(&instance).into_iter().flat_map(DocFeed::newest)),
         }
     }
 
@@ -288,31 +289,14 @@ impl Oracle {
     ) -> Verdict {
         let (run, is_final) = app::work_of(value);
         let who = format!("run {run} of {name} on {id:?}");
-        let Some(Run { token, shard, told, began, .. }) = self.runs.get(&run) else {
+        let Some(Run { told, began: since, .. }) = self.runs.get(&run) else {
             return Err(format!("{who} is not known").into());
         };
-        let (generation, size) = (self.runs[&run].generation(), told.len());
+        let (since, size) = (*since, told.len());
         let Some(told) = told.iter().find(|told| told.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
         };
-        let Some(model) = self.consumers.get(name) else {
-            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is gone"));
-        };
-        if !self.owns(seen, &pool(name), shard.0) {
-            return Guarantee::Fenced.fails(format!("{who} writes without the lease of {shard}"));
-        }
-        if generation != model.row.generation || *began < model.since {
-            return Guarantee::Fenced.fails(format!("{who} is of before the last reset, and writes"));
-        }
-        if model.row.is_paused {
-            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
-        }
-        let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
-        // A member of one that was deleted may have begun a run since, in vain, with a token that is greater than those of the next one.
-        let is_first = self.deleted.contains(name) && last.is_some_and(|(_, last)| *last < run);
-        if last.is_some_and(|last| *last > (*token, run)) && !is_first {
-            return Guarantee::Ended.fails(format!("{who} writes after {last:?} has begun"));
-        }
+        let model = self.judge_fence(seen, &who, (name, id), run)?;
         let once = self.consumer_plans.get(name).is_some_and(|plan| plan.is_exact);
         let instance = model.row.instance;
         if instance.is_some_and(|instance| !self.documents.contains_key(&instance)) {
@@ -350,7 +334,7 @@ impl Oracle {
             Self::judge_news(&who, (model, wanted.unwrap_or_default()), row, (base, told))?;
         }
         let (is_repeated, has_row) = (row.map(|row| row.at) == progress.finished, row.is_some());
-        let (told, began, begun) = (told.clone(), *began, progress.begun);
+        let (told, begun) = (told.clone(), progress.begun);
         let newest = self.newest_ever(instance, id);
         let model = self.consumers.get_mut(name).expect("it was just there");
         model.is_used = true;
@@ -362,23 +346,49 @@ impl Oracle {
         }
         model.ended.extend(begun.filter(|begun| told.is_end && lives != Some(*begun)));
         progress.begun = lives;
-        progress.answered = progress.answered.max(Some(began));
+        progress.answered = progress.answered.max(Some(since));
         if is_repeated && progress.may_repeat {
             progress.may_repeat = false;
             findings.witness(Witness::WorkedAgain);
         }
-        if !has_row {
-            findings.witness(Witness::GoneWithoutRow);
-        }
-        if instance.is_some() {
-            findings.witness(Witness::DocumentsWorked);
-        }
-        if once && size > 1 {
-            findings.witness(Witness::BatchFinished);
-        }
-        let at = told.at.or(newest);
-        progress.finished = progress.finished.max(at);
+        let met = [
+            (!has_row, Witness::GoneWithoutRow),
+            (instance.is_some(), Witness::DocumentsWorked),
+            (once && size > 1, Witness::BatchFinished),
+        ];
+        met.iter().filter(|(is_met, _)| *is_met).for_each(|(_, witness)| findings.witness(*witness));
+        progress.finished = progress.finished.max(told.at.or(newest));
         Ok(())
+    }
+
+    /// Judges whether a run may write at all. Returns its consumer.
+    fn judge_fence(
+        &self,
+        seen: &ObservedCommit<'_>,
+        who: &str,
+        (name, id): (&str, &str),
+        run: RunId,
+    ) -> Result<&ConsumerModel, Broken> {
+        let of = &self.runs[&run];
+        let Some(model) = self.consumers.get(name) else {
+            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is gone"));
+        };
+        if !self.owns(seen, &pool(name), of.shard.0) {
+            return Guarantee::Fenced.fails(format!("{who} writes without the lease of {}", of.shard));
+        }
+        if of.generation() != model.row.generation || of.began < model.since {
+            return Guarantee::Fenced.fails(format!("{who} is of before the last reset, and writes"));
+        }
+        if model.row.is_paused {
+            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
+        }
+        let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
+        // A member of one that was deleted may have begun a run since, in vain, with a token that is greater than those of the next one.
+        let is_first = self.deleted.contains(name) && last.is_some_and(|(_, last)| *last < run);
+        if last.is_some_and(|last| *last > (of.token, run)) && !is_first {
+            return Guarantee::Ended.fails(format!("{who} writes after {last:?} has begun"));
+        }
+        Ok(model)
     }
 
     /// Judges whether a handler was told everything that is new in `row`, where `base` is finished.
@@ -452,12 +462,13 @@ impl Oracle {
             let StoredItem::Deferred(name, shard, id) = item else { continue };
             touched.insert(name.clone());
             let id = String::from_utf8_lossy(id).into_owned();
-            let (before, after) = (stored_key(&change.before)?, stored_key(&change.after)?);
+            let (before, after) = (stored_key(change.before.as_ref())?, stored_key(change.after.as_ref())?);
             let owns = self.owns(seen, &pool(name), shard.0);
             let instance = self.consumers.get(name).and_then(|model| model.row.instance);
             let newest = self.newest_ever(instance, &id);
-            let has_row = instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
+            // A batch shows nothing of what has no row.
             let is_batch = self.consumer_plans.get(name).is_some_and(|plan| plan.is_batch);
+            let may_forget = is_batch || instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
             let is_repeatable = self.is_repeatable(name, &id);
             let Some(model) = self.consumers.get_mut(name) else {
                 if after.is_some() {
@@ -470,26 +481,20 @@ impl Oracle {
                 Some(after) => drop(keys.insert(*shard, after.clone())),
                 None => drop(keys.remove(shard)),
             }
-            let left: Vec<_> = keys.values().cloned().collect();
+            let is_asked = keys.values().any(|key| key.again.is_some());
             if set.contains(name) {
                 continue;
             }
-            let is_moved = items.iter().any(|(item, other)| {
-                matches!(item, StoredItem::Deferred(of, there, moved) if of == name && there != shard && moved == id.as_bytes())
-                    && (other.after.is_some() != after.is_some())
-            });
-            if is_moved && before.is_some() {
+            if is_moved(items, (name, *shard, &id), after.is_some()) {
                 findings.witness(Witness::KeyMoved);
-            }
-            if is_moved {
                 continue;
             }
             let progress = model.progress.entry(id.clone()).or_default();
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
             // Whoever asks again after an unknown result asks with the same words.
-            let is_discarded = |after: &StoredKey| after.is_pending && after.again.is_none();
-            let discards = is_operator && after.as_ref().is_some_and(is_discarded);
+            let discards =
+                is_operator && after.as_ref().is_some_and(|after| after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
                 return Guarantee::Fenced
                     .fails(format!("an operator has removed the key of {id:?} of {name}"));
@@ -498,8 +503,7 @@ impl Oracle {
                 return Guarantee::Fenced
                     .fails(format!("the key of {id:?} of {name} was written without the lease of {shard}"));
             }
-            // A batch shows nothing of what has no row.
-            if let Some(begun) = progress.begun.filter(|_| after.is_none() && !has_row && !is_batch) {
+            if let Some(begun) = progress.begun.filter(|_| after.is_none() && !may_forget) {
                 return Guarantee::Worked
                     .fails(format!("{name} has forgotten {id:?}, and not learned of the end of {begun}"));
             }
@@ -508,23 +512,18 @@ impl Oracle {
             } else if discards {
                 findings.witness(Witness::DeferredIdDiscarded);
                 *progress = Progress { finished: newest.max(progress.finished), ..Progress::default() };
-            } else if again(&before).is_some()
-                && again(&after).is_none()
-                && left.iter().all(|key| key.again.is_none())
-            {
+            } else if again(&before).is_some() && !is_asked {
                 let asked = progress.asked.take();
                 if progress.answered < asked && is_repeatable {
                     return Guarantee::Worked
                         .fails(format!("{name} was asked to work on {id:?} again, and has forgotten it"));
                 }
             }
-            let was_pending = before.as_ref().is_some_and(|before| before.is_pending);
-            let is_pending = after.as_ref().is_some_and(|after| after.is_pending);
-            if is_pending && !was_pending && !is_operator {
-                findings.witness(Witness::IdDeferred);
-            }
-            if was_pending && !is_pending {
-                findings.witness(Witness::DeferredIdDone);
+            let is_pending = |key: &Option<StoredKey>| key.as_ref().is_some_and(|key| key.is_pending);
+            match (is_pending(&before), is_pending(&after)) {
+                (false, true) if !is_operator => findings.witness(Witness::IdDeferred),
+                (true, false) => findings.witness(Witness::DeferredIdDone),
+                _ => {}
             }
         }
         Ok(())
@@ -712,6 +711,16 @@ impl Oracle {
 }
 
 /// Reads the key of an id.
-fn stored_key(value: &Option<Bytes>) -> Result<Option<StoredKey>, String> {
-    value.as_ref().map(|value| inspect::deferred(value)).transpose().map_err(|error| error.to_string())
+fn stored_key(value: Option<&Bytes>) -> Result<Option<StoredKey>, String> {
+    value.map(|value| inspect::deferred(value)).transpose().map_err(|error| error.to_string())
+}
+
+/// Whether the key of `id` comes to `shard`, or else leaves it, from or to another shard.
+fn is_moved(items: &StoredChanges<'_>, (name, shard, id): (&str, ShardId, &str), comes: bool) -> bool {
+    items.iter().any(|(item, other)| match item {
+        StoredItem::Deferred(of, there, moved) => {
+            of == name && *there != shard && moved == id.as_bytes() && other.after.is_some() != comes
+        }
+        _ => false,
+    })
 }

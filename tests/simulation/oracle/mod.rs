@@ -380,7 +380,7 @@ pub fn tests() -> Vec<(&'static str, fn())> {
         interest {
             a_set_wants_what_one_of_it_does_and_the_whole_allows
         }
-        models::delivery_order {
+        models::subscriber {
             a_batch_comes_again_from_its_first_row_on_after_a_panic
         }
     }

@@ -16,10 +16,7 @@ use super::{
     commit::Verdict,
     given::{Given, GivenRow, Start},
     interest::Interest,
-    models::{
-        delivery_order::DeliveryOrder,
-        subscriber::{Changed, Manner, Subscriber, SubscriberId},
-    },
+    models::subscriber::{Changed, DeliveryOrder, Manner, Subscriber, SubscriberId},
 };
 use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::Witness};
 

@@ -1,6 +1,5 @@
 //! What the oracle knows of each reader, each consumer and each feed of documents.
 
 pub(super) mod consumer;
-pub(super) mod delivery_order;
 pub(super) mod documents;
 pub(super) mod subscriber;
