@@ -330,8 +330,7 @@ impl Oracle {
             findings.witness(Witness::EndBeforeNextWork);
         }
         if is_final && let Some(row) = row.and_then(|row| row.notification) {
-            let wanted = self.consumer_plans.get(name).map(|plan| plan.interest.kinds_of(&row.name));
-            Self::judge_news(&who, (model, wanted.unwrap_or_default()), row, (base, told))?;
+            self.judge_news((&who, name), model, row, (base, told))?;
         }
         let (is_repeated, has_row) = (row.map(|row| row.at) == progress.finished, row.is_some());
         let (told, begun) = (told.clone(), progress.begun);
@@ -393,11 +392,17 @@ impl Oracle {
 
     /// Judges whether a handler was told everything that is new in `row`, where `base` is finished.
     fn judge_news(
-        who: &str,
-        (model, wanted): (&ConsumerModel, Kinds),
+        &self,
+        (who, name): (&str, &str),
+        model: &ConsumerModel,
         row: &Notification,
         (base, told): (Start, &Told),
     ) -> Verdict {
+        let wanted =
+            self.consumer_plans.get(name).map_or(Kinds::ALL, |plan| plan.interest.kinds_of(&row.name));
+        if wanted.is_empty() {
+            return Guarantee::Truthful.fails(format!("{who} works on what it does not want"));
+        }
         for kind in wanted.iter() {
             if let Some(at) = is_news(row, kind, base).filter(|_| !told.news.contains(kind)) {
                 return Guarantee::Complete.fails(format!(
@@ -465,7 +470,6 @@ impl Oracle {
             let (before, after) = (stored_key(change.before.as_ref())?, stored_key(change.after.as_ref())?);
             let owns = self.owns(seen, &pool(name), shard.0);
             let instance = self.consumers.get(name).and_then(|model| model.row.instance);
-            let newest = self.newest_ever(instance, &id);
             // A batch shows nothing of what has no row.
             let is_batch = self.consumer_plans.get(name).is_some_and(|plan| plan.is_batch);
             let may_forget = is_batch || instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
@@ -493,8 +497,8 @@ impl Oracle {
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
             // Whoever asks again after an unknown result asks with the same words.
-            let discards =
-                is_operator && after.as_ref().is_some_and(|after| after.is_pending && after.again.is_none());
+            let given_up =
+                after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
                 return Guarantee::Fenced
                     .fails(format!("an operator has removed the key of {id:?} of {name}"));
@@ -509,9 +513,10 @@ impl Oracle {
             }
             if asks {
                 (progress.asked, progress.may_repeat) = (Some(self.commits), true);
-            } else if discards {
+            } else if let Some(given_up) = given_up {
                 findings.witness(Witness::DeferredIdDiscarded);
-                *progress = Progress { finished: newest.max(progress.finished), ..Progress::default() };
+                let finished = progress.finished.max(Some(given_up.done.position()));
+                *progress = Progress { finished, ..Progress::default() };
             } else if again(&before).is_some() && !is_asked {
                 let asked = progress.asked.take();
                 if progress.answered < asked && is_repeatable {
