@@ -276,7 +276,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 if key.due == Due::Never && row.sequence() <= key.done.position() {
                     continue;
                 }
-                if key.due != Due::Never || self.member.is_ordered {
+                if key.due != Due::Never {
                     self.pass_by(hand, &id, &row, key).await?;
                     continue;
                 }
@@ -286,7 +286,11 @@ impl<R: ConsumedRow> ShardTask<R> {
                 continue;
             }
             if self.member.is_ordered {
-                self.ordered.push(row, len);
+                match &key {
+                    // The commit of a batch writes no keys.
+                    Some(key) => self.pass_by(hand, &id, &row, key).await?,
+                    None => self.ordered.push(row, len),
+                }
                 continue;
             }
             let has_ended = hand.ids.contains(&id) && hand.ends_work(&id, &row);
