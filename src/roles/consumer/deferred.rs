@@ -3,14 +3,15 @@
 //! A pass over the keys of a shard looks for those that are due, a page at a time, so that their number costs no memory but a hash of each.
 //! What is worked on is the newest row of the id, whatever failed before.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
 use super::{
     exactly_once::{IdScope, finished, is_finished},
     handler::{ConsumedRow, gone, left_instance, sequence_of},
-    shard::{IdHashes, ShardTask, hash_of},
+    known_keys::KnownKeys,
+    shard::ShardTask,
 };
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result, event::DbInstance},
@@ -33,52 +34,6 @@ const PASS_PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// A pass is followed by a pause of at least so many times of what it took.
 const PASS_SHARE: u32 = 10;
-
-/// What a task knows of the keys of its shard.
-#[derive(Default)]
-pub(super) struct DeferredIds {
-    /// Ids that may have keys. Others have none, but for those that somebody has just asked to work on again.
-    hashes: IdHashes,
-    /// Ids whose keys say only what is finished, by that position: removed once the checkpoint has passed it.
-    finished: BTreeSet<(Sequence, Bytes)>,
-    /// Where the pass goes on; `None` between two passes.
-    place: Option<Bytes>,
-    /// When the pass began.
-    began: Duration,
-    /// When the next key that the pass has met is due.
-    soonest: Option<Duration>,
-    /// When the next pass begins; `None` if there are no keys.
-    next_pass: Option<Duration>,
-}
-
-impl DeferredIds {
-    /// Whether `id` may have a key.
-    pub fn may_have_key(&self, id: &[u8]) -> bool {
-        !self.hashes.is_empty() && self.hashes.contains(&hash_of(id))
-    }
-
-    /// When there may be something to do.
-    pub fn next_turn(&self) -> Option<Duration> {
-        self.next_pass
-    }
-
-    /// A key of `id` was written that is due at `at`.
-    pub fn note(&mut self, id: &[u8], at: Duration) {
-        self.hashes.insert(hash_of(id));
-        self.next_pass = Some(self.next_pass.map_or(at, |next| next.min(at)));
-        self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
-    }
-
-    /// The key of `id` says that everything up to `done` is finished, and nothing else.
-    pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
-        self.hashes.insert(hash_of(id));
-        self.finished.insert((done, id.clone()));
-    }
-
-    fn was_cleared(&mut self, id: &[u8]) {
-        self.hashes.remove(&hash_of(id));
-    }
-}
 
 /// What a run works on.
 pub(super) struct Job<R> {
@@ -191,7 +146,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn load_deferred(&mut self) -> Result<()> {
         let now = self.now();
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
-        self.deferred = DeferredIds::default();
+        self.deferred = KnownKeys::default();
         while let Some(read) = rest {
             let page = self.db().run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             for (key, value) in &page.rows {

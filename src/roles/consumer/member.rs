@@ -1,7 +1,6 @@
-//! [`Member`]: what the tasks of a consumer on one node share, and [`Consumer`], its handle.
+//! [`Member`]: what the tasks of a consumer on one node share.
 
 use std::{
-    fmt,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -10,29 +9,26 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
-    CloseReason, ConsumerHandle, ConsumerOptions,
+    CloseReason, ConsumerOptions,
     handler::{AnyHandler, ConsumedRow, Factory},
     in_hand::Tenants,
-    low_watermark::LowWatermark,
-    shard::ShardTask,
 };
 use crate::{
     base::{
         encoding::Sequence,
         error::{Error, Result, panic_text},
         filter::Filter,
-        tasks::in_time,
     },
     state::{
         context::Context,
         feed::RawFeed,
         keys::{ConsumerName, ConsumerRow, FeedId, ShardId, watermark},
-        membership::{Held, Stop, Work, Worker},
+        membership::Stop,
     },
     store::{Isolation, Transaction},
 };
@@ -83,6 +79,21 @@ impl Shards {
         known.first.is_some_and(|first| known.working.contains(&first)).then_some(known.reads)
     }
 
+    /// The shards on which the node works, in order.
+    pub fn working(&self) -> Vec<ShardId> {
+        let mut shards = self.known.lock().working.clone();
+        shards.sort_unstable();
+        shards.dedup();
+        shards
+    }
+
+    /// Completes when the consumer can go on no more. Cancel safe.
+    pub async fn ended(&self) -> Error {
+        let mut ended = self.ended.subscribe();
+        let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
+        ended.clone().expect("it was waited for")
+    }
+
     /// Whether `shard` is the first one with a checkpoint.
     pub fn is_first(&self, shard: ShardId) -> bool {
         self.known.lock().first == Some(shard)
@@ -116,7 +127,7 @@ impl<R: ConsumedRow> Member<R> {
     }
 
     /// The shards with checkpoints, and those of the next topology entry if theirs is closed.
-    async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
+    pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let keys = &self.context.keys;
         // Checkpoints change all the time, and must not make a round of balancing fail.
         let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot);
@@ -168,31 +179,14 @@ pub(super) async fn read_row(
     row.map(|value| ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
 }
 
-impl<R: ConsumedRow> Work for Member<R> {
-    fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
-        self.read_shards(tx).boxed()
-    }
-
-    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
-
-    fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
-        let present = Present::enter(&self.shards, ShardId(lease.resource));
-        async move {
-            let _present = present;
-            ShardTask::new(self, lease, stop).run().await
-        }
-        .boxed()
-    }
-}
-
 /// Lists a shard among those in work, until it is dropped.
-struct Present {
+pub(super) struct Present {
     shards: Arc<Shards>,
     shard: ShardId,
 }
 
 impl Present {
-    fn enter(shards: &Arc<Shards>, shard: ShardId) -> Self {
+    pub fn enter(shards: &Arc<Shards>, shard: ShardId) -> Self {
         shards.known.lock().working.push(shard);
         Self { shards: Arc::clone(shards), shard }
     }
@@ -207,97 +201,6 @@ impl Drop for Present {
     }
 }
 
-/// A member of a consumer on this node. Dropping it stops it at once, as a crash would, except that handlers are closed;
-/// [`Consumer::shutdown`] lets runs end, saves the checkpoints, and releases the leases.
-#[must_use = "dropping it stops it: it works on nothing any more"]
-pub struct Consumer {
-    /// Shows handlers that are closed after an abort that the member was dropped. It has to be dropped before the worker.
-    dropped: DroppedFlag,
-    worker: Worker,
-    handle: ConsumerHandle,
-    shards: Arc<Shards>,
-    closing: PendingCloses,
-    low_watermark: Arc<LowWatermark>,
-    /// Writes the low watermark; aborted when this is dropped.
-    writer: JoinSet<()>,
-    /// Polls for new rows, together with all other consumers of the process.
-    watcher: Arc<JoinSet<()>>,
-}
-
-impl Consumer {
-    pub(super) fn new(
-        worker: Worker,
-        handle: ConsumerHandle,
-        (shards, closing): (Arc<Shards>, PendingCloses),
-        (low_watermark, writer): (Arc<LowWatermark>, JoinSet<()>),
-        watcher: Arc<JoinSet<()>>,
-    ) -> Self {
-        let dropped = closing.flag();
-        Self { dropped, worker, handle, shards, closing, low_watermark, writer, watcher }
-    }
-
-    /// The consumer as a whole, on all nodes.
-    pub fn handle(&self) -> &ConsumerHandle {
-        &self.handle
-    }
-
-    /// The shards on which this node works at the moment, in order.
-    pub fn shards(&self) -> Vec<ShardId> {
-        let mut shards = self.shards.known.lock().working.clone();
-        shards.sort_unstable();
-        shards.dedup();
-        shards
-    }
-
-    /// Completes when the consumer can go on no more, because its feed is gone: with [`Error::NoFeed`]. Cancel safe.
-    pub async fn ended(&self) -> Error {
-        let mut ended = self.shards.ended.subscribe();
-        let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
-        ended.clone().expect("it was waited for")
-    }
-
-    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now.
-    pub async fn caught_up(&self) -> Result<()> {
-        self.low_watermark.caught_up().await
-    }
-
-    /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`.
-    pub async fn wait_until(&self, version: u64) -> Result<()> {
-        self.low_watermark.wait_until(version).await
-    }
-
-    /// Lets runs end, for at most half of the time for a handover, saves the checkpoints, closes the handlers, and releases the leases. If
-    /// this was the last handle on the node, the node leaves the bus.
-    pub async fn shutdown(self) -> Result<()> {
-        let Self { dropped, worker, handle, shards, closing, low_watermark, mut writer, watcher } = self;
-        let is_first = shards.if_first().is_some();
-        let ended = worker.shutdown().await;
-        writer.shutdown().await;
-        drop(dropped);
-        closing.finish().await;
-        // No member may follow, and the janitor waits for the checkpoints that were saved just now.
-        if is_first && ended.is_ok() {
-            let written =
-                in_time(handle.env(), "writing the low watermark of a consumer", low_watermark.write());
-            if let Err(error) = written.await {
-                tracing::warn!(%error, "the low watermark of a consumer stays as it was");
-            }
-        }
-        // The caller may close the store at once.
-        if let Some(mut watcher) = Arc::into_inner(watcher) {
-            watcher.shutdown().await;
-        }
-        ended
-    }
-}
-
-impl fmt::Debug for Consumer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, shards) = (self.handle.name(), self.shards());
-        f.debug_struct("Consumer").field("name", name).field("shards", &shards).finish_non_exhaustive()
-    }
-}
-
 /// Calls of `closed` that are under way. They outlive the task of the shard.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PendingCloses {
@@ -306,7 +209,7 @@ pub(super) struct PendingCloses {
 }
 
 /// Notes when it is dropped that the member is dropped.
-struct DroppedFlag(Arc<AtomicBool>);
+pub(super) struct DroppedFlag(Arc<AtomicBool>);
 
 impl Drop for DroppedFlag {
     fn drop(&mut self) {
@@ -315,11 +218,11 @@ impl Drop for DroppedFlag {
 }
 
 impl PendingCloses {
-    fn flag(&self) -> DroppedFlag {
+    pub fn flag(&self) -> DroppedFlag {
         DroppedFlag(Arc::clone(&self.is_dropped))
     }
 
-    async fn finish(&self) {
+    pub async fn finish(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}
     }
@@ -362,14 +265,26 @@ impl<R: ConsumedRow> OpenHandler<R> {
     /// Closes it.
     pub async fn close(mut self, reason: CloseReason) {
         let handler = self.handler.take().expect("it is open");
-        closed(handler, self.shard, reason).await;
+        closed(handler, self.shard, reason, self.context.env().sleep(self.limit)).await;
     }
 }
 
-async fn closed<R>(handler: Arc<dyn AnyHandler<R>>, shard: ShardId, reason: CloseReason) {
+/// Calls `closed` of a handler, which is dropped at the deadline.
+async fn closed<R>(
+    handler: Arc<dyn AnyHandler<R>>,
+    shard: ShardId,
+    reason: CloseReason,
+    deadline: impl Future<Output = ()>,
+) {
+    let shard_id = shard.0;
     let closed = AssertUnwindSafe(async move { handler.closed(shard, reason).await });
-    if closed.catch_unwind().await.is_err() {
-        tracing::error!(shard = shard.0, ?reason, "a handler of a consumer has panicked when it was closed");
+    tokio::select! {
+        closed = closed.catch_unwind() => if closed.is_err() {
+            tracing::error!(shard = shard_id, ?reason, "a handler of a consumer has panicked when it was closed");
+        },
+        () = deadline => {
+            tracing::warn!(shard = shard_id, "a handler of a consumer does not close in time and is dropped");
+        }
     }
 }
 
@@ -382,14 +297,11 @@ impl<R: ConsumedRow> Drop for OpenHandler<R> {
         let is_shutdown = self.stop.was_given() || self.pending.is_dropped.load(Ordering::Relaxed);
         let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
         let (owner, deadline) = (self.pending.clone(), self.context.env().sleep(self.limit));
-        let closing = closed(handler, self.shard, reason);
+        let closing = closed(handler, self.shard, reason, deadline);
         let closing = async move {
             // The set of these tasks lives as long as one of them.
             let _owner = owner;
-            tokio::select! {
-                () = closing => {}
-                () = deadline => tracing::warn!("a handler of a consumer does not close in time and is dropped"),
-            }
+            closing.await;
         };
         let mut tasks = self.pending.tasks.lock();
         while tasks.try_join_next().is_some() {}

@@ -18,7 +18,7 @@
 //! 3. An id never runs twice at once. A run that ends without success writes what its transactions read, before anything else is called for
 //!    the id.
 //! 4. At any time the checkpoints are those of the shards of one topology entry. Their successors work only on keys that they have left.
-//! 5. Whoever sets the position of a consumer reads and writes the horizon of the feed. The janitor reads it, and then the consumers.
+//! 5. Who sets the position of a consumer reads and writes the horizon of the feed. The janitor reads it, and then the consumers.
 //!
 //! # Cost
 //!
@@ -27,10 +27,12 @@
 //! consumers it has ([`page_cache`](crate::state::page_cache)).
 
 mod admin;
+mod consumer;
 mod deferred;
 mod exactly_once;
 mod handler;
 mod in_hand;
+mod known_keys;
 mod low_watermark;
 mod member;
 mod options;
@@ -54,9 +56,9 @@ use tokio::sync::watch;
 pub(crate) use self::status::statuses;
 pub use self::{
     admin::{ConsumerHandle, ConsumerSettings, DeferredId},
+    consumer::Consumer,
     exactly_once::{CommitState, FencingToken, Run},
     handler::{Batch, BatchHandler, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
-    member::Consumer,
     options::{ConsumerOptions, FailurePolicy},
     recipes::{
         DeletedDb, Index, IndexBuild, IndexDdocs, IndexHandler, ParallelBatch, ParallelJob,

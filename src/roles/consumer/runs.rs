@@ -4,6 +4,7 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use tracing::Instrument;
 
 use super::{
     FailurePolicy,
@@ -390,8 +391,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         let check = now.saturating_add(pause);
         hand.next_check = Some(hand.next_check.map_or(check, |next| next.min(check)));
         let handler = Arc::clone(&hand.handler);
+        let (consumer, shard) = (&self.held.consumer, self.held.shard.0);
+        let span = tracing::debug_span!("consumer_run", %consumer, shard, attempt = run.attempt());
         // The call itself may panic as well.
-        let canceller = hand.tasks.spawn(number, async move { handler.call(call).await });
+        let called = async move { handler.call(call).await };
+        let canceller = hand.tasks.spawn(number, called.instrument(span));
         hand.runs.insert(number, UnderWay { what, run, canceller });
     }
 

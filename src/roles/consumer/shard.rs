@@ -5,7 +5,6 @@
 //! ([`reshard`](super::reshard)).
 
 use std::{
-    collections::HashSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -14,9 +13,9 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::{
-    deferred::DeferredIds,
     exactly_once::{FencingToken, HeldShard},
     handler::ConsumedRow,
+    known_keys::KnownKeys,
     member::Member,
     ordered::Ordered,
 };
@@ -130,7 +129,7 @@ pub(super) struct ShardTask<R> {
     hints: watch::Receiver<FeedHeads>,
     /// Changes with the consumer, its shards, and the requests to work again.
     pub changes: watch::Receiver<u64>,
-    pub deferred: DeferredIds,
+    pub deferred: KnownKeys,
     /// The stored checkpoint.
     stored: Cursor,
     /// What is known of all ids without keys, and up to where they are finished.
@@ -167,7 +166,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             hints,
             changes: member.changes.subscribe(),
             member,
-            deferred: DeferredIds::default(),
+            deferred: KnownKeys::default(),
             stored: Cursor::NOTHING,
             knowledge: Cursor::NOTHING,
             read: Sequence::MIN,
@@ -585,11 +584,4 @@ pub(super) fn moved(cursor: Cursor, to: Sequence) -> Cursor {
         known @ Knowledge::UpTo(at) => Cursor::resumed(known, cursor.began().unwrap_or(at), to),
         Knowledge::Nothing => cursor.at(to),
     }
-}
-
-/// Hashes of ids.
-pub(super) type IdHashes = HashSet<u64>;
-
-pub(super) fn hash_of(id: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(id)
 }

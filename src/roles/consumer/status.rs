@@ -218,22 +218,28 @@ impl ConsumerHandle {
         Ok(status)
     }
 
-    /// How far the consumer is behind in each shard that it reads, in the order of their ids, even if no node works for it.
+    /// How far the consumer is behind in each shard that it reads, or will read after a reshard, in the order of their ids, even if no node
+    /// works for it.
     /// Fails with [`Error::NoConsumer`](crate::Error::NoConsumer) and [`Error::NoFeed`](crate::Error::NoFeed).
     pub async fn lag(&self) -> Result<Vec<ConsumerLag>> {
         let read = async |tx: Transaction| {
             let row = self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing())?;
-            let now = RawFeed::new(&self.context, &row.feed).last_readable(&tx).await?;
-            Ok((row.feed, now))
+            let feed = RawFeed::new(&self.context, &row.feed);
+            let (now, topology) = (feed.last_readable(&tx).await?, feed.topology(&tx).await?);
+            Ok((row.feed, now, topology))
         };
-        let (feed, now) = self.context.db.run(read).await?;
+        let (feed, now, topology) = self.context.db.run(read).await?;
         let status = self.status().await?;
         let low = status.low_watermark;
-        let lags = status.shards.into_iter().map(|shard| {
-            let bounds = (shard.checkpoint.max(low), now);
-            self.measure(&feed, shard.shard, bounds)
-        });
-        let lags: Vec<_> = lags.collect();
+        let mut shards: Vec<_> =
+            status.shards.iter().map(|shard| (shard.shard, shard.checkpoint.max(low))).collect();
+        // Rows of entries that it has not begun wait as well.
+        if let Some((last, _)) = shards.last().copied() {
+            let later = topology.entries().iter().filter(|entry| entry.shards().all(|shard| shard > last));
+            shards.extend(later.flat_map(|entry| entry.shards().map(|shard| (shard, entry.first.before()))));
+        }
+        let lags: Vec<_> =
+            shards.into_iter().map(|(shard, after)| self.measure(&feed, shard, (after, now))).collect();
         stream::iter(lags).buffered(SHARDS_READ_AT_ONCE).try_collect().await
     }
 

@@ -1,0 +1,128 @@
+//! [`Consumer`]: the handle of a member on this node; and the work of a member, shard by shard.
+
+use std::{fmt, sync::Arc};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::task::JoinSet;
+
+use super::{
+    ConsumerHandle,
+    handler::ConsumedRow,
+    low_watermark::LowWatermark,
+    member::{DroppedFlag, Member, PendingCloses, Present, Shards},
+    shard::ShardTask,
+};
+use crate::{
+    base::{
+        error::{Error, Result},
+        tasks::in_time,
+    },
+    state::{
+        keys::ShardId,
+        membership::{Held, Stop, Work, Worker},
+    },
+    store::Transaction,
+};
+
+impl<R: ConsumedRow> Work for Member<R> {
+    fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        self.read_shards(tx).boxed()
+    }
+
+    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
+
+    fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
+        let present = Present::enter(&self.shards, ShardId(lease.resource));
+        async move {
+            let _present = present;
+            ShardTask::new(self, lease, stop).run().await
+        }
+        .boxed()
+    }
+}
+
+/// A member of a consumer on this node. Dropping it stops it at once, as a crash would, except that handlers are closed;
+/// [`Consumer::shutdown`] lets runs end, saves the checkpoints, and releases the leases.
+#[must_use = "dropping it stops it: it works on nothing any more"]
+pub struct Consumer {
+    /// Shows handlers that are closed after an abort that the member was dropped. It has to be dropped before the worker.
+    dropped: DroppedFlag,
+    worker: Worker,
+    handle: ConsumerHandle,
+    shards: Arc<Shards>,
+    closing: PendingCloses,
+    low_watermark: Arc<LowWatermark>,
+    /// Writes the low watermark; aborted when this is dropped.
+    writer: JoinSet<()>,
+    /// Polls for new rows, together with all other consumers of the process.
+    watcher: Arc<JoinSet<()>>,
+}
+
+impl Consumer {
+    pub(super) fn new(
+        worker: Worker,
+        handle: ConsumerHandle,
+        (shards, closing): (Arc<Shards>, PendingCloses),
+        (low_watermark, writer): (Arc<LowWatermark>, JoinSet<()>),
+        watcher: Arc<JoinSet<()>>,
+    ) -> Self {
+        let dropped = closing.flag();
+        Self { dropped, worker, handle, shards, closing, low_watermark, writer, watcher }
+    }
+
+    /// The consumer as a whole, on all nodes.
+    pub fn handle(&self) -> &ConsumerHandle {
+        &self.handle
+    }
+
+    /// The shards on which this node works at the moment, in order.
+    pub fn shards(&self) -> Vec<ShardId> {
+        self.shards.working()
+    }
+
+    /// Completes when the consumer can go on no more, because its feed is gone: with [`Error::NoFeed`]. Cancel safe.
+    pub async fn ended(&self) -> Error {
+        self.shards.ended().await
+    }
+
+    /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now.
+    pub async fn caught_up(&self) -> Result<()> {
+        self.low_watermark.caught_up().await
+    }
+
+    /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`.
+    pub async fn wait_until(&self, version: u64) -> Result<()> {
+        self.low_watermark.wait_until(version).await
+    }
+
+    /// Lets runs end, for at most half of the time for a handover, saves the checkpoints, closes the handlers, and releases the leases. If
+    /// this was the last handle on the node, the node leaves the bus.
+    pub async fn shutdown(self) -> Result<()> {
+        let Self { dropped, worker, handle, shards, closing, low_watermark, mut writer, watcher } = self;
+        let is_first = shards.if_first().is_some();
+        let ended = worker.shutdown().await;
+        writer.shutdown().await;
+        drop(dropped);
+        closing.finish().await;
+        // No member may follow, and the janitor waits for the checkpoints that were saved just now.
+        if is_first && ended.is_ok() {
+            let written =
+                in_time(handle.env(), "writing the low watermark of a consumer", low_watermark.write());
+            if let Err(error) = written.await {
+                tracing::warn!(%error, "the low watermark of a consumer stays as it was");
+            }
+        }
+        // The caller may close the store at once.
+        if let Some(mut watcher) = Arc::into_inner(watcher) {
+            watcher.shutdown().await;
+        }
+        ended
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, shards) = (self.handle.name(), self.shards());
+        f.debug_struct("Consumer").field("name", name).field("shards", &shards).finish_non_exhaustive()
+    }
+}

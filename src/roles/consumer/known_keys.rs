@@ -1,0 +1,61 @@
+//! [`KnownKeys`]: what a task knows of the keys of its shard.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use crate::base::encoding::Sequence;
+
+/// What a task knows of the keys of its shard.
+#[derive(Default)]
+pub(super) struct KnownKeys {
+    /// Ids that may have keys. Others have none, but for those that somebody has just asked to work on again.
+    hashes: HashSet<u64>,
+    /// Ids whose keys say only what is finished, by that position: removed once the checkpoint has passed it.
+    pub finished: BTreeSet<(Sequence, Bytes)>,
+    /// Where the pass goes on; `None` between two passes.
+    pub place: Option<Bytes>,
+    /// When the pass began.
+    pub began: Duration,
+    /// When the next key that the pass has met is due.
+    pub soonest: Option<Duration>,
+    /// When the next pass begins; `None` if there are no keys.
+    pub next_pass: Option<Duration>,
+}
+
+impl KnownKeys {
+    /// Whether `id` may have a key.
+    pub fn may_have_key(&self, id: &[u8]) -> bool {
+        !self.hashes.is_empty() && self.hashes.contains(&hash_of(id))
+    }
+
+    /// When there may be something to do.
+    pub fn next_turn(&self) -> Option<Duration> {
+        self.next_pass
+    }
+
+    /// A key of `id` was written that is due at `at`.
+    pub fn note(&mut self, id: &[u8], at: Duration) {
+        self.hashes.insert(hash_of(id));
+        self.next_pass = Some(self.next_pass.map_or(at, |next| next.min(at)));
+        self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
+    }
+
+    /// The key of `id` says that everything up to `done` is finished, and nothing else.
+    pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
+        self.hashes.insert(hash_of(id));
+        self.finished.insert((done, id.clone()));
+    }
+
+    /// `id` has no key any more.
+    pub fn was_cleared(&mut self, id: &[u8]) {
+        self.hashes.remove(&hash_of(id));
+    }
+}
+
+fn hash_of(id: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(id)
+}
