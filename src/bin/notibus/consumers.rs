@@ -10,7 +10,6 @@ use crate::{
     confirm::Confirm,
     failure::Failure,
     out,
-    status::feed_of,
     table::{self, duration, items, text, time},
     target::{Intent, Target, encoded, parse_name},
     topology::FeedName,
@@ -280,6 +279,13 @@ fn consumer_cells(consumer: &Value) -> Vec<String> {
         text(&consumer["start"]),
         state(consumer),
     ]
+}
+
+/// Which feed a consumer follows.
+pub fn feed_of(consumer: &Value) -> String {
+    consumer["instance"]
+        .as_str()
+        .map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"))
 }
 
 /// The state of a consumer in a word or two; `show` says more.

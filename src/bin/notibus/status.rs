@@ -5,7 +5,7 @@ use std::{io::IsTerminal, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    consumers::state,
+    consumers::{feed_of, state},
     failure::Failure,
     out,
     table::{Table, duration, items, text, time},
@@ -109,13 +109,6 @@ fn screen(status: &Value) -> String {
 pub fn leases(node: &Value) -> String {
     let leases = node["leases"].as_object().into_iter().flatten();
     leases.map(|(pool, held)| format!("{pool} {held}")).collect::<Vec<_>>().join(", ")
-}
-
-/// Which feed a consumer follows.
-pub fn feed_of(consumer: &Value) -> String {
-    consumer["instance"]
-        .as_str()
-        .map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"))
 }
 
 /// Number of elements of an array.

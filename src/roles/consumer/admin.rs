@@ -1,4 +1,4 @@
-//! [`ConsumerHandle`]: a consumer as a whole, for whoever manages it.
+//! [`ConsumerHandle`]: a consumer as a whole, for those who manage it.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -275,7 +275,7 @@ impl ConsumerHandle {
             Change::Pause(is_paused) => {
                 tx.set(&keys.consumer(&self.name), &ConsumerRow { is_paused, ..row }.to_bytes());
                 changed(tx, keys, &self.name.pool());
-                // Whoever holds a lease of a paused consumer does nothing, and goes on with it.
+                // The holder of a lease of a paused consumer does nothing, and goes on with it.
                 if is_paused { self.take_leases(tx, None).await } else { Ok(()) }
             }
             Change::Delete => {
