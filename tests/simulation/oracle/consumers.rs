@@ -293,7 +293,8 @@ impl Oracle {
             return Err(format!("{who} is not known").into());
         };
         let (since, size) = (*since, told.len());
-        let Some(told) = told.iter().find(|told| told.id == id) else {
+        // Documents have older rows as well if a layer names wrong edits.
+        let Some(told) = told.iter().rfind(|told| told.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
         };
         let model = self.judge_fence(seen, &who, (name, id), run)?;
@@ -310,7 +311,7 @@ impl Oracle {
         let (base, empty) = (model.base(id), Progress::default());
         let progress = model.progress.get(id).unwrap_or(&empty);
         if let (Some(row), Some(finished)) = (&row, progress.finished) {
-            if row.at < finished {
+            if row.at < finished && !progress.is_given_up {
                 return Guarantee::Ordered
                     .fails(format!("{who} is at {}, and {finished} was finished", row.at));
             }
@@ -346,6 +347,7 @@ impl Oracle {
         model.ended.extend(begun.filter(|begun| told.is_end && lives != Some(*begun)));
         progress.begun = lives;
         progress.answered = progress.answered.max(Some(since));
+        progress.is_given_up = false;
         if is_repeated && progress.may_repeat {
             progress.may_repeat = false;
             findings.witness(Witness::WorkedAgain);
@@ -516,7 +518,8 @@ impl Oracle {
             } else if let Some(given_up) = given_up {
                 findings.witness(Witness::DeferredIdDiscarded);
                 let finished = progress.finished.max(Some(given_up.done.position()));
-                *progress = Progress { finished, ..Progress::default() };
+                // A batch that has the row goes on.
+                *progress = Progress { finished, is_given_up: is_batch, ..Progress::default() };
             } else if again(&before).is_some() && !is_asked {
                 let asked = progress.asked.take();
                 if progress.answered < asked && is_repeatable {

@@ -90,6 +90,8 @@ pub(crate) struct Progress {
     pub asked: Option<u64>,
     /// Whether the work may be done once more in the row in which it was finished.
     pub may_repeat: bool,
+    /// Whether an operator has given it up last, which batches do not read.
+    pub is_given_up: bool,
     /// When the last run began whose work was finished.
     pub answered: Option<u64>,
 }
