@@ -39,8 +39,8 @@ pub struct Args {
     /// The address to listen on. An address other than loopback needs credentials.
     #[arg(long, env = "NOTIBUS_LISTEN", default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
-    /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it, the
-    /// environment variable `NOTIBUS_CREDENTIALS` has them.
+    /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it,
+    /// the environment variable `NOTIBUS_CREDENTIALS` has them.
     #[arg(long, env = "NOTIBUS_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
     /// The prefix of the bus's keys. The bus is created if there is none.
@@ -96,7 +96,7 @@ pub struct Args {
 
 /// Serves until it is interrupted.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    let access = access(args.credentials.as_deref())?;
+    let (access, _) = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
     let limits = ServerOptions::default()
         .connections_max(connections_max(args.connections_max)?)
@@ -169,32 +169,27 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     })
 }
 
-/// The configured credentials; access for everyone if there are none.
-fn access(file: Option<&Path>) -> Result<Access, Failure> {
+/// The configured credentials, and their text; access for everyone if there are none.
+fn access(file: Option<&Path>) -> Result<(Access, String), Failure> {
     let (text, place) = match file {
-        Some(file) => {
-            check_mode(file)?;
-            let text = std::fs::read_to_string(file)
-                .map_err(|error| Failure::BadInput(format!("--credentials {}: {error}", file.display())))?;
-            (Some(text), file.display().to_string())
-        }
+        Some(file) => (read(file).map_err(Failure::BadInput)?, file.display().to_string()),
         None => match env::var(VARIABLE) {
-            Err(env::VarError::NotPresent) => (None, VARIABLE.to_owned()),
+            Err(env::VarError::NotPresent) => return Ok((Access::Open, String::new())),
             // The variable is set, so access must not fall back to everyone.
-            set => (
-                Some(set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?),
-                VARIABLE.to_owned(),
-            ),
+            set => {
+                (set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?, VARIABLE.to_owned())
+            }
         },
     };
-    match text {
-        Some(text) => {
-            let credentials: Credentials =
-                text.parse().map_err(|error| Failure::BadInput(format!("{place}: {error}")))?;
-            Ok(Access::Credentials(credentials))
-        }
-        None => Ok(Access::Open),
-    }
+    let credentials: Credentials =
+        text.parse().map_err(|error| Failure::BadInput(format!("{place}: {error}")))?;
+    Ok((Access::Credentials(credentials), text))
+}
+
+/// Reads a file of credentials. Fails if others may read or write it.
+fn read(file: &Path) -> Result<String, String> {
+    check_mode(file)?;
+    std::fs::read_to_string(file).map_err(|error| format!("--credentials {}: {error}", file.display()))
 }
 
 /// Where systemd puts the credentials of a service.
@@ -203,22 +198,21 @@ const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
 /// Fails if users other than its owner may read or write `file`. The group may read what systemd has put there for the service: the
 /// group of a dynamic user is its own.
-fn check_mode(file: &Path) -> Result<(), Failure> {
+fn check_mode(file: &Path) -> Result<(), String> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let metadata = std::fs::metadata(file)
-            .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
+        let metadata =
+            std::fs::metadata(file).map_err(|error| format!("--credentials {}: {error}", file.display()))?;
         let mode = metadata.permissions().mode() & 0o777;
         let is_loaded =
             env::var_os(CREDENTIALS_DIRECTORY).is_some_and(|it| file.parent() == Some(Path::new(&it)));
         let refused = if is_loaded { 0o037 } else { 0o077 };
         if metadata.is_file() && mode & refused != 0 {
             let file = file.display();
-            let reason = format!(
+            return Err(format!(
                 "{file} says who may ask, and others may read or write it ({mode:o}): chmod 600 {file}"
-            );
-            return Err(Failure::BadInput(reason));
+            ));
         }
     }
     Ok(())

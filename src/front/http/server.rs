@@ -36,7 +36,7 @@ use tower_service::Service;
 
 use super::{
     Cors, Failure, Hosts, Peer,
-    lockout::network,
+    admission::network,
     refusals::Refusals,
     socket::{Answering, REQUEST_ID, Socket},
     tally::{FeedPermit, Tally},
@@ -84,8 +84,8 @@ pub struct ServerOptions {
     pub hosts: Hosts,
     /// Which pages of other origins may use the server through a browser. Default: none.
     pub cors: Option<Cors>,
-    /// The addresses of proxies in front. The server believes only these proxies about their clients: for limits, lock-outs and the
-    /// log, the client is the last address in `X-Forwarded-For` that is not a proxy. Default: none.
+    /// The addresses of proxies in front. The server believes only these proxies about their clients: for limits and the log, the
+    /// client is the last address in `X-Forwarded-For` that is not a proxy. Default: none.
     pub proxies: Vec<IpAddr>,
     /// Whether the server may listen on an address that other machines can reach. Set this if the API has credentials
     /// ([`ApiOptions::access`](super::ApiOptions::access)) and a layer's own routes check accounts, or if a server in front checks
@@ -328,8 +328,6 @@ impl Served {
         request.extensions_mut().insert(Peer(peer));
         // The metrics show the counts of this listener.
         request.extensions_mut().insert(self.refusals.clone());
-        // The checks of credentials are marked there.
-        request.extensions_mut().insert(self.answering.clone());
         let mut router = self.router.clone();
         let id = request_id(request.headers()).unwrap_or_else(|| format!("{:010x}", self.env.random() >> 24));
         let has_cors = self.options.cors.is_some();
