@@ -9,6 +9,8 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     process::Stdio,
+    thread,
+    time::{Duration, Instant},
 };
 
 use served::{LIMIT, Served, credential, notibus};
@@ -81,6 +83,42 @@ fn credentials_are_made_and_needed() {
     // anna:secret
     let answer = served.ask(&with("/_db_updates", "Authorization: Basic YW5uYTpzZWNyZXQ="));
     assert!(answer.starts_with("HTTP/1.1 401 Unauthorized\r\n"), "{answer}");
+}
+
+/// Regression: credentials were read once, so a name that was removed still had its rights, until the node was started again.
+#[test]
+fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
+    let [(anna, first), (bob, second)] = ["anna", "bob"].map(|name| credential(&[name]).unwrap());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &anna).unwrap();
+    let mut log = tempfile::NamedTempFile::new().unwrap();
+    let arguments = ["--store", "memory", "--credentials", file.path().to_str().unwrap()];
+    let served = Served::start_logging(&arguments, None, log.reopen().unwrap().into());
+    let is_known = |secret: &str| {
+        let answer = served.ask(&with("/_db_updates", &format!("Authorization: Bearer {secret}")));
+        answer.starts_with("HTTP/1.1 200 OK\r\n")
+    };
+    let until = |secret: &str, expected: bool| {
+        let began = Instant::now();
+        while is_known(secret) != expected {
+            assert!(began.elapsed() < LIMIT);
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    assert!(is_known(&first) && !is_known(&second));
+    // These are malformed, a name that stands there twice, and none at all.
+    for bad in ["anna:secret\n", &format!("{anna}{bob}{bob}"), ""] {
+        std::fs::write(file.path(), bad).unwrap();
+        thread::sleep(Duration::from_millis(2_500));
+        assert!(is_known(&first) && !is_known(&second), "{bad}");
+    }
+    std::fs::write(file.path(), &bob).unwrap();
+    until(&second, true);
+    assert!(!is_known(&first));
+    drop(served);
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    assert_eq!(text.matches("the file of credentials is no good").count(), 3, "{text}");
 }
 
 #[test]

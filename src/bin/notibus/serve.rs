@@ -1,6 +1,7 @@
 //! `notibus serve`: runs one node with all roles, and serves the bus over HTTP.
 
 use std::{
+    convert::Infallible,
     env,
     io::{self, Write},
     net::{IpAddr, SocketAddr},
@@ -24,6 +25,9 @@ use crate::{failure::Failure, out, store::Store};
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 
+/// How often the file of credentials is read.
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Default of the most rows of `_db_updates` that the dispatcher keeps in memory.
 const ROWS_KEPT_MAX: usize = 16_384;
 
@@ -39,7 +43,7 @@ pub struct Args {
     /// The address to listen on. An address other than loopback needs credentials.
     #[arg(long, env = "NOTIBUS_LISTEN", default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
-    /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it,
+    /// A file of credentials, with a line for each, as `notibus credential` prints them. It is read again when it changes. Without it,
     /// the environment variable `NOTIBUS_CREDENTIALS` has them.
     #[arg(long, env = "NOTIBUS_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
@@ -96,7 +100,7 @@ pub struct Args {
 
 /// Serves until it is interrupted.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    let (access, _) = access(args.credentials.as_deref())?;
+    let (access, text) = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
     let limits = ServerOptions::default()
         .connections_max(connections_max(args.connections_max)?)
@@ -117,7 +121,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
     let options = ApiOptions::default()
-        .access(access)
+        .access(access.clone())
         .timeout_max(args.timeout_max)
         .heartbeat_max(args.heartbeat_max)
         .feeds_per_client_max(args.feeds_per_client_max)
@@ -133,7 +137,42 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let mut out = io::stdout();
     // The program that started it may not read its output any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
-    Ok(running.shutdown_on_signal().await?)
+    let ended = running.shutdown_on_signal();
+    let ended = match (access, args.credentials) {
+        (Access::Credentials(credentials), Some(file)) => tokio::select! {
+            ended = ended => ended,
+            never = follow(&credentials, &file, text) => match never {},
+        },
+        _ => ended.await,
+    };
+    Ok(ended?)
+}
+
+/// Reads the file of credentials again and again, and takes what is new in it. If it is unreadable or malformed, those read before stay
+/// valid, and the log says so once. `last` is what was read before.
+async fn follow(credentials: &Credentials, file: &Path, text: String) -> Infallible {
+    let mut last = Ok(text);
+    loop {
+        tokio::time::sleep(REREAD_INTERVAL).await;
+        let path = file.to_owned();
+        let read = tokio::task::spawn_blocking(move || read(&path));
+        let read = read.await.unwrap_or_else(|panic| Err(panic.to_string()));
+        if read == last {
+            continue;
+        }
+        let taken =
+            read.clone().and_then(|text| credentials.replace(&text).map_err(|error| error.to_string()));
+        match taken {
+            Ok(()) => tracing::info!(?credentials, "the file of credentials was read again"),
+            Err(error) => {
+                tracing::error!(
+                    error,
+                    "the file of credentials is no good; the credentials read before stay valid"
+                );
+            }
+        }
+        last = read;
+    }
 }
 
 /// Opens the bus, or creates it.
