@@ -2,7 +2,7 @@
 
 use notibus::{
     EventKind,
-    http::{Access, ApiOptions, Credentials, ServerOptions},
+    http::{Access, ApiOptions, Cors, Credentials, Hosts, ServerOptions},
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
@@ -91,6 +91,31 @@ async fn a_session_ends_with_its_name_and_with_its_secret() {
     {
         credentials.replace(&lines).unwrap();
         assert_eq!(status().await, expected, "{lines}");
+    }
+}
+
+/// Regression: a page of anybody could log in its visitor under another name. The visitor then worked in the account of a stranger.
+#[tokio::test]
+async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
+    let origins = vec!["https://app.example".to_owned()];
+    let cors = Cors { origins, credentials: true, ..Cors::default() };
+    let options = ApiOptions::default().access(access(&[line("anna")]));
+    let limits = ServerOptions::default().hosts(Hosts::Any).cors(Some(cors));
+    let fixture = HttpFixture::with(options, limits, |api, _, _| api.sessions()).await;
+    let body = format!("name=anna&password={}", secret("anna"));
+    for (headers, status) in [
+        ("", 200),
+        ("Origin: http://localhost\r\n", 200),
+        ("Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n", 200),
+        // A proxy may have sent the host without its port.
+        ("Origin: https://localhost:8443\r\nSec-Fetch-Site: same-origin\r\n", 200),
+        ("Origin: https://page.example\r\n", 403),
+        ("Origin: null\r\n", 403),
+        ("Sec-Fetch-Site: cross-site\r\n", 403),
+    ] {
+        let answer = ask(fixture.at(), "POST", "/_session", headers, &body).await;
+        assert_eq!(answer.head.status, status, "{headers}");
+        assert_eq!(answer.head.headers.contains_key("set-cookie"), status == 200, "{headers}");
     }
 }
 

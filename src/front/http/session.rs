@@ -17,10 +17,12 @@ use super::{
     access::Caught,
     answer::{at, json as answer_json},
     cookie::NewCookie,
+    hosts::ForeignPage,
 };
 
 impl Api {
-    /// Serves `/_session`, where callers with credentials log in by cookie.
+    /// Serves `/_session`, where callers with credentials log in by cookie. [`Server`](super::Server) refuses log-ins from pages of
+    /// origins that may not send credentials to it; a layer with a server of its own does so by itself.
     pub fn sessions(&self) -> Router {
         self.counted(at(Router::new(), "/_session", any(session)).with_state(Arc::clone(&self.inner)))
     }
@@ -76,10 +78,15 @@ fn who(inner: &Inner, parts: &Parts) -> Result<Answer, Failure> {
     Ok((json!({ "ok": true, "userCtx": context, "info": info }), renewed))
 }
 
-/// Begins a session. Fails with 401 if the name or the secret is wrong.
+/// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin asks, which could
+/// have its visitor work under a name of its choice.
 async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Answer, Failure> {
     if has(parts, "next", "") {
         return Err(Failure::bad_request("`next` is not supported: this server does not redirect."));
+    }
+    if parts.extensions.get::<ForeignPage>().is_some() {
+        let reason = "A web page of another origin may not log in here.";
+        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
     }
     let Access::Credentials(credentials) = &inner.options.access else {
         return Err(Failure::unauthorized("This server is open and has no accounts: leave out the log-in."));
