@@ -93,7 +93,7 @@ fn summary(mut times: Vec<Duration>) -> String {
 /// log-in took 5.9 s.
 #[test]
 fn guessers_take_no_memory_and_hold_up_nobody() {
-    let (guessers, asks) = (sized(20_usize, 200), sized(3, 20));
+    let (guessers, rounds) = (sized(20_usize, 200), sized(3, 20));
     let (line, secret) = credential(&["bob"]).unwrap();
     let served = Served::start(&["--store", "memory"], Some(&line));
     let (at, process) = (served.at, served.id());
@@ -125,7 +125,7 @@ fn guessers_take_no_memory_and_hold_up_nobody() {
         }
         let live = watch(at, &stop);
         let (mut times, mut most) = (Vec::new(), 0);
-        for _ in 0..asks {
+        for _ in 0..rounds {
             tokio::time::sleep(Duration::from_millis(sized(10, 500))).await;
             let (status, took) = timed("127.0.0.98", at, &right).await;
             assert_eq!(status, 200);
