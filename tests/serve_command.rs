@@ -243,4 +243,11 @@ fn pages_of_named_origins_may_ask() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(String::from_utf8(output.stderr).unwrap().contains(named), "{arguments:?}");
     }
+    // Regression: this one was started without a word.
+    let mut log = tempfile::NamedTempFile::new().unwrap();
+    let arguments = ["--store", "memory", "--cors-origin", "*"];
+    drop(Served::start_logging(&arguments, None, log.reopen().unwrap().into()));
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    assert!(text.contains("every web page"), "{text}");
 }

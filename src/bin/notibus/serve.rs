@@ -102,6 +102,7 @@ pub struct Args {
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let (access, text) = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
+    let is_for_all_pages = is_open && args.cors_origin.iter().any(|origin| origin == "*");
     let limits = ServerOptions::default()
         .connections_max(connections_max(args.connections_max)?)
         .connections_per_address_max(args.connections_per_address_max)
@@ -119,6 +120,11 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     check(&limits, args.listen)?;
     if is_open {
         out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
+    }
+    if is_for_all_pages {
+        out::notice(
+            "notibus: --cors-origin '*' makes every web page that a browser here shows the admin, too",
+        );
     }
     let options = ApiOptions::default()
         .access(access.clone())
