@@ -28,8 +28,8 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_450),
     ("src/bus", 1_640),
     ("src/bus/relocation", 540),
-    ("src/front", 9_080),
-    ("src/bin", 2_510),
+    ("src/front", 8_540),
+    ("src/bin", 2_490),
 ];
 
 /// The most lines of `src` together.
