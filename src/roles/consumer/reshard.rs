@@ -21,7 +21,7 @@ use crate::{
     state::{
         feed::{RawFeed, Topology},
         keys::{ShardId, TopologyRow},
-        membership::{changed, pool_removed},
+        membership::changed,
     },
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
@@ -157,7 +157,7 @@ fn remove_in<R>(tx: &Transaction, member: &Member<R>) {
     for range in keys.whole_consumer(&member.name) {
         tx.clear_range(&range);
     }
-    pool_removed(tx, keys);
+    changed(tx, keys, &member.name.pool());
 }
 
 /// The topology entry after that of `shard`, which is closed.

@@ -20,10 +20,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeOptions,
-    changes::members_changed,
     last_seen::LastSeen,
     leases::Stop,
-    roles::{clear_role, clear_roles, set_role, stored_roles},
+    roles::{ROLES_MAX, clear_page, clear_role, members_changed, set_role, stored_roles},
 };
 use crate::{
     base::{
@@ -49,9 +48,6 @@ pub(super) type Roles = BTreeMap<Role, (u32, Option<Bytes>)>;
 
 /// Roles as they are stored.
 type Published = BTreeMap<Role, u32>;
-
-/// How many roles one transaction writes or removes. The others follow at once in the next beats.
-const ROLES_MAX: usize = 500;
 
 /// The roles, shared by the heartbeat and the guards of the roles.
 pub(super) type SharedRoles = watch::Sender<BTreeMap<Role, Entered>>;
@@ -280,7 +276,7 @@ impl Heartbeat {
             if is_mine {
                 tx.set(&key, &row.to_bytes());
                 if is_news {
-                    published = Some(self.publish(&tx, known.clone(), &roles, false).await?);
+                    published = Some(self.publish(&tx, known.clone(), &roles).await?);
                 }
             }
             written.get_or_init(|| self.db.env().now());
@@ -298,16 +294,9 @@ impl Heartbeat {
         config.check_stored(stored.as_deref())
     }
 
-    /// Writes what differs between the stored roles, which are `known` or read, and `roles`; at most [`ROLES_MAX`] of them. Moves the
-    /// membership version, and those of the roles that have changed; all of them if the row has another token as well. Returns the
-    /// roles that are stored then.
-    async fn publish(
-        &self,
-        tx: &Transaction,
-        known: Option<Published>,
-        roles: &Roles,
-        is_claim: bool,
-    ) -> Result<Published> {
+    /// Writes what differs between the stored roles, which are `known` or read, and `roles`; at most [`ROLES_MAX`] of them, so that the
+    /// others follow at once in the next beats. Returns the roles that are stored then.
+    async fn publish(&self, tx: &Transaction, known: Option<Published>, roles: &Roles) -> Result<Published> {
         let before = match known {
             Some(known) => known,
             None => stored_roles(tx, &self.keys, self.id).await?,
@@ -315,8 +304,7 @@ impl Heartbeat {
         let gone = before.keys().filter(|role| !roles.contains_key(role));
         let set = roles.iter().filter(|(role, (max, _))| before.get(role) != Some(max));
         let changed: Vec<_> = gone.chain(set.map(|(role, _)| role)).take(ROLES_MAX).collect();
-        let moved = changed.iter().copied().chain(before.keys().filter(|_| is_claim));
-        members_changed(tx, &self.keys, moved);
+        members_changed(tx, &self.keys, changed.iter().copied());
         let mut published = before.clone();
         for role in changed {
             let Some((max, idle)) = roles.get(role) else {
@@ -362,12 +350,13 @@ impl Heartbeat {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let found = read(&tx, &key).await?;
-            let stranger = found.filter(|found| ![known, row.token].contains(&found.token));
+            let stranger =
+                found.filter(|found| ![known, row.token, NodeRow::CONDEMNED].contains(&found.token));
             if let Some(stranger) = stranger.filter(|row| strangers.age(&(), row, began) < row.expiry()) {
                 return Ok(Err(stranger));
             }
             tx.set(&key, &row.to_bytes());
-            let published = self.publish(&tx, None, &roles, true).await?;
+            let published = self.publish(&tx, None, &roles).await?;
             written.get_or_init(|| env.now());
             Ok(Ok(published))
         });
@@ -392,15 +381,12 @@ impl Heartbeat {
             return Ok(());
         }
         let key = self.keys.node(self.id);
-        let left = self.db.run(async |tx| {
-            if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
-                tx.clear(&key);
-                let roles = clear_roles(&tx, &self.keys, self.id).await?;
-                members_changed(&tx, &self.keys, roles.keys());
-            }
-            Ok(())
-        });
-        left.await
+        let leave_page = async |tx: Transaction| match read(&tx, &key).await? {
+            Some(found) if found.token == self.row.token => clear_page(&tx, &self.keys, self.id).await,
+            _ => Ok(true),
+        };
+        while !self.db.run(leave_page).await? {}
+        Ok(())
     }
 
     /// A policy under which no attempt at a beat begins once the next beat is due.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 
-use super::changes::changed;
+use super::roles::changed;
 use crate::{
     base::error::{Error, Result},
     state::keys::{Keys, Lease, Owner},
@@ -29,13 +29,18 @@ impl Held {
         Self { key: keys.lease(pool, resource), pool: Arc::clone(pool), resource, epoch, owner }
     }
 
+    /// The lease as it is stored.
+    pub(super) fn stored(&self) -> Lease {
+        Lease { epoch: self.epoch, owner: Some(self.owner) }
+    }
+
     /// Fails with [`Error::LeaseLost`] if the lease is no longer held, and makes `tx` fail if it is lost before the
     /// commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         let found = tx.get(&self.key, Isolation::Serializable).await?;
         let found = found.map(|value| Lease::from_bytes(&value)).transpose();
         match found.map_err(|error| error.at(&self.key))? {
-            Some(lease) if lease.owner == Some(self.owner) && lease.epoch == self.epoch => Ok(()),
+            Some(lease) if lease == self.stored() => Ok(()),
             found => Err(Error::LeaseLost {
                 resource: format!("{} {}", self.pool, self.resource),
                 held: self.epoch,

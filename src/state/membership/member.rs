@@ -18,10 +18,10 @@ use tokio::{
 
 use super::{
     NodeOptions, Pool,
-    changes::Versions,
     heartbeat::{Claim, Command, Entered, Heartbeat, Registration, SharedRoles},
     leases::Stop,
     neighbours::{Interests, NeighbourWatch},
+    roles::Versions,
 };
 use crate::{
     base::{
@@ -97,7 +97,7 @@ impl WorkerGuard {
     /// Makes the worker poll once per `interval` from now on.
     pub fn set_interval(&self, interval: Duration) {
         self.interests.send_if_modified(|interests| {
-            let (.., known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
+            let (_, known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
             let is_new = *known != interval;
             *known = interval;
             is_new
@@ -277,7 +277,7 @@ impl Shared {
     pub fn add_worker(&self, pool: &Pool, interval: Duration) -> WorkerGuard {
         let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
         self.interests.send_modify(|interests| {
-            interests.insert(number, (Arc::clone(&pool.name), pool.role.clone(), interval));
+            interests.insert(number, (Arc::clone(&pool.name), interval));
         });
         WorkerGuard { interests: self.interests.clone(), number }
     }
