@@ -164,17 +164,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_was_checked_before_the_lease_was_lost_cannot_commit() {
-        let db = Database::memory();
-        let first = acquire(&db, 1).await;
-        let tx = db.begin();
-        first.check(&tx).await.unwrap();
-        tx.set(b"work", b"done");
-        acquire(&db, 2).await;
-        assert_eq!(tx.commit().await.unwrap_err().code(), Some(1020));
-    }
-
-    #[tokio::test]
     async fn a_stop_whose_sender_is_gone_is_given() {
         let (sender, mut stop) = Stop::new();
         assert!(!stop.is_requested());

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use super::{
     heartbeat::Registration,
     last_seen::LastSeen,
-    roles::{Versions, clear_page},
+    roles::{Versions, clear_page, node_rows},
 };
 use crate::{
     base::{
@@ -189,7 +189,7 @@ impl NeighbourWatch {
             // While there are few nodes, as at the last poll, one read returns all of them.
             let rows = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
             if rows.len() <= NEIGHBOURS + 1 {
-                let mut nodes = self.decoded(&rows)?;
+                let mut nodes = node_rows(&self.keys, &rows)?;
                 nodes.retain(|(node, _)| *node != self.me);
                 return Ok(nodes);
             }
@@ -201,7 +201,7 @@ impl NeighbourWatch {
             let more = self.rows(tx, before, NEIGHBOURS - rows.len()).await?;
             rows.extend(more);
         }
-        self.decoded(&rows)
+        node_rows(&self.keys, &rows)
     }
 
     /// Up to `limit` rows of nodes in `range`.
@@ -209,18 +209,10 @@ impl NeighbourWatch {
         Ok(tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?.rows)
     }
 
-    fn decoded(&self, rows: &[(Bytes, Bytes)]) -> Result<Vec<(NodeId, NodeRow)>> {
-        let decode = |(key, value): &(Bytes, Bytes)| {
-            let decoded = self.keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
-            decoded.map_err(|error| error.at(key))
-        };
-        rows.iter().map(decode).collect()
-    }
-
     /// All other nodes, read by snapshot.
     async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
-        let mut nodes = self.decoded(&rows)?;
+        let mut nodes = node_rows(&self.keys, &rows)?;
         nodes.retain(|(node, _)| *node != self.me);
         Ok(nodes)
     }

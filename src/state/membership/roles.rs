@@ -59,6 +59,15 @@ pub(super) async fn clear_page(tx: &Transaction, keys: &Keys, node: NodeId) -> R
     Ok(!page.more)
 }
 
+/// The nodes of these rows.
+pub(super) fn node_rows(keys: &Keys, rows: &[(Bytes, Bytes)]) -> Result<Vec<(NodeId, NodeRow)>> {
+    let decode = |(key, value): &(Bytes, Bytes)| {
+        let decoded = keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
+        decoded.map_err(|error| error.at(key))
+    };
+    rows.iter().map(decode).collect()
+}
+
 /// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by snapshot.
 pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Result<Vec<(NodeId, u32)>> {
     let rows = tx.all_rows(keys.nodes_with(role), Isolation::Snapshot).await?;

@@ -45,7 +45,7 @@ impl Round<'_> {
     /// The transaction of the round. Returns `None` if the node has no row, which its heartbeat will find.
     pub async fn run(&self, tx: &Transaction) -> Result<Option<RoundOutcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
-        let (mine, role) = (keys.node(self.member.id()), role_of_pool(pool));
+        let (mine, role) = (keys.node(self.member.id), role_of_pool(pool));
         let version = keys.role_version(&role);
         let (row, version, members, rows, resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
@@ -63,7 +63,7 @@ impl Round<'_> {
             let (_, resource, lease) = keys.lease_row(key, value)?;
             leases.insert(resource, lease);
         }
-        let view = View { me: self.member.id(), members, resources, leases, own: self.own.clone() };
+        let view = View { me: self.member.id, members, resources, leases, own: self.own.clone() };
         let mut plan = view.plan();
         let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
         plan.acquire.truncate(ACQUISITIONS_MAX);

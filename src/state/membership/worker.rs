@@ -72,7 +72,7 @@ impl Worker {
         let entered = Entered { max, stop: Some(stopped.clone()), idle };
         let enter = shared.enter(role_of_pool(&pool.name), entered);
         let role = unless_left(shared, enter).await?;
-        let registration = shared.registration();
+        let registration = shared.registration.clone();
         let joined = *registration.borrow();
         let mut worker = WorkerTask {
             member: Arc::clone(shared),
@@ -81,7 +81,7 @@ impl Worker {
             options,
             joined,
             registration,
-            versions: shared.versions(),
+            versions: shared.versions.clone(),
             interest,
             role: Some(Arc::new(role)),
             tasks: JoinSet::new(),
@@ -170,7 +170,7 @@ impl WorkerTask {
 
     /// Supervises the pool until it is asked to stop, also after panics.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
-        let mut leaving = self.member.stop();
+        let mut leaving = self.member.stop.subscribe();
         loop {
             // A round or a release can take long when the store does not answer. A dropped one may have been committed:
             // then the next round, or the end, finds its leases.
@@ -476,7 +476,7 @@ impl WorkerTask {
         }
         let published = self.member.publish().await;
         let Shared { keys, db, .. } = &*self.member;
-        let me = self.member.id();
+        let me = self.member.id;
         let token = *self.registration.borrow();
         // A node that has fallen out has nothing published; one whose bus is gone says so.
         let is_gone = matches!(published, Err(Error::BusGone { .. }));
@@ -512,7 +512,7 @@ impl WorkerTask {
 
 /// The result of `work`, or an error once the node is asked to leave: leaving waits for all workers.
 async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut leaving = member.stop();
+    let mut leaving = member.stop.subscribe();
     tokio::select! {
         biased;
         _ = leaving.wait_for(|stop| *stop) => Err(has_left()),
