@@ -25,7 +25,7 @@ use notibus::{
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
     store::{
         Database, Isolation, KeyRange, RangeRead, StoreError,
-        testing::{Faults, Operation},
+        testing::{CommitFault, Faults, Operation},
     },
 };
 use tokio::sync::Notify;
@@ -409,6 +409,36 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
     let next = tokio::time::timeout(RETENTION, common::next_news(&mut updates)).await;
     assert!(next.is_err(), "delivered {next:?}");
+}
+
+/// Regression: the first closed entry that could not be dropped ended the pass, so those behind it never went.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_cannot_be_dropped_keeps_no_other_one() {
+    let faults = Faults::new(&Database::memory());
+    let bus = wide_bus(&faults.database()).await;
+    let changes = bus.changes();
+    let dbs = [db("first", 1), db("second", 2)];
+    for db in &dbs {
+        let create = async |tx| changes.create(&tx, db, &ChangesOptions::default()).await;
+        bus.store().run(create).await.unwrap();
+        changes.feed(db).reshard(2, None).await.unwrap();
+    }
+    let first = dbs[0].instance.0;
+    faults.plan_commits(move |attempt| {
+        let is_of_first = |key: &[u8]| key.windows(first.len()).any(|part| part == first);
+        let drops = attempt
+            .mutations()
+            .any(|mutation| matches!(mutation, Operation::Clear { key } if is_of_first(key)));
+        drops.then_some(CommitFault::Before(StoreError::IO_ERROR))
+    });
+    let janitor = frequent(&bus).await;
+    pass(RETENTION / 10).await;
+    let entries = async |db| changes.feed(db).topology().await.unwrap().len();
+    assert_eq!((entries(&dbs[0]).await, entries(&dbs[1]).await), (2, 1));
+    faults.heal();
+    pass(RETENTION / 10).await;
+    assert_eq!((entries(&dbs[0]).await, bus.stats().topologies_dropped), (1, 2));
+    janitor.shutdown().await.unwrap();
 }
 
 /// Routes everything to the last shard.

@@ -4,13 +4,20 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use common::{counts, db, eager, joined, record, row_with, rows, set, stored, wide_bus};
+use common::{counts, db, eager, joined, record, row_with, rows, set, stored, until, wide_bus};
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
-    Bus, BusOptions, Cursor, Db, Error, NodeOptions, Sequence,
+    Bus, BusOptions, Cursor, Db, Error, NodeOptions, Notification, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    consumer::{ConsumerOptions, Work},
     event::{Incarnation, Versionstamp},
     producer::ProducerOptions,
     relocation::ExportOptions,
@@ -88,7 +95,7 @@ async fn copy_layer(from: &Database, to: &Database) {
     .unwrap();
 }
 
-async fn changes_of(bus: &Bus, after: impl Into<Cursor>) -> Vec<std::sync::Arc<Change>> {
+async fn changes_of(bus: &Bus, after: impl Into<Cursor>) -> Vec<Arc<Change>> {
     bus.changes().feed(&db("db5", 1)).page(after, 1_000).await.unwrap().rows
 }
 
@@ -531,4 +538,51 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     // It has noticed.
     let ended = forgotten.shutdown().await;
     assert!(matches!(ended, Err(Error::BusGone { .. })), "{ended:?}");
+}
+
+/// Checkpoints and deferred ids move along: what was finished is not worked on again, and what was not is.
+#[tokio::test(start_paused = true)]
+async fn consumers_go_along_to_another_store() {
+    let old = Database::memory();
+    let bus = history(&old).await;
+    let is_mended = Arc::new(AtomicBool::new(false));
+    let run = async |bus: &Bus, worked: &Arc<Mutex<Vec<String>>>| {
+        let (mended, worked) = (Arc::clone(&is_mended), Arc::clone(worked));
+        let work = move |work: Work<Notification>| {
+            let name = String::from_utf8(work.id().to_vec()).unwrap();
+            let fails = name == "db7" && !mended.load(Ordering::Relaxed);
+            if !fails {
+                worked.lock().unwrap().push(name);
+            }
+            async move { if fails { Err("it is bad".into()) } else { Ok(()) } }
+        };
+        let options = ConsumerOptions::default().attempts_max(1);
+        let member = joined(bus).await.consumer("c").unwrap().start_from(Cursor::NOTHING).options(options);
+        member.run(work).await.unwrap()
+    };
+    let before = Arc::default();
+    let consumer = run(&bus, &before).await;
+    consumer.caught_up().await.unwrap();
+    consumer.shutdown().await.unwrap();
+    assert_eq!(before.lock().unwrap().len(), 19, "all but the one that fails");
+    let bytes = exported(&bus).await;
+
+    let new = Database::memory();
+    Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
+    let bus = wide_bus(&new).await;
+    let deferred = bus.consumer("c").unwrap().deferred(None, 10).await.unwrap();
+    assert_eq!(deferred.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["db7"]);
+    is_mended.store(true, Ordering::Relaxed);
+    let after: Arc<Mutex<Vec<String>>> = Arc::default();
+    let consumer = run(&bus, &after).await;
+    let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+    // What waited to be folded when it was moved.
+    row_with(&bus, &db("db5", 1), [1, 0, 39, 1]).await;
+    let is_done = async || after.lock().unwrap().len() == 2;
+    until("the deferred id and the new row are worked on", is_done).await;
+    consumer.caught_up().await.unwrap();
+    let mut after = after.lock().unwrap().clone();
+    after.sort_unstable();
+    assert_eq!(after, ["db5", "db7"], "what was worked on does not come again");
+    consumer.shutdown().await.unwrap();
 }

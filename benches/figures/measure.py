@@ -48,7 +48,7 @@ def build(sections):
     """Builds all that is needed, so that no compiler runs beside a measurement."""
     if sections:
         run("cargo", "build", "--release", "--locked", "--features", features(), "--bins", "--example", "replay")
-    benches = [name for name in ("dispatch", "producer", "engine", "fold", "group", "feed") if name in sections]
+    benches = [name for name in ("dispatch", "producer", "engine", "fold", "consumer", "feed") if name in sections]
     for name in benches + ["foundationdb"] * ("foundationdb" in sections and has_cluster()):
         run("cargo", "bench", "--locked", "--no-run", "--features", features(), "--bench", name)
     tests = {"stress": ["stress", "from_nothing"], "http": ["http_load"], "kills": ["serve_killed"]}
@@ -221,7 +221,7 @@ SECTIONS = {
     "producer": lambda: criterion("producer"),
     "engine": lambda: criterion("engine"),
     "fold": lambda: criterion("fold"),
-    "group": lambda: criterion("group"),
+    "consumer": lambda: criterion("consumer"),
     "feed": lambda: criterion("feed"),
     "load": load,
     "databases": databases,

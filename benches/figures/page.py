@@ -12,7 +12,7 @@ ABOUT = {
     "producer": ("Recording", "What an event costs its transaction, in memory (`benches/producer.rs`)."),
     "engine": ("The embedded store", "Commits and reads (`benches/engine.rs`)."),
     "fold": ("Folds", "Databases with one event each, in memory (`benches/fold.rs`)."),
-    "group": ("Groups", "Rows that a group works through, and what groups cost at rest (`benches/group.rs`)."),
+    "consumer": ("Consumers", "Rows that a consumer works through, and what many on a node cost (`benches/consumer.rs`)."),
     "feed": ("Feeds of documents", "Edits and reads of one feed in memory (`benches/feed.rs`)."),
     "load": ("Latency at a steady rate", "`replay - --rate N --writers 64`, from commit to delivery."),
     "databases": ("The whole bus over databases", "`replay - --writers 64`, each database created and updated."),

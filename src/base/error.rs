@@ -129,11 +129,13 @@ pub enum Error {
 
     /// Nodes work for the consumer. Stop them first, or force the change: then they go on with the changed consumer.
     /// Nothing was changed.
-    #[error("{members} living nodes work for consumer {consumer}: stop them, or force it")]
+    #[error(
+        "{members} nodes work for consumer {consumer}: stop them, wait until crashed ones are removed, or force it"
+    )]
     ConsumerInUse {
         /// Its name.
         consumer: String,
-        /// How many nodes were seen alive.
+        /// How many nodes are members. One that has crashed counts until it is removed.
         members: usize,
     },
 
@@ -141,7 +143,7 @@ pub enum Error {
     /// changed.
     #[error("{nodes} nodes of the bus live: stop them first")]
     BusInUse {
-        /// How many nodes were seen alive, or have declared too long an expiry to decide.
+        /// How many nodes are members. One that has crashed counts until it is removed. or have declared too long an expiry to decide.
         nodes: usize,
     },
 

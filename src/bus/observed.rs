@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::{Bus, status::Backlog};
 use crate::{
-    base::error::{Error, Result},
+    base::{error::Result, tasks::within},
     roles::{consumer::ConsumerStatus, dispatcher::Dispatcher},
     state::{keys::NodeId, membership::NodeStatus},
 };
@@ -14,7 +14,7 @@ use crate::{
 /// How long an observation is reused, because it costs some reads.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// How long the store may take to answer.
+/// How long the store may take to answer each part.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// The most consumers that are reported one by one.
@@ -46,16 +46,23 @@ pub(crate) struct Observed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObservedConsumer {
     pub name: String,
-    /// The rows that it is behind, in all shards.
+    /// What takes reads of its own; `None` if the store took too long to answer.
+    pub behind: Option<Behind>,
+    /// Nodes that run it. Some may have died.
+    pub members: u64,
+    /// Shards without an owner.
+    pub unowned: u64,
+}
+
+/// What a consumer has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Behind {
+    /// The rows after its checkpoints, in all shards.
     pub rows: u64,
     /// The age of the oldest of these rows, by wall clocks.
     pub age: Duration,
     /// Ids that are deferred, up to [`DEFERRED_MAX`].
     pub deferred: u64,
-    /// Nodes that run it. Some may have died.
-    pub members: u64,
-    /// Shards without an owner.
-    pub unowned: u64,
 }
 
 /// Adjacent partitions, and the events that wait in them.
@@ -90,12 +97,17 @@ impl Watch {
         if let Some((_, seen)) = last.filter(|(at, _)| env.now().saturating_sub(*at) < FRESH_FOR) {
             return Some(seen);
         }
-        let read = tokio::select! {
-            biased;
-            read = read(bus, dispatcher) => read,
-            () = env.sleep(ANSWER_MAX) => Err(Error::GaveUp { what: "observation", after: ANSWER_MAX }),
-        };
-        match read {
+        let (read, consumers) = tokio::join!(
+            within(env, ANSWER_MAX, "observation", read(bus, dispatcher)),
+            within(env, ANSWER_MAX, "list of consumers", bus.consumers()),
+        );
+        let consumers = consumers.unwrap_or_else(|error| {
+            bus.context.stats.health.complain(env, "observation of consumers", &error);
+            Vec::new()
+        });
+        let shards = consumers.iter().map(|consumer| consumer.shards.len() as u64).sum();
+        let consumers = observe_consumers(bus, consumers).await;
+        match read.map(|read| Read { shards, consumers, ..read }) {
             Ok(read) => Some(self.0.lock().see(env.now(), read)),
             Err(error) => {
                 bus.context.stats.health.complain(env, "observation of the bus", &error);
@@ -117,35 +129,37 @@ struct Read {
     consumers: Vec<ObservedConsumer>,
 }
 
+/// Everything but consumers.
 async fn read(bus: &Bus, dispatcher: &Dispatcher) -> Result<Read> {
     let feed = bus.feed();
-    let (nodes, backlog, consumers, ages, end) =
-        tokio::try_join!(bus.nodes(), bus.backlog(), bus.consumers(), bus.waiting(), feed.now())?;
-    let tail_lag = dispatcher.lag(end);
-    let shards = consumers.iter().map(|consumer| consumer.shards.len() as u64).sum();
-    let mut seen = Vec::new();
-    for consumer in consumers.iter().filter(|consumer| consumer.instance.is_none()).take(CONSUMERS_MAX) {
-        // It may be deleted meanwhile.
-        if let Ok(consumer) = observe_consumer(bus, consumer).await {
-            seen.push(consumer);
-        }
-    }
-    let partitions = bus.context.config.partitions;
-    Ok(Read { partitions, shards, nodes, backlog, ages, tail_lag, consumers: seen })
+    let (nodes, backlog, ages, end) =
+        tokio::try_join!(bus.nodes(), bus.backlog(), bus.waiting(), feed.now())?;
+    let (tail_lag, partitions) = (dispatcher.lag(end), bus.context.config.partitions);
+    Ok(Read { partitions, shards: 0, nodes, backlog, ages, tail_lag, consumers: Vec::new() })
 }
 
-async fn observe_consumer(bus: &Bus, status: &ConsumerStatus) -> Result<ObservedConsumer> {
-    let consumer = bus.consumer(status.name.as_str())?;
-    let lag = consumer.lag().await?;
-    let deferred = if status.has_deferred { consumer.deferred(None, DEFERRED_MAX).await?.len() } else { 0 };
-    Ok(ObservedConsumer {
+/// Consumers of the notifications. What the store does not say in time is left out.
+async fn observe_consumers(bus: &Bus, mut consumers: Vec<ConsumerStatus>) -> Vec<ObservedConsumer> {
+    consumers.retain(|consumer| consumer.instance.is_none());
+    consumers.truncate(CONSUMERS_MAX);
+    let behind = bus.of_each(&consumers, ANSWER_MAX, async |handle, status| {
+        let lag = handle.lag().await?;
+        let deferred = if status.has_deferred { handle.deferred(None, DEFERRED_MAX).await?.len() } else { 0 };
+        let age_ms = lag.iter().filter_map(|shard| shard.age_ms).max();
+        Ok(Behind {
+            rows: lag.iter().map(|shard| shard.rows).sum(),
+            age: Duration::from_millis(age_ms.unwrap_or_default()),
+            deferred: deferred as u64,
+        })
+    });
+    let behind = behind.await;
+    let observed = consumers.into_iter().zip(behind).map(|(status, behind)| ObservedConsumer {
         name: status.name.to_string(),
-        rows: lag.iter().map(|shard| shard.rows).sum(),
-        age: Duration::from_millis(lag.iter().filter_map(|shard| shard.age_ms).max().unwrap_or_default()),
-        deferred: deferred as u64,
+        behind,
         members: status.members.len() as u64,
         unowned: status.shards.iter().filter(|shard| shard.owner.is_none()).count() as u64,
-    })
+    });
+    observed.collect()
 }
 
 impl WatchState {

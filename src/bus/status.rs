@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
 use super::Bus;
 use crate::{
     base::{encoding::Sequence, error::Result},
-    roles::consumer::{ConsumerLag, ConsumerStatus},
+    roles::consumer::{ConsumerHandle, ConsumerLag, ConsumerStatus},
     state::{
         feed::TopologyEntry, keys::Partition, membership::NodeStatus, skipped::SkippedRow,
         stats::StatsSnapshot,
@@ -92,11 +93,37 @@ pub struct ConsumerReport {
     /// The consumer.
     #[serde(flatten)]
     pub consumer: ConsumerStatus,
-    /// The lag in each shard; `None` if the consumer was deleted meanwhile.
+    /// The lag in each shard; `None` if the consumer was deleted meanwhile, or the store took too long to answer.
     pub lag: Option<Vec<ConsumerLag>>,
 }
 
+/// How long the lags of all consumers may take.
+const LAGS_MAX: Duration = Duration::from_secs(10);
+
+/// About how many consumers are asked at once.
+const ASKED_AT_ONCE: usize = 16;
+
 impl Bus {
+    /// What `ask` says of each of `consumers`; `None` where it fails, and where it has not answered within `limit`.
+    pub(super) async fn of_each<T>(
+        &self,
+        consumers: &[ConsumerStatus],
+        limit: Duration,
+        ask: impl AsyncFn(ConsumerHandle, &ConsumerStatus) -> Result<T>,
+    ) -> Vec<Option<T>> {
+        let ask = &ask;
+        let asked = consumers.iter().map(|status| async move {
+            let handle = self.consumer(status.name.as_str())?;
+            ask(handle, status).await
+        });
+        // Collected first, because the compiler cannot name the type of the futures otherwise.
+        let asked: Vec<_> = asked.collect();
+        let in_time = stream::iter(asked).buffered(ASKED_AT_ONCE).take_until(self.store().env().sleep(limit));
+        let mut answers: Vec<_> = in_time.map(Result::ok).collect().await;
+        answers.resize_with(consumers.len(), || None);
+        answers
+    }
+
     /// The status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It costs some reads per consumer, and counts
     /// at most [`Backlog::ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
     pub async fn status(&self) -> Result<BusStatus> {
@@ -110,12 +137,9 @@ impl Bus {
             self.consumers(),
             self.backlog(),
         )?;
-        let mut reports = Vec::with_capacity(consumers.len());
-        for consumer in consumers {
-            // The consumer may be deleted meanwhile.
-            let lag = self.consumer(consumer.name.as_str())?.lag().await.ok();
-            reports.push(ConsumerReport { consumer, lag });
-        }
+        let lags = self.of_each(&consumers, LAGS_MAX, async |handle, _| handle.lag().await).await;
+        let reports = consumers.into_iter().zip(lags);
+        let reports = reports.map(|(consumer, lag)| ConsumerReport { consumer, lag }).collect();
         Ok(BusStatus {
             version: env!("CARGO_PKG_VERSION"),
             failure: self.store().failure().map(|error| error.to_string()),

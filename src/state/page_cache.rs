@@ -37,7 +37,7 @@ pub(crate) struct CachedPage {
     bytes: usize,
 }
 
-type Place = (FeedId, ShardId);
+type ShardOfFeed = (FeedId, ShardId);
 
 /// A shard with readers.
 #[derive(Debug, Default)]
@@ -49,9 +49,9 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct Cached {
-    shards: HashMap<Place, Shard>,
+    shards: HashMap<ShardOfFeed, Shard>,
     /// The pages, the oldest first.
-    order: VecDeque<Place>,
+    order: VecDeque<ShardOfFeed>,
     bytes: usize,
 }
 
@@ -75,7 +75,7 @@ impl PageCache {
         pages.iter().rev().find(is_next).cloned()
     }
 
-    /// The lock of the reader that reads on in `shard`: whoever waited for it finds its page here.
+    /// The lock of the reader that reads on in `shard`: one that waited for it finds its page here.
     pub fn turn(&self, feed: &FeedId, shard: ShardId) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(&self.0.lock().shards.entry((feed.clone(), shard)).or_default().turn)
     }

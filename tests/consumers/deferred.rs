@@ -419,7 +419,7 @@ async fn change(fixture: &ConsumerFixture, instance: u8, lanes: [u64; 4], totals
 
 /// Bug: an attempt that failed for a database was forgotten when its successor came before the next attempt.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_database_whose_work_has_failed_is_told() {
+async fn the_end_of_a_database_whose_work_has_failed_is_reported() {
     let [one, two] = [1, 2].map(|instance| DbInstance([instance; 16]));
     for attempts_max in [1, 5] {
         let fixture = ConsumerFixture::new(1).await;
@@ -442,7 +442,7 @@ async fn the_end_of_a_database_whose_work_has_failed_is_told() {
     }
 }
 
-/// An id is deleted and created anew while it is deferred, and while its finished work has a key.
+/// An id is deleted and created again while it is deferred, and while its finished work has a key.
 #[tokio::test(start_paused = true)]
 async fn a_new_database_of_a_deferred_name_is_worked_on_at_once() {
     let [one, two] = [1, 2].map(|instance| DbInstance([instance; 16]));
@@ -462,9 +462,9 @@ async fn a_new_database_of_a_deferred_name_is_worked_on_at_once() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The work on a database was committed, and the key says so when the database ends: the end is told once, and then that of the next one.
+/// The work on a database was committed, and the key says so when the database ends: the handler learns of that end once, and then of the next one.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_database_with_finished_work_is_told() {
+async fn the_end_of_a_database_with_finished_work_is_reported() {
     let fixture = ConsumerFixture::new(1).await;
     let (lives, store) = (Lives::default(), fixture.store.clone());
     let notes = Arc::clone(&lives);
@@ -528,7 +528,7 @@ async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
 /// Bug: a request to work again on an id that was never deferred did not know its database. When that ended, and the work failed until
 /// the tombstone was dropped, the handler never learned of the end.
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_database_asked_for_again_is_told_although_its_row_is_gone() {
+async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_gone() {
     let one = DbInstance([1; 16]);
     let fixture = ConsumerFixture::new(1).await;
     let (lives, fails) = (Lives::default(), Arc::new(AtomicBool::new(false)));

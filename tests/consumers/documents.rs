@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    Bus, Cursor, Db, Error, JanitorOptions, Sequence,
+    Bus, Cursor, Db, DbInstance, Error, JanitorOptions, Sequence,
     changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
     consumer::{Batch, Consumer, ConsumerOptions, Work},
     store::{Isolation, KeyRange, RangeRead, Transaction},
@@ -265,5 +265,28 @@ async fn every_document_comes_once() {
     let mut expected = all;
     expected.sort_unstable();
     assert_eq!(got, expected);
+    consumer.shutdown().await.unwrap();
+}
+
+/// Regression: if a database was created again in the same fold, the consumers of its documents were informed of the new instance only, and
+/// went on with the old one until their next poll: 39 s. These never poll.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
+    let documents = Documents::new(2).await;
+    let fixture = &documents.fixture;
+    let (changes, producer) = (fixture.bus.changes(), fixture.bus.producer());
+    let (old, new) = (documents.docs.clone(), Db::new(documents.docs.name.clone(), DbInstance([99; 16])));
+    let log = Log::new();
+    let consumer = documents.ids(&fixture.bus, hinted(), &log).await;
+    until("it has its shards", async || !consumer.shards().is_empty()).await;
+    let replace = async |tx: Transaction| {
+        changes.remove(&tx, &old);
+        producer.deleted(&tx, &old);
+        changes.create(&tx, &new, &ChangesOptions::default()).await?;
+        producer.created(&tx, &new);
+        Ok(())
+    };
+    fixture.store.run(replace).await.unwrap();
+    until("it has nothing to do", async || consumer.shards().is_empty()).await;
     consumer.shutdown().await.unwrap();
 }

@@ -12,10 +12,11 @@ use notibus::{
     Cursor, Notification,
     consumer::{Batch, BatchHandler, CloseReason, FailurePolicy, Handler, HandlerResult, Work},
     feed::ShardId,
+    store::{StoreError, testing::Operation},
 };
 
 use crate::{
-    common::until,
+    common::{self, until, within},
     fixture::{ConsumerFixture, Log, hinted, names, pass},
 };
 
@@ -266,7 +267,7 @@ async fn a_handler_that_hangs_is_dropped_at_the_end() {
     }
 }
 
-/// Bug: each time that a deferred id was due, the poll for rows began to wait anew. So a shard without hints was not polled as long as an
+/// Bug: each time that a deferred id was due, the poll for rows started again. So a shard without hints was not polled as long as an
 /// id failed more often than that.
 #[tokio::test(start_paused = true)]
 async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
@@ -294,9 +295,7 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
         pass(Duration::from_secs(30)).await;
         // The pulse of the feed cannot be read.
         fixture.faults.plan_reads(|operation| match operation {
-            notibus::store::testing::Operation::Get { key, .. } => {
-                key.starts_with(b"notibus\x15\x0f").then_some(notibus::store::StoreError::IO_ERROR)
-            }
+            Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
             _ => None,
         });
         fixture.create(["good"]).await;
@@ -304,4 +303,109 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
         until("it is polled", async || got().contains(&"good".to_owned())).await;
         drop(consumer);
     }
+}
+
+/// A handler that hangs when it is closed.
+#[derive(Clone)]
+struct Clinging;
+
+impl Handler<Notification> for Clinging {
+    async fn handle(&self, _: Work<Notification>) -> HandlerResult {
+        Ok(())
+    }
+
+    async fn closed(&self, _: ShardId, _: CloseReason) {
+        std::future::pending::<()>().await;
+    }
+}
+
+impl BatchHandler<Notification> for Clinging {
+    async fn batch(&mut self, _: Batch<Notification>) -> HandlerResult {
+        Ok(())
+    }
+
+    async fn closed(&mut self, _: CloseReason) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// A handler that hangs when it is closed holds its shard, but no shutdown; and the next member goes on.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_does_not_close_is_dropped_at_the_end() {
+    for is_ordered in [false, true] {
+        let fixture = ConsumerFixture::new(1).await;
+        fixture.create(["a"]).await;
+        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let consumer = if is_ordered {
+            member.run_batches(Clinging).await.unwrap()
+        } else {
+            member.run(Clinging).await.unwrap()
+        };
+        fixture.until_done().await;
+        fixture.other.feed().reshard(2, None).await.unwrap();
+        fixture.create(["b"]).await;
+        pass(Duration::from_mins(1)).await;
+        within("the shutdown", consumer.shutdown()).await.unwrap();
+        let log = Ids::new();
+        let heir = fixture.other_member().await.run(log.handler()).await.unwrap();
+        log.until_names(&["b".to_owned()]).await;
+        fixture.until_done().await;
+        heir.shutdown().await.unwrap();
+        assert_eq!(log.names(), ["b"]);
+    }
+}
+
+/// Regression: a row that another version of the program has written cannot be decoded, and its shard was tried forever. It is skipped,
+/// counted and named, whatever happens to rows that fail.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_cannot_be_decoded_is_skipped() {
+    for (is_ordered, failure) in [
+        (false, FailurePolicy::Defer),
+        (false, FailurePolicy::Hold),
+        (true, FailurePolicy::Defer),
+        (true, FailurePolicy::Hold),
+    ] {
+        let fixture = ConsumerFixture::new(1).await;
+        fixture.create(["a", "b", "c"]).await;
+        let rows = common::stored(&fixture.store, b"notibus\x15\x04").await;
+        common::set(&fixture.store, &rows[1].0, b"spoilt").await;
+        let (ids, batches) = (Ids::new(), Rows::new());
+        let member = fixture.member().await.start_from(Cursor::NOTHING).options(hinted().failure(failure));
+        let consumer = if is_ordered {
+            member.run_batches(batches.handler()).await.unwrap()
+        } else {
+            member.run(ids.handler()).await.unwrap()
+        };
+        fixture.until_done().await;
+        consumer.shutdown().await.unwrap();
+        let mut got = [ids.names(), batches.names()].concat();
+        got.sort_unstable();
+        assert_eq!(got, ["a", "c"], "ordered: {is_ordered}, {failure:?}");
+        assert_eq!((fixture.bus.skipped_rows().len(), fixture.bus.stats().consumer_failures), (1, 0));
+    }
+}
+
+/// Reads that fail for long are reported, and do not end the consumer.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_is_waited_for() {
+    let fixture = ConsumerFixture::new(2).await;
+    let log = Ids::new();
+    let options = hinted().poll_interval(Duration::from_secs(5));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    pass(Duration::from_secs(5)).await;
+    // Only reads of rows fail, so that the node stays alive.
+    fixture.faults.plan_reads(|operation| match operation {
+        Operation::GetRange { range, .. } if range.begin.starts_with(b"notibus\x15\x04") => {
+            Some(StoreError::IO_ERROR)
+        }
+        _ => None,
+    });
+    fixture.create(["a"]).await;
+    pass(Duration::from_mins(5)).await;
+    assert!(log.names().is_empty());
+    fixture.faults.heal();
+    fixture.until_done().await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.names(), ["a"]);
 }

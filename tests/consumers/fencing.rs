@@ -10,7 +10,7 @@ use std::{
 
 use notibus::{
     Cursor, Error, Notification,
-    consumer::{Batch, Consumer, ConsumerBuilder, Work},
+    consumer::{Batch, Consumer, ConsumerBuilder, FencingToken, Work},
     store::{
         AtomicOp, Database, Isolation, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Operation},
@@ -480,4 +480,48 @@ async fn a_node_is_a_member_once() {
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     consumer.shutdown().await.unwrap();
+}
+
+/// Effects outside of the store compare tokens: a later run of an id never has a smaller one.
+#[tokio::test(start_paused = true)]
+async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
+    for is_ordered in [false, true] {
+        let fixture = ConsumerFixture::new(2).await;
+        let tokens: Arc<Mutex<Vec<FencingToken>>> = Arc::default();
+        let (of_ids, of_rows) = (Arc::clone(&tokens), Arc::clone(&tokens));
+        let ids = Ids::doing(move |work: Work<Notification>| {
+            of_ids.lock().unwrap().push(work.fencing_token());
+            std::future::ready(Ok(()))
+        });
+        let rows = Rows::doing(move |batch: Batch<Notification>| {
+            of_rows.lock().unwrap().push(batch.fencing_token());
+            std::future::ready(Ok(()))
+        });
+        let run = async |member: ConsumerBuilder<Notification>| {
+            let member = member.start_from(Cursor::NOTHING);
+            if is_ordered {
+                member.run_batches(rows.handler()).await.unwrap()
+            } else {
+                member.run(ids.handler()).await.unwrap()
+            }
+        };
+        fixture.create(["a"]).await;
+        let first = run(fixture.member().await).await;
+        fixture.until_done().await;
+        first.shutdown().await.unwrap();
+        let second = run(fixture.other_member().await).await;
+        fixture.update("a", 0).await;
+        fixture.until_done().await;
+        fixture.other.feed().reshard(3, None).await.unwrap();
+        fixture.update("a", 1).await;
+        until("the successor is read", async || tokens.lock().unwrap().len() == 3).await;
+        fixture.until_done().await;
+        fixture.handle().reset(Cursor::NOTHING, true).await.unwrap();
+        until("it is given again", async || tokens.lock().unwrap().len() == 4).await;
+        let tokens = tokens.lock().unwrap().clone();
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+        let texts: Vec<_> = tokens.iter().map(ToString::to_string).collect();
+        assert!(texts.is_sorted(), "{texts:?}");
+        second.shutdown().await.unwrap();
+    }
 }

@@ -5,6 +5,7 @@
 mod admin;
 #[path = "../common/mod.rs"]
 mod common;
+mod cost;
 mod deferred;
 mod documents;
 mod failures;
@@ -14,5 +15,8 @@ mod janitor;
 mod news;
 mod older_rows;
 mod recipes;
+mod reporting;
 mod reshards;
+mod scans;
+mod scenario;
 mod working;

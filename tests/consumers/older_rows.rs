@@ -1,4 +1,4 @@
-//! Rows that are read late: they take nothing back, and what they told of is not lost.
+//! Rows that are read late: they take nothing back, and what they reported is not lost.
 
 use std::{
     sync::{Arc, Mutex},

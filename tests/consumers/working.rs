@@ -2,14 +2,16 @@
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use notibus::{
     Cursor, Error, Filter, Notification,
-    consumer::{Batch, FailurePolicy, Work},
+    consumer::{Batch, ConsumerSettings, FailurePolicy, Work},
     store::{AtomicOp, Isolation},
 };
 
@@ -178,7 +180,7 @@ async fn members_share_the_shards_and_take_over_from_each_other() {
 #[tokio::test(start_paused = true)]
 async fn a_database_that_ends_while_it_is_worked_on_cancels_the_work() {
     let fixture = ConsumerFixture::new(1).await;
-    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::new(Mutex::new(Vec::new()));
     let all = Arc::clone(&seen);
     let log = Ids::doing(move |work| {
         let all = Arc::clone(&all);
@@ -274,4 +276,42 @@ async fn work_is_done_again_when_somebody_asks() {
     fixture.until_done().await;
     assert_eq!(log.names().len(), 15);
     consumer.shutdown().await.unwrap();
+}
+
+/// In other libraries, a consumer that starts "now" begins where it first reads: then the first event is lost.
+#[tokio::test(start_paused = true)]
+async fn the_first_event_after_the_creation_is_given_however_late_it_is_read() {
+    let fixture = ConsumerFixture::new(4).await;
+    fixture.handle().create(&ConsumerSettings::default()).await.unwrap();
+    fixture.create(["first"]).await;
+    pass(Duration::from_hours(1)).await;
+    let log = Ids::new();
+    let consumer = fixture.member().await.run(log.handler()).await.unwrap();
+    fixture.until_done().await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.names(), ["first"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_have_limits_of_rows_and_bytes() {
+    // They are folded in the order of their names.
+    let mut all = names("db", 25);
+    all.sort_unstable();
+    for (options, sizes) in
+        [(hinted().batch_rows_max(10), vec![10, 10, 5]), (hinted().batch_bytes_max(1), vec![1; 25])]
+    {
+        let fixture = ConsumerFixture::new(1).await;
+        fixture.create(&all).await;
+        let given = Arc::new(Mutex::new(Vec::new()));
+        let notes = Arc::clone(&given);
+        let log = Rows::doing(move |batch: Batch<Notification>| {
+            notes.lock().unwrap().push(batch.rows.len());
+            async { Ok(()) }
+        });
+        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let consumer = member.run_batches(log.handler()).await.unwrap();
+        fixture.until_done().await;
+        consumer.shutdown().await.unwrap();
+        assert_eq!((&*given.lock().unwrap(), log.names()), (&sizes, all.clone()));
+    }
 }

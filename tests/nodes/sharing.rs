@@ -202,7 +202,9 @@ async fn churn(mut random: fastrand::Rng) {
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..2_000))).await;
     }
-    faulty.iter().for_each(Faults::heal);
+    for faults in &faulty {
+        faults.heal();
+    }
     if notifiers.is_empty() {
         notifiers.push(joined(&producing).await.notifier(eager()).await.unwrap());
     }

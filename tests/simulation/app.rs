@@ -10,7 +10,6 @@ use foundationdb_tuple::{TuplePack, Versionstamp as TupleStamp};
 use notibus::{
     changes::{DocId, DocSummary, PendingSequence, Revision},
     event::{Counters, Db, DbInstance, DbName, DdocId, Sequence},
-    group::GroupName,
     store::{AtomicOp, KeyRange, Transaction},
 };
 
@@ -23,7 +22,6 @@ pub mod family {
     pub const DATABASE: u16 = 0;
     pub const HISTORY: u16 = 1;
     pub const ONCE: u16 = 2;
-    pub const EFFECT: u16 = 3;
     pub const DOCUMENT: u16 = 4;
     pub const WORKED: u16 = 6;
 }
@@ -41,11 +39,6 @@ pub fn database(name: &DbName) -> Vec<u8> {
 /// The key of something that must happen once.
 pub fn once(number: u64) -> Vec<u8> {
     pack(&(family::ONCE, number))
-}
-
-/// The key that says that `group` has worked on the row at `sequence`, after its `generation`th reset.
-pub fn effect(group: &GroupName, sequence: Sequence) -> Vec<u8> {
-    pack(&(family::EFFECT, group.as_str(), &sequence.as_bytes()[..]))
 }
 
 /// The key of the document `id` of a database.
@@ -167,8 +160,6 @@ pub enum AppKey {
     History,
     /// Something that must happen once.
     Once(u64),
-    /// A group has worked on a row.
-    Effect(GroupName, Sequence),
     Document(DbInstance, String),
     /// What the handler of a consumer has done last for an id.
     Worked(String, Vec<u8>),
@@ -191,12 +182,8 @@ impl AppKey {
         if let Ok((family::DOCUMENT, instance, id)) = unpack::<(u16, TupleBytes<'_>, String)>(rest) {
             return Some(Self::Document(DbInstance(instance[..].try_into().ok()?), id));
         }
-        let (number, name, bytes): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
-        Some(match number {
-            family::EFFECT => Self::Effect(GroupName::new(&name).ok()?, Sequence::from_bytes(&bytes).ok()?),
-            family::WORKED => Self::Worked(name, bytes.to_vec()),
-            _ => return None,
-        })
+        let (number, name, id): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
+        (number == family::WORKED).then(|| Self::Worked(name, id.to_vec()))
     }
 }
 

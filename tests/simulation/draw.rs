@@ -2,27 +2,22 @@
 //!
 //! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
-mod absences;
 mod consumers;
-mod doubts;
 mod sizes;
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-pub(super) use self::{absences::AbsencePlan, consumers::ConsumerPlan, sizes::SizePlan};
+pub(super) use self::{consumers::ConsumerPlan, sizes::SizePlan};
 use notibus::{
     JanitorOptions, NotifierOptions,
     changes::ChangesOptions,
-    cursor::{Cursor, Start},
     dispatcher::DispatcherOptions,
     event::DbName,
     feed::SchemeId,
-    group::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions},
     node::{BalanceOptions, NodeOptions},
     producer::ProducerOptions,
-    store::RetryPolicy,
 };
 
 use crate::witness::Fault;
@@ -55,13 +50,12 @@ pub(super) struct WorldPlan {
     pub pause_max_ms: u64,
     /// The greatest error of clocks, in millionths.
     pub drift_ppm: u64,
-    pub groups: Vec<GroupPlan>,
     /// The longest time between two transactions of a producer, in milliseconds.
     pub think_max_ms: u64,
     /// The longest time between two actions of an operator, in milliseconds.
     pub operate_max_ms: u64,
-    /// Whether the operator only deletes and creates groups, while a janitor is always at work.
-    pub churns_groups: bool,
+    /// Whether the operator only deletes and creates consumers, while a janitor is always at work.
+    pub churns_consumers: bool,
     pub producer: ProducerOptions,
     /// Whether producers sometimes record events of instances that are gone, without a check.
     pub has_late_events: bool,
@@ -109,8 +103,6 @@ pub(super) struct DocumentPlan {
     pub options: ChangesOptions,
     /// Whether layers sometimes name a wrong previous edit: none, or an older one.
     pub misuses: bool,
-    /// The group that consumes the documents of some databases, if there is one.
-    pub group: Option<GroupPlan>,
 }
 
 /// The clients over HTTP.
@@ -134,8 +126,6 @@ pub(super) struct ProcessPlan {
     pub dispatcher: bool,
     /// A janitor.
     pub janitor: bool,
-    /// Consumers of the groups.
-    pub consumer: bool,
     /// Members of the consumers.
     pub works: bool,
     pub producers: u32,
@@ -152,48 +142,7 @@ pub(super) struct ProcessPlan {
 impl ProcessPlan {
     /// Whether it has a node.
     pub fn is_node(self) -> bool {
-        self.notifier || self.dispatcher || self.janitor || self.consumer
-    }
-}
-
-/// How a group saves its checkpoints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Saving {
-    /// With its effects, in one transaction.
-    ExactlyOnce,
-    /// After its effects, by itself or by the observer.
-    AtLeastOnce,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct GroupPlan {
-    pub name: String,
-    pub start: Start,
-    pub saving: Saving,
-    /// The average number of batches between checkpoints of an observer that works first and saves later.
-    pub saves_every: u64,
-    /// The names of the databases with which its observers fail forever.
-    pub unworkable: Vec<DbName>,
-    /// The longest time for which an observer works on a batch, in milliseconds.
-    pub batch_max_ms: u64,
-    pub options: ConsumerOptions,
-    /// How its consumers come and go, if the group expires.
-    pub absences: Option<AbsencePlan>,
-}
-
-impl GroupPlan {
-    /// The options of its creation at `start`.
-    pub fn created_at(&self, start: impl Into<Start>) -> GroupOptions {
-        let options = GroupOptions::default().start_from(start);
-        match self.absences {
-            Some(absences) => options.expire_after(absences.expiry),
-            None => options,
-        }
-    }
-
-    /// Whether nobody works for it after the faults, so that it has to expire.
-    pub fn is_given_up(&self) -> bool {
-        self.absences.is_some_and(|absences| !absences.returns)
+        self.notifier || self.dispatcher || self.janitor
     }
 }
 
@@ -212,13 +161,11 @@ impl WorldPlan {
         };
         let has_janitor = random.bool();
         let nodes = random.usize(2..=4);
-        let groups = random.usize(0..=2);
-        let churns_groups = has_janitor && groups > 0 && random.u32(0..4) == 0;
         let plan = Self {
             partitions: 1 << random.u32(0..=3),
             shards: random.u32(1..=4),
             names: names(random),
-            processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
+            processes: processes(random, nodes, has_janitor),
             is_durable: random.u32(0..12) == 0,
             chaos: ms(random, 4_000, 15_000),
             rates: rates(random, |fault| !fault.is_of_handlers()),
@@ -227,10 +174,9 @@ impl WorldPlan {
             doubts_last: false,
             pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],
             drift_ppm: [0, 100, 50_000][random.usize(0..3)],
-            groups: (0..groups).map(|number| group(balance(random), random, number)).collect(),
             think_max_ms: [20, 200, 1_000][random.usize(0..3)],
             operate_max_ms: [100, 1_000, 5_000][random.usize(0..3)],
-            churns_groups,
+            churns_consumers: false,
             producer: ProducerOptions::default().slots(random.u16(1..=3)).record_versionstamps(random.bool()),
             has_late_events: !has_janitor && random.bool(),
             churns_names: false,
@@ -258,7 +204,7 @@ impl WorldPlan {
                 .tombstone_retention(if random.bool() { ms(random, 1, 300) } else { ms(random, 300, 4_000) })
                 .balance(balance(random)),
         };
-        plan.with_churn(random).with_subscribers(random).with_guests(seed)
+        plan.with_subscribers(random).with_guests(seed)
     }
 
     /// Adds documents, consumers and clients over HTTP, each in some worlds. They are drawn apart, so that the other worlds of a seed
@@ -266,13 +212,10 @@ impl WorldPlan {
     fn with_guests(self, seed: u64) -> Self {
         let random = |part: u64| Rng::with_seed(seed ^ part);
         self.with_unequal_nodes(&mut random(0x6e6f_6465))
-            .with_absences(&mut random(0x6177_6179))
             .with_documents(&mut random(0x646f_6375_6d65_6e74))
             .with_sizes(&mut random(0x7369_7a65))
-            .with_parking(&mut random(0x7061_726b))
-            .with_slow_observers(&mut random(0x736c_6f77))
-            .with_doubts(&mut random(0x646f_7562_7473))
             .with_consumers(&mut random(0x6a6f_6273))
+            .with_doubts(&mut random(0x646f_7562_7473))
             .with_web(&mut random(0x6874_7470))
     }
 
@@ -285,17 +228,6 @@ impl WorldPlan {
         for process in &mut self.processes[1..] {
             process.slowness = random.u32(0..=3);
             process.leases_max = random.bool().then(|| random.u32(0..=2));
-        }
-        self
-    }
-
-    /// Lets the consumers of groups go away, and the groups expire, in some of the worlds with a janitor.
-    fn with_absences(mut self, random: &mut Rng) -> Self {
-        if !self.has_janitor() || random.u32(0..3) > 0 {
-            return self;
-        }
-        for group in &mut self.groups {
-            group.absences = (random.u32(0..3) > 0).then(|| AbsencePlan::draw(random));
         }
         self
     }
@@ -335,77 +267,13 @@ impl WorldPlan {
 
     /// Adds documents in some worlds.
     fn with_documents(mut self, random: &mut Rng) -> Self {
-        if self.churns_groups || self.churns_names || random.u32(0..3) > 0 {
+        if self.churns_names || random.u32(0..3) > 0 {
             return self;
         }
         let scheme = if random.u32(0..3) == 0 { SchemeId::PARTITION_KEY } else { SchemeId::ID };
         let options = ChangesOptions::default().shards(random.u32(1..=4)).scheme(scheme);
-        let balance = self.notifier.balance.clone().leases_max(None);
-        let group = random.bool().then(|| group(balance, random, 0));
-        if group.is_some() {
-            self.processes[0].consumer = true;
-        }
         self.documents =
-            Some(DocumentPlan { ids: random.u64(1..=6), options, misuses: random.u32(0..4) == 0, group });
-        self
-    }
-
-    /// Whether its groups park what fails.
-    pub fn parks(&self) -> bool {
-        let of_documents = self.documents.as_ref().and_then(|documents| documents.group.as_ref());
-        let mut groups = self.groups.iter().chain(of_documents);
-        groups.any(|group| group.options.failure == FailurePolicy::Park)
-    }
-
-    /// Makes groups park what fails, in some worlds. In some of these, observers always fail with some databases.
-    fn with_parking(mut self, random: &mut Rng) -> Self {
-        if random.u32(0..3) > 0 {
-            return self;
-        }
-        let unworkable = if random.bool() { random.usize(0..=self.names.len().min(2)) } else { 0 };
-        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
-        for group in self.groups.iter_mut().chain(of_documents) {
-            group.options.failure = FailurePolicy::Park;
-            // Where only observers save, a row is parked when they do: one that saved nothing after its last batch would keep it from that.
-            group.saves_every = 1;
-            group.options.parked_retry = RetryPolicy::default()
-                .attempts_max(None)
-                .elapsed_max(None)
-                .backoff_min(Duration::from_millis(random.u64(10..=500)))
-                .backoff_max(Duration::from_millis(random.u64(500..=3_000)));
-        }
-        for group in &mut self.groups {
-            group.unworkable = self.names[..unworkable].to_vec();
-        }
-        self
-    }
-
-    /// Makes observers slow, in some worlds.
-    fn with_slow_observers(mut self, random: &mut Rng) -> Self {
-        if random.u32(0..4) > 0 {
-            return self;
-        }
-        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
-        for group in self.groups.iter_mut().chain(of_documents) {
-            group.batch_max_ms = [200, 1_000][random.usize(0..2)];
-        }
-        self
-    }
-
-    /// Adds consumers, in most worlds.
-    fn with_consumers(mut self, random: &mut Rng) -> Self {
-        if random.u32(0..3) == 0 {
-            return self;
-        }
-        let balance = self.notifier.balance.clone().leases_max(None);
-        self.consumers = (0..random.usize(1..=2))
-            .map(|number| ConsumerPlan::draw(random, &self.names, balance.clone(), number))
-            .collect();
-        for process in &mut self.processes {
-            process.works = process.is_node() && random.u32(0..3) > 0;
-        }
-        self.processes[0].works = true;
-        self.rates.extend(rates(random, Fault::is_of_handlers));
+            Some(DocumentPlan { ids: random.u64(1..=6), options, misuses: random.u32(0..4) == 0 });
         self
     }
 
@@ -435,25 +303,6 @@ impl WorldPlan {
         self
     }
 
-    /// Adds everything by which the janitor meets groups that come and go: many tombstones, which are soon old
-    /// enough, and slow transactions.
-    fn with_churn(mut self, random: &mut Rng) -> Self {
-        if !self.churns_groups {
-            return self;
-        }
-        self.latency_us = [3_000, 20_000][random.usize(0..2)];
-        self.think_max_ms = 20;
-        self.operate_max_ms = 50;
-        self.janitor.interval = Duration::from_millis(random.u64(10..=40));
-        self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
-        self
-    }
-
-    /// Makes `fault` never strike.
-    fn forget(&mut self, fault: Fault) {
-        self.rates.retain(|(of, _)| *of != fault);
-    }
-
     /// How often `fault` strikes where it can.
     pub fn rate(&self, fault: Fault) -> f64 {
         self.rates.iter().find(|(of, _)| *of == fault).map_or(0.0, |(_, rate)| *rate)
@@ -468,19 +317,12 @@ fn names(random: &mut Rng) -> Vec<DbName> {
 }
 
 /// The processes: nodes with some of the roles, a producer apart, and an operator.
-fn processes(
-    random: &mut Rng,
-    nodes: usize,
-    has_janitor: bool,
-    has_groups: bool,
-    churns_groups: bool,
-) -> Vec<ProcessPlan> {
+fn processes(random: &mut Rng, nodes: usize, has_janitor: bool) -> Vec<ProcessPlan> {
     let mut processes: Vec<_> = (0..nodes)
         .map(|_| ProcessPlan {
             notifier: random.u32(0..4) > 0,
             dispatcher: random.bool(),
             janitor: has_janitor && random.bool(),
-            consumer: has_groups && random.u32(0..3) > 0,
             producers: random.u32(0..=1),
             operator: false,
             follower: random.u32(0..4) == 0,
@@ -490,56 +332,11 @@ fn processes(
     // The first process has every role that some process must have.
     processes[0].notifier = true;
     processes[0].janitor = has_janitor;
-    processes[0].consumer = has_groups;
     processes.push(ProcessPlan { producers: random.u32(1..=2), ..ProcessPlan::default() });
-    if churns_groups || random.u32(0..3) > 0 {
+    if random.u32(0..3) > 0 {
         processes.push(ProcessPlan { operator: true, ..ProcessPlan::default() });
     }
     processes
-}
-
-fn group(balance: BalanceOptions, random: &mut Rng, number: usize) -> GroupPlan {
-    let saving = if random.bool() { Saving::ExactlyOnce } else { Saving::AtLeastOnce };
-    let checkpoint = match saving {
-        Saving::ExactlyOnce => CheckpointPolicy::Explicit,
-        Saving::AtLeastOnce => match random.u32(0..4) {
-            0 => CheckpointPolicy::EveryBatch,
-            1 => CheckpointPolicy::Rows(random.u64(1..20)),
-            2 => CheckpointPolicy::Interval(Duration::from_millis(random.u64(1..2_000))),
-            _ => CheckpointPolicy::Explicit,
-        },
-    };
-    let saves_late = (&saving, &checkpoint) == (&Saving::AtLeastOnce, &CheckpointPolicy::Explicit);
-    let saves_every = if saves_late { random.u64(1..=6) } else { 1 };
-    let retry = RetryPolicy::default()
-        .attempts_max(Some(random.u32(1..=4)))
-        .elapsed_max(None)
-        .backoff_min(Duration::from_millis(10))
-        .backoff_max(Duration::from_millis(200));
-    let mut plan = GroupPlan {
-        name: format!("group-{number}"),
-        start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
-        saving,
-        saves_every,
-        unworkable: Vec::new(),
-        batch_max_ms: 20,
-        options: ConsumerOptions::default()
-            .balance(balance)
-            .rows_max(random.usize(1..=10))
-            .bytes_max(if random.bool() { 300 } else { 1_000_000 })
-            .checkpoint(checkpoint)
-            .retry(retry)
-            .failure(if random.bool() { FailurePolicy::KeepRetrying } else { FailurePolicy::DeadLetter })
-            .parked_retry(ConsumerOptions::default().parked_retry)
-            .poll_interval(Duration::from_millis(random.u64(500..5_000)))
-            .stuck_after(Duration::from_secs(30)),
-        absences: None,
-    };
-    if plan.options.failure == FailurePolicy::DeadLetter {
-        // A row becomes a dead letter when the checkpoint passes it: one that saved nothing after its last batch would keep it from that.
-        plan.saves_every = 1;
-    }
-    plan
 }
 
 /// How often each fault that `is_meant` strikes: most never, the others between rarely and often.
@@ -554,9 +351,7 @@ fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
             Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
-            Fault::ObserverError | Fault::ObserverPanic | Fault::HandlerError | Fault::HandlerPanic => {
-                (0.005, 0.2)
-            }
+            Fault::HandlerError | Fault::HandlerPanic => (0.005, 0.2),
             Fault::HandlerHangs | Fault::HandlerLeavesTask => (0.005, 0.1),
             _ => (0.001, 0.1),
         };

@@ -31,7 +31,7 @@ pub enum Guarantee {
     ExpiredNotSilent,
     /// Only a reader that may have missed dropped rows gets `Expired`.
     ExpiredForReason,
-    /// A group works on each row, and its checkpoint passes none without work.
+    /// The checkpoint of a consumer passes no row without work, unless a key stands for it.
     AtLeastOnce,
     /// Effects in one transaction with a checkpoint happen once.
     ExactlyOnce,

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use notibus::group::GroupName;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
@@ -71,13 +70,9 @@ impl Shared {
         if plan.rate(Fault::ClockJump) == 0.0 {
             oracle.trust_clocks();
         }
-        if plan.parks() {
-            oracle.expect_parked(plan.groups.iter().flat_map(|group| &group.unworkable).cloned().collect());
-        }
         if plan.has_janitor() {
-            let given_up = plan.groups.iter().filter(|group| group.is_given_up());
-            let given_up = given_up.map(|group| GroupName::new(&group.name).expect("it is short"));
-            oracle.expect_janitor(given_up.collect());
+            let given_up = plan.consumers.iter().filter(|consumer| consumer.is_given_up());
+            oracle.expect_janitor(given_up.map(|consumer| consumer.name.clone()).collect());
         }
         Arc::new(Self {
             plan,
@@ -151,7 +146,7 @@ impl Shared {
     /// Hears a log line of the library.
     pub fn hear(&self, level: tracing::Level, message: &str, fields: &str) {
         self.note(|| format!("{level} {message}{fields}"));
-        // Some panics of observers are planned.
+        // Some panics of listeners are planned.
         let is_panic = message.contains("panicked") && !fields.contains(PLANNED_PANIC);
         if is_panic || fields.contains("corrupt ") {
             self.fail(format!("the library says: {message}{fields}"));

@@ -80,10 +80,6 @@ named! {
         Pause,
         /// A clock jumps ahead.
         ClockJump,
-        /// An observer returns an error.
-        ObserverError,
-        /// An observer panics.
-        ObserverPanic,
         /// A handler of a consumer returns an error.
         HandlerError,
         /// A handler of a consumer panics.
@@ -100,7 +96,7 @@ named! {
     Witness {
         /// A fold was refused, because of a lost lease or of a reshard.
         FoldRefused,
-        /// A commit with a checkpoint was refused.
+        /// A commit with a checkpoint or a key of a consumer was refused.
         ConsumerRefused,
         /// A transaction of a handler was refused.
         WorkRefused,
@@ -118,42 +114,10 @@ named! {
         DeletionAndCreationInOneFold,
         /// The janitor dropped a tombstone.
         TombstoneDropped,
-        /// A group went over to the shards of a reshard.
-        GroupWentOver,
-        /// An observer found that its work was done already.
-        CheckpointFoundDone,
-        /// An observer found that a part of its work was done already.
-        CheckpointPartlyDone,
-        /// A group was reset while it was consumed.
-        GroupReset,
-        /// A group was deleted while it was consumed.
-        GroupDeleted,
-        /// A group was deleted because it had had no member for long enough.
-        GroupExpired,
-        /// A consumer learned that its group is gone.
-        GroupFoundGone,
-        /// A consumer came to a group that the janitor had found without one.
-        IdleGroupUsedAgain,
-        /// The lowest checkpoint of a group was saved.
-        LowestCheckpoint,
-        /// A row went to the dead letters.
-        DeadLetter,
-        /// A group has parked the id of a row.
-        RowParked,
-        /// A newer row of a parked id took the place of the one before.
-        ParkedRowReplaced,
-        /// The work on a parked row has succeeded.
-        ParkedRowWorked,
         /// A subscriber that skips got `Lagged`.
         SubscriberLagged,
         /// A subscriber got `Expired`.
         SubscriberExpired,
-        /// A durable subscriber resumed after a crash, and had missed something.
-        DurableWentOn,
-        /// A durable subscriber got `Expired`.
-        DurableExpired,
-        /// A durable subscriber was made again before it had begun the scan that follows `Expired`.
-        ExpiredCursorOpened,
         /// A subscriber was restarted within its first scan, after it had received some of it.
         RestartWithinFirstScan,
         /// The filter of a subscriber was replaced.
@@ -194,8 +158,10 @@ named! {
         WrongEditNamed,
         /// A tail of documents learned that they are gone.
         DocumentTailEnded,
-        /// A group of documents was consumed when its database was deleted.
-        DocumentGroupEnded,
+        /// A consumer has worked on a document.
+        DocumentsWorked,
+        /// A consumer of documents has ended, because its database was deleted.
+        DocumentConsumerEnded,
         /// A handler found that its work was committed already.
         WorkFoundDone,
         /// A handler found that its run was cancelled, or its lease lost.
@@ -222,6 +188,28 @@ named! {
         ConsumerDeleted,
         /// A consumer was paused while it had worked.
         ConsumerPaused,
+        /// A consumer was deleted because it had had no member for long enough.
+        ConsumerExpired,
+        /// A member learned that its consumer is gone.
+        ConsumerFoundGone,
+        /// A member came to a consumer that the janitor had found without one.
+        IdleConsumerUsedAgain,
+        /// A consumer went over to shards that were closed already.
+        ConsumerWentOverToClosed,
+        /// A batch of several rows was finished with its effects.
+        BatchFinished,
+        /// A run began while another process still had one of its id.
+        RunsOverlap,
+        /// A row came while a handler worked on its id.
+        RowWhileRunning,
+        /// A database ended while a handler worked on it.
+        EndWhileRunning,
+        /// A database ended while it was deferred.
+        EndWhileDeferred,
+        /// A checkpoint was behind a row whose id is deferred.
+        DeferredIdPassed,
+        /// An id on which the work always fails was tried again after the faults.
+        FailingIdTriedAtRest,
         /// The low watermark of a consumer was ahead of a checkpoint.
         LowWatermarkAhead,
         /// A client over HTTP learned that its position is too old.
@@ -263,7 +251,6 @@ impl Witness {
             self,
             Self::CommitOutlivedPower
                 | Self::CommitTorn
-                | Self::CheckpointPartlyDone
                 | Self::PowerFailedWithinSnapshot
                 | Self::StoreFailedWithDisk
                 | Self::WebClientExpired

@@ -83,7 +83,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest time until everything is at rest.
 const REST_MAX: Duration = Duration::from_mins(2);
 
-/// The additional time for each topology entry, because a group goes from one to the next in a round of balancing.
+/// The additional time for each topology entry, because a consumer goes from one to the next in a round of balancing.
 const REST_PER_ENTRY: Duration = Duration::from_secs(3);
 
 /// The longest time until all processes have shut down.
@@ -338,7 +338,7 @@ impl World {
         slot.process.take().expect("it lives").crash();
         slot.generation += 1;
         slot.is_paused = false;
-        self.shared.oracle().crashed(issuer);
+        self.shared.oracle().gone(issuer);
         let pause = Duration::from_millis(self.random.u64(0..=self.shared.plan.pause_max_ms));
         self.shared.time.after(pause, Event::Start(issuer.process));
     }
@@ -377,6 +377,7 @@ impl World {
             return;
         }
         self.enter(Phase::Rest);
+        self.shared.oracle().has_come_to_rest();
         for process in 0..self.slots.len() {
             self.slots[process].is_paused = false;
             self.start(process);
@@ -405,7 +406,7 @@ impl World {
             }
             let is_calm = passed >= least && now.saturating_sub(self.calm_since) >= least;
             let unrest = if is_calm {
-                shared.oracle().unrest()
+                shared.oracle().unrest(&shared)
             } else {
                 Some(format!("{busy} are still at work, or have been a moment ago"))
             };
@@ -414,7 +415,7 @@ impl World {
                     self.enter(Phase::End);
                 }
                 Some(unrest) if passed > REST_MAX + REST_PER_ENTRY * shared.oracle().entries() => {
-                    let guarantee = shared.oracle().unrest_breaks();
+                    let guarantee = shared.oracle().unrest_breaks(&shared);
                     shared.fail(guarantee.broken(format!("after {passed:?} without faults: {unrest}")));
                 }
                 Some(_) => {}
@@ -446,7 +447,7 @@ impl World {
             }
         }
         let oracle = self.shared.oracle();
-        if let Err(reason) = oracle.judge_history() {
+        if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_left(&left)) {
             self.shared.fail(reason);
         }
     }

@@ -11,7 +11,7 @@ use crate::{root, source, sources};
 /// Layers whose folders are rooms of their own.
 const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
 
-/// A folder of a layer and the room in it: `src/roles/group/shard.rs` is in the room `group` of the layer `roles`.
+/// A folder of a layer and the room in it: `src/roles/consumer/shard.rs` is in the room `consumer` of the layer `roles`.
 fn place(file: &Path) -> (String, String) {
     let parts: Vec<_> =
         file.components().map(|part| part.as_os_str().to_str().expect("names are ASCII")).collect();
@@ -34,7 +34,7 @@ fn layers() -> Vec<String> {
     names
 }
 
-/// Pairs of rooms of one layer of which the first may use the second: `` `jobs` → `changes`, `dispatcher` ``.
+/// Pairs of rooms of one layer of which the first may use the second: `` `mirror` → `dispatcher` ``.
 fn siblings() -> BTreeSet<(String, String)> {
     let map = map();
     let mut found = BTreeSet::new();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use notibus::{NodeOptions, cursor::Start};
+use notibus::cursor::Start;
 use serde_json::{Value, json};
 
 use crate::{
@@ -46,12 +46,12 @@ enum Command {
         /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long, default_value = "now")]
         start: String,
-        /// Delete it after this time without a living member. A janitor looks every ten minutes, and counts what it has seen, so it may
+        /// Delete it after this time without a member. A janitor looks every ten minutes, and counts what it has seen, so it may
         /// take up to twenty minutes longer. Default: never.
         #[arg(long, value_parser = humantime::parse_duration)]
         expiry: Option<Duration>,
     },
-    /// Move a consumer to another position. Fails while members live, which takes up to 5 s to find out.
+    /// Move a consumer to another position. Fails while nodes are its members.
     Reset {
         /// The consumer.
         #[command(flatten)]
@@ -59,19 +59,19 @@ enum Command {
         /// The position: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long)]
         to: String,
-        /// Reset even if members live: they start again from there.
+        /// Reset even if nodes are members: they start again from there.
         #[arg(long)]
         force: bool,
         /// Whether to ask first.
         #[command(flatten)]
         confirm: Confirm,
     },
-    /// Delete a consumer. Fails while members live, which takes up to 5 s to find out.
+    /// Delete a consumer. Fails while nodes are its members.
     Delete {
         /// The consumer.
         #[command(flatten)]
         of: Of,
-        /// Delete even if members live: they receive nothing any more.
+        /// Delete even if nodes are members: they receive nothing any more.
         #[arg(long)]
         force: bool,
         /// Whether to ask first.
@@ -173,9 +173,6 @@ fn confirm(command: &Command) -> Result<(), Failure> {
 /// Runs the command.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     confirm(&args.command)?;
-    // Unless it is forced, a command that moves or deletes a consumer finds out first whether members live.
-    let watching =
-        |force: bool| if force { timeout } else { timeout.saturating_add(NodeOptions::default().expiry) };
     match args.command {
         Command::List(target) => {
             let opened = target.open(Intent::Reads, timeout).await?;
@@ -203,12 +200,12 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         Command::Reset { of, to, force, .. } => {
             let what = "resetting the consumer, which may have happened";
             let body = json!({ "to": to, "force": force });
-            let answer = of.post(what, "/reset", body, watching(force)).await?;
+            let answer = of.post(what, "/reset", body, timeout).await?;
             of.done(&answer, &format!("{} is set to {to}", of.consumer))
         }
         Command::Delete { of, force, .. } => {
             let what = "deleting the consumer, which may have happened";
-            let answer = of.post(what, "/delete", json!({ "force": force }), watching(force)).await?;
+            let answer = of.post(what, "/delete", json!({ "force": force }), timeout).await?;
             of.done(&answer, &format!("{} is deleted", of.consumer))
         }
         Command::Pause(of) => {

@@ -21,6 +21,7 @@ use super::{
 use crate::{
     base::{cursor::Start, filter::Filter},
     roles::consumer::{ConsumerHandle, ConsumerSettings},
+    state::keys::ShardId,
 };
 
 /// How many deferred ids are listed at once.
@@ -37,7 +38,7 @@ struct Posted {
     names: Option<String>,
     /// Where it starts: `now`, `0`, or after a sequence.
     start: Option<String>,
-    /// After how many milliseconds without a living member it is deleted.
+    /// After how many milliseconds without a member it is deleted.
     expiry_ms: Option<u64>,
 }
 
@@ -47,7 +48,7 @@ struct Posted {
 struct Forced {
     /// Where to: `now`, `0`, or after a sequence.
     to: Option<String>,
-    /// Also if members live.
+    /// Also while nodes are its members.
     #[serde(default)]
     force: bool,
 }
@@ -187,7 +188,7 @@ async fn deferred(State(inner): Shared, PathSegments(name): PathSegments<String>
     let shard = given.get("shard").map(|shard| shard.parse::<u64>()).transpose();
     let shard = shard.map_err(|_| Failure::bad_request("`shard` is not a number."))?;
     let after = match (shard, given.get("after")) {
-        (Some(shard), Some(id)) => Some((crate::feed::ShardId(shard), id.as_str())),
+        (Some(shard), Some(id)) => Some((ShardId(shard), id.as_str())),
         (None, None) => None,
         _ => return Err(Failure::bad_request("`shard` and `after` belong together.")),
     };

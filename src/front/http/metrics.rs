@@ -101,14 +101,15 @@ fn register_consumers(registry: &mut Registry, observed: &Observed) {
     let [rows, deferred, members, unowned] = [(); 4].map(|()| Family::<Labels, Gauge>::default());
     for consumer in &observed.consumers {
         let labels = vec![("consumer", consumer.name.clone())];
-        ages.get_or_create(&labels).set(consumer.age.as_secs_f64());
-        for (family, count) in [
-            (&rows, consumer.rows),
-            (&deferred, consumer.deferred),
-            (&members, consumer.members),
-            (&unowned, consumer.unowned),
-        ] {
+        let set = |family: &Family<Labels, Gauge>, count: u64| {
             family.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        };
+        set(&members, consumer.members);
+        set(&unowned, consumer.unowned);
+        if let Some(behind) = &consumer.behind {
+            set(&rows, behind.rows);
+            set(&deferred, behind.deferred);
+            ages.get_or_create(&labels).set(behind.age.as_secs_f64());
         }
     }
     registry.register("consumer_lag_rows", "Rows that consumers of the notifications are behind", rows);

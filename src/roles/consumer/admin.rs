@@ -240,14 +240,14 @@ impl ConsumerHandle {
         self.change(true, &Change::Pause(false)).await
     }
 
-    /// Changes the consumer that has the name when this begins. After an unknown result the change is made again, but for a consumer that is
-    /// gone by then: the first attempt has deleted it, or somebody else has.
+    /// Changes the consumer that has the name when this begins. After an unknown result the change is made again, unless the consumer was
+    /// deleted or reset by then: the first attempt has done so, or somebody else, later.
     async fn change(&self, force: bool, change: &Change) -> Result<()> {
         let attempted = &Mutex::new(None);
         let run = async |tx: Transaction| {
             let row = self.row(&tx, Isolation::Serializable).await?;
             let before = *attempted.lock();
-            let row = row.filter(|row| before.is_none_or(|identity| identity == row.identity));
+            let row = row.filter(|row| before.is_none_or(|before| before == (row.identity, row.generation)));
             let Some(row) = row else {
                 return if before.is_some() { Ok(()) } else { Err(self.missing()) };
             };
@@ -258,7 +258,7 @@ impl ConsumerHandle {
                     return Err(Error::ConsumerInUse { consumer: self.name.to_string(), members });
                 }
             }
-            *attempted.lock() = Some(row.identity);
+            *attempted.lock() = Some((row.identity, row.generation));
             self.apply(&tx, change, row).await
         };
         self.context.db.run(run).await

@@ -323,7 +323,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         // A request to work again on all ids includes those that nobody here wants.
         let is_unwanted = key.again.is_some()
             && key.instance.is_none()
-            && job.row.as_ref().is_some_and(|row| !row.is_wanted(&self.member.filter, &Cursor::NOTHING));
+            && job.row.as_ref().is_some_and(|row| {
+                // Who knows nothing need not learn of an end.
+                let is_wanted = |since| row.is_wanted(&self.member.filter, since);
+                !is_wanted(&Cursor::NOTHING) && !is_wanted(&key.done)
+            });
         if is_done && key.again.is_none() || is_unwanted {
             self.change_key(&id, KeyChange::Finished { job: &job, is_covered: true }).await?;
             return Ok(None);

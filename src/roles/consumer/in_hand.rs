@@ -20,10 +20,13 @@ use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
+/// The tenant of an id.
+pub(super) type TenantOf = dyn Fn(&[u8]) -> Bytes + Send + Sync;
+
 /// Divides ids into tenants, which share the concurrency of a consumer fairly on each node.
 #[derive(Clone)]
 pub(super) struct Tenants {
-    pub of: Arc<dyn Fn(&[u8]) -> Bytes + Send + Sync>,
+    pub of: Arc<TenantOf>,
     /// How many ids of one tenant run at once.
     pub running_max: usize,
 }
@@ -33,6 +36,8 @@ pub(super) struct Entry<T> {
     pub work: T,
     /// How often the work has failed in a row.
     pub attempts: u32,
+    /// When the work on the first unfinished row began.
+    pub began: Option<Duration>,
     /// The first unfinished row, if no key covers it.
     first: Option<Sequence>,
     /// A newer row that came while this one ran: where it stands, and its work.
@@ -173,8 +178,10 @@ impl<T> InHand<T> {
 
     fn insert(&mut self, id: &Bytes, work: T, first: Option<Sequence>, due: Option<Duration>) {
         let state = State::Waiting(due.unwrap_or_default());
-        self.entries
-            .insert(id.clone(), Entry { work, attempts: 0, first, next: None, was_due: false, state });
+        self.entries.insert(
+            id.clone(),
+            Entry { work, attempts: 0, began: None, first, next: None, was_due: false, state },
+        );
         match due {
             Some(due) => drop(self.timers.insert((due, id.clone()))),
             None => self.make_ready(id),
@@ -223,6 +230,7 @@ impl<T> InHand<T> {
             let is_there = entry.is_some();
             if let Some(entry) = entry {
                 entry.state = State::Running;
+                entry.began.get_or_insert(now);
                 queue.running += 1;
                 self.running += 1;
             }
@@ -266,7 +274,7 @@ impl<T> InHand<T> {
         self.end_run(id);
         let Some(entry) = self.entries.get_mut(id) else { return false };
         if let Some((at, work)) = entry.next.take() {
-            (entry.work, entry.attempts) = (work, 0);
+            (entry.work, entry.attempts, entry.began) = (work, 0, None);
             match entry.first.replace(at) {
                 Some(first) => drop(self.firsts.remove(&first)),
                 None => self.covered -= 1,

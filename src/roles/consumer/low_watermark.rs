@@ -59,6 +59,15 @@ pub(super) struct LowWatermark {
     pub shards: Arc<Shards>,
 }
 
+/// The rows of a shard that nobody has to work on.
+struct Passed {
+    /// Up to where there is no other.
+    to: Sequence,
+    rows: usize,
+    /// Whether that is the end of the shard for now, or enough.
+    is_all: bool,
+}
+
 impl LowWatermark {
     /// Starts the task that writes it; none, if the feed has no tombstones.
     pub fn start(self: &Arc<Self>) -> JoinSet<()> {
@@ -109,7 +118,10 @@ impl LowWatermark {
         if self.feed.instance().is_some() {
             return Ok(None);
         }
-        let Some((identity, low)) = self.find().await? else { return Ok(None) };
+        let Some((identity, low, has_passed)) = self.find().await? else { return Ok(None) };
+        if !has_passed {
+            return Ok(Some(low));
+        }
         let key = self.context.keys.low_watermark(&self.name);
         let write = async |tx: Transaction| {
             // A reset or a deletion since then makes what was found void.
@@ -127,8 +139,8 @@ impl LowWatermark {
         self.context.db.run(write).await
     }
 
-    /// Finds the position, and for which consumer it holds.
-    async fn find(&self) -> Result<Option<(([u8; 16], u64), Sequence)>> {
+    /// Finds the position, for which consumer it holds, and whether any row was passed since it was written.
+    async fn find(&self) -> Result<Option<(([u8; 16], u64), Sequence, bool)>> {
         let keys = &self.context.keys;
         let read = async |tx: Transaction| {
             let row = read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
@@ -140,51 +152,54 @@ impl LowWatermark {
         };
         let (row, checkpoints, low) = self.context.db.run(read).await?;
         let Some(row) = row else { return Ok(None) };
-        let mut lowest: Option<Sequence> = None;
+        let (mut lowest, mut has_passed): (Option<Sequence>, bool) = (None, false);
         for (key, value) in checkpoints {
             let (_, shard) = keys.consumer_checkpoint_of(&key)?;
             let stored = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
-            let (at, _) = self.unwanted_up_to(shard, stored, low, None).await?;
-            lowest = Some(lowest.map_or(at, |lowest| lowest.min(at)));
+            let passed = self.unwanted_up_to(shard, stored, low, None).await?;
+            has_passed |= passed.rows > 0 || stored.position() > low;
+            lowest = Some(lowest.map_or(passed.to, |lowest| lowest.min(passed.to)));
         }
-        Ok(lowest.map(|lowest| ((row.identity, row.generation), lowest)))
+        Ok(lowest.map(|lowest| ((row.identity, row.generation), lowest, has_passed)))
     }
 
-    /// Up to where `shard` has no wanted row after the checkpoint `stored` or the low watermark `low`; and whether that is the end of the shard
-    /// for now, or at or after `enough`.
-    pub async fn unwanted_up_to(
+    /// Passes the rows of `shard` after the checkpoint `stored` and the low watermark `low` up to the first wanted one, or at most up to
+    /// `enough`.
+    async fn unwanted_up_to(
         &self,
         shard: ShardId,
         stored: Cursor,
         low: Sequence,
         enough: Option<Sequence>,
-    ) -> Result<(Sequence, bool)> {
-        let mut after = stored.position().max(low);
+    ) -> Result<Passed> {
+        let mut passed = Passed { to: stored.position().max(low), rows: 0, is_all: true };
         let feed = RawFeed::new(&self.context, &self.feed);
         for _ in 0..PAGES_MAX {
-            if enough.is_some_and(|enough| after >= enough) {
-                return Ok((after, true));
+            if enough.is_some_and(|enough| passed.to >= enough) {
+                return Ok(passed);
             }
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
-                feed.kept_shard_page(&tx, shard, after, PAGE_ROWS).await
+                feed.kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
             };
             let page = match self.context.db.run(read).await {
                 // It is empty, and its successors begin where their entry does.
-                Err(Error::NoShard { is_trimmed: true, .. }) => return Ok((after, true)),
-                page => page?,
+                Err(Error::NoShard { is_trimmed: true, .. }) => return Ok(passed),
+                page => page?.page,
             };
-            for row in &page.page.rows {
+            for row in &page.rows {
                 if self.is_wanted(row.sequence, &row.value, &stored) {
-                    return Ok((row.sequence.before().max(after), false));
+                    let to = row.sequence.before().max(passed.to);
+                    return Ok(Passed { to, is_all: false, ..passed });
                 }
+                passed.rows += 1;
             }
-            after = page.page.next.position();
-            if !page.page.more {
-                return Ok((after, true));
+            passed.to = page.next.position();
+            if !page.more {
+                return Ok(passed);
             }
         }
-        Ok((after, false))
+        Ok(Passed { is_all: false, ..passed })
     }
 
     fn is_wanted(&self, sequence: Sequence, value: &[u8], since: &Cursor) -> bool {
@@ -238,8 +253,7 @@ impl LowWatermark {
         for (key, value) in stored {
             let (_, shard) = keys.consumer_checkpoint_of(&key)?;
             let stored = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
-            let (_, is_passed) = self.unwanted_up_to(shard, stored, Sequence::MIN, Some(at)).await?;
-            if !is_passed {
+            if !self.unwanted_up_to(shard, stored, Sequence::MIN, Some(at)).await?.is_all {
                 return Ok(false);
             }
             // Rows of successors are before `at` as well.

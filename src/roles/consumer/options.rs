@@ -39,7 +39,8 @@ pub struct ConsumerOptions {
     /// How long an id waits for more rows: however often it changes, it is worked on once per this time, and not later than this time
     /// after the first change. Batches do not wait. Default: none.
     pub debounce: Duration,
-    /// How often a row is tried before it is deferred. Default: 5.
+    /// How often a row is tried before it is deferred. One of those that are worked on side by side is deferred sooner if its pauses last
+    /// for longer than a checkpoint interval. Default: 5.
     pub attempts_max: u32,
     /// The pause after the first failure. Each further one is twice as long. Default: 100 ms.
     pub backoff_min: Duration,

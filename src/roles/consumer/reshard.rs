@@ -7,6 +7,8 @@
 //!                                               4. once all shards of the entry are, the owner of the first one gives the successors
 //!                                                  their checkpoints, and takes the leases of the entry away
 //! ```
+//!
+//! A transaction that moves keys and finds none writes the end as the checkpoint: nothing else does, so it means that both are done.
 
 use super::{
     handler::ConsumedRow,
@@ -68,7 +70,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let topology = member.feed().topology(tx).await?;
         let successor = successor(&topology, held.shard)?;
         let end = successor.first.before();
-        if self.move_keys(tx, &topology, successor).await? {
+        if self.move_keys(tx, (held.shard, ShardId(held.shard.0 + 1)), (&topology, successor)).await? {
             return Ok(Left::Moved);
         }
         let (keys, pool) = (&held.context.keys, held.consumer.pool());
@@ -92,14 +94,24 @@ impl<R: ConsumedRow> ShardTask<R> {
         if left.iter().any(|(_, checkpoint)| checkpoint.position() < end) {
             return Ok(Left::Waits);
         }
-        // Rows of the successors tell of what happened before, and was not read in the shards that end.
-        let least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
-        let begin = least.map_or(Cursor::from(end), |least| moved(least, end));
-        for (key, _) in left {
-            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
-            tx.clear(&key);
-            tx.clear(&keys.lease(&pool, shard.0));
+        let first = successor.shards().next().expect("an entry has shards");
+        let (key, _) = left.last().expect("this shard is among them");
+        let (_, last_shard) = keys.consumer_checkpoint_of(key)?;
+        // Keys that were moved to an entry between the two, which was dropped since, because it had no rows.
+        let between = (ShardId(last_shard.0 + 1), first);
+        let leases = |from: ShardId| {
+            let end = keys.lease(&pool, first.0).into();
+            KeyRange { begin: keys.lease(&pool, from.0).into(), end }
+        };
+        if self.move_keys(tx, between, (&topology, successor)).await? {
+            tx.clear_range(&leases(between.0));
+            return Ok(Left::Moved);
         }
+        // Rows of the successors tell of what happened before, and was not read in the shards that end.
+        let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
+        let begin = knows_least.map_or(Cursor::from(end), |knows| moved(knows, end));
+        tx.clear_range(&keys.consumer_checkpoints(&held.consumer));
+        tx.clear_range(&leases(held.shard));
         for shard in successor.shards() {
             tx.set(&keys.consumer_checkpoint(&held.consumer, shard), &begin.to_bytes());
         }
@@ -107,17 +119,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(Left::Replaced)
     }
 
-    /// Moves keys to the shards of `successor`. Returns false if there are none.
+    /// Moves keys of the shards from `first` on and before `end` to those of `successor`. Returns false if there are none.
     async fn move_keys(
         &self,
         tx: &Transaction,
-        topology: &Topology,
-        successor: &TopologyRow,
+        (first, end): (ShardId, ShardId),
+        (topology, successor): (&Topology, &TopologyRow),
     ) -> Result<bool> {
         let (keys, consumer) = (&self.held.context.keys, &self.held.consumer);
+        let begin = |shard| keys.deferred_of(consumer, Some(shard)).begin;
+        let range = KeyRange { begin: begin(first), end: begin(end) };
         // Serializable, so that no request to work again is left behind.
-        let read = RangeRead::new(keys.deferred_of(consumer, Some(self.held.shard))).limit(PAGE_KEYS);
-        let page = tx.get_range(&read, Isolation::Serializable).await?;
+        let page = tx.get_range(&RangeRead::new(range).limit(PAGE_KEYS), Isolation::Serializable).await?;
         for (key, value) in &page.rows {
             let (_, id) = keys.deferred_id(key)?;
             let shard = shard_in(topology, self.feed(), successor, &id)?;

@@ -13,7 +13,7 @@ use super::{
         AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
         sequence_of,
     },
-    in_hand::{InHand, Offered},
+    in_hand::{Entry, InHand, Offered},
     member::OpenHandler,
     ordered::Next,
     shard::{Change, End, Go, Halt, Page, PageRow, Part, ShardTask, persist},
@@ -35,7 +35,6 @@ const PAGE_ROWS: usize = 1_000;
 struct UnderWay<R> {
     what: What<R>,
     run: Arc<Run>,
-    began: Duration,
     canceller: Canceller,
 }
 
@@ -65,6 +64,13 @@ impl<R: ConsumedRow> Hand<R> {
     fn run_of(&self, id: &[u8]) -> Option<u64> {
         let works_on = |run: &UnderWay<R>| matches!(&run.what, What::Id(running) if running[..] == *id);
         self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
+    }
+
+    /// Whether `row` ends the database on which the work in hand works.
+    fn ends_work(&self, id: &[u8], row: &R) -> bool {
+        let job = self.ids.get(id).map(|entry| &entry.work);
+        let worked = job.and_then(Job::begun_instance);
+        worked.is_some() && worked != left_instance(Some(row))
     }
 
     /// Ends a run, whose future has been dropped when this returns.
@@ -270,7 +276,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 if key.due == Due::Never && row.sequence() <= key.done.position() {
                     continue;
                 }
-                if key.due != Due::Never || self.member.is_ordered {
+                if key.due != Due::Never {
                     self.pass_by(hand, &id, &row, key).await?;
                     continue;
                 }
@@ -280,10 +286,14 @@ impl<R: ConsumedRow> ShardTask<R> {
                 continue;
             }
             if self.member.is_ordered {
-                self.ordered.push(row, len);
+                match &key {
+                    // The commit of a batch writes no keys.
+                    Some(key) => self.pass_by(hand, &id, &row, key).await?,
+                    None => self.ordered.push(row, len),
+                }
                 continue;
             }
-            let has_ended = hand.ids.contains(&id) && self.ends_work(hand, &id, &row);
+            let has_ended = hand.ids.contains(&id) && hand.ends_work(&id, &row);
             let job = Job::new(Some(Arc::clone(&row)), since, key.as_ref());
             let offered = hand.ids.offer(&id, row.sequence(), job, due, newest);
             if offered == Offered::Running && has_ended {
@@ -294,17 +304,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         Ok(())
     }
 
-    /// Whether `row` ends the database on which the work in hand works.
-    fn ends_work(&self, hand: &Hand<R>, id: &[u8], row: &R) -> bool {
-        let job = hand.ids.get(id).map(|entry| &entry.work);
-        let worked = job.and_then(Job::begun_instance);
-        worked.is_some() && worked != left_instance(Some(row))
-    }
-
     /// Passes a row by, because the key of its id covers it.
     async fn pass_by(&mut self, hand: &mut Hand<R>, id: &Bytes, row: &R, key: &DeferredRow) -> Go<()> {
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
-        if has_ended && hand.ids.get(id).is_some_and(|entry| entry.is_running()) {
+        if has_ended && hand.ids.get(id).is_some_and(Entry::is_running) {
             return self.cancel_run(hand, id).await;
         }
         if has_ended || key.due == Due::Never {
@@ -389,7 +392,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let handler = Arc::clone(&hand.handler);
         // The call itself may panic as well.
         let canceller = hand.tasks.spawn(number, async move { handler.call(call).await });
-        hand.runs.insert(number, UnderWay { what, run, began: now, canceller });
+        hand.runs.insert(number, UnderWay { what, run, canceller });
     }
 
     /// Accounts for the end of a run.
@@ -515,14 +518,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.report(Some(id), attempts, &failure.error);
         let options = &self.member.options;
         let pause = options.pauses().backoff(attempts, self.env());
-        let is_exhausted = failure.is_stall || attempts >= options.attempts_max;
+        // A pause must not hold the checkpoint back for longer than it takes to save it.
+        let until = self.now().saturating_add(pause);
+        let is_long =
+            entry.began.is_some_and(|began| until.saturating_sub(began) > options.checkpoint_interval);
+        let is_exhausted = failure.is_stall || is_long || attempts >= options.attempts_max;
         let is_deferred = is_covered || options.failure == FailurePolicy::Defer && is_exhausted;
         let job = &hand.ids.get(id).expect("it has run").work;
         let (error, defer) = (&failure.error[..], is_deferred.then_some(pause));
         let failed = KeyChange::Failed { job, attempts, error, defer };
         match persist!(self, "ending work that has failed", self.change_key(id, failed).await) {
             Changed::Done => return self.finish_in_hand(hand, id, true).await,
-            Changed::Open => hand.ids.retry(id, self.now().saturating_add(pause), newest),
+            Changed::Open => hand.ids.retry(id, until, newest),
             Changed::Deferred => {
                 self.held.context.stats.consumer_deferred.add(u64::from(!is_covered));
                 self.is_dirty = true;
@@ -548,9 +555,9 @@ impl<R: ConsumedRow> ShardTask<R> {
             let mut at = stalls_at;
             if let What::Id(id) = &under_way.what
                 && defers
-                && hand.ids.get(id).is_some_and(|entry| !entry.is_covered())
+                && let Some(entry) = hand.ids.get(id).filter(|entry| !entry.is_covered())
             {
-                let grows_at = under_way.began.saturating_add(long);
+                let grows_at = entry.began.unwrap_or(now).saturating_add(long);
                 if grows_at <= now {
                     grown.push(id.clone());
                 } else {

@@ -174,7 +174,7 @@ pub(crate) struct DeferredRow {
     pub at_ms: u64,
     /// Why it failed last; empty if it has not failed.
     pub error: String,
-    /// Drawn by whoever asked for the work to be done again.
+    /// Drawn by the request to work again.
     pub again: Option<[u8; 16]>,
 }
 

@@ -51,7 +51,9 @@ pub(super) async fn clear_page(tx: &Transaction, keys: &Keys, node: NodeId) -> R
     let page = RangeRead::new(keys.roles_of(node)).limit(ROLES_MAX);
     let page = tx.get_range(&page, Isolation::Serializable).await?;
     let roles = page.rows.iter().map(|row| Ok(decoded(keys, row)?.0)).collect::<Result<Vec<_>>>()?;
-    roles.iter().for_each(|role| clear_role(tx, keys, node, role));
+    for role in &roles {
+        clear_role(tx, keys, node, role);
+    }
     members_changed(tx, keys, &roles);
     if !page.more {
         tx.clear(&keys.node(node));

@@ -268,12 +268,16 @@ impl WorkerTask {
                 job.abort.abort();
             }
         }
-        plan.lost.iter().for_each(|resource| self.note_loss(*resource));
+        for resource in &plan.lost {
+            self.note_loss(*resource);
+        }
         for job in plan.hand_over.iter().filter_map(|resource| self.held.get(resource)) {
             job.stop.send_replace(true);
         }
         self.member.stats.leases_acquired.add(acquired.len() as u64);
-        acquired.into_iter().for_each(|lease| self.begin(lease, now));
+        for lease in acquired {
+            self.begin(lease, now);
+        }
         self.failures.retain(|resource, _| {
             self.held.contains_key(resource) || plan.paused.binary_search(resource).is_ok()
         });

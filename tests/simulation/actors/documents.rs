@@ -1,36 +1,28 @@
-//! The documents of databases: a layer that edits them, their tails, and the groups that consume them.
+//! The documents of databases: a layer that edits them, and their tails.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Weak,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Weak, time::Duration};
 
 use notibus::{
-    Error, Node, Result,
+    Error, Result,
     changes::{Changes, DocId, DocSummary, Revision},
     cursor::Cursor,
     dispatcher::Dispatcher,
-    event::{Counters, Db, DbInstance, DdocId, Sequence},
-    group::Consumer,
+    event::{Counters, Db, DdocId, Sequence},
     producer::Producer,
     store::{Isolation, Transaction},
 };
 use tokio::task::JoinSet;
 
-use super::{consumer, context::ActorContext};
+use super::context::ActorContext;
 use crate::{
     app::{self, Document, Line},
-    draw::{DocumentPlan, GroupPlan},
+    draw::DocumentPlan,
     shared::Phase,
     witness::Witness,
 };
 
-/// How often tails and consumers poll for new and deleted databases.
+/// How often tails poll for new and deleted databases.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
-
-/// The most databases whose documents are consumed.
-const CONSUMED_MAX: usize = 2;
 
 /// The documents of the databases of a layer.
 pub(super) struct Documents {
@@ -168,47 +160,6 @@ async fn tail(actor: ActorContext, changes: Changes, dispatcher: Weak<Dispatcher
                 actor.note(|| format!("tail {id} could not read: {error}"));
                 actor.pause(200).await;
             }
-        }
-    }
-}
-
-/// Consumes the documents of some databases until the end, each as long as it exists.
-pub(super) async fn consume(actor: &ActorContext, node: &Node, plan: GroupPlan) {
-    let changes = actor.bus.changes();
-    let mut consumers: BTreeMap<DbInstance, Consumer> = BTreeMap::new();
-    while actor.phase() != Phase::End {
-        let consumed = &actor.shared.plan.names[..CONSUMED_MAX.min(actor.shared.plan.names.len())];
-        let living = actor.shared.oracle().living();
-        let living: Vec<_> = living.into_iter().filter(|db| consumed.contains(&db.name)).collect();
-        let gone = |instance: &DbInstance| living.iter().all(|db| db.instance != *instance);
-        let ended: Vec<_> = consumers.keys().filter(|instance| gone(instance)).copied().collect();
-        for instance in ended {
-            actor.shared.witness(Witness::DocumentGroupEnded);
-            shut_down(actor, consumers.remove(&instance)).await;
-        }
-        for db in living {
-            if consumers.contains_key(&db.instance) {
-                continue;
-            }
-            match consumer::start_of(actor, node, &plan, &changes.feed(&db), Some(db.instance)).await {
-                Ok(begun) => drop(consumers.insert(db.instance, begun)),
-                Err(error) => actor.note(|| format!("cannot consume the documents of {db:?}: {error}")),
-            }
-        }
-        actor.db.env().sleep(POLL_INTERVAL).await;
-    }
-    for consumer in consumers.into_values() {
-        shut_down(actor, Some(consumer)).await;
-    }
-}
-
-async fn shut_down(actor: &ActorContext, consumer: Option<Consumer>) {
-    let Some(consumer) = consumer else { return };
-    if let Err(error) = consumer.shutdown().await {
-        let what = format!("a consumer of documents of process {}", actor.issuer.process);
-        match actor.shared.phase() {
-            Phase::End => actor.shared.fail(format!("{what} does not shut down: {error}")),
-            _ => actor.note(|| format!("{what} has ended badly: {error}")),
         }
     }
 }

@@ -3,7 +3,6 @@
 mod audit;
 mod catalogue;
 mod choice;
-mod consumer;
 mod context;
 mod documents;
 mod follower;
@@ -14,19 +13,18 @@ mod producer;
 mod receiver;
 mod subscriber;
 mod supervised;
-mod visitor;
 mod web;
 mod worker;
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use notibus::{Bus, BusOptions, Node, Result, group::Consumer, node::Role, store::Database};
+use notibus::{Bus, BusOptions, Node, Result, node::Role, store::Database};
 use tokio::task::JoinSet;
 
 use self::{catalogue::Catalogue, context::ActorContext, receiver::Dispatchers};
 use super::{
-    draw::{GroupPlan, ProcessPlan},
+    draw::ProcessPlan,
     kernel::Issuer,
     keyspace::BUS_PREFIX,
     shared::{Busy, Phase, Shared},
@@ -123,7 +121,7 @@ async fn serve(
     let dispatcher = dispatchers.as_ref().map(|dispatchers| &dispatchers.main);
     let mut mirrored = None;
     if let (Some(dispatchers), Some(dispatcher)) = (&dispatchers, dispatcher) {
-        mirrored = subscriber::start(actor, dispatchers.sources(), tasks).await?;
+        mirrored = subscriber::start(actor, &dispatchers.sources(), tasks)?;
         if options.documents.is_some() {
             tasks.spawn(documents::read(actor.clone(), Arc::downgrade(dispatcher)));
         }
@@ -132,29 +130,18 @@ async fn serve(
         (Some(dispatcher), Some(plan)) => Some(web::Web::start(actor, dispatcher, plan)?),
         _ => None,
     };
-    let groups = if plan.consumer { groups(actor, plan.leases_max) } else { Vec::new() };
-    let consumers = consume(actor, &node, &groups).await?;
     drop(starting);
-    let of_documents = async {
-        match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
-            Some(group) if plan.consumer => documents::consume(actor, &node, group).await,
-            _ => actor.until_the_end().await,
-        }
-    };
     let plans = options.consumers.iter().filter(|_| plan.works);
     let workers = join_all(plans.map(|of| {
         let mut of = of.clone();
         of.options.balance.leases_max = plan.leases_max;
         worker::run(actor, &node, of)
     }));
-    tokio::join!(of_documents, visitor::run(actor, &node, &groups), workers);
+    tokio::join!(workers, actor.until_the_end());
     if actor.shared.phase() == Phase::End {
         judge_at_rest(actor, mirrored).await;
     }
     let mut ends = Vec::new();
-    for consumer in consumers {
-        ends.push(("consumer", consumer.shutdown().await));
-    }
     if let Some(notifier) = notifier {
         ends.push(("notifier", notifier.shutdown().await));
     }
@@ -186,22 +173,4 @@ fn judge_ends(actor: &ActorContext, ends: Vec<(&str, Result<()>)>) {
             end => actor.note(|| format!("the {what} has ended: {end:?}")),
         }
     }
-}
-
-/// The groups, for a process that holds at most `leases_max` leases of each.
-fn groups(actor: &ActorContext, leases_max: Option<u32>) -> Vec<GroupPlan> {
-    let mut groups = actor.shared.plan.groups.clone();
-    for group in &mut groups {
-        group.options.balance.leases_max = leases_max;
-    }
-    groups
-}
-
-/// The consumers of those of `groups` that do not expire.
-async fn consume(actor: &ActorContext, node: &Node, groups: &[GroupPlan]) -> Result<Vec<Consumer>> {
-    let mut consumers = Vec::new();
-    for group in groups.iter().filter(|group| group.absences.is_none()) {
-        consumers.push(consumer::start(actor, node, group).await?);
-    }
-    Ok(consumers)
 }

@@ -34,7 +34,7 @@ pub(super) struct ReceiverOptions {
 /// The dispatchers of a process.
 pub(super) struct Dispatchers {
     pub main: Arc<Dispatcher>,
-    /// Has hardly a ring, and reads nearly all from the store. Durable subscribers come to either of the two.
+    /// Has hardly a ring, and reads nearly all from the store. Subscribers that resume come to either of the two.
     without_ring: Option<Arc<Dispatcher>>,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// The dispatcher to which a durable subscriber comes next.
+    /// The dispatcher to which a subscriber comes that resumes.
     pub fn any(&self, actor: &ActorContext) -> &Source {
         self.without_ring.as_ref().filter(|_| actor.random(2) == 0).unwrap_or(&self.main)
     }
@@ -125,19 +125,6 @@ impl Source {
         }
         Ok(Some(subscribe))
     }
-
-    /// Subscribes to what `interest` wants, with the named cursor `name`.
-    pub async fn subscribe_durably(
-        &self,
-        actor: &ActorContext,
-        interest: &Interest,
-        terms: &ReceiverOptions,
-        name: &str,
-    ) -> Result<Option<Subscribe>> {
-        let cursor = actor.bus.cursor(name)?;
-        let Some(subscribe) = self.subscribe(interest, terms)? else { return Ok(None) };
-        subscribe.durable(&cursor).await.map(Some)
-    }
 }
 
 /// A stream of deliveries, or of batches of them.
@@ -168,14 +155,6 @@ impl Stream {
         match self {
             Self::Deliveries(stream) => stream.cursor(),
             Self::Batches(stream) => stream.cursor(),
-        }
-    }
-
-    /// Saves the cursor.
-    pub async fn checkpoint(&mut self) -> Result<()> {
-        match self {
-            Self::Deliveries(stream) => stream.checkpoint().await,
-            Self::Batches(stream) => stream.checkpoint().await,
         }
     }
 

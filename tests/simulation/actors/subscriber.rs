@@ -1,9 +1,8 @@
-//! Subscribers of a dispatcher: quick and slow ones, durable ones, with filters of all sorts, that stop, resume and
-//! replace their filters.
+//! Subscribers of a dispatcher: quick and slow ones, with filters of all sorts, that stop, resume and replace their filters.
 
 use std::time::Duration;
 
-use notibus::{Error, Result, cursor::Cursor};
+use notibus::{Result, cursor::Cursor};
 use tokio::task::JoinSet;
 
 use super::{
@@ -14,7 +13,6 @@ use super::{
     supervised,
 };
 use crate::{
-    guarantee::Guarantee,
     oracle::{Given, Interest, Manner, SubscriberId},
     witness::Witness,
 };
@@ -24,11 +22,10 @@ const MANY: u64 = 200;
 /// The longest absence of a subscriber, in milliseconds.
 const ABSENCE_MAX_MS: u64 = 8_000;
 
-/// Starts some subscribers of the dispatchers of `sources`, and the durable ones that the process had before; and perhaps a mirror. Fails if a
-/// cursor cannot be opened.
-pub(super) async fn start(
+/// Starts some subscribers of the dispatchers of `sources`, and perhaps a mirror.
+pub(super) fn start(
     actor: &ActorContext,
-    sources: Sources,
+    sources: &Sources,
     tasks: &mut JoinSet<()>,
 ) -> Result<Option<Mirrored>> {
     let source = &sources.main;
@@ -44,7 +41,7 @@ pub(super) async fn start(
         let interest = choice::interest(actor);
         let terms = terms(actor, source);
         if is_supervised(actor) {
-            supervised::start(actor, &sources, (interest, terms), None, tasks).await?;
+            supervised::start(actor, source, interest, terms, tasks)?;
             continue;
         }
         let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(None) };
@@ -53,66 +50,14 @@ pub(super) async fn start(
         let id =
             actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner(&terms), start.into());
         actor.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
-        let taker = Taker::new(actor, &sources, (id, interest, None));
+        let taker = Taker::new(actor, sources, id, interest);
         tasks.spawn(taker.run(stream));
-    }
-    let process = actor.issuer.process;
-    let mut durables = actor.shared.oracle().durables_of(process);
-    if durables.is_empty() {
-        let cursors = if actor.shared.plan.subscribers.restarts { 2 } else { actor.random(2) };
-        durables.extend(
-            (0..cursors).map(|number| (format!("cursor-{process}-{number}"), choice::interest(actor))),
-        );
-    }
-    for (name, interest) in durables {
-        let terms = terms(actor, source);
-        if is_supervised(actor) {
-            supervised::start(actor, &sources, (interest, terms), Some(name), tasks).await?;
-        } else if let Some((stream, id)) =
-            subscribe_durably(actor, sources.any(actor), &interest, &terms, &name).await?
-        {
-            let taker = Taker::new(actor, &sources, (id, interest, Some(name)));
-            tasks.spawn(taker.run(stream));
-        }
     }
     if actor.shared.plan.subscribers.supervised {
         Mirrored::start(actor, source, bits, tasks)
     } else {
         Ok(None)
     }
-}
-
-/// Opens the cursor `name`, and receives from there by a stream; `None` once the dispatcher has ended.
-async fn subscribe_durably(
-    actor: &ActorContext,
-    source: &Source,
-    interest: &Interest,
-    terms: &ReceiverOptions,
-    name: &str,
-) -> Result<Option<(Stream, SubscriberId)>> {
-    // Sometimes one that wants to begin with nothing again comes before, and is stopped before it gets anything: what is saved stays.
-    if actor.is_chaos()
-        && actor.random(4) == 0
-        && let Some(subscribe) = source.subscribe_durably(actor, interest, terms, name).await?
-    {
-        let saved = Stream::new(subscribe.since(Cursor::NOTHING), false).checkpoint().await;
-        actor.note(|| format!("{name} was not to begin with nothing: {saved:?}"));
-        if let Err(error @ Error::CursorLost { .. }) = saved {
-            actor.shared.fail(Guarantee::Resumable.broken(format!("nobody else takes {name}: {error}")));
-        }
-    }
-    let Some(subscribe) = source.subscribe_durably(actor, interest, terms, name).await? else {
-        return Ok(None);
-    };
-    let mut stream = Stream::new(subscribe, actor.random(3) == 0);
-    let start = stream.cursor();
-    actor.note(|| format!("has {name}, from {start:?} on: {interest:?}, {terms:?}"));
-    let durable = (name.to_owned(), interest.clone(), manner(terms));
-    let mut oracle = actor.shared.oracle();
-    let id = oracle.subscribed_durably(&actor.shared, actor.issuer, durable);
-    // While no row waits for it, its cursor is the end of the ring.
-    oracle.stands(&actor.shared, id, start.into());
-    Ok(Some((stream, id)))
 }
 
 /// How a subscriber with these options receives by a stream.
@@ -143,30 +88,14 @@ struct Taker {
     sources: Sources,
     id: SubscriberId,
     interest: Interest,
-    /// Its cursor, if it is durable.
-    cursor: Option<String>,
     /// The longest time that it takes over a delivery, in milliseconds.
     slowness_ms: u64,
-    /// It saves its cursor after one of so many deliveries.
-    checkpoints: u64,
 }
 
 impl Taker {
-    fn new(
-        actor: &ActorContext,
-        sources: &Sources,
-        (id, interest, cursor): (SubscriberId, Interest, Option<String>),
-    ) -> Self {
-        let (slowness_ms, checkpoints) = (choice::slowness_ms(actor), 1 + actor.random(4));
-        Self {
-            actor: actor.clone(),
-            sources: sources.clone(),
-            id,
-            interest,
-            cursor,
-            slowness_ms,
-            checkpoints,
-        }
+    fn new(actor: &ActorContext, sources: &Sources, id: SubscriberId, interest: Interest) -> Self {
+        let slowness_ms = choice::slowness_ms(actor);
+        Self { actor: actor.clone(), sources: sources.clone(), id, interest, slowness_ms }
     }
 
     /// Receives until the dispatcher ends.
@@ -206,31 +135,15 @@ impl Taker {
                     }
                 }
             }
-            if actor.random(self.checkpoints) == 0 {
-                self.checkpoint(&mut stream).await;
-            }
             if plan.replaces && self.actor.is_chaos() && self.actor.random(6) == 0 {
                 self.replace(&mut stream);
             }
-            // One that has just expired is stopped more often, before it has saved anything.
+            // One that has just expired is stopped more often, before it has received anything.
             let often = if has_expired { 2 } else { 6 };
             if plan.restarts && self.actor.is_chaos() && self.actor.random(often) == 0 {
                 let away_ms = if has_expired { 1 } else { self.draw_absence_ms() };
                 return self.restart(stream, away_ms).await;
             }
-        }
-    }
-
-    /// Saves its cursor.
-    async fn checkpoint(&self, stream: &mut Stream) {
-        let Self { actor, id, .. } = self;
-        match stream.checkpoint().await {
-            Ok(()) => {}
-            Err(error @ Error::CursorLost { .. }) => {
-                let reason = format!("subscriber {id}, whose cursor nobody takes: {error}");
-                actor.shared.fail(Guarantee::Resumable.broken(reason));
-            }
-            Err(error) => actor.note(|| format!("subscriber {id} could not save its position: {error}")),
         }
     }
 
@@ -248,29 +161,17 @@ impl Taker {
         if self.actor.random(4) == 0 { ABSENCE_MAX_MS } else { self.slowness_ms.max(200) }
     }
 
-    /// Stops, and resumes some time later: from its named cursor, or from the cursor of the stream.
-    async fn restart(&mut self, mut stream: Stream, away_ms: u64) -> Option<Stream> {
-        let Self { actor, sources, id, interest, cursor, .. } = &*self;
-        let source = &sources.main;
+    /// Stops, and resumes some time later from the cursor of the stream.
+    async fn restart(&self, mut stream: Stream, away_ms: u64) -> Option<Stream> {
+        let Self { actor, sources, id, interest, .. } = self;
+        let source = sources.any(actor);
         let position = stream.cursor();
         drop(stream);
         actor.pause(away_ms).await;
         let terms = ReceiverOptions { start: Some(position), ..terms(actor, source) };
-        let Some(cursor) = cursor else {
-            let stream = Stream::new(source.subscribe(interest, &terms).ok()??, actor.random(3) == 0);
-            actor.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));
-            let mut oracle = actor.shared.oracle();
-            oracle.resumed(&actor.shared, (actor.issuer, *id), manner(&terms), position.into());
-            return Some(stream);
-        };
-        loop {
-            match subscribe_durably(actor, sources.any(actor), interest, &terms, cursor).await {
-                Ok(begun) => return begun.map(|(stream, _)| stream),
-                Err(error) => {
-                    actor.note(|| format!("{cursor} could not be opened: {error}"));
-                    actor.pause(300).await;
-                }
-            }
-        }
+        let stream = Stream::new(source.subscribe(interest, &terms).ok()??, actor.random(3) == 0);
+        actor.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));
+        actor.shared.oracle().resumed(&actor.shared, *id, manner(&terms), position.into());
+        Some(stream)
     }
 }

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::{
     choice,
     context::ActorContext,
-    receiver::{self, ReceiverOptions, Source, Sources},
+    receiver::{self, ReceiverOptions, Source},
 };
 use crate::{
     oracle::{Given, Interest, Manner, SubscriberId},
@@ -33,23 +33,36 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// How long a receiver waits at a barrier: while no notifier lives, nothing is folded.
 const BARRIER_MAX: Duration = Duration::from_secs(2);
 
-/// Starts a callback or a listener for `interest`, which is durable if it has a cursor. Fails if the cursor cannot be
-/// opened.
-pub(super) async fn start(
+/// Starts a callback or a listener for `interest`.
+pub(super) fn start(
     actor: &ActorContext,
-    sources: &Sources,
-    (interest, terms): (Interest, ReceiverOptions),
-    cursor: Option<String>,
+    source: &Source,
+    interest: Interest,
+    terms: ReceiverOptions,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let bits = actor.bits();
     let calls = bits.is_multiple_of(2).then_some((bits >> 32).is_multiple_of(2));
-    let (actor, sources) = (actor.clone(), sources.clone());
-    let mut owner =
-        HandleOwner { source: sources.main.clone(), actor, sources, calls, interest, terms, cursor };
-    if let Some(begun) = owner.begin().await? {
-        tasks.spawn(owner.run(begun));
-    }
+    let form = match calls {
+        Some(true) => "a callback of batches",
+        Some(false) => "a callback",
+        None => "a listener",
+    };
+    let panics = calls.is_none() && actor.random(2) == 0;
+    let manner = Manner { form: form.into(), skips: terms.skips, panics };
+    let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(()) };
+    let start = terms.start.unwrap_or(source.position().unwrap_or(Cursor::NOTHING));
+    let id = actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner, start.into());
+    actor.note(|| format!("has {form} as subscriber {id}: {interest:?}, {terms:?}"));
+    let slowness_ms = choice::slowness_ms(actor);
+    let passed = Passed::default();
+    let taker = Taker { actor: actor.clone(), id, passed: Arc::clone(&passed), slowness_ms, panics };
+    let handle = match calls {
+        Some(in_batches) => Handle::Callback(call(subscribe, taker, in_batches)),
+        None => Handle::Listener(listen(subscribe, taker)?),
+    };
+    let owner = HandleOwner { actor: actor.clone(), source: source.clone(), interest, handle, id, passed };
+    tasks.spawn(owner.run());
     Ok(())
 }
 
@@ -73,119 +86,47 @@ impl Handle {
             Self::Listener(handle) => handle,
         }
     }
-
-    /// Stops it, and waits until it has ended.
-    async fn stop(self) {
-        match self {
-            Self::Callback(handle) => drop(handle.stop().await),
-            Self::Listener(handle) => drop(handle.stop().await),
-        }
-    }
 }
 
 /// The barrier that a receiver has passed last, and its handle.
 type Passed = Arc<Mutex<Option<(ListenerHandle, Sequence)>>>;
 
-/// A receiver that has begun.
-struct Begun {
+/// The owner of a callback or a listener, which keeps its handle.
+struct HandleOwner {
+    actor: ActorContext,
+    source: Source,
+    interest: Interest,
     handle: Handle,
     id: SubscriberId,
     passed: Passed,
 }
 
-/// The owner of a callback or a listener, which keeps its handle.
-struct HandleOwner {
-    actor: ActorContext,
-    sources: Sources,
-    /// The dispatcher to which it has subscribed last.
-    source: Source,
-    /// Whether its callback is called for batches; `None` if it starts a listener.
-    calls: Option<bool>,
-    interest: Interest,
-    terms: ReceiverOptions,
-    /// The cursor, if it is durable.
-    cursor: Option<String>,
-}
-
 impl HandleOwner {
-    /// Subscribes; `None` once the dispatcher has ended.
-    async fn begin(&mut self) -> Result<Option<Begun>> {
-        if self.cursor.is_some() {
-            self.source = self.sources.any(&self.actor).clone();
-        }
-        let Self { actor, source, calls, interest, terms, cursor, .. } = &*self;
-        let form = match calls {
-            Some(true) => "a callback of batches",
-            Some(false) => "a callback",
-            None => "a listener",
-        };
-        let panics = calls.is_none() && actor.random(2) == 0;
-        let manner = Manner { form: form.into(), skips: terms.skips, panics };
-        let subscribe = match cursor {
-            None => source.subscribe(interest, terms)?,
-            Some(name) => source.subscribe_durably(actor, interest, terms, name).await?,
-        };
-        let Some(subscribe) = subscribe else { return Ok(None) };
-        let subscribe = subscribe.save_every(Duration::from_millis(1 + actor.random(1_500)))?;
-        let now = source.position().unwrap_or(Cursor::NOTHING);
-        let mut oracle = actor.shared.oracle();
-        let id = match cursor {
-            None => {
-                oracle.subscribed(actor.issuer, interest.clone(), manner, terms.start.unwrap_or(now).into())
-            }
-            Some(name) => {
-                let durable = (name.clone(), interest.clone(), manner);
-                oracle.subscribed_durably(&actor.shared, actor.issuer, durable)
-            }
-        };
-        let life = oracle.life(id);
-        drop(oracle);
-        actor.note(|| {
-            format!("has {form} as subscriber {id}, durable by {cursor:?}: {interest:?}, {terms:?}")
-        });
-        let slowness_ms = choice::slowness_ms(actor);
-        let passed = Arc::default();
-        let taker =
-            Taker { actor: actor.clone(), id, life, passed: Arc::clone(&passed), slowness_ms, panics };
-        let handle = match calls {
-            Some(in_batches) => Handle::Callback(call(subscribe, taker, *in_batches)),
-            None => Handle::Listener(listen(subscribe, taker)?),
-        };
-        Ok(Some(Begun { handle, id, passed }))
-    }
-
-    /// Keeps the handle. Now and then it waits at a barrier, replaces the filter, or restarts a durable receiver.
-    async fn run(mut self, mut begun: Begun) {
-        let plan = self.actor.shared.plan.subscribers;
+    /// Keeps the handle. Now and then it waits at a barrier, or replaces the filter.
+    async fn run(mut self) {
         let mut rounds = 0_u64;
         while self.actor.is_chaos() {
             self.actor.pause(2_000).await;
             rounds += 1;
             if rounds.is_multiple_of(2) {
-                self.wait_at_barrier(&begun).await;
+                self.wait_at_barrier().await;
             }
-            if plan.replaces && self.actor.random(2) == 0 && self.actor.is_chaos() {
+            let replaces = self.actor.shared.plan.subscribers.replaces;
+            if replaces && self.actor.random(2) == 0 && self.actor.is_chaos() {
                 self.interest = choice::interest(&self.actor);
-                let Self { actor, interest, .. } = &self;
-                let Begun { handle, id, .. } = &begun;
+                let Self { actor, interest, handle, id, .. } = &self;
                 actor.note(|| format!("subscriber {id} is to want {interest:?}"));
                 actor.shared.oracle().replaced(&actor.shared, *id, interest, None);
                 handle.replace(interest.filter());
             }
-            if plan.restarts && self.cursor.is_some() && self.actor.random(2) == 0 && self.actor.is_chaos() {
-                begun.handle.stop().await;
-                let Some(next) = self.begin_again().await else { return };
-                begun = next;
-            }
         }
         // Dropping the handle of a callback ends it.
-        let _kept = begun;
         std::future::pending::<()>().await;
     }
 
     /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
-    async fn wait_at_barrier(&self, Begun { handle, id, passed }: &Begun) {
-        let Self { actor, source, .. } = self;
+    async fn wait_at_barrier(&self) {
+        let Self { actor, source, handle, id, passed, .. } = self;
         let recorded = actor.shared.oracle().recorded_so_far();
         let wait = async {
             let version = actor.db.begin().read_version().await.ok()?;
@@ -203,19 +144,6 @@ impl HandleOwner {
         oracle.passed_barrier(&actor.shared, &recorded, at);
         oracle.stands(&actor.shared, *id, Cursor::from(at).into());
         *passed.lock() = Some((handle.listener().clone(), at));
-    }
-
-    /// Subscribes again, as soon as that is possible.
-    async fn begin_again(&mut self) -> Option<Begun> {
-        loop {
-            match self.begin().await {
-                Ok(begun) => return begun,
-                Err(error) => {
-                    self.actor.note(|| format!("could not subscribe: {error}"));
-                    self.actor.pause(300).await;
-                }
-            }
-        }
     }
 }
 
@@ -261,9 +189,6 @@ fn listen(subscribe: Subscribe, taker: Taker) -> Result<ListenerHandle> {
 struct Taker {
     actor: ActorContext,
     id: SubscriberId,
-    /// The life of the subscriber in which it takes. When a process could not start, its listeners go on until they
-    /// have taken the deliveries in hand, beside the listeners of the next attempt.
-    life: Option<u64>,
     passed: Passed,
     /// The longest time that it takes over a delivery, in milliseconds.
     slowness_ms: u64,
@@ -273,9 +198,8 @@ struct Taker {
 
 impl Taker {
     async fn take(&self, given: &Given) -> Next {
-        if self.receive(given) {
-            self.work(true).await;
-        }
+        self.receive(given);
+        self.work(true).await;
         Next::Continue
     }
 
@@ -284,15 +208,12 @@ impl Taker {
         if batch.len() > 1 {
             self.actor.shared.witness(what);
         }
-        let mut is_own = true;
         for delivery in batch {
-            is_own &= self.receive(&receiver::given_row(delivery));
+            self.receive(&receiver::given_row(delivery));
         }
-        if is_own {
-            // If a name comes twice in the batch, its older row would come again after the newer one.
-            let names: BTreeSet<_> = batch.iter().map(|delivery| &delivery.notification().name).collect();
-            self.work(names.len() == batch.len()).await;
-        }
+        // If a name comes twice in the batch, its older row would come again after the newer one.
+        let names: BTreeSet<_> = batch.iter().map(|delivery| &delivery.notification().name).collect();
+        self.work(names.len() == batch.len()).await;
         Next::Continue
     }
 
@@ -300,14 +221,11 @@ impl Taker {
         drop(self.handle_interruption(interruption).await);
     }
 
-    /// Has the oracle judge what it is given. Returns whether it is still the receiver of this life.
-    fn receive(&self, given: &Given) -> bool {
-        let Self { actor, id, life, .. } = self;
+    /// Has the oracle judge what it is given.
+    fn receive(&self, given: &Given) {
+        let Self { actor, id, .. } = self;
         actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
         let mut oracle = actor.shared.oracle();
-        if oracle.life(*id) != *life {
-            return false;
-        }
         oracle.received(&actor.shared, *id, given);
         if matches!(given, Given::Expired { .. })
             && let Some((handle, at)) = &*self.passed.lock()
@@ -315,7 +233,6 @@ impl Taker {
         {
             oracle.passed_after_expiry(&actor.shared, *id, *at);
         }
-        true
     }
 
     /// Takes its time, and panics now and then, if it may.

@@ -2,10 +2,14 @@
 
 use std::{future::pending, panic::resume_unwind, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use notibus::{
     Cursor, Error, Node, Notification, Result,
-    consumer::{Batch, CommitState, Consumer, FencingToken, HandlerResult, Work},
-    cursor::Start,
+    changes::Change,
+    consumer::{
+        Batch, CommitState, ConsumedRow, Consumer, ConsumerBuilder, ConsumerHandle, FencingToken,
+        HandlerResult, Work,
+    },
     event::{EventKind, Kinds},
     feed::ShardId,
     store::Transaction,
@@ -15,6 +19,7 @@ use super::context::ActorContext;
 use crate::{
     app,
     draw::ConsumerPlan,
+    guarantee::Guarantee,
     oracle::{RunId, Told},
     shared::Phase,
     witness::{Fault, Witness},
@@ -29,35 +34,82 @@ const LEFT_MAX_MS: u64 = 3_000;
 /// Works for the consumer of `plan` until the end: comes, stays and goes away while faults strike.
 pub(super) async fn run(actor: &ActorContext, node: &Node, plan: ConsumerPlan) {
     let plan = Arc::new(plan);
+    let away_max_ms = plan.absences.map_or(CHECK_PAUSE_MAX_MS, |absences| absences.away_max_ms);
+    // Who may make a consumer that has to expire is at work until the faults have ended.
+    let mut busy = plan.is_given_up().then(|| actor.shared.begin());
     while actor.phase() != Phase::End {
-        match join(actor, node, &plan).await {
-            Ok(member) => stay(actor, &plan, member).await,
-            Err(error) => actor.note(|| format!("cannot work for {}: {error}", plan.name)),
+        if plan.is_given_up() && !actor.is_chaos() {
+            busy = None;
+        } else {
+            match join(actor, node, &plan).await {
+                Ok(Some(member)) => stay(actor, &plan, member).await,
+                Ok(None) => {}
+                Err(error) => actor.note(|| format!("cannot work for {}: {error}", plan.name)),
+            }
         }
-        actor.pause(CHECK_PAUSE_MAX_MS).await;
+        actor.pause(if actor.is_chaos() { away_max_ms } else { CHECK_PAUSE_MAX_MS }).await;
     }
+    drop(busy);
 }
 
-async fn join(actor: &ActorContext, node: &Node, plan: &Arc<ConsumerPlan>) -> Result<Consumer> {
-    let builder = node.consumer_named(&plan.name)?;
-    let builder = builder.filter(plan.interest.filter()).start_from(plan.start).options(plan.options.clone());
+/// Becomes a member; `None` if there is nothing to follow.
+async fn join(actor: &ActorContext, node: &Node, plan: &Arc<ConsumerPlan>) -> Result<Option<Consumer>> {
+    let builder = node.consumer(&plan.name)?;
+    let Some(name) = &plan.documents else {
+        let builder = builder.filter(plan.interest.filter());
+        return start(actor, plan, builder).await.map(Some);
+    };
+    let living = actor.shared.oracle().living();
+    let Some(db) = living.into_iter().find(|db| db.name == *name) else { return Ok(None) };
+    let joined = start(actor, plan, builder.documents(&actor.bus.changes().feed(&db))).await;
+    if let Err(Error::Invalid { .. }) = &joined
+        && actor.shared.oracle().living().contains(&db)
+    {
+        actor.note(|| format!("deletes {}, which follows a database that was before {db:?}", plan.name));
+        actor.bus.consumer(&plan.name)?.delete(true).await?;
+    }
+    joined.map(Some)
+}
+
+async fn start<R: Worked>(
+    actor: &ActorContext,
+    plan: &Arc<ConsumerPlan>,
+    builder: ConsumerBuilder<R>,
+) -> Result<Consumer> {
+    let mut builder = builder.start_from(plan.start).options(plan.options.clone());
+    if let Some(absences) = plan.absences {
+        builder = builder.expire_after(absences.expiry);
+    }
     let worker = Worker { actor: actor.clone(), plan: Arc::clone(plan) };
     if plan.is_batch {
-        builder.run_batches(move |batch| worker.clone().batch(batch)).await
-    } else {
-        builder.run(move |work| worker.clone().work(work)).await
+        return builder.run_batches(move |batch| worker.clone().batch(batch)).await;
     }
+    if let Some(running_max) = plan.tenants_max {
+        builder = builder.tenants(running_max, |id| Bytes::copy_from_slice(&id[..1.min(id.len())]));
+    }
+    builder.run(move |work| worker.clone().work(work)).await
 }
 
 /// Stays for a while, or until the end, as long as the consumer is there.
 async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     let env = actor.db.env();
     let until = env.now() + Duration::from_millis(1 + actor.random(plan.stay_max_ms));
-    let phase = actor.phase();
-    while actor.phase() != Phase::End && !(phase == Phase::Chaos && (env.now() >= until || !actor.is_chaos()))
-    {
-        actor.pause(CHECK_PAUSE_MAX_MS).await;
-        if let Err(Error::NoConsumer { .. }) = member.handle().status().await {
+    let ends = actor.is_chaos() || plan.is_given_up();
+    while actor.phase() != Phase::End && !(ends && (env.now() >= until || !actor.is_chaos())) {
+        tokio::select! {
+            biased;
+            error = member.ended() => {
+                actor.note(|| format!("{} has ended: {error}", plan.name));
+                actor.shared.witness(Witness::DocumentConsumerEnded);
+                if !matches!(error, Error::NoFeed { .. }) {
+                    actor.shared.fail(format!("{} has ended for another reason: {error}", plan.name));
+                }
+                break;
+            }
+            () = actor.pause(CHECK_PAUSE_MAX_MS) => {}
+        }
+        if !is_there(actor, member.handle()).await {
+            actor.shared.witness(Witness::ConsumerFoundGone);
             break;
         }
     }
@@ -73,6 +125,22 @@ async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
     }
 }
 
+/// Whether the consumer is there, as far as one can know. Judges the answer, if nothing changes meanwhile.
+async fn is_there(actor: &ActorContext, handle: &ConsumerHandle) -> bool {
+    let name = handle.name().to_string();
+    let before = actor.shared.oracle().existence(&name);
+    let status = handle.status().await;
+    let is_gone = matches!(status, Err(Error::NoConsumer { .. }));
+    if before == actor.shared.oracle().existence(&name)
+        && (is_gone && before.0 || status.is_ok() && !before.0)
+    {
+        let reason =
+            format!("{name} exists: {}, and a member got an answer that it does not: {is_gone}", before.0);
+        actor.shared.fail(Guarantee::Consistent.broken(reason));
+    }
+    !is_gone
+}
+
 #[derive(Clone)]
 struct Worker {
     actor: ActorContext,
@@ -80,13 +148,21 @@ struct Worker {
 }
 
 /// What checks the transactions of a run.
-#[derive(Clone)]
-enum Check {
-    Work(Work<Notification>),
-    Batch(Batch<Notification>),
+enum Check<R> {
+    Work(Work<R>),
+    Batch(Batch<R>),
 }
 
-impl Check {
+impl<R> Clone for Check<R> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Work(work) => Self::Work(work.clone()),
+            Self::Batch(batch) => Self::Batch(batch.clone()),
+        }
+    }
+}
+
+impl<R> Check<R> {
     async fn commit_in(&self, tx: &Transaction) -> Result<CommitState> {
         match self {
             Self::Work(work) => work.commit_in(tx).await,
@@ -102,37 +178,69 @@ impl Check {
     }
 }
 
-/// What a handler is told of `row`, where `since` is finished.
-fn told(row: &Notification, since: Cursor) -> Told {
-    let news = row.news_since(since).kinds();
-    let is_end = row.is_deleted() || news.contains(EventKind::Deleted);
-    Told { id: row.name.as_str().to_owned(), at: Some(row.sequence), news, is_end }
+/// A row on which handlers work.
+trait Worked: ConsumedRow {
+    /// What a handler is told of it, where `since` is finished.
+    fn told(&self, since: Cursor) -> Told {
+        let _ = since;
+        let id = String::from_utf8_lossy(self.id()).into_owned();
+        Told { id, at: Some(self.sequence()), news: Kinds::NONE, is_end: false }
+    }
+}
+
+impl Worked for Change {}
+
+impl Worked for Notification {
+    fn told(&self, since: Cursor) -> Told {
+        let news = self.news_since(since).kinds();
+        let is_end = self.is_deleted() || news.contains(EventKind::Deleted);
+        Told { id: self.name.as_str().to_owned(), at: Some(self.sequence), news, is_end }
+    }
+}
+
+/// A call of a handler, which ends when this is dropped.
+struct Running {
+    actor: ActorContext,
+    run: RunId,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.actor.shared.oracle().run_ended(self.run);
+    }
 }
 
 impl Worker {
-    async fn work(self, work: Work<Notification>) -> HandlerResult {
+    async fn work<R: Worked>(self, work: Work<R>) -> HandlerResult {
         let id = String::from_utf8_lossy(work.id()).into_owned();
         let is_end = work.gone().is_some();
         let given = match work.row() {
-            Some(row) => Told { is_end, ..told(row, work.since()) },
+            Some(row) => Told { is_end, ..row.told(work.since()) },
             None => Told { id, at: None, news: Kinds::NONE, is_end },
         };
         let place = (work.fencing_token(), work.shard());
         self.perform(vec![given], place, Check::Work(work)).await
     }
 
-    async fn batch(self, batch: Batch<Notification>) -> HandlerResult {
-        let given = batch.rows.iter().map(|row| told(row, batch.since())).collect();
+    async fn batch<R: Worked>(self, batch: Batch<R>) -> HandlerResult {
+        let given = batch.rows.iter().map(|row| row.told(batch.since())).collect();
         let place = (batch.fencing_token(), batch.shard());
         self.perform(given, place, Check::Batch(batch)).await
     }
 
-    async fn perform(&self, given: Vec<Told>, place: (FencingToken, ShardId), check: Check) -> HandlerResult {
+    async fn perform<R: Worked>(
+        &self,
+        given: Vec<Told>,
+        place: (FencingToken, ShardId),
+        check: Check<R>,
+    ) -> HandlerResult {
         let Self { actor, plan } = self;
-        let run = actor.shared.oracle().run_began(&plan.name, place, given.clone());
+        let who = (actor.issuer, &*plan.name);
+        let run = actor.shared.oracle().run_began(&actor.shared, who, place, given.clone());
+        let _running = Running { actor: actor.clone(), run };
         actor.note(|| format!("begins run {run} of {} in {}: {given:?}", plan.name, place.1));
         actor.pause(plan.work_max_ms).await;
-        let fails = given.iter().any(|told| plan.failing.iter().any(|name| name.as_str() == told.id));
+        let fails = given.iter().any(|told| plan.failing.contains(&told.id));
         if actor.shared.strikes(Fault::HandlerHangs) {
             return pending().await;
         }
@@ -175,7 +283,7 @@ impl Worker {
     }
 
     /// Does a part of the work.
-    async fn step(&self, run: RunId, given: &[Told], check: &Check) -> Result<()> {
+    async fn step<R>(&self, run: RunId, given: &[Told], check: &Check<R>) -> Result<()> {
         let step = async |tx: Transaction| {
             check.verify(&tx).await?;
             self.write(&tx, run, given, false);
@@ -185,7 +293,7 @@ impl Worker {
     }
 
     /// Finishes the work.
-    async fn finish(&self, run: RunId, given: &[Told], check: &Check) -> Result<()> {
+    async fn finish<R>(&self, run: RunId, given: &[Told], check: &Check<R>) -> Result<()> {
         let finish = async |tx: Transaction| {
             if !self.plan.is_exact {
                 check.verify(&tx).await?;
@@ -204,60 +312,5 @@ impl Worker {
             let work = app::work(run, is_final, self.actor.bits());
             tx.set(&app::worked(&self.plan.name, told.id.as_bytes()), &work);
         }
-    }
-}
-
-/// Manages a consumer of the world, at random.
-pub(super) async fn operate(actor: &ActorContext) -> Result<()> {
-    let plans = &actor.shared.plan.consumers;
-    let Some(plan) =
-        plans.get(actor.random(plans.len().max(1) as u64) as usize).filter(|plan| plan.is_operated)
-    else {
-        return Ok(());
-    };
-    let handle = actor.bus.consumer(&plan.name)?;
-    let force = actor.random(2) == 0;
-    match actor.random(16) {
-        0..4 => {
-            let (glob, only_deferred) =
-                (["*", "shop/*", "a"][actor.random(3) as usize], actor.random(2) == 0);
-            actor.note(|| {
-                format!("asks {} to work on {glob} again; on deferred ids only: {only_deferred}", plan.name)
-            });
-            handle.again(glob, only_deferred).await.map(drop)
-        }
-        4..8 => {
-            let name = &actor.shared.plan.names[actor.random(actor.shared.plan.names.len() as u64) as usize];
-            actor.note(|| format!("discards {name:?} of {}", plan.name));
-            handle.discard(name.as_str().as_bytes()).await.map(drop)
-        }
-        8..12 => {
-            actor.note(|| format!("pauses {}", plan.name));
-            handle.pause().await?;
-            actor.pause(1_000).await;
-            handle.resume().await
-        }
-        12..15 => {
-            let start = match actor.random(3) {
-                0 => Cursor::NOTHING.into(),
-                1 => actor.bus.feed().horizon().await?.into(),
-                _ => Start::Now,
-            };
-            actor.note(|| format!("resets {} to {start:?}, by force: {force}", plan.name));
-            handle.reset(start, force).await
-        }
-        _ => {
-            actor.note(|| format!("deletes {}, by force: {force}", plan.name));
-            handle.delete(force).await
-        }
-    }
-}
-
-/// Lets the consumers go on that an operator has paused.
-pub(super) async fn resume(actor: &ActorContext) {
-    for plan in &actor.shared.plan.consumers {
-        let Ok(handle) = actor.bus.consumer(&plan.name) else { continue };
-        let resumed = handle.resume().await;
-        actor.note(|| format!("resumes {}: {resumed:?}", plan.name));
     }
 }

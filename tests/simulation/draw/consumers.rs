@@ -1,21 +1,29 @@
-//! [`ConsumerPlan`]: the draw of a consumer, and of what its handlers do.
+//! [`ConsumerPlan`]: the draw of a consumer, of what its handlers do, and of how its members come and go.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 use notibus::{
-    consumer::{ConsumerOptions, FailurePolicy},
+    consumer::{ConsumerOptions, ConsumerSettings, FailurePolicy},
     cursor::{Cursor, Start},
     event::{DbName, EventKind, Kinds},
-    node::BalanceOptions,
 };
 
-use crate::oracle::{Interest, Which};
+use super::{WorldPlan, rates};
+use crate::{
+    oracle::{GLOBS, Interest, Which},
+    witness::Fault,
+};
+
+/// The most databases whose documents are followed.
+const FOLLOWED_MAX: usize = 2;
 
 /// A consumer.
 #[derive(Debug, Clone)]
 pub(crate) struct ConsumerPlan {
     pub name: String,
+    /// The database whose documents it follows, as long as this exists; `None` if it follows the notifications.
+    pub documents: Option<DbName>,
     pub start: Start,
     /// What it wants.
     pub interest: Interest,
@@ -23,26 +31,65 @@ pub(crate) struct ConsumerPlan {
     pub is_batch: bool,
     /// Whether the transaction that finishes work is the one of its effect. Else its transactions are only verified.
     pub is_exact: bool,
-    /// The names of the databases on which its handlers fail forever.
-    pub failing: Vec<DbName>,
+    /// The ids on which its handlers fail forever.
+    pub failing: Vec<String>,
     /// The most transactions of a run before the last one.
     pub steps_max: u64,
     /// The longest pause within a run, in milliseconds.
     pub work_max_ms: u64,
     /// How long a member stays at most, in milliseconds.
     pub stay_max_ms: u64,
-    /// How an operator asks to work again, and how often.
+    /// Whether an operator manages it.
     pub is_operated: bool,
+    /// How many ids of one tenant may run at once, if its ids have tenants.
+    pub tenants_max: Option<usize>,
     pub options: ConsumerOptions,
+    /// How its members go away, if it expires.
+    pub absences: Option<AbsencePlan>,
+}
+
+/// After how long without a member a consumer is deleted, and for how long it has none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AbsencePlan {
+    pub expiry: Duration,
+    /// The longest time for which a member is away, in milliseconds.
+    pub away_max_ms: u64,
+    /// Whether the members come back when the faults have ended. Otherwise the consumer has to expire.
+    pub returns: bool,
+}
+
+impl AbsencePlan {
+    fn draw(random: &mut Rng) -> Self {
+        let expiry_ms = random.u64(300..=3_000);
+        Self {
+            expiry: Duration::from_millis(expiry_ms),
+            away_max_ms: expiry_ms * [1, 3][random.usize(0..2)],
+            returns: random.bool(),
+        }
+    }
 }
 
 impl ConsumerPlan {
-    /// The draw of consumer `number`, in a world with databases of these names.
-    pub fn draw(random: &mut Rng, names: &[DbName], balance: BalanceOptions, number: usize) -> Self {
+    /// Whether nobody works for it after the faults, so that it has to expire.
+    pub fn is_given_up(&self) -> bool {
+        self.absences.is_some_and(|absences| !absences.returns)
+    }
+
+    /// The settings of one that follows the notifications.
+    pub fn settings(&self) -> ConsumerSettings {
+        let settings = ConsumerSettings::default().filter(self.interest.filter()).start(self.start);
+        settings.expiry(self.absences.map(|absences| absences.expiry))
+    }
+
+    /// The draw of consumer `number` of notifications.
+    fn draw(random: &mut Rng, world: &WorldPlan, number: usize) -> Self {
         let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
-        let which = match random.u32(0..6) {
+        let names = &world.names;
+        let which = match random.u32(0..8) {
             0 => Which::Prefix("shop/".into()),
-            1 => Which::Names(names[..names.len().min(2)].to_vec()),
+            1 => Which::Suffix("/_replicator".into()),
+            2 => Which::Glob(GLOBS[random.usize(0..GLOBS.len())]),
+            3 => Which::Names(names[..names.len().min(2)].to_vec()),
             _ => Which::All,
         };
         let kinds = match random.u32(0..4) {
@@ -52,7 +99,7 @@ impl ConsumerPlan {
         };
         let failure = if random.u32(0..4) == 0 { FailurePolicy::Hold } else { FailurePolicy::Defer };
         let failing = match failure {
-            FailurePolicy::Defer if random.u32(0..3) == 0 => names[..1].to_vec(),
+            FailurePolicy::Defer if random.u32(0..3) == 0 => vec![names[0].as_str().to_owned()],
             _ => Vec::new(),
         };
         let options = ConsumerOptions::default()
@@ -68,19 +115,116 @@ impl ConsumerPlan {
             .checkpoint_interval(ms(random, 5, 500))
             .in_hand_max([1, 3, 1_000][random.usize(0..3)])
             .poll_interval(ms(random, 500, 5_000))
-            .balance(balance);
+            .balance(world.notifier.balance.clone().leases_max(None));
         Self {
             name: format!("consumer-{number}"),
+            documents: None,
             start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
             interest: Interest { kinds, ..Interest::of(which) },
             is_batch: random.u32(0..3) == 0,
-            is_exact: random.bool(),
+            is_exact: random.u32(0..3) > 0,
             failing,
             steps_max: random.u64(0..=2),
             work_max_ms: [5, 50, 800][random.usize(0..3)],
             stay_max_ms: [300, 3_000, 30_000][random.usize(0..3)],
             is_operated: random.u32(0..3) > 0,
+            tenants_max: (random.u32(0..4) == 0).then(|| random.usize(1..=2)),
             options,
+            absences: None,
         }
+    }
+
+    /// The same for the documents of the database `db`, which is number `number`.
+    fn of_documents(self, db: &DbName, number: usize) -> Self {
+        Self {
+            name: format!("documents-{number}"),
+            documents: Some(db.clone()),
+            interest: Interest::of(Which::All),
+            failing: self.failing.iter().map(|_| "p:0".to_owned()).collect(),
+            absences: None,
+            ..self
+        }
+    }
+}
+
+impl WorldPlan {
+    /// Adds consumers, in most worlds.
+    pub(super) fn with_consumers(mut self, random: &mut Rng) -> Self {
+        let number = if random.u32(0..4) == 0 { 0 } else { random.usize(1..=2) };
+        let mut consumers: Vec<_> =
+            (0..number).map(|number| ConsumerPlan::draw(random, &self, number)).collect();
+        let expires = self.has_janitor() && random.u32(0..3) == 0;
+        for consumer in consumers.iter_mut().filter(|_| expires) {
+            consumer.absences = (random.u32(0..3) > 0).then(|| AbsencePlan::draw(random));
+        }
+        if self.has_janitor() && number > 0 && !self.sizes.is_crowded && random.u32(0..6) == 0 {
+            self.churn_consumers(random);
+        }
+        if self.documents.is_some() && random.u32(0..3) > 0 {
+            let plan = ConsumerPlan::draw(random, &self, 0);
+            let followed = (0..).zip(self.names.iter().take(FOLLOWED_MAX));
+            consumers.extend(followed.map(|(number, db)| plan.clone().of_documents(db, number)));
+        }
+        if consumers.is_empty() {
+            return self;
+        }
+        if self.sizes.is_crowded || self.sizes.has_many_shards {
+            for consumer in &mut consumers {
+                let options = &mut consumer.options;
+                (options.batch_rows_max, options.batch_bytes_max) = (100, 1_000_000);
+                (options.max_concurrency, options.in_hand_max) = (16, 1_000);
+                (consumer.work_max_ms, consumer.steps_max) = (5, 0);
+            }
+        }
+        self.consumers = consumers;
+        for process in &mut self.processes {
+            process.works = process.is_node() && random.u32(0..3) > 0;
+        }
+        self.processes[0].works = true;
+        self.rates.extend(rates(random, Fault::is_of_handlers));
+        self
+    }
+
+    /// Adds everything by which the janitor meets consumers that come and go: an operator who does little else, many tombstones, which are
+    /// soon old enough, and slow transactions.
+    fn churn_consumers(&mut self, random: &mut Rng) {
+        self.churns_consumers = true;
+        self.documents = None;
+        if !self.processes.iter().any(|process| process.operator) {
+            self.processes.push(super::ProcessPlan { operator: true, ..super::ProcessPlan::default() });
+        }
+        self.latency_us = [3_000, 20_000][random.usize(0..2)];
+        self.think_max_ms = 20;
+        self.operate_max_ms = 50;
+        self.janitor.interval = Duration::from_millis(random.u64(10..=40));
+        self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
+    }
+
+    /// Leaves many results unknown in some worlds, and answers late, so that others act before the transaction is tried again. Consumers
+    /// give rows up after two attempts there: what the first one has left in doubt is decided between the two. More consumers expire, each
+    /// after a few passes of the janitor, some of which fail.
+    pub(super) fn with_doubts(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..6) > 0 {
+            return self;
+        }
+        self.doubts_last = true;
+        for fault in [Fault::UnknownCommitted, Fault::LateCommit, Fault::TimedOut] {
+            let rate = random.f64() * 0.15;
+            if random.u32(0..3) > 0 {
+                self.rates.retain(|(of, _)| *of != fault);
+                self.rates.push((fault, rate));
+            }
+        }
+        for consumer in &mut self.consumers {
+            let options = &mut consumer.options;
+            (options.attempts_max, options.backoff_min) = (2, Duration::from_millis(random.u64(10..=50)));
+        }
+        if self.has_janitor() && !self.churns_consumers && random.bool() {
+            for consumer in self.consumers.iter_mut().filter(|consumer| consumer.documents.is_none()) {
+                let absences = consumer.absences.get_or_insert_with(|| AbsencePlan::draw(random));
+                self.janitor.interval = absences.expiry / random.u32(3..=8);
+            }
+        }
+        self
     }
 }

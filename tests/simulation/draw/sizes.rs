@@ -83,9 +83,6 @@ impl WorldPlan {
         self.notifier.fold_rows_max = 1_000;
         self.dispatcher.page_rows_max = 1_000;
         self.dispatcher.catch_up_rows_max = 256;
-        for group in &mut self.groups {
-            (group.options.rows_max, group.options.bytes_max) = (100, 1_000_000);
-        }
     }
 
     /// Makes those durations endless that bound only what goes wrong, or what is kept.
@@ -95,11 +92,6 @@ impl WorldPlan {
         lengthen(&mut self.janitor.balance);
         self.notifier.fold_interval_max = Duration::MAX;
         self.notifier.fold_percent = self.notifier.fold_percent.max(25);
-        let of_documents = self.documents.as_mut().and_then(|documents| documents.group.as_mut());
-        for group in self.groups.iter_mut().chain(of_documents) {
-            lengthen(&mut group.options.balance);
-            group.options.stuck_after = Duration::MAX;
-        }
     }
 }
 

@@ -5,31 +5,41 @@
 //! - the effects of a transaction that finishes work happen once for each row, unless somebody has asked for them again;
 //! - nobody writes without the lease of the shard, after the next run of the id has begun, or while the consumer is paused;
 //! - no row is worked on after a newer one of its id was finished, and no database after its end was learned;
-//! - who has worked on a database learns that it has ended before anything is worked on for the next one of the name.
+//! - who has worked on a database learns that it has ended before anything is worked on for the next one of the name;
+//! - no process works twice at once on an id;
+//! - at rest everything is finished or deferred, what always fails has been tried again, and all keys are in shards that are read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use bytes::Bytes;
 use notibus::{
     consumer::FencingToken,
     cursor::{Cursor, Knowledge},
-    event::{DbName, Kinds, Notification, Sequence},
+    event::{DbInstance, Kinds, Notification, Sequence},
     feed::ShardId,
-    test_util::inspect,
+    test_util::inspect::{self, StoredKey},
 };
 
 use super::{
-    Oracle, Placed,
+    Oracle,
     commit::{ObservedCommit, StoredChanges, Verdict},
     given::Start,
-    models::consumer::{ConsumerModel, Progress, Run, RunId, Told, is_news},
+    models::{
+        consumer::{ConsumerModel, Followed, Progress, Run, RunId, Told, began, is_news},
+        documents::DocFeed,
+    },
     stored_item::StoredItem,
 };
 use crate::{
     app::{self, AppKey},
     draw::ConsumerPlan,
     findings::Findings,
-    guarantee::Guarantee,
+    guarantee::{Broken, Guarantee},
+    kernel::Issuer,
+    keyspace::Rows,
     witness::Witness,
 };
 
@@ -44,22 +54,98 @@ impl Oracle {
         self.consumer_plans = plans.iter().map(|plan| (plan.name.clone(), plan.clone())).collect();
     }
 
-    /// A handler of `consumer` is called. Returns the number of the run.
+    /// The faults have ended.
+    pub fn has_come_to_rest(&mut self) {
+        self.is_calm = true;
+    }
+
+    /// A handler of `consumer` is called at `issuer`. Returns the number of the run.
     pub fn run_began(
         &mut self,
-        consumer: &str,
+        findings: &Findings,
+        (issuer, consumer): (Issuer, &str),
         (token, shard): (FencingToken, ShardId),
         told: Vec<Told>,
     ) -> RunId {
         self.next_reader += 1;
         let run = self.next_reader;
         for of in &told {
-            let last = self.last_runs.entry((consumer.to_owned(), of.id.clone())).or_insert((token, run));
+            let key = (consumer.to_owned(), of.id.clone());
+            let last = self.last_runs.entry(key).or_insert((token, run));
+            if let Some(other) = self.runs.get(&last.1).filter(|other| !other.is_over) {
+                findings.witness(Witness::RunsOverlap);
+                if other.issuer == issuer {
+                    let (id, number) = (&of.id, last.1);
+                    let reason = format!("run {run} of {consumer} on {id:?} begins beside run {number}");
+                    findings.fail(Guarantee::Ended.broken(reason));
+                }
+            }
             *last = (*last).max((token, run));
         }
-        let began = self.commits;
-        self.runs.insert(run, Run { token, shard, told, began });
+        let (began, is_calm) = (self.commits, self.is_calm);
+        self.runs.insert(run, Run { issuer, token, shard, told, began, is_calm, is_over: false });
         run
+    }
+
+    /// The handler of a run has returned, or was dropped.
+    pub fn run_ended(&mut self, run: RunId) {
+        if let Some(run) = self.runs.get_mut(&run) {
+            run.is_over = true;
+        }
+    }
+
+    /// A row of `name` comes, perhaps with the end of a database.
+    pub(super) fn note_row_for_consumers(&self, findings: &Findings, id: &str, is_end: bool) {
+        let of_notifications = self.consumers.iter().filter(|(_, model)| model.row.instance.is_none());
+        for (name, model) in of_notifications {
+            let last = self.last_runs.get(&(name.clone(), id.to_owned()));
+            if last.is_some_and(|(_, run)| self.runs.get(run).is_some_and(|run| !run.is_over)) {
+                findings.witness(if is_end { Witness::EndWhileRunning } else { Witness::RowWhileRunning });
+            } else if is_end && model.pending(id).is_some() {
+                findings.witness(Witness::EndWhileDeferred);
+            }
+        }
+    }
+
+    /// The newest rows of the feed of `model`, each with its shard.
+    fn newest_rows<'a>(
+        &'a self,
+        model: &ConsumerModel,
+    ) -> Box<dyn Iterator<Item = (ShardId, Followed<'a>)> + 'a> {
+        match model.row.instance {
+            None => Box::new(self.rows.values().map(|placed| (placed.shard, (&*placed.row).into()))),
+            Some(instance) => Box::new(self.documents.get(&instance).into_iter().flat_map(DocFeed::newest)),
+        }
+    }
+
+    /// The row that there is or was at `at` of the feed of the documents of `instance`, or of notifications.
+    fn row_at(&self, instance: Option<DbInstance>, at: Sequence) -> Option<Followed<'_>> {
+        match instance {
+            None => self.past.get(&at).map(|row| (&**row).into()),
+            Some(instance) => {
+                let doc = self.documents.get(&instance)?.past.get(&at)?;
+                Some(Followed { id: doc.id.as_str(), at, notification: None })
+            }
+        }
+    }
+
+    /// The newest row that there ever was of `id`.
+    fn newest_ever(&self, instance: Option<DbInstance>, id: &str) -> Option<Sequence> {
+        match instance {
+            None => self.past.values().rev().find(|row| row.name.as_str() == id).map(|row| row.sequence),
+            Some(instance) => {
+                let docs = self.documents.get(&instance)?.past.iter();
+                docs.rev().find(|(_, doc)| doc.id.as_str() == id).map(|(at, _)| *at)
+            }
+        }
+    }
+
+    /// The topology entries of the feed of `model` so far.
+    fn entries_of(&self, model: &ConsumerModel) -> &[Range<u64>] {
+        match model.row.instance {
+            None => &self.entries,
+            Some(instance) => self.documents.get(&instance).map_or(&[], |feed| &feed.entries),
+        }
     }
 
     /// Judges the changes of a commit to consumers.
@@ -73,7 +159,7 @@ impl Oracle {
         if self.consumer_plans.is_empty() {
             return Ok(());
         }
-        let (set, mut touched) = (self.take_consumers(findings, items)?, BTreeSet::new());
+        let (set, mut touched) = (self.take_consumers(findings, seen, items)?, BTreeSet::new());
         for (item, change) in items {
             if let (StoredItem::App(AppKey::Worked(consumer, id)), Some(value)) = (item, &change.after) {
                 let id = String::from_utf8_lossy(id).into_owned();
@@ -124,7 +210,7 @@ impl Oracle {
         }
         self.judge_keys(findings, seen, items, (&set, &mut touched))?;
         for name in &touched {
-            self.judge_rest_of_consumer(name)?;
+            self.judge_rest_of_consumer(findings, name)?;
         }
         self.judge_entries_of_consumers(findings, items, &set)
     }
@@ -133,34 +219,44 @@ impl Oracle {
     fn take_consumers(
         &mut self,
         findings: &Findings,
+        seen: &ObservedCommit<'_>,
         items: &StoredChanges<'_>,
-    ) -> Result<BTreeSet<String>, crate::guarantee::Broken> {
+    ) -> Result<BTreeSet<String>, Broken> {
         let mut set = BTreeSet::new();
         for (item, change) in items {
             let StoredItem::Consumer(name) = item else { continue };
-            let was_used = self.consumers.get(name).is_some_and(|model| model.is_used);
-            let Some(value) = &change.after else {
-                set.insert(name.clone());
-                self.consumers.remove(name);
-                if was_used {
-                    findings.witness(Witness::ConsumerDeleted);
-                }
-                continue;
-            };
-            let row = inspect::consumer(value).map_err(|error| error.to_string())?;
-            if let Some(model) = self.consumers.get_mut(name)
+            let row = change.after.as_ref().map(|value| inspect::consumer(value)).transpose();
+            let row = row.map_err(|error| error.to_string())?;
+            let known = self.consumers.get_mut(name);
+            let was_used = known.as_ref().is_some_and(|model| model.is_used);
+            if let (Some(model), Some(row)) = (known, &row)
                 && (model.row.identity, model.row.generation) == (row.identity, row.generation)
             {
                 if row.is_paused && !model.row.is_paused && was_used {
                     findings.witness(Witness::ConsumerPaused);
                 }
-                model.row = row;
+                model.row = row.clone();
                 continue;
             }
             set.insert(name.clone());
+            self.consumer_changes += 1;
+            if change.before.is_some() {
+                self.judge_operation(seen, name)?;
+            }
+            let before = self.consumers.remove(name);
+            let Some(row) = row else {
+                self.deleted.insert(name.clone());
+                if let Some(before) = before {
+                    self.judge_expiry(findings, seen, (name, &before.row, before.created))?;
+                }
+                if was_used {
+                    findings.witness(Witness::ConsumerDeleted);
+                }
+                continue;
+            };
             let is_behind = match row.start.knowledge() {
-                Knowledge::Nothing => false,
-                Knowledge::UpTo(_) => row.start.position() < self.horizon,
+                Knowledge::UpTo(_) if row.instance.is_none() => row.start.position() < self.horizon,
+                _ => false,
             };
             if is_behind {
                 return Guarantee::ExpiredNotSilent.fails(format!(
@@ -168,12 +264,17 @@ impl Oracle {
                     row.start, self.horizon
                 ));
             }
-            if was_used && change.before.is_some() {
-                findings.witness(Witness::ConsumerReset);
+            let mut model = ConsumerModel::new(row, seen.stamp.version(), self.commits);
+            if let Some(before) = before {
+                (model.created, model.ended) = (before.created, before.ended);
+                if was_used {
+                    findings.witness(Witness::ConsumerReset);
+                }
+            } else {
+                // Tokens of one that was deleted are not compared with those of the next one.
+                self.last_runs.retain(|(of, _), _| of != name);
             }
-            // Tokens of one that was deleted are not compared with those of the next one.
-            self.last_runs.retain(|(of, _), _| of != name);
-            self.consumers.insert(name.clone(), ConsumerModel::new(row, self.commits));
+            self.consumers.insert(name.clone(), model);
         }
         Ok(set)
     }
@@ -188,49 +289,37 @@ impl Oracle {
     ) -> Verdict {
         let (run, is_final) = app::work_of(value);
         let who = format!("run {run} of {name} on {id:?}");
-        let Some(Run { token, shard, told, began, .. }) = self.runs.get(&run) else {
+        let Some(Run { told, began: since, .. }) = self.runs.get(&run) else {
             return Err(format!("{who} is not known").into());
         };
-        let generation = self.runs[&run].generation();
+        let (since, size) = (*since, told.len());
         let Some(told) = told.iter().find(|told| told.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
         };
-        let Some(model) = self.consumers.get(name) else {
-            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is gone"));
-        };
-        if !self.owns(seen, &pool(name), shard.0) {
-            return Guarantee::Fenced.fails(format!("{who} writes without the lease of {shard}"));
-        }
-        if generation != model.row.generation || *began < model.since {
-            return Guarantee::Fenced.fails(format!("{who} is of before the last reset, and writes"));
-        }
-        if model.row.is_paused {
-            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
-        }
-        let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
-        if last.is_some_and(|last| *last > (*token, run)) {
-            return Guarantee::Ended.fails(format!("{who} writes after {last:?} has begun"));
-        }
+        let model = self.judge_fence(seen, &who, (name, id), run)?;
         let once = self.consumer_plans.get(name).is_some_and(|plan| plan.is_exact);
-        let row = told
-            .at
-            .map(|at| self.past.get(&at).ok_or_else(|| format!("{who} is given {at}, which is no row")));
-        let row = row.transpose()?.cloned();
+        let instance = model.row.instance;
+        if instance.is_some_and(|instance| !self.documents.contains_key(&instance)) {
+            // Until a member finds that its feed is gone, work on it may be finished.
+            return Ok(());
+        }
+        let row = told.at.map(|at| {
+            self.row_at(instance, at).ok_or_else(|| format!("{who} is given {at}, which is no row"))
+        });
+        let row = row.transpose()?;
         let (base, empty) = (model.base(id), Progress::default());
         let progress = model.progress.get(id).unwrap_or(&empty);
         if let (Some(row), Some(finished)) = (&row, progress.finished) {
-            if row.sequence < finished {
+            if row.at < finished {
                 return Guarantee::Ordered
-                    .fails(format!("{who} is at {}, and {finished} was finished", row.sequence));
+                    .fails(format!("{who} is at {}, and {finished} was finished", row.at));
             }
-            if once && is_final && row.sequence == finished && !progress.may_repeat {
+            if once && is_final && row.at == finished && !progress.may_repeat {
                 return Guarantee::ExactlyOnce.fails(format!("{who} finishes {finished}, which is finished"));
             }
         }
-        let lives = row.as_ref().filter(|row| !row.is_deleted()).map(|row| row.instance);
-        if let Some(lives) = lives
-            && self.ended.contains(&(name.to_owned(), lives))
-        {
+        let lives = row.and_then(|row| row.lives());
+        if let Some(lives) = lives.filter(|lives| model.ended.contains(lives)) {
             return Guarantee::Ended.fails(format!("{who} works on {lives}, whose end it has learned"));
         }
         if let Some(begun) = progress.begun.filter(|begun| lives != Some(*begun)) {
@@ -240,14 +329,12 @@ impl Oracle {
             }
             findings.witness(Witness::EndBeforeNextWork);
         }
-        if is_final && let Some(row) = &row {
-            let wanted = self.consumer_plans.get(name).map(|plan| plan.interest.kinds_of(&row.name));
-            Self::judge_news(&who, (model, wanted.unwrap_or_default()), row, (base, told))?;
+        if is_final && let Some(row) = row.and_then(|row| row.notification) {
+            self.judge_news((&who, name), model, row, (base, told))?;
         }
-        let (is_repeated, told, began) =
-            (row.as_ref().map(|row| row.sequence) == progress.finished, told.clone(), *began);
-        let newest = self.ledger_newest(id);
-        let begun = progress.begun;
+        let (is_repeated, has_row) = (row.map(|row| row.at) == progress.finished, row.is_some());
+        let (told, begun) = (told.clone(), progress.begun);
+        let newest = self.newest_ever(instance, id);
         let model = self.consumers.get_mut(name).expect("it was just there");
         model.is_used = true;
         let progress = model.progress.entry(id.to_owned()).or_default();
@@ -256,37 +343,66 @@ impl Oracle {
             progress.begun = if begun.is_some() && begun != lives { begun } else { lives.or(begun) };
             return Ok(());
         }
-        if told.is_end
-            && let Some(begun) = begun.filter(|begun| lives != Some(*begun))
-        {
-            self.ended.insert((name.to_owned(), begun));
-        }
+        model.ended.extend(begun.filter(|begun| told.is_end && lives != Some(*begun)));
         progress.begun = lives;
-        progress.answered = progress.answered.max(Some(began));
+        progress.answered = progress.answered.max(Some(since));
         if is_repeated && progress.may_repeat {
             progress.may_repeat = false;
             findings.witness(Witness::WorkedAgain);
         }
-        if row.is_none() {
-            findings.witness(Witness::GoneWithoutRow);
-        }
-        let at = told.at.or(newest);
-        progress.finished = progress.finished.max(at);
+        let met = [
+            (!has_row, Witness::GoneWithoutRow),
+            (instance.is_some(), Witness::DocumentsWorked),
+            (once && size > 1, Witness::BatchFinished),
+        ];
+        met.iter().filter(|(is_met, _)| *is_met).for_each(|(_, witness)| findings.witness(*witness));
+        progress.finished = progress.finished.max(told.at.or(newest));
         Ok(())
     }
 
-    /// The newest row that there ever was of `id`.
-    fn ledger_newest(&self, id: &str) -> Option<Sequence> {
-        self.past.values().rev().find(|row| row.name.as_str() == id).map(|row| row.sequence)
+    /// Judges whether a run may write at all. Returns its consumer.
+    fn judge_fence(
+        &self,
+        seen: &ObservedCommit<'_>,
+        who: &str,
+        (name, id): (&str, &str),
+        run: RunId,
+    ) -> Result<&ConsumerModel, Broken> {
+        let of = &self.runs[&run];
+        let Some(model) = self.consumers.get(name) else {
+            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is gone"));
+        };
+        if !self.owns(seen, &pool(name), of.shard.0) {
+            return Guarantee::Fenced.fails(format!("{who} writes without the lease of {}", of.shard));
+        }
+        if of.generation() != model.row.generation || of.began < model.since {
+            return Guarantee::Fenced.fails(format!("{who} is of before the last reset, and writes"));
+        }
+        if model.row.is_paused {
+            return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
+        }
+        let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
+        // A member of one that was deleted may have begun a run since, in vain, with a token that is greater than those of the next one.
+        let is_first = self.deleted.contains(name) && last.is_some_and(|(_, last)| *last < run);
+        if last.is_some_and(|last| *last > (of.token, run)) && !is_first {
+            return Guarantee::Ended.fails(format!("{who} writes after {last:?} has begun"));
+        }
+        Ok(model)
     }
 
     /// Judges whether a handler was told everything that is new in `row`, where `base` is finished.
     fn judge_news(
-        who: &str,
-        (model, wanted): (&ConsumerModel, Kinds),
+        &self,
+        (who, name): (&str, &str),
+        model: &ConsumerModel,
         row: &Notification,
         (base, told): (Start, &Told),
     ) -> Verdict {
+        let wanted =
+            self.consumer_plans.get(name).map_or(Kinds::ALL, |plan| plan.interest.kinds_of(&row.name));
+        if wanted.is_empty() {
+            return Guarantee::Truthful.fails(format!("{who} works on what it does not want"));
+        }
         for kind in wanted.iter() {
             if let Some(at) = is_news(row, kind, base).filter(|_| !told.news.contains(kind)) {
                 return Guarantee::Complete.fails(format!(
@@ -351,16 +467,13 @@ impl Oracle {
             let StoredItem::Deferred(name, shard, id) = item else { continue };
             touched.insert(name.clone());
             let id = String::from_utf8_lossy(id).into_owned();
-            let read = |value: &Option<Bytes>| {
-                value
-                    .as_ref()
-                    .map(|value| inspect::deferred(value))
-                    .transpose()
-                    .map_err(|error| error.to_string())
-            };
-            let (before, after) = (read(&change.before)?, read(&change.after)?);
+            let (before, after) = (stored_key(change.before.as_ref())?, stored_key(change.after.as_ref())?);
             let owns = self.owns(seen, &pool(name), shard.0);
-            let newest = self.ledger_newest(&id);
+            let instance = self.consumers.get(name).and_then(|model| model.row.instance);
+            // A batch shows nothing of what has no row.
+            let is_batch = self.consumer_plans.get(name).is_some_and(|plan| plan.is_batch);
+            let may_forget = is_batch || instance.is_some() || self.rows.keys().any(|db| db.as_str() == id);
+            let is_repeatable = self.is_repeatable(name, &id);
             let Some(model) = self.consumers.get_mut(name) else {
                 if after.is_some() {
                     return Guarantee::Consistent.fails(format!("{name} is gone, and has a key of {id:?}"));
@@ -372,26 +485,20 @@ impl Oracle {
                 Some(after) => drop(keys.insert(*shard, after.clone())),
                 None => drop(keys.remove(shard)),
             }
-            let left: Vec<_> = keys.values().cloned().collect();
+            let is_asked = keys.values().any(|key| key.again.is_some());
             if set.contains(name) {
                 continue;
             }
-            let is_moved = items.iter().any(|(item, other)| {
-                matches!(item, StoredItem::Deferred(of, there, moved) if of == name && there != shard && moved == id.as_bytes())
-                    && (other.after.is_some() != after.is_some())
-            });
-            if is_moved && before.is_some() {
+            if is_moved(items, (name, *shard, &id), after.is_some()) {
                 findings.witness(Witness::KeyMoved);
-            }
-            if is_moved {
                 continue;
             }
             let progress = model.progress.entry(id.clone()).or_default();
-            let again = |key: &Option<inspect::StoredKey>| key.as_ref().and_then(|key| key.again);
+            let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
             // Whoever asks again after an unknown result asks with the same words.
-            let is_discarded = |after: &inspect::StoredKey| after.is_pending && after.again.is_none();
-            let discards = is_operator && after.as_ref().is_some_and(is_discarded);
+            let given_up =
+                after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
                 return Guarantee::Fenced
                     .fails(format!("an operator has removed the key of {id:?} of {name}"));
@@ -400,39 +507,50 @@ impl Oracle {
                 return Guarantee::Fenced
                     .fails(format!("the key of {id:?} of {name} was written without the lease of {shard}"));
             }
+            if let Some(begun) = progress.begun.filter(|_| after.is_none() && !may_forget) {
+                return Guarantee::Worked
+                    .fails(format!("{name} has forgotten {id:?}, and not learned of the end of {begun}"));
+            }
             if asks {
                 (progress.asked, progress.may_repeat) = (Some(self.commits), true);
-            } else if discards {
+            } else if let Some(given_up) = given_up {
                 findings.witness(Witness::DeferredIdDiscarded);
-                *progress = Progress { finished: newest.max(progress.finished), ..Progress::default() };
-            } else if again(&before).is_some()
-                && again(&after).is_none()
-                && left.iter().all(|key| key.again.is_none())
-            {
+                let finished = progress.finished.max(Some(given_up.done.position()));
+                *progress = Progress { finished, ..Progress::default() };
+            } else if again(&before).is_some() && !is_asked {
                 let asked = progress.asked.take();
-                if progress.answered < asked {
+                if progress.answered < asked && is_repeatable {
                     return Guarantee::Worked
                         .fails(format!("{name} was asked to work on {id:?} again, and has forgotten it"));
                 }
             }
-            let was_pending = before.as_ref().is_some_and(|before| before.is_pending);
-            let is_pending = after.as_ref().is_some_and(|after| after.is_pending);
-            if is_pending && !was_pending && !is_operator {
-                findings.witness(Witness::IdDeferred);
-            }
-            if was_pending && !is_pending {
-                findings.witness(Witness::DeferredIdDone);
+            let is_pending = |key: &Option<StoredKey>| key.as_ref().is_some_and(|key| key.is_pending);
+            match (is_pending(&before), is_pending(&after)) {
+                (false, true) if !is_operator => findings.witness(Witness::IdDeferred),
+                (true, false) => findings.witness(Witness::DeferredIdDone),
+                _ => {}
             }
         }
         Ok(())
     }
 
+    /// Whether there is anything to do once more for `id`: its row has something that `name` wants, and that is not owed anyway.
+    fn is_repeatable(&self, name: &str, id: &str) -> bool {
+        let (Some(model), Some(plan)) = (self.consumers.get(name), self.consumer_plans.get(name)) else {
+            return false;
+        };
+        let facts = |row, base| model.facts(row, base, &plan.interest).len();
+        let mut rows = self.newest_rows(model).map(|(_, row)| row);
+        rows.find(|row| row.id == id)
+            .is_some_and(|row| facts(row, Start::Nothing) > facts(row, model.base(id)))
+    }
+
     /// Judges whether everything that the consumer `name` has passed is finished, or has a key.
-    fn judge_rest_of_consumer(&self, name: &str) -> Verdict {
+    fn judge_rest_of_consumer(&self, findings: &Findings, name: &str) -> Verdict {
         let Some(model) = self.consumers.get(name) else { return Ok(()) };
         let Some(plan) = self.consumer_plans.get(name) else { return Ok(()) };
-        for (db, Placed { shard, row }) in &self.rows {
-            let id = db.as_str();
+        for (shard, row) in self.newest_rows(model) {
+            let id = row.id;
             let facts = model.facts(row, model.base(id), &plan.interest);
             let Some(owed) = facts.first() else { continue };
             match model.pending(id) {
@@ -444,11 +562,14 @@ impl Oracle {
                             key.done
                         ));
                     }
+                    if model.has_passed(shard, row.at) {
+                        findings.witness(Witness::DeferredIdPassed);
+                    }
                 }
-                None if model.has_passed(*shard, row.sequence) => {
+                None if model.has_passed(shard, row.at) => {
                     return Guarantee::AtLeastOnce.fails(format!(
                         "{name} has passed {id:?} at {} in {shard}, by {:?} and {:?}, and has not worked on {owed}",
-                        row.sequence, model.checkpoints, model.low
+                        row.at, model.checkpoints, model.low
                     ));
                 }
                 None => {}
@@ -476,12 +597,20 @@ impl Oracle {
                 findings.witness(Witness::ConsumerWentOver);
             }
             let shards: Vec<_> = model.checkpoints.keys().map(|shard| shard.0).collect();
-            let Some(place) = self.entries.iter().position(|entry| entry.clone().eq(shards.iter().copied()))
+            let entries = self.entries_of(model);
+            if entries.is_empty() {
+                // Its feed is gone.
+                continue;
+            }
+            let Some(place) = entries.iter().position(|entry| entry.clone().eq(shards.iter().copied()))
             else {
                 return Guarantee::AtLeastOnce
                     .fails(format!("{name} reads {shards:?}, which are of no one topology entry"));
             };
-            let here = &self.entries[place..];
+            let here = &entries[place..];
+            if !set.contains(name) && here.len() > 1 {
+                findings.witness(Witness::ConsumerWentOverToClosed);
+            }
             let mut keys = model.keys.iter().flat_map(|(id, keys)| keys.keys().map(move |shard| (id, shard)));
             let left = keys.find(|(_, shard)| !here.iter().take(2).any(|entry| entry.contains(&shard.0)));
             if let Some((id, shard)) = left {
@@ -494,17 +623,13 @@ impl Oracle {
 
     /// Judges whether the tombstone `row` may be dropped.
     pub(super) fn may_drop_from_consumers(&self, row: &Notification) -> Verdict {
-        for (name, model) in &self.consumers {
+        for (name, model) in self.consumers.iter().filter(|(_, model)| model.row.instance.is_none()) {
             let Some(plan) = self.consumer_plans.get(name) else { continue };
             let id = row.name.as_str();
             let is_wanted = !plan.interest.kinds_of(&row.name).is_empty();
             let has_begun = model.progress.get(id).is_some_and(|progress| progress.begun.is_some());
             // One that began with nothing need not learn of what had ended before.
-            let began = match model.row.start.knowledge() {
-                Knowledge::Nothing => model.row.start.began(),
-                Knowledge::UpTo(known) => Some(known),
-            };
-            let may_know = has_begun || began.is_some_and(|began| row.sequence > began);
+            let may_know = has_begun || began(&model.row.start).is_some_and(|began| row.sequence > began);
             let is_owed = !model.ends(row, model.base(id)).is_empty();
             if is_wanted && may_know && is_owed && model.pending(id).is_none() {
                 return Guarantee::Kept.fails(format!(
@@ -517,28 +642,90 @@ impl Oracle {
     }
 
     /// Work that consumers have still to do.
-    pub(super) fn consumers_owe(&self) -> Option<String> {
+    pub(super) fn consumers_owe(&self, findings: &Findings) -> Option<String> {
         self.consumer_plans.iter().find_map(|(name, plan)| {
-            let Some(model) = self.consumers.get(name) else { return Some(format!("{name} does not exist")) };
+            if plan.is_given_up() {
+                return None;
+            }
+            let instance = match &plan.documents {
+                None => None,
+                Some(db) => Some(*self.databases.get(db)?),
+            };
+            let Some(model) = self.consumers.get(name).filter(|model| model.row.instance == instance) else {
+                return Some(format!("{name} does not exist"));
+            };
             if model.row.is_paused {
                 return Some(format!("{name} is paused"));
             }
-            let fails = |id: &str| plan.failing.iter().any(|name| name.as_str() == id);
-            let mut pending = model.keys.iter().filter(|(_, keys)| keys.values().any(|key| key.is_pending));
-            if let Some((id, _)) = pending.find(|(id, _)| !fails(id)) {
-                return Some(format!("{name} has still to work on {id:?}, which is deferred"));
+            let fails = |id: &str| plan.failing.iter().any(|failing| failing == id);
+            for (id, keys) in model.keys.iter().filter(|(_, keys)| keys.values().any(|key| key.is_pending)) {
+                if !fails(id) {
+                    return Some(format!(
+                        "{name} has still to work on {id:?}, which is deferred in {keys:?}"
+                    ));
+                }
+                let last = self.last_runs.get(&(name.clone(), id.clone()));
+                if !last.is_some_and(|(_, run)| self.runs[run].is_calm) {
+                    return Some(format!("{name} has still to try {id:?} again, which always fails"));
+                }
+                findings.witness(Witness::FailingIdTriedAtRest);
             }
-            let owed = |(db, placed): (&DbName, &Placed)| {
-                let facts = model.facts(&placed.row, model.base(db.as_str()), &plan.interest);
-                facts.first().filter(|_| !fails(db.as_str())).map(|fact| (db.clone(), *fact))
-            };
-            let (db, fact) = self.rows.iter().find_map(owed)?;
-            Some(format!("{name} has still to work on {db:?}, for what happened at {fact}"))
+            let owed = self.newest_rows(model).find_map(|(_, row)| {
+                let facts = model.facts(row, model.base(row.id), &plan.interest);
+                facts.first().filter(|_| !fails(row.id)).map(|fact| (row.id, *fact))
+            });
+            if let Some((id, fact)) = owed {
+                return Some(format!("{name} has still to work on {id:?}, for what happened at {fact}"));
+            }
+            let reads: BTreeSet<_> = model.checkpoints.keys().copied().collect();
+            if let Some(entry) = self.entries_of(model).last()
+                && !entry.clone().eq(reads.iter().map(|shard| shard.0))
+            {
+                return Some(format!("{name} reads {reads:?}, and has still to go over to {entry:?}"));
+            }
+            let mut keys = model.keys.iter().flat_map(|(id, keys)| keys.keys().map(move |shard| (id, shard)));
+            let (id, shard) = keys.find(|(_, shard)| !reads.contains(shard))?;
+            Some(format!("{name} reads {reads:?}, and has a key of {id:?} in {shard}"))
         })
+    }
+
+    /// Judges whether `rows` have anything of consumers that do not exist.
+    pub fn judge_left(&self, rows: &Rows) -> Verdict {
+        let is_left = |key: &Bytes| match StoredItem::of(key) {
+            StoredItem::ConsumerCheckpoint(name, _)
+            | StoredItem::Deferred(name, ..)
+            | StoredItem::LowWatermark(name)
+            | StoredItem::Idle(name) => !self.consumers.contains_key(&name),
+            StoredItem::Lease(pool, _) => {
+                pool.strip_prefix("consumer/").is_some_and(|name| !self.consumers.contains_key(name))
+            }
+            _ => false,
+        };
+        match rows.keys().find(|key| is_left(key)) {
+            Some(key) => Guarantee::Consistent
+                .fails(format!("of a consumer that is gone {:?} is left", StoredItem::of(key))),
+            None => Ok(()),
+        }
     }
 
     /// The position up to which consumers keep no tombstones; `None` if there are none.
     pub(super) fn passed_by_consumers(&self) -> Option<Sequence> {
-        self.consumers.values().map(|model| model.low.unwrap_or(model.row.start.position())).min()
+        let of_notifications = self.consumers.values().filter(|model| model.row.instance.is_none());
+        of_notifications.map(|model| model.low.unwrap_or(model.row.start.position())).min()
     }
+}
+
+/// Reads the key of an id.
+fn stored_key(value: Option<&Bytes>) -> Result<Option<StoredKey>, String> {
+    value.map(|value| inspect::deferred(value)).transpose().map_err(|error| error.to_string())
+}
+
+/// Whether the key of `id` comes to `shard`, or else leaves it, from or to another shard.
+fn is_moved(items: &StoredChanges<'_>, (name, shard, id): (&str, ShardId, &str), comes: bool) -> bool {
+    items.iter().any(|(item, other)| match item {
+        StoredItem::Deferred(of, there, moved) => {
+            of == name && *there != shard && moved == id.as_bytes() && other.after.is_some() != comes
+        }
+        _ => false,
+    })
 }

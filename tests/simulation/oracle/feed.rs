@@ -7,7 +7,7 @@ use bytes::Bytes;
 use notibus::{
     event::{Counters, Db, DbName, EventKind, Kinds, Notification, Sequence},
     feed::{FeedRow, ShardId},
-    test_util::{inspect, rooms},
+    test_util::inspect,
 };
 
 use super::{
@@ -61,10 +61,8 @@ impl Oracle {
                     let is_free = owner(&change.before).is_some()
                         && change.after.is_some()
                         && owner(&change.after).is_none();
-                    // A reset or deletion of a group or a consumer takes its leases away, and so does a pause.
-                    let is_taken = items
-                        .iter()
-                        .any(|(item, _)| matches!(item, StoredItem::Group(_) | StoredItem::Consumer(_)));
+                    // A reset or deletion of a consumer takes its leases away, and so does a pause.
+                    let is_taken = items.iter().any(|(item, _)| matches!(item, StoredItem::Consumer(_)));
                     if is_free && !is_taken && !self.owns(seen, pool, *resource) {
                         return Guarantee::Fenced
                             .fails(format!("the lease of {pool} {resource} was released, not by its owner"));
@@ -77,7 +75,7 @@ impl Oracle {
                 }
                 StoredItem::Topology(feed, first) if feed == FEED => {
                     if let Change { before: None, after: Some(value) } = change {
-                        let shards = rooms::topology(*first, value).map_err(|error| error.to_string())?;
+                        let shards = inspect::topology(*first, value).map_err(|error| error.to_string())?;
                         self.entries.push(shards);
                     }
                 }
@@ -149,6 +147,9 @@ impl Oracle {
     ) -> Verdict {
         let row = Arc::clone(&placed.row);
         let before = self.rows.get(&name).map(|placed| Arc::clone(&placed.row));
+        let is_end =
+            row.is_deleted() || before.as_ref().is_some_and(|before| before.instance != row.instance);
+        self.note_row_for_consumers(findings, name.as_str(), is_end);
         if removed.remove(&name) != before {
             return Guarantee::Unique.fails(format!("{row:?} was written, and {before:?} stays"));
         }
@@ -183,7 +184,6 @@ impl Oracle {
         if !row.is_deleted() {
             return Guarantee::Kept.fails(format!("the row of {name:?} was dropped, which lives"));
         }
-        self.may_drop(row.sequence)?;
         self.may_drop_from_consumers(row)?;
         if self.rows.remove(name).is_none_or(|placed| placed.row.sequence != row.sequence) {
             return Guarantee::Unique.fails(format!("a row of {name:?} was dropped that is not the newest"));

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use notibus::event::{Db, DdocId, Notification, Sequence};
 
 use super::{Oracle, commit::Verdict};
-use crate::guarantee::Guarantee;
+use crate::{findings::Findings, guarantee::Guarantee};
 
 impl Oracle {
     /// The promise that is broken if everything does not come to rest.
-    pub fn unrest_breaks(&self) -> Guarantee {
+    pub fn unrest_breaks(&self, findings: &Findings) -> Guarantee {
         let is_owed = self.subscribers_are_owed().is_some();
         let is_dropped = |text: String| text.contains("whose tombstone was dropped");
         if self.subscribers_are_owed().is_some_and(is_dropped) {
@@ -18,9 +18,7 @@ impl Oracle {
             Guarantee::FoldedOnce
         } else if is_owed {
             Guarantee::Complete
-        } else if self.groups_owe().is_some() {
-            Guarantee::AtLeastOnce
-        } else if self.consumers_owe().is_some() {
+        } else if self.consumers_owe(findings).is_some() {
             Guarantee::Worked
         } else {
             Guarantee::Live
@@ -28,7 +26,7 @@ impl Oracle {
     }
 
     /// Something that still has to happen before everything is at rest.
-    pub fn unrest(&self) -> Option<String> {
+    pub fn unrest(&self, findings: &Findings) -> Option<String> {
         if let Some(unfolded) = self.unfolded() {
             return Some(unfolded);
         }
@@ -36,10 +34,9 @@ impl Oracle {
             return Some(format!("it has still to be informed that {id:?} of {db:?} has changed"));
         }
         self.subscribers_are_owed()
-            .or_else(|| self.groups_owe())
             .or_else(|| self.followers_owe())
             .or_else(|| self.doc_tails_owe())
-            .or_else(|| self.consumers_owe())
+            .or_else(|| self.consumers_owe(findings))
             .or_else(|| self.janitor_owes())
             .or_else(|| self.web_clients_owe())
     }

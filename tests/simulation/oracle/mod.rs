@@ -4,33 +4,27 @@
 //! producers write in the same transactions, and judges from outside: what each reader is given has to follow from it.
 //!
 //! - each database has one row, which counts its recorded events once, and no fold commits under a lost lease ([`feed`]);
-//! - a group passes no row without work, works on each once, and keeps the janitor from dropping its rows ([`groups`]), and expires
-//!   only after it has had no member for long enough ([`expiry`]);
 //! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
 //!   [`account`], [`readers`], [`interest`]);
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
-//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]);
-//! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]);
-//! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]).
+//! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); it is deleted
+//!   only by who may do so ([`members`]);
+//! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]).
 //!
 //! After the faults all of it has to come to rest ([`finish`]).
 
 mod account;
 mod commit;
 mod consumers;
-mod cursors;
 mod documents;
-mod expiry;
 mod feed;
 mod finish;
 mod freshness;
 mod given;
-mod groups;
 mod interest;
 mod ledger;
+mod members;
 mod models;
-mod operations;
-mod parked;
 mod readers;
 mod stored_item;
 mod web;
@@ -44,10 +38,8 @@ use std::{
 use bytes::Bytes;
 use notibus::{
     consumer::FencingToken,
-    cursor::Cursor,
     event::{Counters, Db, DbInstance, DbName, DdocId, Incarnation, Notification, Sequence},
     feed::ShardId,
-    group::GroupName,
     node::NodeId,
     store::{KeyRange, StoreError},
 };
@@ -59,24 +51,21 @@ pub(crate) use self::{
     models::{
         consumer::{RunId, Told},
         documents::DocTailId,
-        follower::FollowerId,
         subscriber::{Manner, SubscriberId},
-        web::WebClientId,
     },
-    stored_item::group_key,
+    readers::FollowerId,
+    web::WebClientId,
 };
 use self::{
     commit::{StoredChanges, Verdict},
     ledger::Ledger,
+    members::{Members, Operation},
     models::{
         consumer::{ConsumerModel, Run},
         documents::{DocFeed, DocTail},
-        follower::Follower,
-        group::GroupModel,
-        members::Members,
-        operation::Operation,
         subscriber::Subscriber,
     },
+    readers::Follower,
     stored_item::StoredItem,
 };
 use crate::{
@@ -135,15 +124,12 @@ pub(crate) struct Oracle {
     /// The shards of all topology entries so far.
     entries: Vec<Range<u64>>,
     horizon: Sequence,
-    groups: BTreeMap<GroupName, GroupModel>,
     /// The nodes with each role.
     members: BTreeMap<String, Members>,
-    /// The last reset or deletion of a group by each operator.
+    /// The last reset or deletion of a consumer by each operator.
     operations: BTreeMap<Issuer, Operation>,
-    /// The groups that have to expire after the faults, if there is a janitor.
-    given_up: Option<Vec<GroupName>>,
-    /// The names of the databases that groups can only park, if groups park.
-    unworkable: Option<BTreeSet<DbName>>,
+    /// The consumers that have to expire after the faults, if there is a janitor.
+    given_up: Option<Vec<String>>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Whether databases have documents.
     has_documents: bool,
@@ -156,17 +142,19 @@ pub(crate) struct Oracle {
     runs: BTreeMap<RunId, Run>,
     /// The latest run of each id of each consumer.
     last_runs: BTreeMap<(String, String), (FencingToken, RunId)>,
-    /// The databases whose ends consumers have learned.
-    ended: BTreeSet<(String, DbInstance)>,
+    /// Whether the faults have ended.
+    is_calm: bool,
+    /// The consumers that were ever deleted.
+    deleted: BTreeSet<String>,
+    /// How many consumers were created, reset or deleted.
+    consumer_changes: u64,
     /// How many commits have happened.
     commits: u64,
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
-    web_clients: BTreeMap<WebClientId, models::web::WebClient>,
+    web_clients: BTreeMap<WebClientId, web::WebClient>,
     /// The followers, which read the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
-    /// The positions of the named cursors.
-    cursors: BTreeMap<String, Cursor>,
     /// The number of the next subscriber or follower.
     next_reader: u64,
 }
@@ -191,11 +179,9 @@ impl Oracle {
             reported_ddocs: BTreeMap::new(),
             entries: Vec::new(),
             horizon: Sequence::MIN,
-            groups: BTreeMap::new(),
             members: BTreeMap::new(),
             operations: BTreeMap::new(),
             given_up: None,
-            unworkable: None,
             subscribers: BTreeMap::new(),
             has_documents,
             documents: BTreeMap::new(),
@@ -203,12 +189,13 @@ impl Oracle {
             consumers: BTreeMap::new(),
             runs: BTreeMap::new(),
             last_runs: BTreeMap::new(),
-            ended: BTreeSet::new(),
+            is_calm: false,
+            deleted: BTreeSet::new(),
+            consumer_changes: 0,
             commits: 0,
             doc_tails: BTreeMap::new(),
             web_clients: BTreeMap::new(),
             followers: BTreeMap::new(),
-            cursors: BTreeMap::new(),
             next_reader: 0,
         }
     }
@@ -233,21 +220,14 @@ impl Oracle {
         self.dead = self.nodes.values().flatten().copied().collect();
     }
 
-    /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
-    pub fn crashed(&mut self, issuer: Issuer) {
-        self.forget(issuer);
-    }
-
-    /// A process has dropped everything that it had begun, and begins again.
+    /// A process has crashed, or dropped everything that it had begun: its readers are gone.
     pub fn gone(&mut self, issuer: Issuer) {
-        self.forget(issuer);
-    }
-
-    /// Forgets what a process had begun.
-    fn forget(&mut self, issuer: Issuer) {
-        self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
+        self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer);
         self.followers.retain(|_, follower| follower.issuer != issuer);
         self.doc_tails.retain(|_, tail| tail.issuer != issuer);
+        for run in self.runs.values_mut().filter(|run| run.issuer == issuer) {
+            run.is_over = true;
+        }
         self.operations.remove(&issuer);
     }
 
@@ -282,10 +262,8 @@ impl Oracle {
         self.judge_joins(seen, items)?;
         self.judge_documents(findings, seen, items)?;
         self.judge_feed(findings, seen, items)?;
-        self.judge_cursors(items)?;
         self.judge_members(findings, seen, items);
-        self.judge_consumers(findings, seen, items)?;
-        self.judge_groups(findings, seen, items)
+        self.judge_consumers(findings, seen, items)
     }
 
     /// Who joins after the store was opened again finds no node of before.
@@ -357,7 +335,7 @@ impl Oracle {
         if folds && !writes(|item| matches!(item, StoredItem::Lease(..))) {
             findings.witness(Witness::FoldRefused);
         }
-        if writes(|item| matches!(item, StoredItem::Checkpoint(..))) {
+        if writes(|item| matches!(item, StoredItem::ConsumerCheckpoint(..) | StoredItem::Deferred(..))) {
             findings.witness(Witness::ConsumerRefused);
         }
         if writes(|item| matches!(item, StoredItem::App(AppKey::Worked(..)))) {
@@ -390,11 +368,6 @@ macro_rules! tests {
 /// The tests of the oracle itself.
 pub fn tests() -> Vec<(&'static str, fn())> {
     tests! {
-        parked {
-            what_comes_after_a_parked_row_is_not_done_with_it
-            the_newest_row_of_a_document_stands_for_those_that_wait
-            a_group_that_does_not_park_works_on_every_row_of_a_document
-        }
         ledger {
             the_creation_of_another_instance_is_the_deletion_of_the_one_before
         }
@@ -407,7 +380,7 @@ pub fn tests() -> Vec<(&'static str, fn())> {
         interest {
             a_set_wants_what_one_of_it_does_and_the_whole_allows
         }
-        models::delivery_order {
+        models::subscriber {
             a_batch_comes_again_from_its_first_row_on_after_a_panic
         }
     }

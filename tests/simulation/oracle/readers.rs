@@ -16,13 +16,23 @@ use super::{
     commit::Verdict,
     given::{Given, GivenRow, Start},
     interest::Interest,
-    models::{
-        delivery_order::DeliveryOrder,
-        follower::{Follower, FollowerId},
-        subscriber::{Changed, Manner, Subscriber, SubscriberId},
-    },
+    models::subscriber::{Changed, DeliveryOrder, Manner, Subscriber, SubscriberId},
 };
 use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::Witness};
+
+/// The number of a follower of shards.
+pub(crate) type FollowerId = u64;
+
+/// A follower, which reads the feed shard by shard.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    /// Its process.
+    pub(super) issuer: Issuer,
+    /// The rows that it has read.
+    read: BTreeSet<Sequence>,
+    /// The shards whose end it has received.
+    ended: BTreeSet<ShardId>,
+}
 
 impl Oracle {
     /// Adds a subscriber, which is owed everything after `start`.
@@ -33,31 +43,17 @@ impl Oracle {
         manner: Manner,
         start: Start,
     ) -> SubscriberId {
-        self.add_subscriber(issuer, interest, manner, start)
-    }
-
-    pub(super) fn add_subscriber(
-        &mut self,
-        issuer: Issuer,
-        interest: Interest,
-        manner: Manner,
-        start: Start,
-    ) -> SubscriberId {
         self.next_reader += 1;
         let account = Account::new(&self.ledger, &self.wants(&interest), start);
         let subscriber = Subscriber {
             issuer,
-            cursor: None,
             interest,
             before: Vec::new(),
             manner,
-            life: 0,
             start,
             account,
             surely: start,
             is_scanning: start == Start::Nothing,
-            has_expired: false,
-            expired_by: None,
             order: DeliveryOrder::default(),
             story: BTreeSet::new(),
             delivered_ddocs: BTreeMap::new(),
@@ -66,25 +62,8 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A subscriber resumes in another life, from `start`, as it claims. Earlier deliveries count.
-    pub fn resumed(
-        &mut self,
-        findings: &Findings,
-        (issuer, id): (Issuer, SubscriberId),
-        manner: Manner,
-        start: Start,
-    ) {
-        self.go_on(findings, (issuer, id), manner, start);
-    }
-
-    /// A subscriber goes on in another life.
-    pub(super) fn go_on(
-        &mut self,
-        findings: &Findings,
-        (issuer, id): (Issuer, SubscriberId),
-        manner: Manner,
-        start: Start,
-    ) {
+    /// A subscriber resumes from `start`, as it claims. Earlier deliveries count.
+    pub fn resumed(&mut self, findings: &Findings, id: SubscriberId, manner: Manner, start: Start) {
         self.judge_claim(findings, id, start, (Guarantee::Resumable, "goes on at"));
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         if start == Start::Nothing && subscriber.account.knows_any() {
@@ -97,15 +76,8 @@ impl Oracle {
         subscriber.is_scanning = start == Start::Nothing;
         // Rows after its position may come again.
         subscriber.order.clear();
-        (subscriber.issuer, subscriber.manner) = (issuer, manner);
-        subscriber.life += 1;
+        subscriber.manner = manner;
         subscriber.before.clear();
-    }
-
-    /// How often a subscriber has resumed in another life. The oracle ignores a receiver that is left from an earlier
-    /// life.
-    pub fn life(&self, id: SubscriberId) -> Option<u64> {
-        self.subscribers.get(&id).map(|subscriber| subscriber.life)
     }
 
     /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed
@@ -147,19 +119,9 @@ impl Oracle {
         subscriber.order.clear();
     }
 
-    /// A subscriber claims that everything up to `position` was delivered to it.
+    /// A subscriber claims that everything up to `position` was delivered to it. It is owed later events of the databases that exist there.
     pub fn stands(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
-        self.stand(findings, id, position);
-    }
-
-    /// A subscriber says so, or was informed so.
-    fn stand(&mut self, findings: &Findings, id: SubscriberId, position: Start) {
         self.judge_claim(findings, id, position, (Guarantee::Bookmarkable, "stands at"));
-        self.note_position(id, position);
-    }
-
-    /// Records a claimed position of a subscriber. It is owed later events of the databases that exist there.
-    pub(super) fn note_position(&mut self, id: SubscriberId, position: Start) {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         // A barrier can name a position that it has passed already: then it knows what exists since.
         let is_news = position >= subscriber.surely;
@@ -210,7 +172,7 @@ impl Oracle {
         let taken = match given {
             Given::Failed => Ok(()),
             Given::Synced { at } => {
-                self.stand(findings, id, Start::At(*at));
+                self.stands(findings, id, Start::At(*at));
                 return;
             }
             Given::Lagged { from, to } => subscriber.lag(findings, &self.ledger, (*from, *to)),

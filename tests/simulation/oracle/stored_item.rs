@@ -4,7 +4,6 @@ use foundationdb_tuple::{Element, unpack};
 use notibus::{
     event::{Db, DbInstance, DbName, DdocId, Incarnation, Sequence, Versionstamp},
     feed::ShardId,
-    group::GroupName,
     node::NodeId,
 };
 
@@ -26,21 +25,14 @@ pub(crate) enum StoredItem {
     /// A node with a role, by the role.
     Member(String, NodeId),
     Lease(String, u64),
-    Group(GroupName),
-    Checkpoint(GroupName, ShardId),
-    LowestCheckpoint(GroupName),
-    DeadLetter(GroupName, Sequence),
-    GroupParked(GroupName, Vec<u8>),
-    /// How long a group has had no consumer.
-    Idle(GroupName),
-    /// A named cursor of the bus.
-    Cursor(String),
     /// The row of a consumer.
     Consumer(String),
     ConsumerCheckpoint(String, ShardId),
     /// An id that the checkpoint of its shard does not decide.
     Deferred(String, ShardId, Vec<u8>),
     LowWatermark(String),
+    /// For how long a consumer has had no member.
+    Idle(String),
     /// Nothing that is judged.
     Other,
 }
@@ -79,18 +71,6 @@ impl StoredItem {
                 Self::Member(text(role)?.to_owned(), NodeId(bytes(node)?.try_into().ok()?))
             }
             (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
-            (12, [feed, part, group, rest @ ..]) => {
-                let name = GroupName::new(text(group)?).ok()?;
-                let instance = match bytes(feed)?.strip_prefix(b"d") {
-                    None => None,
-                    Some(instance) => Some(DbInstance(instance.try_into().ok()?)),
-                };
-                Self::of_group(int(part)?, group_key(instance, &name), rest)?
-            }
-            // The owner is empty: cursors of nodes are not used.
-            (16, [owner, name, part]) if bytes(owner)?.is_empty() && int(part)? == 0 => {
-                Self::Cursor(text(name)?.to_owned())
-            }
             (25, [part, name, rest @ ..]) => Self::of_consumer(int(part)?, text(name)?.to_owned(), rest)?,
             _ => return None,
         })
@@ -103,34 +83,10 @@ impl StoredItem {
             (1, [shard]) => Self::ConsumerCheckpoint(consumer, ShardId(int(shard)?)),
             (2, [shard, id]) => Self::Deferred(consumer, ShardId(int(shard)?), bytes(id)?.into()),
             (3, []) => Self::LowWatermark(consumer),
+            (4, []) => Self::Idle(consumer),
             _ => return None,
         })
     }
-
-    /// The meaning of a key of the family of groups.
-    fn of_group(part: u64, group: GroupName, rest: &[Element<'_>]) -> Option<Self> {
-        Some(match (part, rest) {
-            (0, []) => Self::Group(group),
-            (1, [shard]) => Self::Checkpoint(group, ShardId(int(shard)?)),
-            (5, []) => Self::LowestCheckpoint(group),
-            (2, [incarnation, stamp]) => Self::DeadLetter(group, sequence(incarnation, stamp)?),
-            (4, [id]) => Self::GroupParked(group, bytes(id)?.into()),
-            (3, [kind, rest @ ..]) => match (int(kind)?, rest) {
-                (0, []) => Self::Idle(group),
-                _ => return None,
-            },
-            _ => return None,
-        })
-    }
-}
-
-/// The key, among the groups of all feeds, of the group `name` of the notifications, or of the documents of a database: that contains
-/// the database.
-pub(crate) fn group_key(instance: Option<DbInstance>, name: &GroupName) -> GroupName {
-    instance.map_or_else(
-        || name.clone(),
-        |instance| GroupName::new(&format!("{instance}/{name}")).expect("the names of groups are short"),
-    )
 }
 
 fn int(element: &Element<'_>) -> Option<u64> {

@@ -16,12 +16,26 @@ use super::{
     account::{Account, Wants},
     commit::Verdict,
     given::Start,
-    models::{
-        documents::DocTailId,
-        web::{WebClient, WebClientId},
-    },
+    models::documents::DocTailId,
 };
 use crate::{findings::Findings, guarantee::Guarantee, kernel::ProcessId, witness::Witness};
+
+pub(crate) type WebClientId = u64;
+
+/// A client of `_db_updates`.
+#[derive(Debug)]
+pub(crate) struct WebClient {
+    /// The process at which it is, and its number there.
+    slot: (ProcessId, u32),
+    kinds: Kinds,
+    account: Account,
+    /// The position from which it resumes.
+    since: String,
+    /// Everything up to here was certainly sent to it.
+    surely: Start,
+    /// The rows that it was sent in answer to the present request.
+    sent: BTreeSet<(Sequence, DbName, EventKind)>,
+}
 
 impl Oracle {
     /// The client at `slot`: a process, and a number there. It may have begun in an earlier life of the process; otherwise it wants

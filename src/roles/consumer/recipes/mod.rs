@@ -44,13 +44,12 @@ impl DeletedDb {
 
 /// The database whose end is news, and the one that lives.
 fn databases(work: &Work<Notification>) -> Result<(Option<DeletedDb>, Option<Db>)> {
-    let name = match work.row() {
-        Some(row) => row.name.clone(),
-        None => {
-            let id = std::str::from_utf8(work.id())
-                .map_err(|_| Error::invalid("id", "it is not the name of a database".to_owned()))?;
-            DbName::new(id)?
-        }
+    let name = if let Some(row) = work.row() {
+        row.name.clone()
+    } else {
+        let id = std::str::from_utf8(work.id())
+            .map_err(|_| Error::invalid("id", "it is not the name of a database".to_owned()))?;
+        DbName::new(id)?
     };
     let living = work.row().filter(|row| !row.is_deleted()).map(|row| row.db());
     let successor = living.as_ref().map(|db| db.instance);

@@ -1,16 +1,23 @@
 //! [`ConsumerModel`] and [`Run`]: what the oracle knows of a consumer, and of a call of its handler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use notibus::{
     consumer::FencingToken,
     cursor::{Cursor, Knowledge},
-    event::{DbInstance, Kinds, Notification, Sequence},
+    event::{
+        DbInstance, EventKind,
+        EventKind::{Created, DdocUpdated, Deleted, Updated},
+        Kinds, Notification, Sequence,
+    },
     feed::ShardId,
     test_util::inspect::{StoredConsumer, StoredKey},
 };
 
-use crate::oracle::{Interest, given::Start};
+use crate::{
+    kernel::Issuer,
+    oracle::{Interest, given::Start},
+};
 
 /// The number of a run.
 pub(crate) type RunId = u64;
@@ -30,17 +37,45 @@ pub(crate) struct Told {
 /// A call of a handler.
 #[derive(Debug)]
 pub(crate) struct Run {
+    /// Its process.
+    pub issuer: Issuer,
     pub token: FencingToken,
     pub shard: ShardId,
     pub told: Vec<Told>,
     /// How many commits had happened when it began.
     pub began: u64,
+    /// Whether it began after the faults.
+    pub is_calm: bool,
+    /// Whether the handler has returned, or was dropped.
+    pub is_over: bool,
 }
 
 impl Run {
     /// The generation of the consumer for which it was called.
     pub fn generation(&self) -> u64 {
         u64::from_str_radix(&self.token.to_string()[2..18], 16).expect("it is a part of each token")
+    }
+}
+
+/// A row of the feed that a consumer follows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Followed<'a> {
+    pub id: &'a str,
+    pub at: Sequence,
+    /// The row itself; `None` if it is of a document.
+    pub notification: Option<&'a Notification>,
+}
+
+impl<'a> From<&'a Notification> for Followed<'a> {
+    fn from(row: &'a Notification) -> Self {
+        Self { id: row.name.as_str(), at: row.sequence, notification: Some(row) }
+    }
+}
+
+impl Followed<'_> {
+    /// The database that exists by it.
+    pub fn lives(&self) -> Option<DbInstance> {
+        self.notification.filter(|row| !row.is_deleted()).map(|row| row.instance)
     }
 }
 
@@ -62,6 +97,8 @@ pub(crate) struct Progress {
 #[derive(Debug)]
 pub(crate) struct ConsumerModel {
     pub row: StoredConsumer,
+    /// The version, which is in microseconds, at which it was created.
+    pub created: u64,
     /// After how many commits it was created, or last reset.
     pub since: u64,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
@@ -69,19 +106,23 @@ pub(crate) struct ConsumerModel {
     pub keys: BTreeMap<String, BTreeMap<ShardId, StoredKey>>,
     pub low: Option<Sequence>,
     pub progress: BTreeMap<String, Progress>,
+    /// The databases whose ends it has learned since it was created.
+    pub ended: BTreeSet<DbInstance>,
     /// Whether a handler of it has ever worked.
     pub is_used: bool,
 }
 
 impl ConsumerModel {
-    pub fn new(row: StoredConsumer, since: u64) -> Self {
+    pub fn new(row: StoredConsumer, created: u64, since: u64) -> Self {
         Self {
             row,
+            created,
             since,
             checkpoints: BTreeMap::new(),
             keys: BTreeMap::new(),
             low: None,
             progress: BTreeMap::new(),
+            ended: BTreeSet::new(),
             is_used: false,
         }
     }
@@ -111,17 +152,16 @@ impl ConsumerModel {
     }
 
     /// The facts in `row` that it has still to learn, where `base` is finished.
-    pub fn facts(&self, row: &Notification, base: Start, interest: &Interest) -> Vec<Sequence> {
+    pub fn facts(&self, row: Followed<'_>, base: Start, interest: &Interest) -> Vec<Sequence> {
+        let Some(row) = row.notification else {
+            return Some(row.at).filter(|at| base.is_before(*at)).into_iter().collect();
+        };
         let wanted = interest.kinds_of(&row.name);
         if wanted.is_empty() {
             return Vec::new();
         }
-        let news = |kind| wanted.contains(kind) && is_news(row, kind, base).is_some();
-        let mut facts: Vec<_> = [Created, Updated, DdocUpdated]
-            .into_iter()
-            .filter(|kind| news(*kind))
-            .filter_map(|kind| is_news(row, kind, base))
-            .collect();
+        let kinds = [Created, Updated, DdocUpdated].into_iter().filter(|kind| wanted.contains(*kind));
+        let mut facts: Vec<_> = kinds.filter_map(|kind| is_news(row, kind, base)).collect();
         facts.extend(self.ends(row, base));
         facts
     }
@@ -137,10 +177,8 @@ impl ConsumerModel {
     }
 }
 
-use notibus::event::EventKind::{Created, DdocUpdated, Deleted, Updated};
-
 /// When the last event of `kind` happened that `row` tells of, if that is after `base`.
-pub(crate) fn is_news(row: &Notification, kind: notibus::event::EventKind, base: Start) -> Option<Sequence> {
+pub(crate) fn is_news(row: &Notification, kind: EventKind, base: Start) -> Option<Sequence> {
     let at = match kind {
         Created => row.created_at,
         Updated => row.updated_at,
@@ -151,7 +189,7 @@ pub(crate) fn is_news(row: &Notification, kind: notibus::event::EventKind, base:
 }
 
 /// Where the reading of one that began with nothing began.
-fn began(cursor: &Cursor) -> Option<Sequence> {
+pub(crate) fn began(cursor: &Cursor) -> Option<Sequence> {
     match cursor.knowledge() {
         Knowledge::Nothing => cursor.began(),
         Knowledge::UpTo(known) => Some(known),

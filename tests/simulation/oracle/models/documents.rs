@@ -2,14 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::{Bound, Range},
+    ops::Range,
 };
 
 use notibus::{
     changes::{Change as DocChange, DocSummary},
     event::{DbInstance, Sequence},
     feed::{FeedRow, ShardId},
-    test_util::rooms,
+    test_util::inspect,
 };
 
 use crate::{
@@ -17,7 +17,10 @@ use crate::{
     findings::Findings,
     guarantee::Guarantee,
     kernel::Issuer,
-    oracle::commit::{Change, ObservedCommit, Verdict},
+    oracle::{
+        commit::{Change, ObservedCommit, Verdict},
+        models::consumer::Followed,
+    },
     witness::Witness,
 };
 
@@ -66,15 +69,13 @@ pub(crate) struct Touched<'a> {
 }
 
 impl DocFeed {
-    /// The shards and positions of its rows.
-    pub fn places(&self) -> impl Iterator<Item = (ShardId, Sequence)> {
-        self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
-    }
-
-    /// Whether there is a newer row of the document of the row at `at`: a layer has named a wrong previous edit.
-    pub fn has_newer(&self, at: Sequence) -> bool {
-        let Some((_, doc)) = self.rows.get(&at) else { return false };
-        self.rows.range((Bound::Excluded(at), Bound::Unbounded)).any(|(_, (_, newer))| newer.id == doc.id)
+    /// The newest row of each document, with its shard. There are others if a layer has named wrong previous edits.
+    pub fn newest(&self) -> impl Iterator<Item = (ShardId, Followed<'_>)> {
+        let mut newest = BTreeMap::new();
+        for (at, (shard, doc)) in &self.rows {
+            newest.insert(&doc.id, (*shard, Followed { id: doc.id.as_str(), at: *at, notification: None }));
+        }
+        newest.into_values()
     }
 
     /// Whether there is or was a row at `at` of this document, revision and kind.
@@ -97,7 +98,7 @@ impl DocFeed {
                 if !self.entries.is_empty() {
                     findings.witness(Witness::DocumentsResharded);
                 }
-                self.entries.push(rooms::topology(*first, value).map_err(|error| error.to_string())?);
+                self.entries.push(inspect::topology(*first, value).map_err(|error| error.to_string())?);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! [`Subscriber`]: what the oracle knows of a subscriber, and its verdicts on what a subscriber receives.
+//! [`Subscriber`]: what the oracle knows of a subscriber, and its verdicts on what a subscriber receives, and in which order.
 
 use std::{
     borrow::Cow,
@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use notibus::event::{Db, DbInstance, DdocId, EventKind, Notification, Sequence};
+use notibus::event::{Db, DbInstance, DbName, DdocId, EventKind, Notification, Sequence};
 
 use crate::{
     findings::Findings,
@@ -18,7 +18,6 @@ use crate::{
         given::{GivenDdocs, GivenRow, Start},
         interest::Interest,
         ledger::Ledger,
-        models::delivery_order::DeliveryOrder,
     },
     witness::Witness,
 };
@@ -40,14 +39,10 @@ pub(crate) struct Manner {
 pub(crate) struct Subscriber {
     /// Its process.
     pub issuer: Issuer,
-    /// The cursor by which it survives a crash of its process, if it has one.
-    pub cursor: Option<String>,
     pub interest: Interest,
     /// Its earlier filters, as far as deliveries of them may still come.
     pub before: Vec<Interest>,
     pub manner: Manner,
-    /// How often it has resumed in another life.
-    pub life: u64,
     /// Everything after this is owed to it. The account is more precise, by kinds of events and names.
     pub start: Start,
     pub account: Account,
@@ -55,10 +50,6 @@ pub(crate) struct Subscriber {
     pub surely: Start,
     /// Whether it knew nothing when it began, or when it last expired, and claims no other position yet.
     pub is_scanning: bool,
-    /// Whether it got `Expired`, so that its cursor goes back.
-    pub has_expired: bool,
-    /// The horizon of its last `Expired`.
-    pub expired_by: Option<Sequence>,
     pub order: DeliveryOrder,
     /// The notable events of its life, for messages.
     pub story: BTreeSet<&'static str>,
@@ -130,12 +121,8 @@ impl Subscriber {
     /// Receives `Expired`; fails if everything up to the horizon was certainly delivered to it.
     pub fn expire(&mut self, findings: &Findings, horizon: Sequence, real: Sequence) -> Verdict {
         findings.witness(Witness::SubscriberExpired);
-        if self.cursor.is_some() {
-            findings.witness(Witness::DurableExpired);
-        }
         let surely = std::mem::replace(&mut self.surely, Start::Nothing);
-        (self.start, self.has_expired, self.is_scanning) = (Start::Nothing, true, true);
-        self.expired_by = Some(horizon);
+        (self.start, self.is_scanning) = (Start::Nothing, true);
         self.account.expire();
         self.delivered_ddocs.clear();
         self.order.clear();
@@ -246,5 +233,64 @@ impl Subscriber {
                 delivered(*id) < Some(*at) && (!row.is_deleted() || delivered(None) < Some(*at))
             })?;
         Some(format!("{id:?} of {db:?} at {at}, since {:?}", self.start))
+    }
+}
+
+/// The rows that a subscriber was delivered since it began, resumed, expired or had its filter replaced, whichever was last.
+#[derive(Debug, Default)]
+pub(crate) struct DeliveryOrder {
+    /// The row of each database that came last.
+    last: BTreeMap<DbName, Sequence>,
+    rows: BTreeSet<Sequence>,
+}
+
+impl DeliveryOrder {
+    /// Takes the row of `name` at `at`. Fails unless it is newer than the one before, or a subscriber that `panics` was delivered the
+    /// same row already: it gets its batch again from the first row on, also if the batch has a newer row of the name.
+    pub fn take(&mut self, name: &DbName, at: Sequence, panics: bool) -> Verdict {
+        let is_again = !self.rows.insert(at) && panics;
+        match self.last.insert(name.clone(), at) {
+            Some(last) if last >= at && !is_again => {
+                let guarantee = if last > at { Guarantee::Ordered } else { Guarantee::Unique };
+                guarantee.fails(format!("it was informed of {name:?} at {at} after {last}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the row at `at` was the last one of `name`.
+    pub fn is_last(&self, name: &DbName, at: Sequence) -> bool {
+        self.last.get(name) == Some(&at)
+    }
+
+    /// From now on any row can come again.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+pub mod tests {
+    use super::*;
+    use notibus::event::{Incarnation, Versionstamp};
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    /// What the last of these rows of one name breaks.
+    fn broken(versions: &[u64], panics: bool) -> Option<Guarantee> {
+        let (name, mut order) = (DbName::new("a").unwrap(), DeliveryOrder::default());
+        let taken = versions.iter().map(|version| order.take(&name, at(*version), panics)).last().unwrap();
+        taken.err().map(|broken| broken.guarantee)
+    }
+
+    /// Regression: a batch had two rows of a name, and a listener has panicked on the second one. That the first one came again was called
+    /// a breach of the order.
+    pub fn a_batch_comes_again_from_its_first_row_on_after_a_panic() {
+        assert_eq!(broken(&[1, 3, 1], true), None);
+        assert_eq!(broken(&[1, 3, 1, 3], true), None);
+        assert_eq!(broken(&[1, 3, 2], true), Some(Guarantee::Ordered));
+        assert_eq!(broken(&[1, 3, 1], false), Some(Guarantee::Ordered));
+        assert_eq!(broken(&[1, 1], false), Some(Guarantee::Unique));
     }
 }
