@@ -6,7 +6,7 @@ use notibus::{
     Error, NodeOptions,
     node::{NodeId, Role},
     store::{
-        Database, KeyRange, StoreError,
+        Database, KeyRange, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Gate},
     },
 };
@@ -259,6 +259,26 @@ async fn a_node_whose_id_another_process_has_enters_no_role() {
     living.abort();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let _role = node.announce(Role::HTTP).await.unwrap();
+}
+
+/// A node was found dead by a clock that runs too fast, and some of its roles are removed already: it lists all of them again.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_condemned_joins_again_with_all_roles() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let node = joined(&bus).await;
+    let _role = node.announce(Role::HTTP).await.unwrap();
+    let rows = stored(&store, NODES).await;
+    let condemn = async |tx: Transaction| {
+        tx.clear_range(&KeyRange::prefix(NODES));
+        let (key, row) = &rows[0];
+        tx.set(key, &[&row[..8], &[0; 16], &row[24..]].concat());
+        Ok(())
+    };
+    store.run(condemn).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(bus.nodes().await.unwrap()[0].roles, [Role::HTTP]);
+    assert_eq!(bus.stats().nodes_fallen_out, 1);
 }
 
 /// A lease that cannot be decoded is neither replaced nor guessed: all who need it fail with its key until it is repaired.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 /// The values seen under each key, and since when.
 #[derive(Debug, Clone)]
-pub(super) struct LastSeen<K, V> {
+pub(crate) struct LastSeen<K, V> {
     /// Each value, and when it was first seen.
     seen: BTreeMap<K, (V, Duration)>,
     /// When all of them were last read.

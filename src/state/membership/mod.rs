@@ -54,6 +54,7 @@ mod silence;
 mod status;
 mod worker;
 
+pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
 pub(crate) use member::{Member, RoleGuard};
 pub(crate) use neighbours::forget_nodes;
