@@ -1,7 +1,5 @@
 //! Tests of workers, with a work that records what happens to it, and misbehaves on demand.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use futures_util::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
 
@@ -9,34 +7,29 @@ use super::*;
 use crate::{
     base::error::StoreError,
     state::{keys::Keys, membership::NodeOptions, polls::Polls},
-    store::{Database, Transaction},
+    store::{Database, Transaction, testing::Faults},
 };
 
 /// How the work behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// It ends when it is asked to.
-    Good,
-    /// It takes so long to end.
-    Slow(Duration),
-    /// It takes so long to end on the first resource; on the others it ends when it is asked to.
-    FirstIsSlow(Duration),
-    /// It panics when it starts.
+    /// It ends when it is asked to; on so many of the first resources after so long.
+    Slow(u64, Duration),
     Panics,
-    /// It fails when it starts.
-    Fails,
+    /// It fails after so long.
+    Fails(Duration),
     /// It ends when it starts.
     Ends,
-    /// It fails after ten minutes.
-    FailsLate,
+    /// Reading its resources panics.
+    Unreadable,
 }
+
+const GOOD: Manner = Manner::Slow(0, Duration::ZERO);
 
 /// A work that records what happens to it.
 struct Probe {
     count: u64,
     manner: Mutex<Manner>,
-    /// Whether reading them panics.
-    is_mad: AtomicBool,
     /// The events, each with its epoch.
     events: Mutex<Vec<(&'static str, u64)>>,
     /// Each acquisition: resource and epoch.
@@ -48,7 +41,6 @@ impl Probe {
         Arc::new(Self {
             count,
             manner: Mutex::new(manner),
-            is_mad: AtomicBool::new(false),
             events: Mutex::default(),
             acquired: Mutex::default(),
         })
@@ -65,19 +57,17 @@ impl Probe {
 }
 
 /// Records that work was dropped before it has ended.
-struct Aborted<'a>(Option<(&'a Probe, u64)>);
+struct Aborted<'a>(&'a Probe, u64);
 
 impl Drop for Aborted<'_> {
     fn drop(&mut self) {
-        if let Some((probe, epoch)) = self.0 {
-            probe.record("aborted", epoch);
-        }
+        self.0.record("aborted", self.1);
     }
 }
 
 impl Work for Probe {
     fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
-        assert!(!self.is_mad.load(Ordering::SeqCst), "as planned");
+        assert_ne!(*self.manner.lock(), Manner::Unreadable, "as planned");
         std::future::ready(Ok((0..self.count).collect())).boxed()
     }
 
@@ -89,33 +79,26 @@ impl Work for Probe {
         async move {
             let manner = *self.manner.lock();
             self.record("started", lease.epoch);
-            let mut aborted = Aborted(Some((&self, lease.epoch)));
+            let aborted = Aborted(&self, lease.epoch);
+            let mut ended = Ok(());
             match manner {
-                Manner::Panics => panic!("as planned"),
-                Manner::Fails => {
-                    aborted.0 = None;
-                    return Err(StoreError::IO_ERROR.into());
+                Manner::Panics | Manner::Unreadable => panic!("as planned"),
+                Manner::Fails(after) => {
+                    tokio::time::sleep(after).await;
+                    ended = Err(StoreError::IO_ERROR.into());
                 }
-                Manner::Ends => {
-                    aborted.0 = None;
-                    return Ok(());
-                }
-                Manner::FailsLate => {
-                    tokio::time::sleep(Duration::from_mins(10)).await;
-                    aborted.0 = None;
-                    return Err(StoreError::IO_ERROR.into());
-                }
-                Manner::Good => stop.requested().await,
-                Manner::FirstIsSlow(_) if lease.resource > 0 => stop.requested().await,
-                Manner::Slow(pause) | Manner::FirstIsSlow(pause) => {
+                Manner::Ends => {}
+                Manner::Slow(first, pause) => {
                     stop.requested().await;
-                    self.record("asked", lease.epoch);
-                    tokio::time::sleep(pause).await;
+                    if lease.resource < first {
+                        self.record("asked", lease.epoch);
+                        tokio::time::sleep(pause).await;
+                    }
+                    self.record("ended", lease.epoch);
                 }
             }
-            aborted.0 = None;
-            self.record("ended", lease.epoch);
-            Ok(())
+            std::mem::forget(aborted);
+            ended
         }
         .boxed()
     }
@@ -147,7 +130,7 @@ async fn rows(db: &Database) -> Vec<Lease> {
 
 #[tokio::test(start_paused = true)]
 async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
-    for manner in [Manner::Panics, Manner::Fails, Manner::Ends] {
+    for manner in [Manner::Panics, Manner::Fails(Duration::ZERO), Manner::Ends] {
         let db = Database::memory();
         let member = join(&db).await;
         let probe = Probe::new(1, manner);
@@ -163,7 +146,7 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
         );
         let panics = if manner == Manner::Panics { last } else { 0 };
         assert_eq!(member.shared().stats.snapshot().work_panics, panics);
-        *probe.manner.lock() = Manner::Good;
+        *probe.manner.lock() = GOOD;
         seconds(60).await;
         assert_eq!(probe.take(), [("started", last + 1)]);
         worker.shutdown().await.unwrap();
@@ -178,57 +161,46 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
 async fn work_that_fails_while_the_worker_rests_is_taken_again() {
     let db = Database::memory();
     let member = join(&db).await;
-    let probe = Probe::new(1, Manner::FailsLate);
+    let probe = Probe::new(1, Manner::Fails(Duration::from_mins(10)));
     let worker = start(&member, &probe).await;
     seconds(595).await;
     assert_eq!(probe.take(), [("started", 1)]);
-    *probe.manner.lock() = Manner::Good;
+    *probe.manner.lock() = GOOD;
     seconds(10).await;
     assert_eq!(probe.take(), [("started", 2)]);
     worker.shutdown().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_is_asked_for_ends_in_peace_within_the_deadline() {
-    let db = Database::memory();
-    let (old, new) = (Probe::new(2, Manner::Slow(Duration::from_secs(7))), Probe::new(2, Manner::Good));
-    let (a, b) = (join(&db).await, join(&db).await);
-    let _a = start(&a, &old).await;
-    let _b = start(&b, &new).await;
-    seconds(9).await;
-    assert_eq!(new.take(), [], "it waits");
-    seconds(2).await;
-    assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), ("ended", 1)]);
-    assert_eq!(new.take(), [("started", 2)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn work_that_does_not_end_within_the_deadline_is_fenced_off() {
-    let db = Database::memory();
-    let (old, new) = (Probe::new(2, Manner::Slow(Duration::from_hours(1))), Probe::new(2, Manner::Good));
-    let (a, b) = (join(&db).await, join(&db).await);
-    let first = start(&a, &old).await;
-    let _b = start(&b, &new).await;
-    seconds(12).await;
-    assert_eq!(new.take(), [("started", 2)]);
-    seconds(3).await;
-    assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), ("aborted", 1)]);
-    assert_eq!(a.shared().stats.snapshot().leases_lost, 1);
-    // A shutdown does not wait for it longer either.
-    let began = tokio::time::Instant::now();
-    first.shutdown().await.unwrap();
-    assert_eq!(began.elapsed().as_secs(), 10);
-    assert_eq!(old.take(), [("asked", 1), ("aborted", 1)]);
-    seconds(4).await;
-    assert_eq!(new.take(), [("started", 2)]);
+async fn work_that_is_asked_to_end_does_in_peace_or_is_fenced_off_after_the_deadline() {
+    for (takes, last) in [(Duration::from_secs(7), "ended"), (Duration::from_hours(1), "aborted")] {
+        let db = Database::memory();
+        let (old, new) = (Probe::new(2, Manner::Slow(2, takes)), Probe::new(2, GOOD));
+        let (a, b) = (join(&db).await, join(&db).await);
+        let first = start(&a, &old).await;
+        let _b = start(&b, &new).await;
+        seconds(9).await;
+        assert_eq!(new.take(), [], "it waits");
+        seconds(6).await;
+        assert_eq!(new.take(), [("started", 2)]);
+        assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), (last, 1)]);
+        assert_eq!(a.shared().stats.snapshot().leases_lost, u64::from(last == "aborted"));
+        // A shutdown does not wait for it longer either.
+        let began = tokio::time::Instant::now();
+        first.shutdown().await.unwrap();
+        assert_eq!(began.elapsed(), takes.min(Duration::from_secs(10)));
+        assert_eq!(old.take(), [("asked", 1), (last, 1)]);
+        seconds(4).await;
+        assert_eq!(new.take(), [("started", 2)]);
+    }
 }
 
 /// A single slow consumer once kept all leases of its node until it had ended, too.
 #[tokio::test(start_paused = true)]
 async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     let db = Database::memory();
-    let slow = Manner::FirstIsSlow(Duration::from_secs(9));
-    let (old, new) = (Probe::new(4, slow), Probe::new(4, Manner::Good));
+    let slow = Manner::Slow(1, Duration::from_secs(9));
+    let (old, new) = (Probe::new(4, slow), Probe::new(4, GOOD));
     let (a, b) = (join(&db).await, join(&db).await);
     let first = start(&a, &old).await;
     let _b = start(&b, &new).await;
@@ -248,8 +220,8 @@ async fn what_has_ended_is_given_back_while_other_work_still_ends() {
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
     let db = Database::memory();
-    let faults = crate::store::testing::Faults::new(&db);
-    let (bad, good) = (Probe::new(4, Manner::Panics), Probe::new(4, Manner::Good));
+    let faults = Faults::new(&db);
+    let (bad, good) = (Probe::new(4, Manner::Panics), Probe::new(4, GOOD));
     let (a, b) = (join(&db).await, join(&faults.database()).await);
     let second = start(&b, &good).await;
     seconds(20).await;
@@ -269,7 +241,7 @@ async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
     assert_eq!(owners().await, before);
     let tried = bad.acquired.lock().len();
     assert!((120..=300).contains(&tried), "{tried} acquisitions of two resources in an hour");
-    *bad.manner.lock() = Manner::Good;
+    *bad.manner.lock() = GOOD;
     seconds(2 * 60).await;
     assert_eq!(owners().await, before);
     first.shutdown().await.unwrap();
@@ -281,22 +253,17 @@ async fn work_that_fails_backs_off_where_it_is_and_costs_other_nodes_nothing() {
 async fn a_worker_that_panics_begins_again() {
     let db = Database::memory();
     let member = join(&db).await;
-    let probe = Probe::new(2, Manner::Good);
+    let probe = Probe::new(2, GOOD);
     let worker = start(&member, &probe).await;
-    probe.is_mad.store(true, Ordering::SeqCst);
-    let keys = Keys::new(b"p").unwrap();
-    let change = async || {
-        db.run(async |tx| {
-            changed(&tx, &keys, "probe");
-            Ok(())
-        })
-        .await
-        .unwrap();
+    *probe.manner.lock() = Manner::Unreadable;
+    let change = async |tx: Transaction| {
+        changed(&tx, member.keys(), "probe");
+        Ok(())
     };
-    change().await;
+    db.run(change).await.unwrap();
     seconds(5).await;
     assert!(member.shared().stats.snapshot().work_panics > 0);
-    probe.is_mad.store(false, Ordering::SeqCst);
+    *probe.manner.lock() = GOOD;
     seconds(5).await;
     probe.take();
     worker.shutdown().await.unwrap();
