@@ -18,7 +18,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/state", 2_560),
     ("src/state/keys", 2_500),
     ("src/state/feed", 2_140),
-    ("src/state/membership", 4_120),
+    ("src/state/membership", 3_070),
     ("src/roles", 220),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),

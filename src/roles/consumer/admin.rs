@@ -20,7 +20,7 @@ use crate::{
         context::Context,
         feed::{RawFeed, Topology},
         keys::{ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
-        membership::{changed, members, pool_removed},
+        membership::{changed, members},
     },
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
@@ -279,7 +279,7 @@ impl ConsumerHandle {
                 for range in keys.whole_consumer(&self.name) {
                     tx.clear_range(&range);
                 }
-                pool_removed(tx, keys);
+                changed(tx, keys, &self.name.pool());
                 Ok(())
             }
         }

@@ -24,7 +24,7 @@ use crate::{
     state::{
         feed::Topology,
         keys::{ShardId, TopologyRow},
-        membership::{changed, pool_removed},
+        membership::changed,
     },
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
@@ -168,5 +168,5 @@ fn remove_in<R>(tx: &Transaction, member: &Member<R>) {
     for range in keys.whole_consumer(&member.name) {
         tx.clear_range(&range);
     }
-    pool_removed(tx, keys);
+    changed(tx, keys, &member.name.pool());
 }
