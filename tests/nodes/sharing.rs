@@ -151,13 +151,23 @@ async fn idle_nodes_cost_little_whatever_has_moved() {
     assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 940, "{reads} reads of {runs} runs");
 }
 
+/// From now on some acquisitions and releases have unknown results.
+fn fail_at_random(faults: &Faults, mut dice: fastrand::Rng) {
+    faults.plan_commits(move |attempt| match dice.u8(..20) {
+        0 if writes(attempt, LEASES) => Some(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT)),
+        1 if writes(attempt, LEASES) => Some(CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)),
+        2 if writes(attempt, LEASES) => Some(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT)),
+        _ => None,
+    });
+}
+
 /// Nodes come, leave, die and are taken for dead under load, and what they commit about leases has unknown results. Every event is folded
 /// exactly once, and in the end the living share everything.
 async fn churn(mut random: fastrand::Rng) {
     let store = Database::memory();
     let producing = wide_bus(&store).await;
     let mut buses = Vec::new();
-    let (mut notifiers, mut faulty) = (Vec::new(), Vec::<Faults>::new());
+    let (mut notifiers, mut troubled) = (Vec::new(), Vec::<Faults>::new());
     let mut expected = vec![Counters::ZERO; 40];
     for step in 0..120 {
         if step % 8 == 0 && notifiers.len() < 4 {
@@ -165,15 +175,8 @@ async fn churn(mut random: fastrand::Rng) {
             let bus = wide_bus(&faults.database()).await;
             notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
             buses.push(bus);
-            faulty.push(faults.clone());
-            // From now on some acquisitions and releases have unknown results.
-            let mut dice = fastrand::Rng::with_seed(random.u64(..));
-            faults.plan_commits(move |attempt| match dice.u8(..20) {
-                0 if writes(attempt, LEASES) => Some(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT)),
-                1 if writes(attempt, LEASES) => Some(CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)),
-                2 if writes(attempt, LEASES) => Some(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT)),
-                _ => None,
-            });
+            troubled.push(faults.clone());
+            fail_at_random(&faults, fastrand::Rng::with_seed(random.u64(..)));
         }
         match random.u8(..20) {
             0 if !notifiers.is_empty() => drop(notifiers.swap_remove(random.usize(..notifiers.len()))),
@@ -202,7 +205,7 @@ async fn churn(mut random: fastrand::Rng) {
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..2_000))).await;
     }
-    for faults in &faulty {
+    for faults in &troubled {
         faults.heal();
     }
     if notifiers.is_empty() {

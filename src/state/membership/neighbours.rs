@@ -126,10 +126,10 @@ impl NeighbourWatch {
                 return;
             }
             let pools: BTreeSet<_> = interests.borrow().values().map(|(pool, _)| Arc::clone(pool)).collect();
-            let polls = AssertUnwindSafe(self.poll(poll, pools, &seen)).catch_unwind().await;
+            let result = AssertUnwindSafe(self.poll(poll, pools, &seen)).catch_unwind().await;
             polled = env.now();
             due = polled.saturating_add(self.pace);
-            match polls {
+            match result {
                 // A node that has removed another is the first that can take over.
                 Ok(Ok(true)) => due = polled,
                 Ok(Ok(false)) => due = due.min(self.next_expiry(polled)),

@@ -339,7 +339,7 @@ impl WorkerTask {
 
     /// Removes an ended job, and reports how it ended. Returns its lease if it should be released.
     fn account(&mut self, ended: Result<Ended, JoinError>) -> Option<Held> {
-        // Whoever aborts a job has no more to learn of it.
+        // An aborted job has no more to tell.
         let (resource, epoch, result) = ended.ok()?;
         self.held.get(&resource).filter(|job| job.lease.epoch == epoch)?;
         let job = self.held.remove(&resource)?;
