@@ -472,15 +472,22 @@ impl ConsumerHandle {
                 (shard, topology.entry_of(shard)?.0.next_shard())
             }
             // The entry was dropped, because it is empty.
-            Err(_) => (first, ShardId(first.0 + 1)),
+            Err(_) => {
+                let checkpoint = keys.consumer_checkpoint(&self.name, first);
+                tx.add_read_conflict(&KeyRange::key(&checkpoint));
+                (first, ShardId(first.0 + 1))
+            }
         };
         let successor = successor(&topology, first)?;
         let end = successor.shards().next().expect("an entry has shards");
         // Keys may be left in entries that were dropped meanwhile, too.
-        for shard in std::iter::once(searched.0).chain((searched.1.0..end.0).map(ShardId)) {
-            if tx.get(&key(shard), Isolation::Serializable).await?.is_some() {
-                return Ok(key(shard));
-            }
+        let searched = std::iter::once(searched.0).chain((searched.1.0..end.0).map(ShardId));
+        let found = searched.map(|shard| async move {
+            let key = key(shard);
+            Ok::<_, Error>(tx.get(&key, Isolation::Serializable).await?.map(|_| key))
+        });
+        if let Some(found) = futures_util::future::try_join_all(found).await?.into_iter().flatten().next() {
+            return Ok(found);
         }
         Ok(key(shard_in(&topology, feed, successor, id)?))
     }
