@@ -273,7 +273,7 @@ fn connections_leave_the_store_the_files_that_it_needs() {
     assert!(!said.contains("ERROR"), "{said}");
 }
 
-/// A credentials file that others may read helps guessers, and one that others may write lets them in.
+/// A credentials file that others may read shows them names, and one that others may write lets them in.
 #[test]
 fn credentials_that_others_may_read_are_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();

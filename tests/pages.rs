@@ -144,8 +144,6 @@ fn run(path: &str, check: &str) {
         .env("NOTIBUS", env!("CARGO_BIN_EXE_notibus"))
         .env("ROOT", env!("CARGO_MANIFEST_DIR"))
         .env("NOTIBUS_LISTEN", "127.0.0.1:0")
-        .env("PASSWORD", "a password")
-        .env("TOKEN", "0123456789abcdef0123456789abcdef")
         .env_remove("NOTIBUS_CREDENTIALS")
         .stdin(Stdio::null())
         .output()
@@ -164,7 +162,7 @@ fn the_page_of_http_works_as_it_is_typed() {
     // The last server of the page knows those who have credentials, and nobody else.
     run(
         "docs/http.md",
-        "curl -H \"Authorization: Bearer $TOKEN\" localhost:5985/_db_updates | grep -q shop/orders",
+        "curl -H \"Authorization: Bearer $(cat indexer.secret)\" localhost:5985/_db_updates | grep -q shop/orders",
     );
 }
 

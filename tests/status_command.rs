@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::Value;
-use served::{Served, notibus};
+use served::{Served, credential, notibus};
 
 fn run(arguments: &[&str], input: &str) -> Output {
     let mut command = notibus();
@@ -149,17 +149,15 @@ fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
 
 #[test]
 fn credentials_are_those_of_the_environment() {
-    let token = "0123456789abcdef0123456789abcdef";
-    let mut made =
-        notibus().args(["credential", "token"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    made.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
-    let line = String::from_utf8(made.wait_with_output().unwrap().stdout).unwrap();
+    let (line, secret) = credential(&["anna"]).unwrap();
     let served = Served::start(&["--store", "memory"], Some(&line));
     let url = format!("http://{}", served.at);
     let (code, reason) = refused(&["status", "--url", &url], "");
     assert!(code == Some(2) && reason.contains("NOTIBUS_AUTH"), "{reason}");
-    let status = notibus().args(["status", "--url", &url]).env("NOTIBUS_AUTH", token).output().unwrap();
-    assert!(status.status.success());
+    for auth in [&secret, &format!("anna:{secret}")] {
+        let status = notibus().args(["status", "--url", &url]).env("NOTIBUS_AUTH", auth).output().unwrap();
+        assert!(status.status.success());
+    }
 }
 
 /// An option is in the environment where the line does not have it; what the line says to ask wins over what the environment says.

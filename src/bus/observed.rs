@@ -8,7 +8,10 @@ use super::{Bus, status::Backlog};
 use crate::{
     base::{error::Result, tasks::within},
     roles::{consumer::ConsumerStatus, dispatcher::Dispatcher},
-    state::{keys::NodeId, membership::NodeStatus},
+    state::{
+        keys::NodeId,
+        membership::{LastSeen, NodeStatus},
+    },
 };
 
 /// How long an observation is reused, because it costs some reads.
@@ -81,8 +84,8 @@ pub(crate) struct Run {
 struct WatchState {
     /// The last observation and its time.
     last: Option<(Duration, Arc<Observed>)>,
-    /// The start and heartbeat count of each node, and since when they are the same.
-    beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
+    /// The start and heartbeat count of each node.
+    beats: LastSeen<NodeId, (u64, u64)>,
 }
 
 /// Observes a bus, at most every few seconds.
@@ -168,16 +171,12 @@ impl WatchState {
         let Read { partitions, shards, nodes, backlog, ages, tail_lag, consumers } = read;
         let mut observed =
             Observed { runs: runs(partitions, &backlog, &ages), tail_lag, consumers, ..Observed::default() };
-        let mut beats = BTreeMap::new();
+        self.beats.adopt(nodes.iter().map(|node| (node.id, (node.started_ms, node.beat))), now);
         for node in &nodes {
-            let beat = (node.started_ms, node.beat);
-            let before = self.beats.get(&node.id).filter(|(before, _)| *before == beat);
-            let since = before.map_or(now, |(_, since)| *since);
-            beats.insert(node.id, (beat, since));
-            let is_silent = now.saturating_sub(since) > Duration::from_millis(node.expiry_ms);
+            let silent = self.beats.age(&node.id, &(node.started_ms, node.beat), now);
+            let is_silent = silent > Duration::from_millis(node.expiry_ms);
             *(if is_silent { &mut observed.silent } else { &mut observed.living }) += 1;
         }
-        self.beats = beats;
         let leases = |is_of: fn(&str) -> bool| {
             let held = nodes.iter().flat_map(|node| &node.leases).filter(|(pool, _)| is_of(pool));
             held.map(|(_, count)| count).sum()

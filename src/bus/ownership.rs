@@ -12,7 +12,7 @@ use crate::{
     base::error::Result,
     state::{
         keys::{Keys, NodeId, Role},
-        membership::member_rows,
+        membership::{LastSeen, member_rows},
     },
     store::{Isolation, Transaction},
 };
@@ -54,8 +54,8 @@ pub(super) struct Owners(Mutex<OwnersState>);
 /// What was seen before.
 #[derive(Debug, Default)]
 struct OwnersState {
-    /// The start and beat of each node, and since when they are the same.
-    beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
+    /// The start and beat of each node.
+    beats: LastSeen<NodeId, (u64, u64)>,
     /// Whether all partitions had an owner at some time.
     were_owned: bool,
     /// Since when each of the others has had none, and under which epoch: the next handover has another one.
@@ -72,19 +72,14 @@ impl Owners {
 impl OwnersState {
     /// As [`Owners::unowned`].
     fn unowned(&mut self, count: u32, found: &Ownership, now: Duration) -> BTreeSet<u32> {
-        let mut beats = BTreeMap::new();
-        let mut living = BTreeSet::new();
-        for (&node, &(started_ms, beat, expiry_ms)) in &found.notifiers {
-            let seen = (started_ms, beat);
-            let before = self.beats.get(&node).filter(|(before, _)| *before == seen);
-            let since = before.map_or(now, |(_, since)| *since);
-            beats.insert(node, (seen, since));
-            // Its neighbours remove it after its expiry. If it has no neighbours, this check finds it.
-            if now.saturating_sub(since) <= Duration::from_millis(expiry_ms) {
-                living.insert(node);
-            }
-        }
-        self.beats = beats;
+        let beats = found.notifiers.iter().map(|(&node, &(started_ms, beat, _))| (node, (started_ms, beat)));
+        self.beats.adopt(beats, now);
+        // Its neighbours remove a dead node after its expiry. If it has no neighbours, this check finds it.
+        let lives = |(node, (started_ms, beat, expiry_ms)): (&NodeId, &(u64, u64, u64))| {
+            let silent = self.beats.age(node, &(*started_ms, *beat), now);
+            (silent <= Duration::from_millis(*expiry_ms)).then_some(*node)
+        };
+        let living: BTreeSet<_> = found.notifiers.iter().filter_map(lives).collect();
         let mut unowned = BTreeMap::new();
         for partition in 0..count {
             let (owner, epoch) = found.owners.get(&partition).copied().unwrap_or_default();

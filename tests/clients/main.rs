@@ -196,6 +196,9 @@ fn text(file: &mut File) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// The secret of anna, which clients send as her password.
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
 /// The example, in memory. Dropping it kills it.
 struct Server {
     process: Child,
@@ -204,11 +207,11 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port. With accounts it has anna, whose password is "secret". Pages of `origin` may use it.
+    /// Starts it on a free port. With accounts it has anna with [`SECRET`]. Pages of `origin` may use it.
     fn start(has_accounts: bool, origin: Option<&str>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         if has_accounts {
-            command.env("MINI_COUCH_CREDENTIALS", Credentials::password("anna", "secret").unwrap());
+            command.env("MINI_COUCH_CREDENTIALS", Credentials::line("anna", SECRET).unwrap());
         }
         if let Some(origin) = origin {
             command.env("MINI_COUCH_ORIGIN", origin);

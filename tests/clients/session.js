@@ -8,7 +8,7 @@ run(async url => {
   const couch = nano({ url, requestDefaults: { jar: true } })
   await assert.rejects(couch.updates({}), { statusCode: 401 })
   await assert.rejects(couch.auth('anna', 'wrong'), { statusCode: 401 })
-  const answer = await couch.auth('anna', 'secret')
+  const answer = await couch.auth('anna', '0123456789abcdef0123456789abcdef')
   assert.deepEqual([answer.ok, answer.name], [true, 'anna'])
   const session = await couch.session()
   assert.equal(session.userCtx.name, 'anna')

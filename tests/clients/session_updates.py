@@ -9,10 +9,10 @@ from requests.exceptions import HTTPError
 def main(url):
     try:
         CouchDB("anna", "wrong", url=url, connect=True)
-        raise AssertionError("a wrong password was taken")
+        raise AssertionError("a wrong secret was taken")
     except HTTPError as error:
         assert error.response.status_code == 401, error
-    client = CouchDB("anna", "secret", url=url, connect=True)
+    client = CouchDB("anna", "0123456789abcdef0123456789abcdef", url=url, connect=True)
     assert client.session()["userCtx"]["name"] == "anna", client.session()
     client.create_database("one")
     rows = [(row["db_name"], row["type"]) for row in client.db_updates(feed="longpoll") if row is not None]

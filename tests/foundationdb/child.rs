@@ -21,7 +21,7 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{eager, joined, within},
-    fixture, fleet,
+    fixture, fleet, index,
 };
 
 /// Names the part of a child; without it the process is the parent.
@@ -121,6 +121,10 @@ pub(crate) fn play() -> Option<ExitCode> {
             "worker" => {
                 let prefix = std::env::var(PREFIX).expect("the parent sets the prefix");
                 fleet::worker(&file, prefix.as_bytes(), end).await;
+            }
+            "indexer" => {
+                let prefix = std::env::var(PREFIX).expect("the parent sets the prefix");
+                index::indexer(&file, prefix.as_bytes(), end).await;
             }
             "api versions" => api_versions(&file).await,
             other => panic!("there is no part {other:?}"),

@@ -50,6 +50,7 @@ mod differential;
 mod dropped;
 mod fixture;
 mod fleet;
+mod index;
 mod load;
 mod opening;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -151,6 +152,9 @@ fn all() -> Vec<Trial> {
         consumers {
             each_row_is_counted_exactly_once_while_nodes_die_and_shards_change
             a_zombie_cannot_commit_its_effect
+        }
+        index {
+            an_index_kept_by_three_processes_equals_the_documents
         }
         fleet {
             processes_share_the_work_while_some_die_sleep_or_come

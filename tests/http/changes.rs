@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use notibus::{
     Db, EventKind, Sequence,
-    http::{Access, ApiOptions, Credentials, ServerOptions},
+    http::{ApiOptions, ServerOptions},
     store::Database,
 };
 
 use crate::{
     client::{Connection, ask, get},
     common::{db, until},
-    fixture::HttpFixture,
+    fixture::{HttpFixture, access, bearer, line},
     layer::{Layer, layered},
 };
 
@@ -388,17 +388,14 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
 /// one caller got 304 for another one.
 #[tokio::test]
 async fn what_a_layer_shows_is_known_by_caller() {
-    let token = |name: &str| format!("{name}-0123456789abcdef");
-    let lines = ["ann", "bob"].map(|name| Credentials::token(Some(name), &token(name)).unwrap());
-    let access = Access::Credentials(lines.join("\n").parse().unwrap());
-    let options = ApiOptions::default().access(access);
+    let options = ApiOptions::default().access(access(&[line("ann"), line("bob")]));
     let (fixture, layer) = layered(Database::memory(), options).await;
     let db = db("d", 1);
     layer.create(&db, 1).await;
     layer.write(&db, "doc7", 1, 1, false).await;
     for (target, is_shared) in [("/d/_changes", true), ("/d/_changes?filter=app/ids&end=7", false)] {
         let ask = async |name: &str, headers: &str| {
-            let headers = format!("Authorization: Bearer {}\r\n{headers}", token(name));
+            let headers = format!("{}{headers}", bearer(name));
             ask(fixture.at(), "GET", target, &headers, "").await.head
         };
         let known = format!("If-None-Match: {}\r\n", ask("ann", "").await.headers["etag"]);

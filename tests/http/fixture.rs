@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use notibus::{
     Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notification, Notifier, NotifierOptions,
-    http::{Api, ApiOptions, Server, ServerOptions, axum::Router},
+    http::{Access, Api, ApiOptions, Credentials, Server, ServerOptions, axum::Router},
     store::Database,
 };
 
@@ -87,4 +87,41 @@ impl HttpFixture {
 /// Returns the row of a database as a client gets it. Its position is a plain sequence.
 pub fn row(row: &Notification, kind: &str) -> String {
     format!("{{\"db_name\":\"{}\",\"type\":\"{kind}\",\"seq\":\"{}\"}}", row.name, row.sequence)
+}
+
+/// The secret of `name` in these tests.
+pub fn secret(name: &str) -> String {
+    format!("{name}-0123456789abcdef0123456789abcdef")
+}
+
+/// Returns the line of credentials of `name`.
+pub fn line(name: &str) -> String {
+    Credentials::line(name, &secret(name)).unwrap()
+}
+
+/// Returns access for the names of these lines.
+pub fn access(lines: &[String]) -> Access {
+    Access::Credentials(lines.join("\n").parse().unwrap())
+}
+
+/// Returns the header by which `name` sends its secret as a token.
+pub fn bearer(name: &str) -> String {
+    format!("Authorization: Bearer {}\r\n", secret(name))
+}
+
+/// Returns the header by which `name` sends `secret` as a password.
+pub fn basic(name: &str, secret: &str) -> String {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let encode = |part: &[u8]| {
+        let bits =
+            part.iter().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - part.len()));
+        (0..4)
+            .map(|place| {
+                let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63] as char;
+                if place <= part.len() { digit } else { '=' }
+            })
+            .collect::<String>()
+    };
+    let encoded: String = format!("{name}:{secret}").as_bytes().chunks(3).map(encode).collect();
+    format!("Authorization: Basic {encoded}\r\n")
 }

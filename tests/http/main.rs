@@ -17,7 +17,6 @@ mod idle;
 mod layer;
 mod limits;
 mod live;
-mod lockout;
 mod manage;
 mod pending;
 #[cfg(unix)]

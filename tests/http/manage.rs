@@ -2,14 +2,14 @@
 
 use notibus::{
     EventKind,
-    http::{Access, ApiOptions, Credentials, ServerOptions},
+    http::{Access, ApiOptions, ServerOptions},
 };
 use serde_json::{Value, json};
 
 use crate::{
     client::{ask, get},
     common::db,
-    fixture::HttpFixture,
+    fixture::{HttpFixture, access, bearer, line},
 };
 
 /// A server with the administration.
@@ -201,10 +201,8 @@ async fn deferred_ids_are_listed_page_by_page() {
 
 #[tokio::test]
 async fn who_may_look_may_change_nothing() {
-    let token = "a-token-of-some-length";
-    let line = Credentials::token(Some("prometheus"), token).unwrap() + " roles=_metrics";
-    let fixture = fixture(Access::Credentials(line.parse().unwrap())).await;
-    let bearer = format!("Authorization: Bearer {token}\r\n");
+    let fixture = fixture(access(&[line("prometheus") + " roles=_metrics"])).await;
+    let bearer = bearer("prometheus");
     for (method, path, status) in [
         ("GET", "/_notibus/nodes", 200),
         ("GET", "/_notibus/consumers", 200),

@@ -2,14 +2,14 @@
 
 use notibus::{
     EventKind,
-    http::{Access, ApiOptions, Credentials, ServerOptions},
+    http::{Access, ApiOptions, Cors, Credentials, Hosts, ServerOptions},
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
 use crate::{
     client::{Connection, ask, get},
     common::{db, record, until},
-    fixture::HttpFixture,
+    fixture::{HttpFixture, access, bearer, line, secret},
 };
 
 async fn fixture(access: Access) -> HttpFixture {
@@ -25,13 +25,13 @@ async fn fixture(access: Access) -> HttpFixture {
 /// Regression: clients that log in by `POST /_session` got 404.
 #[tokio::test]
 async fn a_session_begins_is_known_and_ends() {
-    let access = Access::Credentials(Credentials::password("anna", "secret").unwrap().parse().unwrap());
-    let fixture = fixture(access).await;
+    let fixture = fixture(access(&[line("anna")])).await;
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
     let json = "Content-Type: application/json\r\nX-Forwarded-Proto: https\r\n";
     let mut cookies = Vec::new();
+    let right = format!("name=anna&password={}", secret("anna"));
     for (kind, body) in
-        [(form, "name=anna&password=secret"), (json, r#"{"name":"anna","password":"secret"}"#)]
+        [(form, &right), (json, &format!(r#"{{"name":"anna","password":"{}"}}"#, secret("anna")))]
     {
         let answer = ask(fixture.at(), "POST", "/_session", kind, body).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
@@ -53,8 +53,7 @@ async fn a_session_begins_is_known_and_ends() {
     assert_eq!(get(fixture.at(), "/_session?basic=true").await.head.status, 401);
     let known = ask(fixture.at(), "GET", "/_session?basic=true", &cookies[0], "").await;
     assert_eq!(known.head.status, 200);
-    let redirected =
-        ask(fixture.at(), "POST", "/_session?next=//evil.example", form, "name=anna&password=secret").await;
+    let redirected = ask(fixture.at(), "POST", "/_session?next=//evil.example", form, &right).await;
     assert_eq!(redirected.head.status, 400);
     let forged = cookies[0].replace("AuthSession=", "AuthSession=A");
     assert_eq!(ask(fixture.at(), "GET", "/_db_updates", &forged, "").await.head.status, 401);
@@ -66,16 +65,86 @@ async fn a_session_begins_is_known_and_ends() {
         ended.head.headers["set-cookie"]
             .starts_with("AuthSession=; Version=1; Expires=Thu, 01 Jan 1970 00:00:00 GMT; Max-Age=0;")
     );
-    for (body, status) in
-        [("name=anna&password=wrong", 401), ("name=nobody&password=secret", 401), ("name=anna", 400)]
-    {
+    let long = "x".repeat(5_000);
+    for (body, status) in [
+        ("name=anna&password=wrong", 401),
+        (&right.replace("name=anna", "name=nobody"), 401),
+        ("name=anna", 400),
+        (&*long, 413),
+    ] {
         assert_eq!(ask(fixture.at(), "POST", "/_session", form, body).await.head.status, status, "{body}");
     }
-    // Guessers of sessions are locked out as well.
-    for guess in 0..4 {
-        ask(fixture.at(), "POST", "/_session", form, &format!("name=anna&password={guess}")).await;
+}
+
+/// A cookie is valid only as long as the secret of its name.
+#[tokio::test]
+async fn a_session_ends_with_its_name_and_with_its_secret() {
+    let credentials: Credentials = format!("{}\n{}", line("anna"), line("bob")).parse().unwrap();
+    let fixture = fixture(Access::Credentials(credentials.clone())).await;
+    let body = format!("name=bob&password={}", secret("bob"));
+    let answer = ask(fixture.at(), "POST", "/_session", "", &body).await;
+    let cookie = format!("Cookie: {}\r\n", answer.head.headers["set-cookie"].split(';').next().unwrap());
+    let status = async || ask(fixture.at(), "GET", "/_db_updates", &cookie, "").await.head.status;
+    assert_eq!(status().await, 200);
+    for (lines, expected) in
+        [(line("anna"), 401), (Credentials::line("bob", &secret("other")).unwrap(), 401), (line("bob"), 200)]
+    {
+        credentials.replace(&lines).unwrap();
+        assert_eq!(status().await, expected, "{lines}");
     }
-    assert_eq!(ask(fixture.at(), "POST", "/_session", form, "name=anna&password=x").await.head.status, 403);
+}
+
+/// Regression: a page of anybody could log in its visitor under another name. The visitor then worked in the account of a stranger.
+#[tokio::test]
+async fn a_page_from_elsewhere_may_not_log_in_unless_it_is_named() {
+    let origins = vec!["https://app.example".to_owned()];
+    let cors = Cors { origins, credentials: true, ..Cors::default() };
+    let options = ApiOptions::default().access(access(&[line("anna")]));
+    let limits = ServerOptions::default().hosts(Hosts::Any).cors(Some(cors));
+    let fixture = HttpFixture::with(options, limits, |api, _, _| api.sessions()).await;
+    let body = format!("name=anna&password={}", secret("anna"));
+    for (headers, status) in [
+        ("", 200),
+        ("Origin: http://localhost\r\n", 200),
+        ("Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n", 200),
+        // A proxy may have sent the host without its port.
+        ("Origin: https://localhost:8443\r\nSec-Fetch-Site: same-origin\r\n", 200),
+        ("Origin: https://page.example\r\n", 403),
+        ("Origin: null\r\n", 403),
+        ("Sec-Fetch-Site: cross-site\r\n", 403),
+    ] {
+        let answer = ask(fixture.at(), "POST", "/_session", headers, &body).await;
+        assert_eq!(answer.head.status, status, "{headers}");
+        assert_eq!(answer.head.headers.contains_key("set-cookie"), status == 200, "{headers}");
+    }
+}
+
+/// Regression: strangers who began to log in and stopped filled the room of all bodies, and callers with right tokens got 503.
+#[tokio::test]
+async fn log_ins_that_stall_take_nothing_from_callers_with_secrets() {
+    let room = 10_000;
+    let options =
+        ApiOptions::default().access(access(&[line("anna")])).body_len_max(room).bodies_len_max(room);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
+        api.sessions().merge(api.events()).merge(api.db_updates())
+    })
+    .await;
+    let mut stalled = Vec::new();
+    for _ in 0..100 {
+        let mut connection = Connection::open(fixture.at()).await;
+        let head = "POST /_session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000\r\n\r\n";
+        connection.send(&format!("{head}{}", "x".repeat(3_900))).await;
+        stalled.push(connection);
+    }
+    // They have arrived if a log-in that came after them is answered.
+    let body = format!("name=anna&password={}", secret("anna"));
+    assert_eq!(ask(fixture.at(), "POST", "/_session", "", &body).await.head.status, 200);
+    let events: Vec<_> = (0..200).map(|n| format!(r#"{{"db":"d{n}","type":"created"}}"#)).collect();
+    let events = format!("[{}]", events.join(","));
+    assert!(events.len() > room / 2);
+    let answer = ask(fixture.at(), "POST", "/_notibus/events", &bearer("anna"), &events).await;
+    assert_eq!(answer.head.status, 201, "{}", answer.body);
+    drop(stalled);
 }
 
 #[tokio::test]

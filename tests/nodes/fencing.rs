@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use notibus::{
     Error, NodeOptions,
-    node::NodeId,
+    node::{NodeId, Role},
     store::{
-        Database, KeyRange, StoreError,
+        Database, KeyRange, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Gate},
     },
 };
 
 use super::fixture::{EXPIRY, INTERVAL, LEASES, NODES, is_even, is_fold, owned, shares, writes};
 use crate::common::{
-    counts, db, joined, narrow_bus, record, row_with, stored, unpolled, until, wide_bus, within,
+    counts, db, joined, narrow_bus, record, row_with, set, stored, unpolled, until, wide_bus, within,
 };
 
 /// Node A hangs in all its commits while B takes over. A cannot commit its pending work any more, and takes part
@@ -234,4 +234,68 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
         let error = bus.node(NodeOptions::default()).await.unwrap_err();
         assert!(matches!(error, Error::BusGone { .. }), "{error}");
     }
+}
+
+/// Regression: another process lived under the id of a node that had fallen out. The node logged that four times a second forever, and
+/// knew of no trouble; a role that it entered meanwhile counted as published.
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_id_another_process_has_enters_no_role() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let node = joined(&bus).await;
+    let (key, row) = stored(&store, NODES).await[0].clone();
+    let other = store.clone();
+    let living = tokio::spawn(async move {
+        // The beat is the first 8 bytes of a row, the token of its process the next 16.
+        for beat in 0_u64.. {
+            set(&other, &key, &[&beat.to_be_bytes()[..], &[9; 16], &row[24..]].concat()).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(bus.stats().nodes_fallen_out, 1);
+    let refused = node.announce(Role::HTTP).await.unwrap_err();
+    assert!(matches!(refused, Error::Invalid { what: "node id", .. }), "{refused}");
+    living.abort();
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let _role = node.announce(Role::HTTP).await.unwrap();
+}
+
+/// A node was found dead by a clock that runs too fast, and some of its roles are removed already: it lists all of them again.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_condemned_joins_again_with_all_roles() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let node = joined(&bus).await;
+    let _role = node.announce(Role::HTTP).await.unwrap();
+    let rows = stored(&store, NODES).await;
+    let condemn = async |tx: Transaction| {
+        tx.clear_range(&KeyRange::prefix(NODES));
+        let (key, row) = &rows[0];
+        tx.set(key, &[&row[..8], &[0; 16], &row[24..]].concat());
+        Ok(())
+    };
+    store.run(condemn).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(bus.nodes().await.unwrap()[0].roles, [Role::HTTP]);
+    assert_eq!(bus.stats().nodes_fallen_out, 1);
+}
+
+/// A lease that cannot be decoded is neither replaced nor guessed: all who need it fail with its key until it is repaired.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_lease_is_named_and_stays() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let a = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    let (key, good) = stored(&store, LEASES).await[4].clone();
+    set(&store, &key, b"broken").await;
+    let refused = joined(&bus).await.notifier(unpolled()).await.unwrap_err();
+    assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
+    assert!(refused.to_string().contains(&key.escape_ascii().to_string()), "{refused}");
+    tokio::time::sleep(INTERVAL * 10).await;
+    assert_eq!(&stored(&store, LEASES).await[4].1[..], b"broken");
+    set(&store, &key, &good).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(owned(&store).await, 64);
+    a.shutdown().await.unwrap();
 }

@@ -8,8 +8,9 @@ use std::{
 };
 
 use notibus::{
-    Cursor, Filter, Notification, Roles,
+    Cursor, Error, Filter, Notification, Roles,
     consumer::{Batch, Work},
+    node::Role,
     store::{
         Database, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, WatchFault},
@@ -21,7 +22,7 @@ use tracing::{
     span,
 };
 
-use super::fixture::writes;
+use super::fixture::{NODES, writes};
 use crate::common::{db, eager, joined, narrow_bus, record, row_with};
 
 /// Counts the library's warnings and errors, by their texts.
@@ -169,4 +170,21 @@ async fn a_poll_that_has_panicked_goes_on_and_is_counted() {
     record(&store, &other, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     notifier.shutdown().await.unwrap();
+}
+
+/// Regression: a role whose publication had panicked counted as published, and nothing counted the panic.
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_that_panics_is_counted_and_publishes_nothing() {
+    let faults = Faults::new(&Database::memory());
+    let bus = narrow_bus(&faults.database()).await;
+    let node = joined(&bus).await;
+    faults.plan_reads(|operation| {
+        assert!(!matches!(operation, Operation::Get { key, .. } if key.starts_with(NODES)), "as planned");
+        None
+    });
+    let refused = node.announce(Role::HTTP).await.unwrap_err();
+    assert!(matches!(refused, Error::Task { .. }), "{refused}");
+    faults.heal();
+    assert_eq!(bus.stats().task_panics, 1);
+    let _role = node.announce(Role::HTTP).await.unwrap();
 }

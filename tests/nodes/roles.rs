@@ -119,6 +119,21 @@ async fn a_dropped_role_is_off_the_list_at_once() {
     assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
 }
 
+/// Regression: the role of a dropped notifier stayed with the node until its aborted tasks had ended, and a start before that was refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_is_dropped_or_ends_can_be_started_again_at_once() {
+    let bus = wide_bus(&Database::memory()).await;
+    let node = joined(&bus).await;
+    for _ in 0..20 {
+        drop(node.notifier(unpolled()).await.unwrap());
+        let notifier = node.notifier(unpolled()).await.unwrap();
+        assert_eq!(shares(&[&notifier]), [64]);
+        let (ended, again) = tokio::join!(notifier.shutdown(), node.notifier(unpolled()));
+        ended.unwrap();
+        again.unwrap().shutdown().await.unwrap();
+    }
+}
+
 /// A start that fails leaves no lease and no role behind, whether its transaction was committed or not.
 #[tokio::test(start_paused = true)]
 async fn a_start_that_fails_leaves_nothing_behind() {

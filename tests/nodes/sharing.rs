@@ -6,10 +6,13 @@ use notibus::{
     Bus, BusOptions, NodeOptions, NotifierOptions,
     event::Counters,
     node::BalanceOptions,
-    store::{Database, testing::Faults},
+    store::{
+        Database, KeyRange, StoreError, Transaction,
+        testing::{CommitFault, Faults},
+    },
 };
 
-use super::fixture::{INTERVAL, is_even, owned, shares, started_at_once};
+use super::fixture::{INTERVAL, LEASES, NODES, is_even, owned, shares, started_at_once, writes};
 use crate::{
     common,
     common::{counts, db, eager, joined, record, row_with, rows, unpolled, until, waiting, wide_bus},
@@ -79,6 +82,21 @@ async fn what_a_node_may_not_take_the_others_do() {
     assert_eq!((shares(&[&a, &b]), rest), (vec![10, 1], vec![26, 27]));
 }
 
+/// Times that mean "never" are fine everywhere.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_never_beats_and_never_takes_over_works() {
+    let bus = wide_bus(&Database::memory()).await;
+    let never = NodeOptions::default().heartbeat(Duration::MAX).expiry(Duration::MAX);
+    let balance = BalanceOptions::default().handover(Duration::MAX).interval(Duration::MAX);
+    let node = bus.node(never).await.unwrap();
+    let a = node.notifier(unpolled().balance(balance)).await.unwrap();
+    let b = joined(&bus).await.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    assert_eq!(shares(&[&a, &b]), [32, 32]);
+    a.shutdown().await.unwrap();
+    node.shutdown().await.unwrap();
+}
+
 /// Each node publishes how long others have to wait for it. Regression: each node judged all others by its own expiry, and took a node
 /// with slow heartbeats for dead.
 #[tokio::test(start_paused = true)]
@@ -133,24 +151,47 @@ async fn idle_nodes_cost_little_whatever_has_moved() {
     assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 940, "{reads} reads of {runs} runs");
 }
 
-/// Nodes come, leave and die under load. Every event is folded exactly once.
+/// From now on some acquisitions and releases have unknown results.
+fn fail_at_random(faults: &Faults, mut dice: fastrand::Rng) {
+    faults.plan_commits(move |attempt| match dice.u8(..20) {
+        0 if writes(attempt, LEASES) => Some(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT)),
+        1 if writes(attempt, LEASES) => Some(CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)),
+        2 if writes(attempt, LEASES) => Some(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT)),
+        _ => None,
+    });
+}
+
+/// Nodes come, leave, die and are taken for dead under load, and what they commit about leases has unknown results. Every event is folded
+/// exactly once, and in the end the living share everything.
 async fn churn(mut random: fastrand::Rng) {
     let store = Database::memory();
     let producing = wide_bus(&store).await;
     let mut buses = Vec::new();
-    let mut notifiers = Vec::new();
+    let (mut notifiers, mut troubled) = (Vec::new(), Vec::<Faults>::new());
     let mut expected = vec![Counters::ZERO; 40];
     for step in 0..120 {
         if step % 8 == 0 && notifiers.len() < 4 {
-            let bus = wide_bus(&store).await;
+            let faults = Faults::new(&store);
+            let bus = wide_bus(&faults.database()).await;
             notifiers.push(joined(&bus).await.notifier(eager()).await.unwrap());
             buses.push(bus);
+            troubled.push(faults.clone());
+            fail_at_random(&faults, fastrand::Rng::with_seed(random.u64(..)));
         }
         match random.u8(..20) {
             0 if !notifiers.is_empty() => drop(notifiers.swap_remove(random.usize(..notifiers.len()))),
             1 if !notifiers.is_empty() => {
                 let leaving = notifiers.swap_remove(random.usize(..notifiers.len()));
-                leaving.shutdown().await.unwrap();
+                // Its last commit may have an unknown result, too.
+                let _ = leaving.shutdown().await;
+            }
+            // All nodes are taken for dead.
+            2 => {
+                let forget = async |tx: Transaction| {
+                    tx.clear_range(&KeyRange::prefix(NODES));
+                    Ok(())
+                };
+                store.run(forget).await.unwrap();
             }
             _ => {}
         }
@@ -163,6 +204,9 @@ async fn churn(mut random: fastrand::Rng) {
             expected[place] += counts(lanes);
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..2_000))).await;
+    }
+    for faults in &troubled {
+        faults.heal();
     }
     if notifiers.is_empty() {
         notifiers.push(joined(&producing).await.notifier(eager()).await.unwrap());

@@ -26,6 +26,13 @@ pub fn notibus() -> Command {
     Command::new(env!("CARGO_BIN_EXE_notibus"))
 }
 
+/// Runs `notibus credential` with these arguments. Returns the line and the secret.
+pub fn credential(arguments: &[&str]) -> Option<(String, String)> {
+    let output = notibus().arg("credential").args(arguments).output().unwrap();
+    let [line, secret] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    output.status.success().then(|| (line, secret.trim_end().to_owned()))
+}
+
 /// Makes a bus in `folder` with a row for each of 60 databases, of which every third is deleted. Returns the folder as a store.
 pub fn filled(folder: &Path) -> String {
     tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -18,7 +18,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/state", 2_560),
     ("src/state/keys", 2_500),
     ("src/state/feed", 2_140),
-    ("src/state/membership", 4_120),
+    ("src/state/membership", 3_070),
     ("src/roles", 220),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),
@@ -28,8 +28,8 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_450),
     ("src/bus", 1_640),
     ("src/bus/relocation", 540),
-    ("src/front", 9_080),
-    ("src/bin", 2_510),
+    ("src/front", 8_540),
+    ("src/bin", 2_490),
 ];
 
 /// The most lines of `src` together.

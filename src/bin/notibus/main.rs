@@ -45,7 +45,7 @@ Exit codes:
   3  the disk of the store is full or has failed
 
 Options can also be given by the environment where --help shows a variable. The command line wins.
-NOTIBUS_AUTH has the credentials for --url: \"name:password\", or a token. RUST_LOG says what is logged on standard error, as \"info\" or
+NOTIBUS_AUTH has the credentials for --url: a secret, or \"name:secret\". RUST_LOG says what is logged on standard error, as \"info\" or
 \"notibus=debug\".";
 
 /// A transactional notification bus for database-level events.
@@ -98,9 +98,8 @@ enum Command {
     /// Show or raise the incarnation of a bus whose whole store was moved.
     #[command(subcommand)]
     Incarnation(incarnation::Command),
-    /// Make a line for the credentials file or variable of `serve`.
-    #[command(subcommand)]
-    Credential(credential::Command),
+    /// Make a random secret, and its line for the credentials file or variable of `serve`.
+    Credential(credential::Args),
 }
 
 /// How long the threads of the process may take to end. The client of a cluster may hang.
@@ -114,7 +113,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         // They would be printed, and a line that cannot be printed there is a panic.
         .log_internal_errors(false)
-        // Programs that read the log, such as fail2ban, expect no colours.
+        // Programs that read the log expect no colours.
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     let runtime = match Runtime::new() {
@@ -183,6 +182,6 @@ async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
         Command::Check(args) => folder::check(&args),
         Command::Backup(args) => folder::backup(&args),
         Command::Incarnation(command) => incarnation::run(command, timeout).await,
-        Command::Credential(command) => credential::run(&command),
+        Command::Credential(args) => credential::run(args),
     }
 }

@@ -1,6 +1,7 @@
 //! `notibus serve`: runs one node with all roles, and serves the bus over HTTP.
 
 use std::{
+    convert::Infallible,
     env,
     io::{self, Write},
     net::{IpAddr, SocketAddr},
@@ -24,6 +25,9 @@ use crate::{failure::Failure, out, store::Store};
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 
+/// How often the file of credentials is read.
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Default of the most rows of `_db_updates` that the dispatcher keeps in memory.
 const ROWS_KEPT_MAX: usize = 16_384;
 
@@ -39,8 +43,8 @@ pub struct Args {
     /// The address to listen on. An address other than loopback needs credentials.
     #[arg(long, env = "NOTIBUS_LISTEN", default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
-    /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it, the
-    /// environment variable `NOTIBUS_CREDENTIALS` has them.
+    /// A file of credentials, with a line for each, as `notibus credential` prints them. It is read again when it changes. Without it,
+    /// the environment variable `NOTIBUS_CREDENTIALS` has them.
     #[arg(long, env = "NOTIBUS_CREDENTIALS_FILE")]
     credentials: Option<PathBuf>,
     /// The prefix of the bus's keys. The bus is created if there is none.
@@ -96,8 +100,9 @@ pub struct Args {
 
 /// Serves until it is interrupted.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    let access = access(args.credentials.as_deref())?;
+    let (access, text) = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
+    let is_for_all_pages = is_open && args.cors_origin.iter().any(|origin| origin == "*");
     let limits = ServerOptions::default()
         .connections_max(connections_max(args.connections_max)?)
         .connections_per_address_max(args.connections_per_address_max)
@@ -116,8 +121,13 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     if is_open {
         out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
+    if is_for_all_pages {
+        out::notice(
+            "notibus: --cors-origin '*' makes every web page that a browser here shows the admin, too",
+        );
+    }
     let options = ApiOptions::default()
-        .access(access)
+        .access(access.clone())
         .timeout_max(args.timeout_max)
         .heartbeat_max(args.heartbeat_max)
         .feeds_per_client_max(args.feeds_per_client_max)
@@ -133,7 +143,42 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let mut out = io::stdout();
     // The program that started it may not read its output any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
-    Ok(running.shutdown_on_signal().await?)
+    let ended = running.shutdown_on_signal();
+    let ended = match (access, args.credentials) {
+        (Access::Credentials(credentials), Some(file)) => tokio::select! {
+            ended = ended => ended,
+            never = follow(&credentials, &file, text) => match never {},
+        },
+        _ => ended.await,
+    };
+    Ok(ended?)
+}
+
+/// Reads the file of credentials again and again, and takes what is new in it. If it is unreadable or malformed, those read before stay
+/// valid, and the log says so once. `last` is what was read before.
+async fn follow(credentials: &Credentials, file: &Path, text: String) -> Infallible {
+    let mut last = Ok(text);
+    loop {
+        tokio::time::sleep(REREAD_INTERVAL).await;
+        let path = file.to_owned();
+        let read = tokio::task::spawn_blocking(move || read(&path));
+        let read = read.await.unwrap_or_else(|panic| Err(panic.to_string()));
+        if read == last {
+            continue;
+        }
+        let taken =
+            read.clone().and_then(|text| credentials.replace(&text).map_err(|error| error.to_string()));
+        match taken {
+            Ok(()) => tracing::info!(?credentials, "the file of credentials was read again"),
+            Err(error) => {
+                tracing::error!(
+                    error,
+                    "the file of credentials is no good; the credentials read before stay valid"
+                );
+            }
+        }
+        last = read;
+    }
 }
 
 /// Opens the bus, or creates it.
@@ -169,32 +214,27 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     })
 }
 
-/// The configured credentials; access for everyone if there are none.
-fn access(file: Option<&Path>) -> Result<Access, Failure> {
+/// The configured credentials, and their text; access for everyone if there are none.
+fn access(file: Option<&Path>) -> Result<(Access, String), Failure> {
     let (text, place) = match file {
-        Some(file) => {
-            check_mode(file)?;
-            let text = std::fs::read_to_string(file)
-                .map_err(|error| Failure::BadInput(format!("--credentials {}: {error}", file.display())))?;
-            (Some(text), file.display().to_string())
-        }
+        Some(file) => (read(file).map_err(Failure::BadInput)?, file.display().to_string()),
         None => match env::var(VARIABLE) {
-            Err(env::VarError::NotPresent) => (None, VARIABLE.to_owned()),
+            Err(env::VarError::NotPresent) => return Ok((Access::Open, String::new())),
             // The variable is set, so access must not fall back to everyone.
-            set => (
-                Some(set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?),
-                VARIABLE.to_owned(),
-            ),
+            set => {
+                (set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?, VARIABLE.to_owned())
+            }
         },
     };
-    match text {
-        Some(text) => {
-            let credentials: Credentials =
-                text.parse().map_err(|error| Failure::BadInput(format!("{place}: {error}")))?;
-            Ok(Access::Credentials(credentials))
-        }
-        None => Ok(Access::Open),
-    }
+    let credentials: Credentials =
+        text.parse().map_err(|error| Failure::BadInput(format!("{place}: {error}")))?;
+    Ok((Access::Credentials(credentials), text))
+}
+
+/// Reads a file of credentials. Fails if others may read or write it.
+fn read(file: &Path) -> Result<String, String> {
+    check_mode(file)?;
+    std::fs::read_to_string(file).map_err(|error| format!("--credentials {}: {error}", file.display()))
 }
 
 /// Where systemd puts the credentials of a service.
@@ -203,22 +243,21 @@ const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
 /// Fails if users other than its owner may read or write `file`. The group may read what systemd has put there for the service: the
 /// group of a dynamic user is its own.
-fn check_mode(file: &Path) -> Result<(), Failure> {
+fn check_mode(file: &Path) -> Result<(), String> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let metadata = std::fs::metadata(file)
-            .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
+        let metadata =
+            std::fs::metadata(file).map_err(|error| format!("--credentials {}: {error}", file.display()))?;
         let mode = metadata.permissions().mode() & 0o777;
         let is_loaded =
             env::var_os(CREDENTIALS_DIRECTORY).is_some_and(|it| file.parent() == Some(Path::new(&it)));
         let refused = if is_loaded { 0o037 } else { 0o077 };
         if metadata.is_file() && mode & refused != 0 {
             let file = file.display();
-            let reason = format!(
+            return Err(format!(
                 "{file} says who may ask, and others may read or write it ({mode:o}): chmod 600 {file}"
-            );
-            return Err(Failure::BadInput(reason));
+            ));
         }
     }
     Ok(())

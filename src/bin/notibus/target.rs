@@ -29,7 +29,7 @@ use crate::{
     store::Store,
 };
 
-/// Holds a name with a password, or a token, for `--url`: every user of the machine can see a command line.
+/// Holds a secret, or a name with its secret, for `--url`: every user of the machine can see a command line.
 const VARIABLE: &str = "NOTIBUS_AUTH";
 
 /// The header that says which requests are the same one.
@@ -42,8 +42,8 @@ pub struct Target {
     /// The store: "dir:FOLDER" or "fdb:FILE".
     #[arg(long, env = "NOTIBUS_STORE")]
     store: Option<Store>,
-    /// A running node, such as `http://127.0.0.1:5985`. The environment variable `NOTIBUS_AUTH` has the credentials: "name:password", or a
-    /// token.
+    /// A running node, such as `http://127.0.0.1:5985`. The environment variable `NOTIBUS_AUTH` has the credentials: a secret, or
+    /// "name:secret".
     #[arg(long, env = "NOTIBUS_URL")]
     url: Option<Url>,
     /// The prefix of the bus's keys in a store.

@@ -1,14 +1,14 @@
 //! [`Admission`] counts and limits the feeds of each client.
 
-use std::sync::Arc;
-
-use std::net::IpAddr;
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
 
 use axum::http::{Extensions, StatusCode};
 
 use super::{
     Caller, Failure,
-    lockout::network,
     tally::{self, Tally},
 };
 
@@ -57,6 +57,17 @@ impl Admission {
     }
 }
 
+/// Returns the network of `address`: one subscriber of a provider can use all addresses of a network, so they count as one.
+pub(super) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +89,14 @@ mod tests {
         drop(first);
         let _third = admission.enter(&anna()).unwrap();
         assert_eq!(admission.feeds(), 3);
+    }
+
+    #[test]
+    fn addresses_that_one_can_choose_from_are_one() {
+        let of = |text: &str| network(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::1"));
+        assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
     }
 }

@@ -8,7 +8,7 @@
 use std::{io::Read, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    BoxError, Router,
     body::{Body, Bytes},
     extract::{Request, State},
     http::{HeaderMap, StatusCode, header},
@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use flate2::bufread::GzDecoder;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use super::{
     Api, Failure, Inner,
@@ -24,6 +24,9 @@ use super::{
 };
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The most bytes of a body that anybody may send. A connection has more for headers.
+const STRANGERS_LEN_MAX: usize = 4 << 10;
 
 /// The most gzip members of a compressed body. Each costs some microseconds, even an empty one.
 const PARTS_MAX: usize = 1_000;
@@ -38,15 +41,33 @@ impl Inner {
         if declared.is_some_and(|len: u64| len > self.options.body_len_max as u64) {
             return Err(too_large(self.options.body_len_max));
         }
-        let held = tokio::select! {
-            read = self.read(body) => read?,
-            () = self.env().sleep(BODY_TIMEOUT) => {
-                let reason = "The body did not come in time.";
-                return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
-            }
-        };
+        let held = self.in_time(self.read(body)).await?;
         let held = if is_packed { self.inflate(held).await? } else { held };
         Ok(Bytes::from_owner(held))
+    }
+
+    /// Reads and inflates the body of a request that anybody may send, such as a log-in. It fails as [`Inner::body`] does, but takes
+    /// nothing of the room that all bodies share: otherwise strangers who begin to send and stop would fill that room.
+    pub async fn strangers_body(&self, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
+        let is_packed = is_packed(headers)?;
+        let failed = |error: BoxError| match error.downcast_ref::<LengthLimitError>() {
+            Some(_) => too_large(STRANGERS_LEN_MAX),
+            None => Failure::bad_request("The body has broken off."),
+        };
+        let read = async { Limited::new(body, STRANGERS_LEN_MAX).collect().await.map_err(failed) };
+        let bytes = self.in_time(read).await?.to_bytes();
+        if is_packed { inflate(&bytes, STRANGERS_LEN_MAX) } else { Ok(bytes.to_vec()) }
+    }
+
+    /// Awaits a body. Fails with 408 if it does not come in time.
+    async fn in_time<T>(&self, read: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        tokio::select! {
+            read = read => read,
+            () = self.env().sleep(BODY_TIMEOUT) => {
+                let reason = "The body did not come in time.";
+                Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason))
+            }
+        }
     }
 
     /// Reads a body. Fails with 413 if it is too long, with 503 if there is no room, and with 400 if it breaks off.

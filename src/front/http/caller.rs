@@ -3,9 +3,9 @@
 //! A line of credentials ends with its grant. A line without a grant makes an admin:
 //!
 //! ```text
-//! anna:$argon2id$v=19$m=19456,t=2,p=1$…
-//! bearer:indexer:sha256:… roles=_db_updates reads=shop/*,logs
-//! bearer:scraper:sha256:… roles=_metrics
+//! anna:sha256:…
+//! indexer:sha256:… roles=_db_updates reads=shop/*,logs
+//! scraper:sha256:… roles=_metrics
 //! ```
 //!
 //! Roles are words, as in CouchDB. The roles of the server begin with an underscore; only a layer knows the meaning of others.
@@ -160,7 +160,7 @@ impl Caller {
         Self { name: name.into(), grant: grant.into() }
     }
 
-    /// Returns the name. A token without a name has the name `bearer`.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }

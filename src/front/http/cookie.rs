@@ -1,8 +1,10 @@
 //! [`Sessions`] signs and verifies the cookies of `/_session`.
 //!
-//! A cookie names its user and the end of its session. It is signed with a key of the process, or with a key of the configuration,
-//! so that several nodes accept each other's cookies. The signature also covers the hash of the password, so a new password ends
-//! the sessions of the old one. The server stores nothing.
+//! A cookie names its user, the time until which it is valid, and the end of its session. A cookie in use is renewed: the new one is
+//! valid for longer, but never beyond the end, which only a log-in sets. So a stolen cookie works for some hours at most. It is
+//! signed with a key of the process, or with a key of the configuration, so that several nodes accept each other's cookies. The
+//! signature also covers the digest of the secret, so a new secret ends the sessions of the old one. The server stores nothing, so
+//! it cannot end a single session.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,7 +16,10 @@ use sha2::Sha256;
 const COOKIE: &str = "AuthSession";
 
 /// How long an unused session lasts, as in CouchDB.
-const LIFETIME: Duration = Duration::from_mins(10);
+const UNUSED_MAX: Duration = Duration::from_mins(10);
+
+/// How long a session lasts in all.
+const SESSION_MAX: Duration = Duration::from_hours(12);
 
 /// The age of a cookie at which the server sends a new one.
 const RENEWED_AFTER: Duration = Duration::from_mins(1);
@@ -29,7 +34,17 @@ pub(super) struct Sessions(Hmac<Sha256>);
 pub(super) struct Session {
     /// The name of the user.
     pub name: String,
-    pub is_due: bool,
+    /// The cookie that follows, if one is due.
+    pub renewed: Option<NewCookie>,
+}
+
+/// A cookie for a client to keep.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NewCookie {
+    /// An empty value ends the session in the client.
+    pub value: String,
+    /// How long it is valid.
+    age: Duration,
 }
 
 impl Sessions {
@@ -37,35 +52,57 @@ impl Sessions {
         Self(Hmac::new_from_slice(key).expect("keys of any length are taken"))
     }
 
-    /// Returns the value of a cookie for `name`, whose password has this hash.
-    pub fn sign(&self, name: &str, hash: &str, now_ms: u64) -> String {
-        let until = now_ms.saturating_add(LIFETIME.as_millis() as u64);
-        let mut bytes = format!("{name}:{until:x}:").into_bytes();
-        let signature = self.signature(&bytes, hash).finalize().into_bytes();
-        bytes.extend_from_slice(&signature);
-        Base64UrlUnpadded::encode_string(&bytes)
+    /// Returns the first cookie of a session for `name`, whose secret has this `digest`.
+    pub fn begin(&self, name: &str, digest: &[u8; 32], now_ms: u64) -> NewCookie {
+        self.sign(name, digest, now_ms, now_ms.saturating_add(SESSION_MAX.as_millis() as u64))
     }
 
-    /// Returns the session that the value of a cookie describes, if the signature is right and the session is not over; `hash_of`
-    /// finds the hash of a name.
-    pub fn verify(
-        &self,
-        value: &str,
-        now_ms: u64,
-        hash_of: impl Fn(&str) -> Option<String>,
-    ) -> Option<Session> {
+    fn sign(&self, name: &str, digest: &[u8; 32], now_ms: u64, end_ms: u64) -> NewCookie {
+        let until_ms = now_ms.saturating_add(UNUSED_MAX.as_millis() as u64).min(end_ms);
+        let mut bytes = format!("{name}:{until_ms:x}:{end_ms:x}").into_bytes();
+        let signature = self.signature(&bytes, digest).finalize().into_bytes();
+        bytes.extend_from_slice(&signature);
+        let age = Duration::from_millis(until_ms.saturating_sub(now_ms));
+        NewCookie { value: Base64UrlUnpadded::encode_string(&bytes), age }
+    }
+
+    /// Returns the session that the value of a cookie describes, if the signature is right and the cookie is valid; `digest_of`
+    /// finds the digest of a name's secret.
+    pub fn verify(&self, value: &str, now_ms: u64, digest_of: impl Fn(&str) -> [u8; 32]) -> Option<Session> {
         let bytes = Base64UrlUnpadded::decode_vec(value).ok()?;
         let (said, signature) = bytes.split_at_checked(bytes.len().checked_sub(SIGNATURE_LEN)?)?;
-        let (name, until) = std::str::from_utf8(said).ok()?.strip_suffix(':')?.rsplit_once(':')?;
-        self.signature(said, &hash_of(name)?).verify_slice(signature).ok()?;
-        let until = u64::from_str_radix(until, 16).ok()?;
-        let left = Duration::from_millis(until.checked_sub(now_ms).filter(|&left| left > 0)?);
-        Some(Session { name: name.to_owned(), is_due: left < LIFETIME.saturating_sub(RENEWED_AFTER) })
+        let (start, end_ms) = std::str::from_utf8(said).ok()?.rsplit_once(':')?;
+        let (name, until_ms) = start.rsplit_once(':')?;
+        let digest = digest_of(name);
+        self.signature(said, &digest).verify_slice(signature).ok()?;
+        let [until_ms, end_ms] = [until_ms, end_ms].map(|digits| u64::from_str_radix(digits, 16).ok());
+        let (until_ms, end_ms) = (until_ms?, end_ms?);
+        let left = Duration::from_millis(until_ms.checked_sub(now_ms).filter(|&left| left > 0)?);
+        let is_due = left < UNUSED_MAX.saturating_sub(RENEWED_AFTER) && until_ms < end_ms;
+        let renewed = is_due.then(|| self.sign(name, &digest, now_ms, end_ms));
+        Some(Session { name: name.to_owned(), renewed })
     }
 
     /// Returns the signature of a cookie's text.
-    fn signature(&self, said: &[u8], hash: &str) -> Hmac<Sha256> {
-        self.0.clone().chain_update(said).chain_update(hash.as_bytes())
+    fn signature(&self, said: &[u8], digest: &[u8; 32]) -> Hmac<Sha256> {
+        self.0.clone().chain_update(digest).chain_update(said)
+    }
+}
+
+impl NewCookie {
+    /// Makes the header that sets the cookie. Behind TLS, browsers return the cookie over TLS only.
+    pub fn header(&self, request: &HeaderMap, now_ms: u64) -> HeaderValue {
+        let Self { value, age } = self;
+        let is_https = |proto: &HeaderValue| proto.as_bytes().eq_ignore_ascii_case(b"https");
+        let secure = if request.get("x-forwarded-proto").is_some_and(is_https) { "; Secure" } else { "" };
+        // Some clients ignore a cookie without `Expires`.
+        let ends = if age.is_zero() { *age } else { Duration::from_millis(now_ms).saturating_add(*age) };
+        let ends = SystemTime::UNIX_EPOCH.checked_add(ends).unwrap_or(SystemTime::UNIX_EPOCH);
+        let (ends, age) = (httpdate::fmt_http_date(ends), age.as_secs());
+        let text = format!(
+            "{COOKIE}={value}; Version=1; Expires={ends}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        );
+        HeaderValue::from_str(&text).expect("it is ASCII")
     }
 }
 
@@ -76,43 +113,47 @@ pub(super) fn cookie(headers: &HeaderMap) -> Option<&str> {
     pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value).filter(|value| !value.is_empty())
 }
 
-/// Makes the header that sets the cookie; an empty value ends the session. Behind TLS, browsers return the cookie over TLS only.
-pub(super) fn set_cookie(value: &str, request: &HeaderMap, now_ms: u64) -> HeaderValue {
-    let is_secure =
-        request.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"));
-    let secure = if is_secure { "; Secure" } else { "" };
-    let age = if value.is_empty() { Duration::ZERO } else { LIFETIME };
-    // Some clients ignore a cookie without `Expires`.
-    let ends = if age.is_zero() { age } else { Duration::from_millis(now_ms).saturating_add(age) };
-    let ends = SystemTime::UNIX_EPOCH.checked_add(ends).unwrap_or(SystemTime::UNIX_EPOCH);
-    let (ends, age) = (httpdate::fmt_http_date(ends), age.as_secs());
-    let text = format!(
-        "{COOKIE}={value}; Version=1; Expires={ends}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}"
-    );
-    HeaderValue::from_str(&text).expect("it is ASCII")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const fn minutes(minutes: u64) -> u64 {
+        1_000 + minutes * 60_000
+    }
+
     #[test]
-    fn a_cookie_is_valid_for_its_time_its_key_and_its_password() {
+    fn a_cookie_is_valid_for_its_time_its_key_and_its_secret() {
         let sessions = Sessions::new(&[1; 32]);
-        let value = sessions.sign("an:na", "hash", 1_000);
-        let hash = |hash: &'static str| move |name: &str| (name == "an:na").then(|| hash.to_owned());
-        let minutes = |minutes: u64| 1_000 + minutes * 60_000;
-        let fresh = Session { name: "an:na".to_owned(), is_due: false };
-        assert_eq!(sessions.verify(&value, 1_000, hash("hash")), Some(fresh));
-        assert!(sessions.verify(&value, minutes(5), hash("hash")).is_some_and(|session| session.is_due));
-        assert_eq!(sessions.verify(&value, minutes(10), hash("hash")), None, "it is over");
-        assert_eq!(sessions.verify(&value, 1_000, hash("other")), None, "the password is another one");
-        assert_eq!(Sessions::new(&[2; 32]).verify(&value, 1_000, hash("hash")), None);
-        let longer = sessions.sign("an:na", "hash", u64::MAX);
+        let value = sessions.begin("an:na", &[7; 32], minutes(0)).value;
+        let fresh = Session { name: "an:na".to_owned(), renewed: None };
+        assert_eq!(sessions.verify(&value, minutes(0), |_| [7; 32]), Some(fresh));
+        assert!(
+            sessions.verify(&value, minutes(5), |_| [7; 32]).is_some_and(|session| session.renewed.is_some())
+        );
+        assert_eq!(sessions.verify(&value, minutes(10), |_| [7; 32]), None, "it is over");
+        assert_eq!(sessions.verify(&value, minutes(0), |_| [8; 32]), None, "the secret is another one");
+        assert_eq!(Sessions::new(&[2; 32]).verify(&value, minutes(0), |_| [7; 32]), None);
+        let longer = sessions.begin("an:na", &[7; 32], minutes(60)).value;
         let forged = format!("{}{}", &longer[..20], &value[20..]);
         for bad in ["", "x", "AAAA", &value[1..], &forged] {
-            assert_eq!(sessions.verify(bad, 1_000, hash("hash")), None, "{bad}");
+            assert_eq!(sessions.verify(bad, minutes(0), |_| [7; 32]), None, "{bad}");
         }
+    }
+
+    /// Regression: a session in use had no end.
+    #[test]
+    fn a_session_that_is_renewed_ends_with_its_first_end() {
+        let sessions = Sessions::new(&[1; 32]);
+        let mut cookie = sessions.begin("anna", &[7; 32], minutes(0));
+        let mut now = 0;
+        while let Some(session) = sessions.verify(&cookie.value, minutes(now), |_| [7; 32]) {
+            if let Some(renewed) = session.renewed {
+                assert!(minutes(now) + renewed.age.as_millis() as u64 <= minutes(12 * 60));
+                cookie = renewed;
+            }
+            now += 1;
+        }
+        assert_eq!(now, 12 * 60);
     }
 
     #[test]
@@ -121,11 +162,8 @@ mod tests {
         assert_eq!(cookie(&headers("a=b; AuthSession=x-y; c=d")), Some("x-y"));
         assert_eq!(cookie(&headers("AuthSession=")), None);
         assert_eq!(cookie(&headers("XAuthSession=1")), None);
-        let secure = set_cookie(
-            "v",
-            &HeaderMap::from_iter([("x-forwarded-proto".parse().unwrap(), "https".parse().unwrap())]),
-            0,
-        );
+        let https = HeaderMap::from_iter([("x-forwarded-proto".parse().unwrap(), "https".parse().unwrap())]);
+        let secure = NewCookie::default().header(&https, 0);
         assert!(secure.to_str().unwrap().ends_with("; HttpOnly; SameSite=Strict; Secure"));
     }
 }

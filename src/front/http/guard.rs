@@ -11,10 +11,7 @@ use axum::{
 };
 use tracing::Instrument;
 
-use super::{
-    Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Permission, cookie::set_cookie,
-    failure::Secret, socket::during_check,
-};
+use super::{Access, Api, Credentials, Failure, Inner, access::Caught, caller::Permission, failure::Secret};
 use crate::base::env::Env;
 
 impl Api {
@@ -61,12 +58,11 @@ struct Guard {
 /// Lets a request pass if its credentials have the permission.
 async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let Guard { credentials, env, permission } = &*guard;
-    let peer = request.extensions().get::<Peer>().copied();
     // Clients of CouchDB also send `Cookie` here, to be spared the dialog.
     let asks_for_dialog = request.headers().get("x-couchdb-www-authenticate").is_some_and(|scheme| {
         scheme.as_bytes().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic"))
     });
-    let caught = during_check(request.extensions(), credentials.check(request.headers(), peer, env)).await;
+    let caught = credentials.check(request.headers(), env.wall_ms());
     let Caught { caller, session } =
         match caught.and_then(|caught| caught.caller.check(*permission).map(|()| caught)) {
             Ok(caught) => caught,
@@ -79,7 +75,7 @@ async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next
                 return response;
             }
         };
-    let renewed = session.flatten().map(|value| set_cookie(&value, request.headers(), env.wall_ms()));
+    let renewed = session.flatten().map(|cookie| cookie.header(request.headers(), env.wall_ms()));
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
     if let Some(cookie) = renewed {

@@ -61,22 +61,32 @@ impl Hosts {
         if !asked.chain(uri.authority().cloned().map(Some)).all(|host| host.as_ref().is_some_and(is_right)) {
             return Err(Failure::bad_request("Invalid host header"));
         }
-        let is_same = |origin: &str| {
-            let place = origin.split_once("://").map(|(_, place)| place);
-            place.is_some_and(|place| {
-                hosts().any(|host| host.as_bytes().eq_ignore_ascii_case(place.as_bytes()))
-            })
-        };
-        // Pages omit `Origin` from some requests, but then the browser says where the page comes from.
-        let mut sites = headers.get_all("sec-fetch-site").iter();
-        let is_here = sites.all(|site| site == "same-origin" || site == "none");
-        let mut origins = headers.get_all(header::ORIGIN).iter();
-        if is_allowed_page || is_here && origins.all(|origin| origin.to_str().is_ok_and(is_same)) {
+        if is_allowed_page || is_from_here(headers) {
             return Ok(());
         }
         let reason = "A web page from elsewhere may not use this server.";
         Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason))
     }
+}
+
+/// Marks, in the extensions of a request, that it comes from a page of another origin that may not log in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ForeignPage;
+
+/// Returns whether a request with these headers comes from a page of this server, or from no page.
+pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
+    let is_same = |origin: &str| {
+        let place = origin.split_once("://").map(|(_, place)| place);
+        place.is_some_and(|place| {
+            let mut hosts = headers.get_all(header::HOST).iter();
+            hosts.any(|host| host.as_bytes().eq_ignore_ascii_case(place.as_bytes()))
+        })
+    };
+    // Pages omit `Origin` from some requests, but then the browser says where the page comes from.
+    let mut sites = headers.get_all("sec-fetch-site").iter();
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    sites.all(|site| site == "same-origin" || site == "none")
+        && origins.all(|origin| origin.to_str().is_ok_and(is_same))
 }
 
 /// Returns whether `host` stands for this machine, or is one of `names`.

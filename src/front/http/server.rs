@@ -36,7 +36,8 @@ use tower_service::Service;
 
 use super::{
     Cors, Failure, Hosts, Peer,
-    lockout::network,
+    admission::network,
+    hosts::{self, ForeignPage},
     refusals::Refusals,
     socket::{Answering, REQUEST_ID, Socket},
     tally::{FeedPermit, Tally},
@@ -84,8 +85,8 @@ pub struct ServerOptions {
     pub hosts: Hosts,
     /// Which pages of other origins may use the server through a browser. Default: none.
     pub cors: Option<Cors>,
-    /// The addresses of proxies in front. The server believes only these proxies about their clients: for limits, lock-outs and the
-    /// log, the client is the last address in `X-Forwarded-For` that is not a proxy. Default: none.
+    /// The addresses of proxies in front. The server believes only these proxies about their clients: for limits and the log, the
+    /// client is the last address in `X-Forwarded-For` that is not a proxy. Default: none.
     pub proxies: Vec<IpAddr>,
     /// Whether the server may listen on an address that other machines can reach. Set this if the API has credentials
     /// ([`ApiOptions::access`](super::ApiOptions::access)) and a layer's own routes check accounts, or if a server in front checks
@@ -328,8 +329,9 @@ impl Served {
         request.extensions_mut().insert(Peer(peer));
         // The metrics show the counts of this listener.
         request.extensions_mut().insert(self.refusals.clone());
-        // The checks of credentials are marked there.
-        request.extensions_mut().insert(self.answering.clone());
+        if !self.may_log_in(request.headers(), cors.is_some()) {
+            request.extensions_mut().insert(ForeignPage);
+        }
         let mut router = self.router.clone();
         let id = request_id(request.headers()).unwrap_or_else(|| format!("{:010x}", self.env.random() >> 24));
         let has_cors = self.options.cors.is_some();
@@ -364,6 +366,15 @@ impl Served {
         let known = hops.iter().rev().map_while(|hop| hop.trim().parse::<IpAddr>().ok());
         let client = known.map(|hop| hop.to_canonical()).find(|hop| !self.options.is_proxy(*hop));
         client.unwrap_or_else(|| self.peer.to_canonical())
+    }
+
+    /// Returns whether a log-in with these headers comes from a page of this server, from an allowed page whose browser may keep
+    /// the cookie, or from no page.
+    fn may_log_in(&self, headers: &HeaderMap, is_allowed_page: bool) -> bool {
+        // A proxy may have changed `Host`, but the browser knows which origin it asks.
+        headers.get("sec-fetch-site").is_some_and(|site| site == "same-origin")
+            || hosts::is_from_here(headers)
+            || is_allowed_page && self.options.cors.as_ref().is_some_and(|cors| cors.credentials)
     }
 
     /// Fails with 400 or 403 if this server does not answer such a request. An allowed page may come from elsewhere.

@@ -13,15 +13,16 @@ use axum::{
 use serde_json::json;
 
 use super::{
-    Access, Api, Failure, Inner, Peer,
+    Access, Api, Failure, Inner,
     access::Caught,
     answer::{at, json as answer_json},
-    cookie::set_cookie,
-    socket::during_check,
+    cookie::NewCookie,
+    hosts::ForeignPage,
 };
 
 impl Api {
-    /// Serves `/_session`, where callers with passwords log in by cookie.
+    /// Serves `/_session`, where callers with credentials log in by cookie. [`Server`](super::Server) refuses log-ins from pages of
+    /// origins that may not send credentials to it; a layer with a server of its own does so by itself.
     pub fn sessions(&self) -> Router {
         self.counted(at(Router::new(), "/_session", any(session)).with_state(Arc::clone(&self.inner)))
     }
@@ -30,69 +31,70 @@ impl Api {
 async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let answer = match parts.method {
-        Method::GET | Method::HEAD => who(&inner, &parts).await,
+        Method::GET | Method::HEAD => who(&inner, &parts),
         Method::POST => log_in(&inner, &parts, body).await,
-        Method::DELETE => {
-            let mut response = answer_json(StatusCode::OK, &json!({ "ok": true }));
-            response
-                .headers_mut()
-                .insert(header::SET_COOKIE, set_cookie("", &parts.headers, inner.env().wall_ms()));
-            Ok(response)
-        }
+        Method::DELETE => Ok((json!({ "ok": true }), Some(NewCookie::default()))),
         _ => Err(Failure::method_not_allowed("GET,HEAD,POST,DELETE")),
     };
-    answer.unwrap_or_else(IntoResponse::into_response)
+    let (body, cookie) = match answer {
+        Ok(answer) => answer,
+        Err(failure) => return failure.into_response(),
+    };
+    let mut response = answer_json(StatusCode::OK, &body);
+    if let Some(cookie) = cookie {
+        let cookie = cookie.header(&parts.headers, inner.env().wall_ms());
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
 }
 
-/// Answers with the caller, if there is one. Fails if credentials are wrong.
-async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
-    let (name, roles, by) = match &inner.options.access {
-        Access::Open => (None, vec!["_admin".to_owned()], "default"),
+/// The body of an answer, and the cookie that it sets.
+type Answer = (serde_json::Value, Option<NewCookie>);
+
+/// Answers with the caller, if there is one, and renews its session. Fails if credentials are wrong.
+fn who(inner: &Inner, parts: &Parts) -> Result<Answer, Failure> {
+    let (mut name, mut roles, mut by, mut renewed) = (None, Vec::new(), "", None);
+    match &inner.options.access {
+        Access::Open => (roles, by) = (vec!["_admin".to_owned()], "default"),
         Access::Credentials(credentials) => {
-            let is_known = parts.headers.contains_key(header::AUTHORIZATION);
-            let peer = parts.extensions.get::<Peer>().copied();
-            let check = credentials.check(&parts.headers, peer, inner.env());
-            match during_check(&parts.extensions, check).await {
+            match credentials.check(&parts.headers, inner.env().wall_ms()) {
                 Ok(Caught { caller, session }) => {
-                    let by = if session.is_some() { "cookie" } else { "default" };
-                    (Some(caller.name().to_owned()), caller.roles().to_vec(), by)
+                    by = if session.is_some() { "cookie" } else { "default" };
+                    (name, roles) = (Some(caller.name().to_owned()), caller.roles().to_vec());
+                    renewed = session.flatten();
                 }
-                Err(failure) if is_known => return Err(failure),
+                Err(failure) if parts.headers.contains_key(header::AUTHORIZATION) => return Err(failure),
                 // As in CouchDB: so a program asks whether it has to log in.
                 Err(_) if has(parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
-                Err(_) => (None, Vec::new(), ""),
+                Err(_) => {}
             }
         }
-    };
+    }
     let mut info = json!({ "authentication_handlers": ["cookie", "default"] });
     if !by.is_empty() {
         info["authenticated"] = by.into();
     }
     let context = json!({ "name": name, "roles": roles });
-    Ok(answer_json(StatusCode::OK, &json!({ "ok": true, "userCtx": context, "info": info })))
+    Ok((json!({ "ok": true, "userCtx": context, "info": info }), renewed))
 }
 
-/// Begins a session. Fails with 401 if the name or the password is wrong.
-async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Failure> {
+/// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin asks, which could
+/// have its visitor work under a name of its choice.
+async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Answer, Failure> {
     if has(parts, "next", "") {
-        return Err(Failure::bad_request("This server sends nobody elsewhere: leave out `next`."));
+        return Err(Failure::bad_request("`next` is not supported: this server does not redirect."));
     }
-    let body = inner.body(&parts.headers, body).await?;
-    let (name, password) = read(&parts.headers, &body)?;
-    // The check may have to wait, and other requests need the room.
-    drop(body);
+    if parts.extensions.get::<ForeignPage>().is_some() {
+        let reason = "A web page of another origin may not log in here.";
+        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
+    }
     let Access::Credentials(credentials) = &inner.options.access else {
         return Err(Failure::unauthorized("This server is open and has no accounts: leave out the log-in."));
     };
-    let peer = parts.extensions.get::<Peer>().copied();
-    let check = credentials.begin_session(&name, &password, peer, inner.env());
-    let (caller, value) = during_check(&parts.extensions, check).await?;
-    let mut response =
-        answer_json(StatusCode::OK, &json!({ "ok": true, "name": name, "roles": caller.roles() }));
-    response
-        .headers_mut()
-        .insert(header::SET_COOKIE, set_cookie(&value, &parts.headers, inner.env().wall_ms()));
-    Ok(response)
+    let body = inner.strangers_body(&parts.headers, body).await?;
+    let (name, secret) = read(&parts.headers, &body)?;
+    let (caller, cookie) = credentials.log_in(&name, &secret, inner.env().wall_ms())?;
+    Ok((json!({ "ok": true, "name": name, "roles": caller.roles() }), Some(cookie)))
 }
 
 /// Returns whether a request has the parameter `key` with this value; with any value, if it is empty.
@@ -102,7 +104,7 @@ fn has(parts: &Parts, key: &str, value: &str) -> bool {
         .any(|(known, given)| known == key && (value.is_empty() || given == value))
 }
 
-/// Reads the name and the password from a body, which is JSON or a form.
+/// Reads the name and the secret from a body, which is JSON or a form with CouchDB's words.
 fn read(headers: &HeaderMap, body: &[u8]) -> Result<(String, String), Failure> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let (mut name, mut password) = (None, None);

@@ -19,7 +19,6 @@ use std::{
 
 use axum::{
     body::{Body, Bytes, HttpBody},
-    http::Extensions,
     response::Response,
 };
 use futures_util::{future::BoxFuture, task::AtomicWaker};
@@ -32,7 +31,7 @@ use crate::base::env::Env;
 const HALF_CLOSED_MAX: Duration = Duration::from_secs(10);
 
 /// How long such a client gets a lasting feed: enough for the rows that there are. CouchDB also ends such feeds, when it checks the
-/// connection. A check of credentials takes far less, unless many guessers wait for theirs; mostly they have hung up.
+/// connection.
 const HALF_CLOSED_LIVE_MAX: Duration = Duration::from_millis(500);
 
 /// The header that every answer to a request has. Answers of the protocol itself do not have it.
@@ -44,8 +43,6 @@ const IDLE: u8 = 0;
 const BUSY: u8 = 1;
 /// A lasting feed is being sent.
 const LIVE: u8 = 2;
-/// The credentials of a request are being checked.
-const CHECKING: u8 = 3;
 
 /// Marks, in the extensions of an answer, that it lasts until its client leaves.
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +54,7 @@ pub(super) struct Answering(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// One of [`IDLE`], [`BUSY`], [`LIVE`] and [`CHECKING`].
+    /// One of [`IDLE`], [`BUSY`] and [`LIVE`].
     phase: AtomicU8,
     /// Whether the answer waits for more of the request's body.
     needs_more: AtomicBool,
@@ -129,16 +126,6 @@ impl<B> Drop for Received<B> {
     fn drop(&mut self) {
         self.answering.need_more(false);
     }
-}
-
-/// Awaits `check`, which checks the credentials of a request with these extensions.
-pub(super) async fn during_check<T>(extensions: &Extensions, check: impl Future<Output = T>) -> T {
-    let answering = extensions.get::<Answering>();
-    let mark = |state| answering.iter().for_each(|answering| answering.set(state));
-    mark(CHECKING);
-    let checked = check.await;
-    mark(BUSY);
-    checked
 }
 
 impl Answer {
@@ -278,10 +265,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         }
         let most = match this.answering.phase() {
             BUSY => HALF_CLOSED_MAX,
-            LIVE | CHECKING => HALF_CLOSED_LIVE_MAX,
+            LIVE => HALF_CLOSED_LIVE_MAX,
             _ => return Poll::Ready(Ok(())),
         };
-        // The request may have come with the end, so its check begins only now. After the shorter time it is known what lasts.
+        // The request may have come with the end, so its answer begins only now. After the shorter time it is known what lasts.
         let first = || (HALF_CLOSED_LIVE_MAX, this.env.sleep(HALF_CLOSED_LIVE_MAX));
         let (allowed, timer) = this.ended.get_or_insert_with(first);
         ready!(timer.as_mut().poll(context));

@@ -6,10 +6,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::{
-    member::read_row,
-    reshard::{shard_in, successor},
-};
+use super::member::{is_marked, read_row, shard_in, successor};
 use crate::{
     base::{
         cursor::{Cursor, Start},
@@ -23,7 +20,7 @@ use crate::{
         context::Context,
         feed::{RawFeed, Topology},
         keys::{ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
-        membership::{changed, members, pool_removed},
+        membership::{changed, members},
     },
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
@@ -282,7 +279,7 @@ impl ConsumerHandle {
                 for range in keys.whole_consumer(&self.name) {
                     tx.clear_range(&range);
                 }
-                pool_removed(tx, keys);
+                changed(tx, keys, &self.name.pool());
                 Ok(())
             }
         }
@@ -454,7 +451,7 @@ impl ConsumerHandle {
         Ok(ids.len() as u64)
     }
 
-    /// The key of `id`: in the shard that works on it.
+    /// The key of `id`: in the shard that works on it, or where it waits to be moved there.
     async fn key_of(&self, tx: &Transaction, row: &ConsumerRow, id: &[u8]) -> Result<Vec<u8>> {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = feed.topology(tx).await?;
@@ -462,22 +459,37 @@ impl ConsumerHandle {
         let first = tx.get_range(&first, Isolation::Snapshot).await?;
         let (key, _) = first.rows.first().ok_or_else(|| self.missing())?;
         let (_, first) = keys.consumer_checkpoint_of(key)?;
-        let Ok(shard) = topology.shard_beside(feed, first, id) else {
-            // The entry was dropped, because it is empty.
-            let successor = successor(&topology, first)?;
-            return Ok(keys.deferred(&self.name, shard_in(&topology, feed, successor, id)?, id));
-        };
-        // A shard that is drained has left its ids to its successors.
-        let checkpoint = keys.consumer_checkpoint(&self.name, shard);
-        let stored = tx.get(&checkpoint, Isolation::Serializable).await?.ok_or_else(|| self.missing())?;
-        let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
-        let shard = match topology.entry_of(shard)? {
-            (_, Some(successor)) if stored.position() >= successor.first.before() => {
-                shard_in(&topology, feed, successor, id)?
+        let key = |shard| keys.deferred(&self.name, shard, id);
+        let searched = match topology.shard_beside(feed, first, id) {
+            Ok(shard) => {
+                let checkpoint = keys.consumer_checkpoint(&self.name, shard);
+                let stored = tx.get(&checkpoint, Isolation::Serializable).await?;
+                let stored = stored.ok_or_else(|| self.missing())?;
+                let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
+                if !is_marked(&topology, shard, stored) {
+                    return Ok(key(shard));
+                }
+                (shard, topology.entry_of(shard)?.0.next_shard())
             }
-            _ => shard,
+            // The entry was dropped, because it is empty.
+            Err(_) => {
+                let checkpoint = keys.consumer_checkpoint(&self.name, first);
+                tx.add_read_conflict(&KeyRange::key(&checkpoint));
+                (first, ShardId(first.0 + 1))
+            }
         };
-        Ok(keys.deferred(&self.name, shard, id))
+        let successor = successor(&topology, first)?;
+        let end = successor.shards().next().expect("an entry has shards");
+        // Keys may be left in entries that were dropped meanwhile, too.
+        let searched = std::iter::once(searched.0).chain((searched.1.0..end.0).map(ShardId));
+        let found = searched.map(|shard| async move {
+            let key = key(shard);
+            Ok::<_, Error>(tx.get(&key, Isolation::Serializable).await?.map(|_| key))
+        });
+        if let Some(found) = futures_util::future::try_join_all(found).await?.into_iter().flatten().next() {
+            return Ok(found);
+        }
+        Ok(key(shard_in(&topology, feed, successor, id)?))
     }
 
     /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. Work that runs can commit nothing more. Returns

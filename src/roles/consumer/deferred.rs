@@ -275,14 +275,13 @@ impl<R: ConsumedRow> ShardTask<R> {
             Some(row) => row.sequence() <= key.done.position(),
             None => key.instance.is_none(),
         };
-        // A request to work again on all ids includes those that nobody here wants.
-        let is_unwanted = key.again.is_some()
-            && key.instance.is_none()
-            && job.row.as_ref().is_some_and(|row| {
-                // Who knows nothing need not learn of an end.
-                let is_wanted = |since| row.is_wanted(&self.member.filter, since);
-                !is_wanted(&Cursor::NOTHING) && !is_wanted(&key.done)
-            });
+        // Keys of what nobody here wants: requests to work again on all ids make them.
+        let is_unwanted = job.row.as_ref().is_some_and(|row| {
+            let is_wanted = |since| row.is_wanted(&self.member.filter, since);
+            let has_ended = key.instance.is_some() && key.instance != left_instance(Some(&**row));
+            // Who knows nothing need not learn of an end.
+            !has_ended && !is_wanted(&key.done) && (key.again.is_none() || !is_wanted(&Cursor::NOTHING))
+        });
         if is_done && key.again.is_none() || is_unwanted {
             self.change_key(&id, KeyChange::Finished { job: &job, is_covered: true }).await?;
             return Ok(None);

@@ -20,14 +20,15 @@ use super::{
 };
 use crate::{
     base::{
+        cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result, panic_text},
         filter::Filter,
     },
     state::{
         context::Context,
-        feed::RawFeed,
-        keys::{ConsumerName, ConsumerRow, FeedId, ShardId, watermark},
+        feed::{RawFeed, Topology},
+        keys::{ConsumerName, ConsumerRow, FeedId, ShardId, TopologyRow, watermark},
         membership::Stop,
     },
     store::{Isolation, Transaction},
@@ -307,4 +308,33 @@ impl<R: ConsumedRow> Drop for OpenHandler<R> {
         while tasks.try_join_next().is_some() {}
         tasks.spawn_on(closing, &runtime);
     }
+}
+
+/// Whether the checkpoint `stored` is the mark of a drained shard.
+pub(super) fn is_marked(topology: &Topology, shard: ShardId, stored: Cursor) -> bool {
+    successor(topology, shard).is_ok_and(|successor| stored.position() >= successor.first)
+}
+
+/// The topology entry after that of `shard`, which is closed.
+pub(super) fn successor(topology: &Topology, shard: ShardId) -> Result<&TopologyRow> {
+    match topology.entry_of(shard) {
+        Ok((_, Some(successor))) => Ok(successor),
+        Ok((_, None)) => Err(Error::corrupt("topology", "a closed entry is open again")),
+        // The shard was dropped, so all shards of its entry are empty.
+        Err(error @ Error::NoShard { is_trimmed: true, .. }) => {
+            topology.successor_of_trimmed(shard).ok_or(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The shard of `id` in `entry`.
+pub(super) fn shard_in(
+    topology: &Topology,
+    feed: RawFeed<'_>,
+    entry: &TopologyRow,
+    id: &[u8],
+) -> Result<ShardId> {
+    let first = entry.shards().next().expect("an entry has shards");
+    topology.shard_beside(feed, first, id)
 }

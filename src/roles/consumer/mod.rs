@@ -235,7 +235,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         });
         let watcher = context.wakeups.watcher(|| feed_watcher::start(&context));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
-        let pool = Pool { name: handle.name.pool().into(), role: handle.name.role(), idle };
+        let pool = Pool { name: handle.name.pool().into(), idle };
         let (balance, closing) = (options.balance.clone(), member::PendingCloses::default());
         let member = Member {
             context,

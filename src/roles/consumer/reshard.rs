@@ -2,17 +2,18 @@
 //!
 //! ```text
 //!  rows     ──── shard 1 ───────┤ closed        1. everything is finished or deferred
-//!  keys     a, b ───────────────► 3: a, 4: b    2. the keys move to the successors, which work on them at once
-//!  C        ──────────────────► end             3. the shard is drained
-//!                                               4. once all shards of the entry are, the owner of the first one gives the successors
-//!                                                  their checkpoints, and takes the leases of the entry away
+//!  C        ──────────────────────► mark        2. the shard is marked as drained, and nothing runs in it any more
+//!  keys     a, b ───────────────► 3: a, 4: b    3. the keys move to the successors, which work on them at once
+//!                                               4. once all shards of the entry are marked, the owner of the first one moves what is left,
+//!                                                  gives the successors their checkpoints, and takes the leases of the entry away
 //! ```
 //!
-//! A transaction that moves keys and finds none writes the end as the checkpoint: nothing else does, so it means that both are done.
+//! The mark is a checkpoint at the first sequence of the successors: no row of the shard is there, so no other checkpoint is. From then on
+//! requests to work again go to the successors, and take the key with them if it is not moved yet.
 
 use super::{
     handler::ConsumedRow,
-    member::Member,
+    member::{Member, shard_in, successor},
     shard::{End, Go, ShardTask, moved, persist},
 };
 use crate::{
@@ -21,9 +22,9 @@ use crate::{
         error::{Error, Result},
     },
     state::{
-        feed::{RawFeed, Topology},
+        feed::Topology,
         keys::{ShardId, TopologyRow},
-        membership::{changed, pool_removed},
+        membership::changed,
     },
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
@@ -33,7 +34,7 @@ const PAGE_KEYS: usize = 200;
 
 /// What became of a shard at its end.
 enum Left {
-    /// Some keys were moved; there may be more.
+    /// It was marked, or some keys were moved; there may be more.
     Moved,
     /// It is drained, and others of its entry are not.
     Waits,
@@ -69,17 +70,16 @@ impl<R: ConsumedRow> ShardTask<R> {
         };
         let topology = member.feed().topology(tx).await?;
         let successor = successor(&topology, held.shard)?;
-        let end = successor.first.before();
-        if self.move_keys(tx, (held.shard, ShardId(held.shard.0 + 1)), (&topology, successor)).await? {
-            return Ok(Left::Moved);
-        }
-        let (keys, pool) = (&held.context.keys, held.consumer.pool());
-        if stored.position() < end {
-            held.set_checkpoint(tx, moved(stored, end));
+        let (keys, pool, mark) = (&held.context.keys, held.consumer.pool(), successor.first);
+        if stored.position() < mark {
+            held.set_checkpoint(tx, moved(stored, mark));
             // A commit of a run that is on its way must not leave a key behind.
             tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
-            return Ok(Left::Waits);
+            return Ok(Left::Moved);
+        }
+        if self.move_keys(tx, (held.shard, ShardId(held.shard.0 + 1)), (&topology, successor)).await? {
+            return Ok(Left::Moved);
         }
         if !member.shards.is_first(held.shard) {
             return Ok(Left::Waits);
@@ -89,27 +89,25 @@ impl<R: ConsumedRow> ShardTask<R> {
         let mut left = Vec::with_capacity(stored.len());
         for (key, value) in stored {
             let checkpoint = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
-            left.push((key, checkpoint));
+            left.push((keys.consumer_checkpoint_of(&key)?.1, checkpoint));
         }
-        if left.iter().any(|(_, checkpoint)| checkpoint.position() < end) {
+        if left.iter().any(|(_, checkpoint)| checkpoint.position() < mark) {
             return Ok(Left::Waits);
         }
         let first = successor.shards().next().expect("an entry has shards");
-        let (key, _) = left.last().expect("this shard is among them");
-        let (_, last_shard) = keys.consumer_checkpoint_of(key)?;
-        // Keys that were moved to an entry between the two, which was dropped since, because it had no rows.
-        let between = (ShardId(last_shard.0 + 1), first);
         let leases = |from: ShardId| {
             let end = keys.lease(&pool, first.0).into();
             KeyRange { begin: keys.lease(&pool, from.0).into(), end }
         };
-        if self.move_keys(tx, between, (&topology, successor)).await? {
-            tx.clear_range(&leases(between.0));
+        // Also keys that were moved to an entry between the two, which was dropped since, because it had no rows.
+        if self.move_keys(tx, (held.shard, first), (&topology, successor)).await? {
+            let (last, _) = left.last().expect("this shard is among them");
+            tx.clear_range(&leases(ShardId(last.0 + 1)));
             return Ok(Left::Moved);
         }
         // Rows of the successors tell of what happened before, and was not read in the shards that end.
         let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
-        let begin = knows_least.map_or(Cursor::from(end), |knows| moved(knows, end));
+        let begin = knows_least.map_or(Cursor::from(mark), |knows| moved(knows, mark));
         tx.clear_range(&keys.consumer_checkpoints(&held.consumer));
         tx.clear_range(&leases(held.shard));
         for shard in successor.shards() {
@@ -170,29 +168,5 @@ fn remove_in<R>(tx: &Transaction, member: &Member<R>) {
     for range in keys.whole_consumer(&member.name) {
         tx.clear_range(&range);
     }
-    pool_removed(tx, keys);
-}
-
-/// The topology entry after that of `shard`, which is closed.
-pub(super) fn successor(topology: &Topology, shard: ShardId) -> Result<&TopologyRow> {
-    match topology.entry_of(shard) {
-        Ok((_, Some(successor))) => Ok(successor),
-        Ok((_, None)) => Err(Error::corrupt("topology", "a closed entry is open again")),
-        // The shard was dropped, so all shards of its entry are empty.
-        Err(error @ Error::NoShard { is_trimmed: true, .. }) => {
-            topology.successor_of_trimmed(shard).ok_or(error)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// The shard of `id` in `entry`.
-pub(super) fn shard_in(
-    topology: &Topology,
-    feed: RawFeed<'_>,
-    entry: &TopologyRow,
-    id: &[u8],
-) -> Result<ShardId> {
-    let first = entry.shards().next().expect("an entry has shards");
-    topology.shard_beside(feed, first, id)
+    changed(tx, keys, &member.name.pool());
 }

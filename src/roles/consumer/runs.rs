@@ -1,6 +1,6 @@
 //! The work on the rows of a shard: in batches, or id by id; and on deferred ids beside them.
 
-use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -51,7 +51,7 @@ struct Hand<R> {
     handler: Arc<dyn AnyHandler<R>>,
     /// Ids that are worked on side by side, and deferred ones in any case.
     ids: InHand<Job<R>>,
-    runs: HashMap<u64, UnderWay<R>>,
+    runs: BTreeMap<u64, UnderWay<R>>,
     tasks: Tasks<HandlerResult>,
     next_run: u64,
     /// When the runs are looked at: whether they stall, or have run for long.
@@ -114,7 +114,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let mut hand = Hand {
                     handler: Arc::clone(open.handler()),
                     ids: InHand::new(self.member.tenants.clone()),
-                    runs: HashMap::new(),
+                    runs: BTreeMap::new(),
                     tasks: Tasks::new(),
                     next_run: 0,
                     next_check: None,

@@ -16,7 +16,7 @@ use super::{
     exactly_once::{FencingToken, HeldShard},
     handler::ConsumedRow,
     known_keys::KnownKeys,
-    member::Member,
+    member::{Member, is_marked},
     ordered::Ordered,
 };
 use crate::{
@@ -88,6 +88,8 @@ pub(super) enum Part {
     All,
     /// The predecessors of the shard are not drained: only the ids that they have left.
     Deferred,
+    /// The shard is marked as drained: its keys have to move.
+    Leave,
     /// Nothing: the consumer is paused or gone, or does not read the shard.
     Nothing,
 }
@@ -212,9 +214,16 @@ impl<R: ConsumedRow> ShardTask<R> {
         loop {
             self.changes.mark_unchanged();
             self.part = persist!(self, "reading a consumer's checkpoint", self.load().await);
-            if self.part == Part::Nothing {
-                self.wait_for_change().await?;
-                continue;
+            match self.part {
+                Part::Nothing => {
+                    self.wait_for_change().await?;
+                    continue;
+                }
+                Part::Leave => {
+                    self.leave_shard().await?;
+                    continue;
+                }
+                Part::All | Part::Deferred => {}
             }
             match self.session().await.map_err(Halt::Failed)? {
                 End::Changed | End::Panicked => {}
@@ -257,8 +266,14 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Reads where the work begins, and which ids have keys.
     async fn load(&mut self) -> Result<Part> {
-        let load = async |tx: Transaction| Ok((tx.read_version().await?, self.load_in(&tx).await?));
-        let (version, (row, stored, low)) = self.db().run(load).await?;
+        let load = async |tx: Transaction| {
+            let topology = self.feed().topology(&tx);
+            let (version, loaded, topology) =
+                tokio::try_join!(tx.read_version(), self.load_in(&tx), topology)?;
+            let is_marked = loaded.1.is_some_and(|stored| is_marked(&topology, self.held.shard, stored));
+            Ok((version, loaded, is_marked))
+        };
+        let (version, (row, stored, low), is_marked) = self.db().run(load).await?;
         // A page from before may be older than what another member has finished.
         self.read_version = version;
         let Some(row) = row.filter(|row| !row.is_paused) else { return Ok(Part::Nothing) };
@@ -274,6 +289,9 @@ impl<R: ConsumedRow> ShardTask<R> {
             let is_successor = self.member.is_successor(self.held.shard);
             return Ok(if is_successor { Part::Deferred } else { Part::Nothing });
         };
+        if is_marked {
+            return Ok(Part::Leave);
+        }
         self.begin_at(stored, low);
         Ok(Part::All)
     }
@@ -426,8 +444,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Accounts for a page of which everything was taken. `is_end` says that the shard ends there: then newer rows of its ids, which tell of
     /// events from before the end, may be in its successors.
     pub fn has_read(&mut self, to: Sequence, (more, is_end): (bool, bool)) {
-        // A checkpoint at the end itself says that the keys are moved as well, so it is left to the transaction that finds none.
-        self.read = if is_end { to.before().max(self.read) } else { to };
+        self.read = to;
         if !more && !is_end {
             let first = self.caught_up.map_or(to, |(first, _)| first);
             self.caught_up = Some((first, to));

@@ -15,7 +15,7 @@ use crate::{
     base::{encoding::Sequence, env::Env, error::Result},
     state::{
         keys::{ConsumerName, ConsumerRow, MemberlessSince, watermark},
-        membership::pool_removed,
+        membership::changed,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -144,7 +144,7 @@ impl Pass<'_> {
         for range in keys.whole_consumer(consumer) {
             tx.clear_range(&range);
         }
-        pool_removed(tx, keys);
+        changed(tx, keys, &consumer.pool());
         Ok(true)
     }
 

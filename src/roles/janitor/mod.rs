@@ -27,7 +27,6 @@ use crate::{
     },
     state::{
         context::Context,
-        keys::Role,
         membership::{Held, Member, Pool, Stop, Work, Worker},
     },
     store::Transaction,
@@ -48,7 +47,7 @@ impl Janitor {
         options: JanitorOptions,
     ) -> Result<Self> {
         options.check()?;
-        let pool = Pool { name: "janitor".into(), role: Role::JANITOR, idle: None };
+        let pool = Pool { name: "janitor".into(), idle: None };
         let balance = options.balance.clone();
         let cleaning = Arc::new(Cleaning { context: Arc::clone(context), options });
         Ok(Self { worker: Worker::start(member, pool, cleaning, balance).await? })

@@ -32,7 +32,7 @@ use crate::{
     base::error::Result,
     state::{
         context::Context,
-        keys::{FoldMark, Partition, Role},
+        keys::{FoldMark, Partition},
         membership::{Held, Member, Pool, Stop, Work, Worker},
     },
     store::Transaction,
@@ -86,7 +86,7 @@ impl Notifier {
         let polling = context.stats.supervised(context.env(), poll::POLL, polling);
         let balance = options.balance.clone();
         let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
-        let divided = Pool { name: "partition".into(), role: Role::NOTIFIER, idle: None };
+        let divided = Pool { name: "partition".into(), idle: None };
         let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
         let mut poll = JoinSet::new();
         poll.spawn(polling);

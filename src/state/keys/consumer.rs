@@ -322,17 +322,15 @@ impl Keys {
         self.pack(&(family::CONSUMER, part::IDLE, consumer.as_str()))
     }
 
-    /// Everything that is stored of `consumer`, its leases and the version of its pool included.
-    pub fn whole_consumer(&self, consumer: &ConsumerName) -> [KeyRange; 7] {
-        let pool = consumer.pool();
+    /// Everything that is stored of `consumer`, its leases included.
+    pub fn whole_consumer(&self, consumer: &ConsumerName) -> [KeyRange; 6] {
         [
             KeyRange::key(&self.consumer(consumer)),
             self.consumer_checkpoints(consumer),
             self.deferred_of(consumer, None),
             KeyRange::key(&self.low_watermark(consumer)),
             KeyRange::key(&self.consumer_idle(consumer)),
-            self.leases(&pool),
-            KeyRange::key(&self.pool_version(&pool)),
+            self.leases(&consumer.pool()),
         ]
     }
 
@@ -450,7 +448,6 @@ mod tests {
                 keys.low_watermark(name),
                 keys.consumer_idle(name),
                 keys.lease(&name.pool(), 1),
-                keys.pool_version(&name.pool()),
             ]
         };
         let is_in = |key: &Vec<u8>, name| keys.whole_consumer(name).iter().any(|range| range.contains(key));

@@ -1,15 +1,15 @@
-//! Families 11 and 14: the owners of resources, and the versions of nodes and leases.
+//! Families 11 and 14: the owners of resources, and the versions of pools.
 //!
-//! One read of the versions shows a node that nothing has changed, whatever the number of nodes, pools and resources. One version moves with joins, leaves, removals and changes of roles; one with changes in any pool; and
-//! one for each pool with changes in it. They are versionstamps, not counts: the version of a pool can be removed
-//! with the pool, and never has an old value again.
+//! One read of the common version shows a node that nothing has changed, whatever the number of nodes, pools and resources. Each change
+//! also moves the version of its pool, so that the members of other pools need not look. The versions are versionstamps, not counts,
+//! which one blind write moves.
 //!
-//! What moves the version of members also moves those of the roles concerned, so that the members of other pools need not look. Roles
-//! share a fixed number of versions: a node that leaves after its consumer is gone leaves no key behind.
+//! The version of a pool has a number that follows from the role of its members, of a fixed set: pools come and go with their consumers
+//! and leave no key behind, and a change of a node's roles finds the versions of their pools.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{CELL, Keys, NodeId, Role, family};
+use super::{CELL, ConsumerName, Keys, NodeId, Role, family};
 use crate::{
     base::{
         encoding::Reader,
@@ -18,20 +18,26 @@ use crate::{
     store::KeyRange,
 };
 
-/// The second element of the key of a version. They are stored and never change.
+/// The second element of the key of a version. They are stored and never change. 1 and 2 were used before.
 mod version {
-    /// Members and their roles.
-    pub const MEMBERSHIP: u16 = 0;
-    /// The leases and resources of all pools.
-    pub const POOLS: u16 = 1;
-    /// The leases and resources of one pool, whose name follows.
-    pub const POOL: u16 = 2;
-    /// The members with some roles, whose number follows.
+    /// Of all pools.
+    pub const COMMON: u16 = 0;
+    /// Of the pools of some roles, whose number follows.
     pub const ROLES: u16 = 3;
 }
 
-/// How many versions the roles share. It is fixed, because nodes must agree on it.
+/// How many versions the pools share. It is fixed, because nodes must agree on it.
 const ROLE_VERSIONS: u64 = 4_096;
+
+/// The role of the nodes that divide `pool`.
+pub(crate) fn role_of_pool(pool: &str) -> Role {
+    let consumer = pool.strip_prefix("consumer/").and_then(|name| ConsumerName::new(name).ok());
+    match (pool, consumer) {
+        ("partition", _) => Role::NOTIFIER,
+        (_, Some(consumer)) => consumer.role(),
+        _ => Role::new(pool).expect("only consumers have long names"),
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
@@ -100,31 +106,16 @@ impl Keys {
         row.map_err(|error| error.at(key))
     }
 
-    /// The key of the membership version. Every transaction that changes members or roles moves it.
-    pub fn membership_version(&self) -> Vec<u8> {
-        self.pack(&(family::VERSION, CELL, version::MEMBERSHIP))
+    /// The key of the common version. Every transaction that moves another version moves it.
+    pub fn common_version(&self) -> Vec<u8> {
+        self.pack(&(family::VERSION, CELL, version::COMMON))
     }
 
-    /// The key of the version of `role`, which it shares with a few others. Every transaction that changes which nodes have it, or what
-    /// they may own by it, moves it.
+    /// The key of the version of the pool that nodes with `role` divide; a few pools share it. Every transaction that changes leases,
+    /// resources or members of the pool, or what they may own, moves it.
     pub fn role_version(&self, role: &Role) -> Vec<u8> {
         let number = xxh3_64(role.as_str().as_bytes()) % ROLE_VERSIONS;
         self.pack(&(family::VERSION, CELL, version::ROLES, number))
-    }
-
-    /// The key of the version of all pools. Every transaction that moves the version of a pool moves it.
-    pub fn pools_version(&self) -> Vec<u8> {
-        self.pack(&(family::VERSION, CELL, version::POOLS))
-    }
-
-    /// The membership version and the version of all pools, in this order, if they exist.
-    pub fn common_versions(&self) -> KeyRange {
-        KeyRange::new(self.membership_version(), self.pack(&(family::VERSION, CELL, version::POOL)))
-    }
-
-    /// The key of the version of `pool`. Every transaction that changes its leases or resources moves it.
-    pub fn pool_version(&self, pool: &str) -> Vec<u8> {
-        self.pack(&(family::VERSION, CELL, version::POOL, pool))
     }
 }
 
@@ -152,19 +143,22 @@ mod tests {
         }
         assert!(keys.leases("partition").contains(&key) && keys.all_leases().contains(&key));
         assert!(!keys.leases("part").contains(&key));
-        assert_eq!(keys.membership_version(), b"p\x15\x0e\x02main\x00\x14");
-        for (key, is_common) in [
-            (keys.membership_version(), true),
-            (keys.pools_version(), true),
-            (keys.pool_version(""), false),
-            (keys.role_version(&Role::JANITOR), false),
-        ] {
-            assert_eq!(keys.common_versions().contains(&key), is_common);
-        }
-        assert_eq!(keys.pools_version(), b"p\x15\x0e\x02main\x00\x15\x01");
-        assert_eq!(keys.pool_version("x"), b"p\x15\x0e\x02main\x00\x15\x02\x02x\x00");
+        assert_eq!(keys.common_version(), b"p\x15\x0e\x02main\x00\x14");
         let version = keys.role_version(&Role::NOTIFIER);
         assert_eq!(version, b"p\x15\x0e\x02main\x00\x15\x03\x16\x04\x4e", "{version:02x?}");
+    }
+
+    #[test]
+    fn members_of_a_pool_have_its_role() {
+        let (short, long) = (ConsumerName::new("m").unwrap(), ConsumerName::new(&"m".repeat(256)).unwrap());
+        for (pool, role) in [
+            ("partition".to_owned(), Role::NOTIFIER),
+            ("janitor".to_owned(), Role::JANITOR),
+            (short.pool(), short.role()),
+            (long.pool(), long.role()),
+        ] {
+            assert_eq!(role_of_pool(&pool), role);
+        }
     }
 
     #[test]

@@ -21,10 +21,8 @@
 //! | 10 | role | cell, 2, role, node id | the same | the same |
 //! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
-//! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
-//! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
-//! | 14 | pool version | cell, 2, pool | the same, in this pool | as long as the pool |
-//! | 14 | role version | cell, 3, number of the role, which a few share | versionstamp of the last change of its nodes | as long as the bus |
+//! | 14 | common version | cell, 0 | versionstamp of the last change of any pool | as long as the bus |
+//! | 14 | pool version | cell, 3, number of the pool, which a few share | versionstamp of the last change of its members, leases or resources | as long as the bus |
 //! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
 //! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
@@ -67,7 +65,7 @@ pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, row_count, sequence_operand};
 pub(crate) use idempotency::RunResult;
-pub(crate) use lease::{Lease, Owner};
+pub(crate) use lease::{Lease, Owner, role_of_pool};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};
 pub(crate) use partition::{FoldMark, Partition};

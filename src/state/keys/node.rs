@@ -124,6 +124,9 @@ pub(crate) struct NodeRow {
 }
 
 impl NodeRow {
+    /// The token of a row whose node was found dead, while its roles are removed page by page. A node that lives finds it, and joins again.
+    pub const CONDEMNED: [u8; 16] = [0; 16];
+
     /// The stored form: beat (8 bytes), token (16), start (8), expiry (8).
     pub fn to_bytes(self) -> Vec<u8> {
         let (beat, started) = (self.beat.to_be_bytes(), self.started_ms.to_be_bytes());

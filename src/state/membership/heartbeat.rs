@@ -20,10 +20,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeOptions,
-    changes::members_changed,
     last_seen::LastSeen,
     leases::Stop,
-    roles::{clear_role, clear_roles, set_role, stored_roles},
+    roles::{ROLES_MAX, clear_page, clear_role, members_changed, set_role, stored_roles},
 };
 use crate::{
     base::{
@@ -49,9 +48,6 @@ pub(super) type Roles = BTreeMap<Role, (u32, Option<Bytes>)>;
 
 /// Roles as they are stored.
 type Published = BTreeMap<Role, u32>;
-
-/// How many roles one transaction writes or removes. The others follow at once in the next beats.
-const ROLES_MAX: usize = 500;
 
 /// The roles, shared by the heartbeat and the guards of the roles.
 pub(super) type SharedRoles = watch::Sender<BTreeMap<Role, Entered>>;
@@ -79,13 +75,13 @@ pub(super) enum Command {
     Leave(oneshot::Sender<Result<()>>),
 }
 
-/// The result of a claim of the node's row.
+/// The result of a write of the node's row.
 pub(super) enum Claim {
     /// The node is a member.
     Joined,
-    /// Another process may live under the id.
+    /// The row of the member is gone, or another process may live under the id.
     Taken {
-        /// Whether its row has changed since the last claim.
+        /// Whether the row of the other process has changed since the last attempt.
         changed: bool,
     },
 }
@@ -227,24 +223,18 @@ impl Heartbeat {
         let env = self.db.env().clone();
         if self.registration.borrow().is_some() {
             let left = self.beaten.saturating_add(self.options.expiry).saturating_sub(env.now());
-            if left.is_zero() {
-                self.fall_out("it has sent no heartbeat for too long");
-            } else {
-                let beaten = tokio::select! {
-                    beaten = self.beat() => Some(beaten?),
-                    () = env.sleep(left) => None,
-                };
-                match beaten {
-                    Some(Some((row, roles, at))) => {
-                        (self.row, self.published, self.beaten) = (row, Some(roles), at);
-                        return Ok(());
-                    }
-                    Some(None) => self.fall_out("its row is gone"),
-                    None => self.fall_out("it cannot beat"),
-                }
+            let beaten = tokio::select! {
+                biased;
+                () = env.sleep(left) => None,
+                beaten = self.write() => Some(beaten?),
+            };
+            match beaten {
+                Some(Claim::Joined) => return Ok(()),
+                Some(Claim::Taken { .. }) => self.fall_out("its row is gone"),
+                None => self.fall_out("it has sent no heartbeat for too long"),
             }
         }
-        match self.claim().await? {
+        match self.write().await? {
             // This has the level of the line about the fall, so that a log shows both lines or none.
             Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
             Claim::Taken { .. } => {
@@ -258,38 +248,6 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Writes the next beat, and roles that have changed. Returns both with a time just before the commit, or `None` if
-    /// the row is no longer that of this process.
-    async fn beat(&mut self) -> Result<Option<(NodeRow, Published, Duration)>> {
-        let roles = self.present_roles();
-        let known = self.published.take();
-        let is_news = known.as_ref().is_none_or(|known| !is_stored(known, &roles));
-        if !is_news {
-            self.published.clone_from(&known);
-        }
-        // The beat grows even if the commit fails here, because other nodes may have seen it.
-        self.row.beat += 1;
-        let row = self.row;
-        let policy = self.policy();
-        let written = OnceLock::new();
-        let beaten = self.db.run_with(&policy, async |tx| {
-            self.check_bus(&tx).await?;
-            let key = self.keys.node(self.id);
-            let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
-            let mut published = known.clone();
-            if is_mine {
-                tx.set(&key, &row.to_bytes());
-                if is_news {
-                    published = Some(self.publish(&tx, known.clone(), &roles, false).await?);
-                }
-            }
-            written.get_or_init(|| self.db.env().now());
-            Ok(published.filter(|_| is_mine))
-        });
-        let published = beaten.await?;
-        Ok(published.zip(written.into_inner()).map(|(published, at)| (row, published, at)))
-    }
-
     /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another
     /// bus.
     async fn check_bus(&self, tx: &Transaction) -> Result<()> {
@@ -298,16 +256,9 @@ impl Heartbeat {
         config.check_stored(stored.as_deref())
     }
 
-    /// Writes what differs between the stored roles, which are `known` or read, and `roles`; at most [`ROLES_MAX`] of them. Moves the
-    /// membership version, and those of the roles that have changed; all of them if the row has another token as well. Returns the
-    /// roles that are stored then.
-    async fn publish(
-        &self,
-        tx: &Transaction,
-        known: Option<Published>,
-        roles: &Roles,
-        is_claim: bool,
-    ) -> Result<Published> {
+    /// Writes what differs between the stored roles, which are `known` or read, and `roles`; at most [`ROLES_MAX`] of them, so that the
+    /// others follow at once in the next beats. Returns the roles that are stored then.
+    async fn publish(&self, tx: &Transaction, known: Option<Published>, roles: &Roles) -> Result<Published> {
         let before = match known {
             Some(known) => known,
             None => stored_roles(tx, &self.keys, self.id).await?,
@@ -315,8 +266,7 @@ impl Heartbeat {
         let gone = before.keys().filter(|role| !roles.contains_key(role));
         let set = roles.iter().filter(|(role, (max, _))| before.get(role) != Some(max));
         let changed: Vec<_> = gone.chain(set.map(|(role, _)| role)).take(ROLES_MAX).collect();
-        let moved = changed.iter().copied().chain(before.keys().filter(|_| is_claim));
-        members_changed(tx, &self.keys, moved);
+        members_changed(tx, &self.keys, changed.iter().copied());
         let mut published = before.clone();
         for role in changed {
             let Some((max, idle)) = roles.get(role) else {
@@ -341,47 +291,64 @@ impl Heartbeat {
         self.stats.health.set_membership(self.id.0, None);
     }
 
-    /// Writes the row under a new token, and the roles, unless another process may live under the id.
-    pub async fn claim(&mut self) -> Result<Claim> {
-        let env = self.db.env().clone();
-        let (known, began) = (self.row.token, env.now());
-        // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
-        // recognised.
-        let token = *self.claiming.get_or_insert_with(|| draw(&env));
-        let roles = self.present_roles();
+    /// Writes the next beat, and roles that have changed. A member writes over its own row only. Another node joins: it writes under a new
+    /// token, unless another process may live under the id.
+    pub async fn write(&mut self) -> Result<Claim> {
+        let (env, policy) = (self.db.env().clone(), self.policy());
+        let (before, began) = (self.row.token, env.now());
+        let is_member = self.registration.borrow().is_some();
+        let (roles, stored) = (self.present_roles(), self.published.take().filter(|_| is_member));
+        let is_news = stored.as_ref().is_none_or(|stored| !is_stored(stored, &roles));
+        if !is_news {
+            self.published.clone_from(&stored);
+        }
+        // The beat grows even if the commit fails here, because other nodes may have seen it.
         self.row.beat += 1;
-        let row = NodeRow {
-            beat: self.row.beat,
-            token,
-            started_ms: env.wall_ms(),
-            expiry_ms: self.options.expiry_ms(),
-        };
-        let (strangers, policy) = (&self.strangers, self.policy());
+        let mut row = self.row;
+        if !is_member {
+            // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
+            // recognised.
+            row.token = *self.claiming.get_or_insert_with(|| draw(&env));
+            row.started_ms = env.wall_ms();
+        }
         let written = OnceLock::new();
-        let claimed = self.db.run_with(&policy, async |tx| {
+        let result = self.db.run_with(&policy, async |tx| {
             self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let found = read(&tx, &key).await?;
-            let stranger = found.filter(|found| ![known, row.token].contains(&found.token));
-            if let Some(stranger) = stranger.filter(|row| strangers.age(&(), row, began) < row.expiry()) {
-                return Ok(Err(stranger));
+            let may_write = match &found {
+                None => !is_member,
+                Some(found) if is_member => found.token == row.token,
+                Some(found) => {
+                    [before, row.token, NodeRow::CONDEMNED].contains(&found.token)
+                        || self.strangers.age(&(), found, began) >= found.expiry()
+                }
+            };
+            if !may_write {
+                return Ok(Err(found));
             }
             tx.set(&key, &row.to_bytes());
-            let published = self.publish(&tx, None, &roles, true).await?;
+            let published = match &stored {
+                Some(stored) if !is_news => stored.clone(),
+                _ => self.publish(&tx, stored.clone(), &roles).await?,
+            };
             written.get_or_init(|| env.now());
             Ok(Ok(published))
         });
-        let claimed = claimed.await?;
-        let published = claimed.as_ref().ok().cloned();
-        if let Err(stranger) = claimed {
-            let changed = self.strangers.age(&(), &stranger, env.now()).is_zero();
-            self.strangers.adopt([((), stranger)], env.now());
-            return Ok(Claim::Taken { changed });
+        match result.await? {
+            Ok(published) => (self.row, self.published, self.claiming) = (row, Some(published), None),
+            Err(found) => {
+                let now = env.now();
+                let changed = found.is_some_and(|found| self.strangers.age(&(), &found, now).is_zero());
+                self.strangers.adopt(found.map(|found| ((), found)), now);
+                return Ok(Claim::Taken { changed });
+            }
         }
-        (self.row, self.published, self.claiming) = (row, published, None);
         self.beaten = written.into_inner().expect("the row was written");
-        self.registration.send_replace(Some(token));
-        self.stats.health.set_membership(self.id.0, Some(token));
+        if !is_member {
+            self.registration.send_replace(Some(row.token));
+            self.stats.health.set_membership(self.id.0, Some(row.token));
+        }
         Ok(Claim::Joined)
     }
 
@@ -392,15 +359,12 @@ impl Heartbeat {
             return Ok(());
         }
         let key = self.keys.node(self.id);
-        let left = self.db.run(async |tx| {
-            if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
-                tx.clear(&key);
-                let roles = clear_roles(&tx, &self.keys, self.id).await?;
-                members_changed(&tx, &self.keys, roles.keys());
-            }
-            Ok(())
-        });
-        left.await
+        let leave_page = async |tx: Transaction| match read(&tx, &key).await? {
+            Some(found) if found.token == self.row.token => clear_page(&tx, &self.keys, self.id).await,
+            _ => Ok(true),
+        };
+        while !self.db.run(leave_page).await? {}
+        Ok(())
     }
 
     /// A policy under which no attempt at a beat begins once the next beat is due.

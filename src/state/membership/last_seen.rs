@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 /// The values seen under each key, and since when.
 #[derive(Debug, Clone)]
-pub(super) struct LastSeen<K, V> {
+pub(crate) struct LastSeen<K, V> {
     /// Each value, and when it was first seen.
     seen: BTreeMap<K, (V, Duration)>,
     /// When all of them were last read.
@@ -49,9 +49,14 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
         }
     }
 
-    /// Since when `key` has been seen unchanged.
-    pub fn since(&self, key: &K) -> Option<Duration> {
-        self.seen.get(key).map(|(_, since)| *since)
+    /// Makes the last read count as one at `now`.
+    pub fn keep(&mut self, now: Duration) {
+        self.polled = now;
+    }
+
+    /// All values, each with since when it has been seen unchanged.
+    pub fn iter(&self) -> impl Iterator<Item = (&V, Duration)> {
+        self.seen.values().map(|(value, since)| (value, *since))
     }
 }
 
@@ -80,8 +85,8 @@ mod tests {
         let mut seen = LastSeen::default();
         seen.adopt([('a', 1)], SECOND);
         seen.forget_after(3 * SECOND, 4 * SECOND);
-        assert_eq!(seen.since(&'a'), Some(SECOND));
+        assert_eq!(seen.iter().next(), Some((&1, SECOND)));
         seen.forget_after(3 * SECOND, 5 * SECOND);
-        assert_eq!(seen.since(&'a'), None);
+        assert_eq!(seen.iter().next(), None);
     }
 }

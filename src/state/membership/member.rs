@@ -18,10 +18,10 @@ use tokio::{
 
 use super::{
     NodeOptions, Pool,
-    changes::Versions,
     heartbeat::{Claim, Command, Entered, Heartbeat, Registration, SharedRoles},
     leases::Stop,
     neighbours::{Interests, NeighbourWatch},
+    roles::Versions,
 };
 use crate::{
     base::{
@@ -52,19 +52,21 @@ pub(crate) struct Member {
 
 /// What the handles on a node share with its workers.
 pub(super) struct Shared {
-    id: NodeId,
+    pub id: NodeId,
     pub db: Database,
     pub keys: Keys,
     pub stats: Arc<Stats>,
     roles: SharedRoles,
     commands: mpsc::Sender<Command>,
-    registration: watch::Receiver<Registration>,
-    stop: watch::Sender<bool>,
+    /// The node's membership. Once the heartbeat has ended there is no sender.
+    pub registration: watch::Receiver<Registration>,
+    /// Whether its workers should end.
+    pub stop: watch::Sender<bool>,
     /// The pools of its workers, and how often each worker polls.
     interests: watch::Sender<Interests>,
     next_worker: AtomicU64,
     /// The last versions that were read.
-    versions: watch::Receiver<Option<Arc<Versions>>>,
+    pub versions: watch::Receiver<Option<Arc<Versions>>>,
 }
 
 /// A role of a node, until it is dropped. Others are informed at once.
@@ -97,7 +99,7 @@ impl WorkerGuard {
     /// Makes the worker poll once per `interval` from now on.
     pub fn set_interval(&self, interval: Duration) {
         self.interests.send_if_modified(|interests| {
-            let (.., known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
+            let (_, known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
             let is_new = *known != interval;
             *known = interval;
             is_new
@@ -128,7 +130,7 @@ impl Member {
         let (registration, observed) = watch::channel(None);
         let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, registration);
         let mut known = false;
-        while let Claim::Taken { changed } = heartbeat.claim().await? {
+        while let Claim::Taken { changed } = heartbeat.write().await? {
             if known && changed {
                 return Err(Error::invalid(
                     "node id",
@@ -200,39 +202,23 @@ impl Member {
 }
 
 impl Shared {
-    pub fn id(&self) -> NodeId {
-        self.id
-    }
-
     /// Publishes `role`, so that others see it when this returns. If the node has the role already, waits for the end of an ending worker,
     /// and else fails with [`Error::Invalid`].
     pub async fn enter(&self, role: Role, entered: Entered) -> Result<RoleGuard> {
-        let mut entered = Some(entered);
-        loop {
-            let mut is_ending = None;
-            self.roles.send_if_modified(|roles| match roles.entry(role.clone()) {
-                Entry::Occupied(before) => {
-                    is_ending = Some(before.get().stop.as_ref().is_some_and(Stop::is_requested));
-                    false
-                }
-                Entry::Vacant(entry) => {
-                    entry.insert(entered.take().expect("it is inserted once"));
-                    true
-                }
-            });
-            match is_ending {
-                None => break,
-                Some(true) => {
-                    let mut roles = self.roles.subscribe();
-                    roles.wait_for(|roles| !roles.contains_key(&role)).await.expect("the sender is here");
-                }
-                Some(false) => {
-                    return Err(Error::invalid(
-                        "role",
-                        format!("node {} is {role} already: start it on another node", self.id),
-                    ));
-                }
+        let is_ending = |before: &Entered| before.stop.as_ref().is_some_and(Stop::is_requested);
+        let mut roles = self.roles.subscribe();
+        let ended = roles.wait_for(|roles| !roles.get(&role).is_some_and(is_ending)).await;
+        drop(ended.expect("the sender is here"));
+        let is_free = self.roles.send_if_modified(|roles| match roles.entry(role.clone()) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(entered);
+                true
             }
+        });
+        if !is_free {
+            let reason = format!("node {} is {role} already: start it on another node", self.id);
+            return Err(Error::invalid("role", reason));
         }
         let guard = RoleGuard { roles: self.roles.clone(), role, commands: self.commands.downgrade() };
         self.publish().await?;
@@ -263,28 +249,13 @@ impl Shared {
         done.await.unwrap_or_else(|_| Err(has_left()))
     }
 
-    /// The node's membership, to be watched. Once the heartbeat has ended there is no sender.
-    pub fn registration(&self) -> watch::Receiver<Registration> {
-        self.registration.clone()
-    }
-
-    /// Whether its workers should end, to be watched.
-    pub fn stop(&self) -> watch::Receiver<bool> {
-        self.stop.subscribe()
-    }
-
     /// Adds a worker that polls changes of `pool` once per `interval`.
     pub fn add_worker(&self, pool: &Pool, interval: Duration) -> WorkerGuard {
         let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
         self.interests.send_modify(|interests| {
-            interests.insert(number, (Arc::clone(&pool.name), pool.role.clone(), interval));
+            interests.insert(number, (Arc::clone(&pool.name), interval));
         });
         WorkerGuard { interests: self.interests.clone(), number }
-    }
-
-    /// The last versions that were read, to be watched.
-    pub fn versions(&self) -> watch::Receiver<Option<Arc<Versions>>> {
-        self.versions.clone()
     }
 }
 

@@ -25,10 +25,9 @@
 //!                          released; or taken after `handover`
 //! ```
 //!
-//! A node that has nothing to do only reads two versions ([`changes`]) every few seconds, whatever the number of its
-//! workers. One moves with joins, leaves, removals and changes of roles, the other with changes of leases and
-//! resources in any pool. If one of them has moved, the node reads the version of each of its roles, or of each of its
-//! pools. Only a worker whose own role or pool has changed reads anything else.
+//! A node that has nothing to do only reads a version ([`roles`]) every second or so, whatever the number of its
+//! workers. It moves with changes of members, leases and resources in any pool. Then the node reads the version of each
+//! of its pools. Only a worker whose own pool has changed reads anything else.
 //!
 //! # Invariants
 //!
@@ -42,13 +41,10 @@
 //! 5. Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
 
 mod assignment;
-mod changes;
 mod heartbeat;
 mod last_seen;
 mod leases;
 mod member;
-#[cfg(test)]
-mod model;
 mod neighbours;
 mod options;
 mod plan;
@@ -58,12 +54,12 @@ mod silence;
 mod status;
 mod worker;
 
-pub(crate) use changes::{changed, pool_removed};
+pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
 pub(crate) use member::{Member, RoleGuard};
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
-pub(crate) use roles::{member_rows, members};
+pub(crate) use roles::{changed, member_rows, members};
 pub(crate) use silence::Silence;
 pub use status::NodeStatus;
 pub(crate) use status::statuses;

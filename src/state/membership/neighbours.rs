@@ -2,31 +2,35 @@
 //!
 //! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not
 //! grow with the number of nodes, and several nodes watch each node. A node whose row has not changed for as long as
-//! the row allows, by the observer's clock, is dead; the observer removes its row and its roles. After a removal the
-//! observer watches all nodes until an expiry has passed without another one. So when many die at once, the last is
-//! found about as soon as the first, even by the only survivor.
+//! the row allows, by the observer's clock, is dead; the observer removes its roles, a page in a transaction, and its
+//! row last. After a removal the observer watches all nodes until an expiry has passed without another one. So when
+//! many die at once, the last is found about as soon as the first, even by the only survivor.
 //!
-//! In the same transaction it reads whether members or pools have changed, for the workers of the node.
+//! In the same transaction it reads whether pools have changed, for the workers of the node.
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::join_all};
 use tokio::sync::watch;
 
 use super::{
-    changes::{Versions, members_changed},
     heartbeat::Registration,
     last_seen::LastSeen,
-    roles::clear_roles,
+    roles::{Versions, clear_page, node_rows},
 };
 use crate::{
     base::{
         env::Env,
-        error::{Error, Result, panic_text},
+        error::{Result, panic_text},
     },
     state::{
-        keys::{Keys, NodeId, NodeRow, Role},
+        keys::{Keys, NodeId, NodeRow},
         polls::{self, Poll, Polls},
         stats::Stats,
     },
@@ -39,17 +43,14 @@ const WATCH: &str = "watch over other nodes";
 /// How many nodes each one watches.
 const NEIGHBOURS: usize = 8;
 
-/// The most nodes that are removed in one transaction: few, so that it succeeds also where reads often fail.
+/// The most nodes that are removed at once, each in transactions of its own.
 const REMOVALS_MAX: usize = 10;
 
 /// How much shorter than its pace the least pause of the watch is.
 const HASTE: u32 = 32;
 
-/// The pools of the workers of a node with their roles, by the workers' numbers, and how often each polls.
-pub(super) type Interests = BTreeMap<u64, (Arc<str>, Role, Duration)>;
-
-/// The values that show that a node lives: its token and its beat.
-type Beat = ([u8; 16], u64);
+/// The pools of the workers of a node, by the workers' numbers, and how often each polls.
+pub(super) type Interests = BTreeMap<u64, (Arc<str>, Duration)>;
 
 /// The watch of a node over others.
 pub(super) struct NeighbourWatch {
@@ -63,11 +64,7 @@ pub(super) struct NeighbourWatch {
     /// The node's membership: a node that has fallen out removes no others.
     registration: watch::Receiver<Registration>,
     /// Since when the rows of the watched nodes have not changed.
-    seen: LastSeen<NodeId, Beat>,
-    /// The nodes that were found dead. They stay dead while they are silent, however long the removal of others takes.
-    condemned: BTreeMap<NodeId, Beat>,
-    /// How long each of them may be silent.
-    expiries: BTreeMap<NodeId, Duration>,
+    seen: LastSeen<NodeId, NodeRow>,
     /// Until when it watches all nodes.
     all_until: Duration,
     /// The last pause.
@@ -93,8 +90,6 @@ impl NeighbourWatch {
             pace,
             registration,
             seen: LastSeen::default(),
-            condemned: BTreeMap::new(),
-            expiries: BTreeMap::new(),
             all_until: Duration::ZERO,
             pause: pace,
             versions: Arc::default(),
@@ -115,7 +110,7 @@ impl NeighbourWatch {
         let mut polled = env.now();
         let mut due = polled.saturating_add(self.pace);
         loop {
-            let wanted = interests.borrow_and_update().values().map(|(.., interval)| *interval).min();
+            let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
             let pace = wanted.map_or(self.pace, |wanted| wanted.min(self.pace));
             due = due.min(polled.saturating_add(pace));
             let poll = tokio::select! {
@@ -130,30 +125,18 @@ impl NeighbourWatch {
                 // The rows that are there now belong to another bus.
                 return;
             }
-            let pools: Vec<_> = {
-                let interests = interests.borrow();
-                let mut pools: Vec<_> =
-                    interests.values().map(|(pool, role, _)| (Arc::clone(pool), role.clone())).collect();
-                pools.sort_unstable();
-                pools.dedup();
-                pools
-            };
-            match AssertUnwindSafe(self.poll(poll, pools, &seen)).catch_unwind().await {
+            let pools: BTreeSet<_> = interests.borrow().values().map(|(pool, _)| Arc::clone(pool)).collect();
+            let result = AssertUnwindSafe(self.poll(poll, pools, &seen)).catch_unwind().await;
+            polled = env.now();
+            due = polled.saturating_add(self.pace);
+            match result {
                 // A node that has removed another is the first that can take over.
-                Ok(Ok(true)) => {
-                    (polled, due) = (env.now(), env.now());
-                    continue;
-                }
-                Ok(Ok(false)) => {}
+                Ok(Ok(true)) => due = polled,
+                Ok(Ok(false)) => due = due.min(self.next_expiry(polled)),
                 // What is due already would be due again at once, for as long as the poll fails.
-                Ok(Err(error)) => {
-                    self.stats.health.complain(&env, WATCH, &error);
-                    self.expiries.clear();
-                }
+                Ok(Err(error)) => self.stats.health.complain(&env, WATCH, &error),
                 Err(panic) => self.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }
-            polled = env.now();
-            due = polled.saturating_add(self.pace).min(self.next_expiry(polled));
             self.pause = due.saturating_sub(polled);
         }
     }
@@ -162,10 +145,10 @@ impl NeighbourWatch {
     async fn poll(
         &mut self,
         poll: Poll,
-        pools: Vec<(Arc<str>, Role)>,
+        pools: BTreeSet<Arc<str>>,
         seen: &watch::Sender<Option<Arc<Versions>>>,
     ) -> Result<bool> {
-        let (began, now) = (poll.at, self.env().now());
+        let began = poll.at;
         let watches_all = began < self.all_until;
         let read = async |tx: Transaction| {
             let nodes = async { if watches_all { self.all(&tx).await } else { self.neighbours(&tx).await } };
@@ -179,36 +162,34 @@ impl NeighbourWatch {
         seen.send_replace(Some(Arc::clone(&self.versions)));
         if self.registration.borrow().is_none() {
             self.seen = LastSeen::default();
-            self.condemned.clear();
             return Ok(false);
         }
+        let now = self.env().now();
         self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), now);
         let is_dead = |(node, row): &&(NodeId, NodeRow)| {
-            let beat = (row.token, row.beat);
-            self.condemned.get(node) == Some(&beat) || self.seen.age(node, &beat, began) >= row.expiry()
+            row.token == NodeRow::CONDEMNED || self.seen.age(node, row, began) >= row.expiry()
         };
         let dead: Vec<_> = nodes.iter().filter(is_dead).copied().collect();
-        self.condemned = dead.iter().map(|(node, row)| (*node, (row.token, row.beat))).collect();
-        let now = self.env().now();
-        self.seen.adopt(nodes.iter().map(|(node, row)| (*node, (row.token, row.beat))), now);
-        self.expiries = nodes.iter().map(|(node, row)| (*node, row.expiry())).collect();
+        self.seen.adopt(nodes, now);
+        let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() else { return Ok(false) };
         let removed = self.remove_all(&dead).await;
-        if let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() {
-            // A node seen for the first time can expire an expiry from now, and must be read once more then.
-            let now = self.env().now();
-            self.all_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
-        }
-        removed.map(|()| !dead.is_empty())
+        let now = self.env().now();
+        // A node seen for the first time can expire an expiry from now, and must be read once more then.
+        self.all_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
+        removed?;
+        // However long the removals took, the store has answered meanwhile.
+        self.seen.keep(now);
+        Ok(true)
     }
 
     /// The next nodes in the ring, read by snapshot.
     async fn neighbours(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let (all, mine) = (self.keys.nodes(), self.keys.node(self.me));
-        if self.expiries.len() < NEIGHBOURS {
+        if self.seen.iter().count() < NEIGHBOURS {
             // While there are few nodes, as at the last poll, one read returns all of them.
             let rows = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
             if rows.len() <= NEIGHBOURS + 1 {
-                let mut nodes = self.decoded(&rows)?;
+                let mut nodes = node_rows(&self.keys, &rows)?;
                 nodes.retain(|(node, _)| *node != self.me);
                 return Ok(nodes);
             }
@@ -220,7 +201,7 @@ impl NeighbourWatch {
             let more = self.rows(tx, before, NEIGHBOURS - rows.len()).await?;
             rows.extend(more);
         }
-        self.decoded(&rows)
+        node_rows(&self.keys, &rows)
     }
 
     /// Up to `limit` rows of nodes in `range`.
@@ -228,33 +209,22 @@ impl NeighbourWatch {
         Ok(tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?.rows)
     }
 
-    fn decoded(&self, rows: &[(Bytes, Bytes)]) -> Result<Vec<(NodeId, NodeRow)>> {
-        let decode = |(key, value): &(Bytes, Bytes)| {
-            let decoded = self.keys.node_of(key).and_then(|node| Ok((node, NodeRow::from_bytes(value)?)));
-            decoded.map_err(|error| error.at(key))
-        };
-        rows.iter().map(decode).collect()
-    }
-
     /// All other nodes, read by snapshot.
     async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
-        let mut nodes = self.decoded(&rows)?;
+        let mut nodes = node_rows(&self.keys, &rows)?;
         nodes.retain(|(node, _)| *node != self.me);
         Ok(nodes)
     }
 
     /// When the next node expires, unless its row changes until then.
     fn next_expiry(&self, now: Duration) -> Duration {
-        let dues = self
-            .expiries
-            .iter()
-            .filter_map(|(node, expiry)| Some(self.seen.since(node)?.saturating_add(*expiry)));
+        let dues = self.seen.iter().map(|(row, since)| since.saturating_add(row.expiry()));
         dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
     }
 
-    /// Removes those of `dead` whose rows are unchanged, until it is time for the next poll: the watch forgets what it has seen if
-    /// two polls are too far apart. The next poll finds the rest. If some cannot be removed, the others are removed nevertheless.
+    /// Removes a page of each of `dead`, until it is time for the next poll: it finds the rest. If some cannot be removed, the others
+    /// are removed nevertheless.
     async fn remove_all(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
         let end = self.env().now().saturating_add(self.pace / 2);
         let mut removed = Ok(());
@@ -263,39 +233,31 @@ impl NeighbourWatch {
             if left.is_zero() {
                 break;
             }
-            removed = removed.and(self.remove(some, left).await);
+            let pages = join_all(some.iter().map(|(node, row)| self.remove(*node, row, left))).await;
+            removed = pages.into_iter().fold(removed, Result::and);
         }
         removed
     }
 
-    /// Removes those of `dead` whose rows are unchanged. Their resources are free from then on. Begins no attempt after `limit`.
-    async fn remove(&self, dead: &[(NodeId, NodeRow)], limit: Duration) -> Result<()> {
-        let keys = &self.keys;
+    /// Removes a page of the roles of `node`, and its row with the last one, if `seen` is still its row. Its resources are free from then
+    /// on. A row that stays is condemned: its roles are no longer complete, so nobody may take the node for living. Begins no attempt
+    /// after `limit`.
+    async fn remove(&self, node: NodeId, seen: &NodeRow, limit: Duration) -> Result<()> {
+        let key = self.keys.node(node);
         let policy = RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() };
-        let removed = self.db.run_with(&policy, async |tx| {
-            let remove = dead.iter().map(|(node, seen)| {
-                let tx = &tx;
-                async move {
-                    let key = keys.node(*node);
-                    let row = tx.get(&key, Isolation::Serializable).await?;
-                    let is_as_seen = row.is_some_and(|row| row[..] == seen.to_bytes()[..]);
-                    if !is_as_seen {
-                        return Ok::<_, Error>(None);
-                    }
-                    tx.clear(&key);
-                    Ok(Some(clear_roles(tx, keys, *node).await?))
-                }
-            });
-            let removed = futures_util::future::try_join_all(remove).await?;
-            let removed: Vec<_> = removed.into_iter().flatten().collect();
-            if !removed.is_empty() {
-                members_changed(&tx, keys, removed.iter().flat_map(BTreeMap::keys));
+        let remove_page = async |tx: Transaction| {
+            let row = tx.get(&key, Isolation::Serializable).await?;
+            if row.is_none_or(|row| row[..] != seen.to_bytes()[..]) {
+                return Ok(false);
             }
-            Ok(removed.len())
-        });
-        let removed = removed.await?;
-        if removed > 0 {
-            tracing::warn!(removed, "removed dead nodes");
+            let is_last = clear_page(&tx, &self.keys, node).await?;
+            if !is_last {
+                tx.set(&key, &NodeRow { token: NodeRow::CONDEMNED, ..*seen }.to_bytes());
+            }
+            Ok(is_last)
+        };
+        if self.db.run_with(&policy, remove_page).await? {
+            tracing::warn!(%node, "removed a dead node");
         }
         Ok(())
     }
@@ -307,9 +269,8 @@ pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
     // It conflicts with any node that joins meanwhile, not just with the first row.
     tx.add_read_conflict(&all);
     if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {
-        tx.clear_range(&all);
         // Their roles need no new versions: no process has read them yet, because this is the first use of the store.
-        members_changed(tx, keys, []);
+        tx.clear_range(&all);
     }
     Ok(())
 }

@@ -6,19 +6,17 @@ use bytes::Bytes;
 
 use crate::{
     base::error::{Error, Result},
-    state::keys::{NodeId, Role},
+    state::keys::NodeId,
 };
 
 /// The longest time between two polls of other nodes.
 const PACE_MAX: Duration = Duration::from_secs(3);
 
-/// A pool: the resources to divide, and the role of the nodes that divide them.
+/// A pool of resources that nodes divide.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
-    /// The name of the pool in the keys of its leases.
+    /// The name of the pool in the keys of its leases. The nodes that divide it have the role [`role_of_pool`].
     pub name: Arc<str>,
-    /// The role of the nodes that divide it.
-    pub role: Role,
     /// The key of the note that no node has the role. Each publication of the role removes it, so no node joins unseen.
     pub idle: Option<Bytes>,
 }

@@ -1,13 +1,12 @@
 //! The actions of a node in one round, as a pure function of what it has read and of its own state.
 //!
 //! [`assign`] says which resources the node should own. The plan combines this with the present state: leases that
-//! others have not released yet, and leases that the node owns without working on them. Work that fails is tried again where it is,
-//! with back-off.
+//! others have not released yet, and leases that the node owns without working on them.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::assignment::assign;
-use crate::state::keys::{Lease, NodeId, Owner};
+use crate::state::keys::{Lease, NodeId};
 
 /// What a node has read, and its own state.
 #[derive(Debug, Clone)]
@@ -24,11 +23,8 @@ pub(super) struct View<'a> {
 /// What a node knows about a pool before a round, without reading.
 #[derive(Debug, Clone)]
 pub(super) struct OwnState<'a> {
-    /// The acquisitions with running work: owner and epoch by resource.
-    pub held: BTreeMap<u64, (Owner, u64)>,
-    /// The token for the acquisitions of this round. A lease that already has it was acquired by an attempt whose
-    /// result was unknown.
-    pub token: [u8; 16],
+    /// The leases with running work.
+    pub held: BTreeMap<u64, Lease>,
     /// The leases that others have not released, each with its epoch and since when the node waits for it.
     pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
     /// The resources whose work has failed, each with the end of its pause.
@@ -46,8 +42,6 @@ pub(super) struct RoundPlan {
     pub acquire: Vec<u64>,
     /// Acquire again: resources that the node owns without working on them.
     pub renew: Vec<u64>,
-    /// Acquired in this round already, under these epochs.
-    pub acquired: Vec<(u64, u64)>,
     /// Release: resources that the node owns without working on them.
     pub release: Vec<u64>,
     /// End the work, because others should own these.
@@ -58,6 +52,8 @@ pub(super) struct RoundPlan {
     pub lost: Vec<u64>,
     /// Wait for these leases of others, under these epochs.
     pub awaits: Vec<(u64, u64)>,
+    /// Wait for the ends of the pauses of these.
+    pub paused: Vec<u64>,
 }
 
 impl RoundPlan {
@@ -80,31 +76,24 @@ impl View<'_> {
     }
 
     pub fn plan(&self) -> RoundPlan {
-        let owners: Vec<_> = self
-            .resources
-            .iter()
-            .map(|&resource| (resource, self.lease(resource).owner.map(|owner| owner.node)))
-            .collect();
-        let mut plan = RoundPlan::default();
+        let owner_of = |&resource| (resource, self.lease(resource).owner.map(|owner| owner.node));
+        let owners: Vec<_> = self.resources.iter().map(owner_of).collect();
         let assignment = assign(&owners, &self.members);
-        for (resource, owner) in assignment.iter() {
+        let mut plan = RoundPlan::default();
+        for &(resource, owner) in &assignment {
             self.decide(&mut plan, resource, owner == Some(self.me));
         }
-        for (&resource, &(owner, epoch)) in &self.own.held {
-            if !assignment.has(resource) {
-                // Its lease may be removed already.
-                plan.gone.push(resource);
-            } else if self.lease(resource) != (Lease { epoch, owner: Some(owner) }) {
-                plan.lost.push(resource);
-            }
-        }
+        let is_gone =
+            |resource: u64| assignment.binary_search_by_key(&resource, |(known, _)| *known).is_err();
+        // The lease of work under way may be removed already.
+        plan.gone.extend(self.own.held.keys().filter(|resource| is_gone(**resource)));
         // One member is enough to remove leases of missing resources.
         let is_first = self.members.first().is_some_and(|(member, _)| *member == self.me);
         for (&resource, lease) in &self.leases {
             let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
             let is_free = lease.owner.is_none_or(|owner| !self.is_member(owner.node));
-            let is_gone = !assignment.has(resource) && !self.own.held.contains_key(&resource);
-            if is_gone && (is_mine || is_free && is_first) {
+            let is_held = self.own.held.contains_key(&resource);
+            if !is_held && (is_mine || is_free && is_first) && is_gone(resource) {
                 plan.gone.push(resource);
             }
         }
@@ -114,35 +103,35 @@ impl View<'_> {
     /// Decides about `resource`, which the node should own if `is_to_be_mine`.
     fn decide(&self, plan: &mut RoundPlan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
-        let held = self.own.held.get(&resource);
-        let is_held =
-            held.is_some_and(|(owner, epoch)| lease == Lease { epoch: *epoch, owner: Some(*owner) });
-        let is_signed = lease.owner == Some(Owner { node: self.me, token: self.own.token });
-        let is_paused = self.own.paused.get(&resource).is_some_and(|until| *until > self.own.now);
-        match lease.owner {
-            _ if is_held && is_to_be_mine => {}
-            _ if is_held => plan.hand_over.push(resource),
-            // The work on a lost lease ends first.
-            _ if held.is_some() => {}
-            Some(_) if is_signed => plan.acquired.push((resource, lease.epoch)),
-            Some(owner) if owner.node == self.me => {
-                if !is_to_be_mine {
-                    plan.release.push(resource);
-                } else if !is_paused {
-                    plan.renew.push(resource);
-                }
+        if let Some(held) = self.own.held.get(&resource) {
+            if *held != lease {
+                // The work on a lost lease ends before anything else.
+                plan.lost.push(resource);
+            } else if !is_to_be_mine {
+                plan.hand_over.push(resource);
             }
-            _ if !is_to_be_mine => {}
-            Some(owner) if self.is_member(owner.node) => {
+            return;
+        }
+        let owner = lease.owner.map(|owner| owner.node);
+        if !is_to_be_mine {
+            if owner == Some(self.me) {
+                plan.release.push(resource);
+            }
+            return;
+        }
+        match owner {
+            Some(owner) if owner != self.me && self.is_member(owner) => {
                 let since = self.own.awaited.get(&resource).filter(|(epoch, _)| *epoch == lease.epoch);
-                let waited = since.map_or(Duration::ZERO, |(_, since)| self.own.now.saturating_sub(*since));
-                if since.is_some() && waited >= self.own.handover {
+                if since.is_some_and(|(_, since)| self.own.now.saturating_sub(*since) >= self.own.handover) {
                     plan.acquire.push(resource);
                 } else {
                     plan.awaits.push((resource, lease.epoch));
                 }
             }
-            _ if is_paused => {}
+            _ if self.own.paused.get(&resource).is_some_and(|until| *until > self.own.now) => {
+                plan.paused.push(resource);
+            }
+            Some(owner) if owner == self.me => plan.renew.push(resource),
             _ => plan.acquire.push(resource),
         }
     }
@@ -153,11 +142,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::state::keys::Owner;
 
     const ME: NodeId = NodeId([0; 16]);
     const A: NodeId = NodeId([1; 16]);
     const B: NodeId = NodeId([2; 16]);
-    const TOKEN: [u8; 16] = [9; 16];
     const EPOCH: u64 = 5;
     const NOBODY: &BTreeMap<u64, (u64, Duration)> = &BTreeMap::new();
     const HANDOVER: Duration = Duration::from_secs(10);
@@ -174,8 +163,7 @@ mod tests {
             resources: (0..count).collect(),
             leases: held.iter().map(|&resource| (resource, owned(mine))).chain(theirs).collect(),
             own: OwnState {
-                held: held.iter().map(|&resource| (resource, (mine, EPOCH))).collect(),
-                token: TOKEN,
+                held: held.iter().map(|&resource| (resource, owned(mine))).collect(),
                 awaited: NOBODY,
                 paused: BTreeMap::new(),
                 now: Duration::from_hours(1),
@@ -185,16 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn a_node_alone_takes_everything_at_once() {
-        let plan = view(100, &[], &[]).plan();
-        assert_eq!(plan, RoundPlan { acquire: (0..100).collect(), ..RoundPlan::default() });
-    }
-
-    #[test]
-    fn leases_of_nodes_that_are_no_members_are_free() {
+    fn what_has_no_living_owner_is_taken_at_once() {
+        let all = RoundPlan { acquire: (0..4).collect(), ..RoundPlan::default() };
+        assert_eq!(view(4, &[], &[]).plan(), all);
         let mut gone = view(4, &[], &[(0, A), (1, A), (2, A), (3, A)]);
         gone.members.retain(|(member, _)| *member == ME);
-        assert_eq!(gone.plan().acquire, [0, 1, 2, 3]);
+        assert_eq!(gone.plan(), all);
     }
 
     #[test]
@@ -256,17 +240,9 @@ mod tests {
         assert_eq!(orphan.plan(), renewed);
         assert!(!renewed.concerns_others(&orphan.leases));
         orphan.own.paused.insert(1, orphan.own.now + Duration::from_millis(1));
-        assert_eq!(orphan.plan(), RoundPlan::default());
+        assert_eq!(orphan.plan(), RoundPlan { paused: vec![1], ..RoundPlan::default() });
         orphan.own.paused.insert(1, orphan.own.now);
         assert_eq!(orphan.plan(), renewed);
-    }
-
-    #[test]
-    fn an_acquisition_with_an_unknown_result_is_recognised() {
-        let mut unknown = view(2, &[0], &[]);
-        let signed = Owner { node: ME, token: TOKEN };
-        unknown.leases.insert(1, Lease { epoch: 7, owner: Some(signed) });
-        assert_eq!(unknown.plan(), RoundPlan { acquired: vec![(1, 7)], ..RoundPlan::default() });
     }
 
     #[test]

@@ -1,20 +1,20 @@
 //! A round of a worker, as one transaction: reads members, leases and resources, decides, and writes.
 //!
-//! It reads everything by snapshot. So rounds of several nodes conflict only where they write: each written lease,
-//! and the version of the pool's role, are in the conflict set. A node that is removed or leaves moves the versions of all of its roles.
+//! It reads everything by snapshot. So rounds of several nodes conflict only where they meet: each written lease, and
+//! the members of the pool, are in the conflict set.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
 
 use super::{
     Held, Pool, Work,
-    changes::{self, OfPool, changed},
+    heartbeat::draw,
     member::Shared,
     plan::{OwnState, RoundPlan, View},
-    roles::members,
+    roles::{Version, changed, members},
 };
 use crate::{
     base::error::Result,
-    state::keys::{Lease, NodeRow, Owner},
+    state::keys::{Lease, NodeRow, Owner, role_of_pool},
     store::{Isolation, KeyRange, Transaction},
 };
 
@@ -37,21 +37,20 @@ pub(super) struct RoundOutcome {
     pub acquired: Vec<Held>,
     /// Whether more leases are to be acquired than fit a transaction.
     pub more: bool,
-    /// The versions of the pool before the round.
-    pub versions: OfPool,
-    /// The present time, as the round has taken it.
-    pub at: Duration,
+    /// The version of the pool before the round.
+    pub version: Version,
 }
 
 impl Round<'_> {
     /// The transaction of the round. Returns `None` if the node has no row, which its heartbeat will find.
     pub async fn run(&self, tx: &Transaction) -> Result<Option<RoundOutcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
-        let mine = keys.node(self.member.id());
-        let (row, versions, members, rows, resources) = tokio::try_join!(
+        let (mine, role) = (keys.node(self.member.id), role_of_pool(pool));
+        let version = keys.role_version(&role);
+        let (row, version, members, rows, resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
-            OfPool::read(tx, keys, pool, &self.pool.role, changes::Unmoved::default()),
-            members(tx, keys, &self.pool.role),
+            tx.get(&version, Isolation::Snapshot),
+            members(tx, keys, &role),
             tx.all_rows(keys.leases(pool), Isolation::Snapshot),
             self.work.resources(tx),
         )?;
@@ -64,13 +63,13 @@ impl Round<'_> {
             let (_, resource, lease) = keys.lease_row(key, value)?;
             leases.insert(resource, lease);
         }
-        let view = View { me: self.member.id(), members, resources, leases, own: self.own.clone() };
+        let view = View { me: self.member.id, members, resources, leases, own: self.own.clone() };
         let mut plan = view.plan();
         let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(RoundOutcome { plan, acquired, more, versions, at: self.own.now }))
+        Ok(Some(RoundOutcome { plan, acquired, more, version }))
     }
 
     /// Writes `plan`; returns the acquired leases.
@@ -84,7 +83,7 @@ impl Round<'_> {
             key
         };
         if plan.concerns_others(&view.leases) || !plan.renew.is_empty() {
-            tx.add_read_conflict(&KeyRange::key(&keys.role_version(&self.pool.role)));
+            tx.add_read_conflict(&keys.nodes_with(&role_of_pool(pool)));
         }
         if plan.concerns_others(&view.leases) {
             changed(tx, keys, pool);
@@ -99,17 +98,14 @@ impl Round<'_> {
                 tx.clear(&claim(resource));
             }
         }
-        let owner = Owner { node: view.me, token: self.own.token };
+        // After an unknown result the next attempt acquires again: the lease may be its own, and has no work.
+        let owner = Owner { node: view.me, token: draw(self.member.db.env()) };
         let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
             let epoch = lease_of(resource).epoch + 1;
             tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());
             self.work.acquired(tx, resource, epoch);
-            (resource, epoch)
+            Held::new(keys, pool, resource, epoch, owner)
         });
-        let acquired: Vec<_> = acquire.chain(plan.acquired.iter().copied()).collect();
-        let held = acquired
-            .into_iter()
-            .map(|(resource, epoch)| Held::new(keys, &Arc::clone(pool), resource, epoch, owner));
-        held.collect()
+        acquire.collect()
     }
 }

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use super::roles::node_rows;
 use crate::{
     base::error::{Error, Result},
     state::keys::{Keys, NodeId, NodeRow},
@@ -21,8 +22,7 @@ type NodeRows = BTreeMap<NodeId, NodeRow>;
 
 /// All nodes of the bus, read with `isolation`.
 async fn nodes(tx: &Transaction, keys: &Keys, isolation: Isolation) -> Result<NodeRows> {
-    let rows = tx.all_rows(keys.nodes(), isolation).await?;
-    rows.iter().map(|(key, value)| Ok((keys.node_of(key)?, NodeRow::from_bytes(value)?))).collect()
+    Ok(node_rows(keys, &tx.all_rows(keys.nodes(), isolation).await?)?.into_iter().collect())
 }
 
 /// Proof that no node of a bus lived at the time of the watch.

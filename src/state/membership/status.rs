@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::roles::node_rows;
 use crate::{
     base::error::Result,
-    state::keys::{Keys, NodeId, NodeRow, Role},
+    state::keys::{Keys, NodeId, Role},
     store::{Database, Isolation},
 };
 
@@ -44,19 +45,15 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
             roles.entry(node).or_default().push(role);
         }
         let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
-        let nodes = rows.iter().map(|(key, value)| {
-            let decoded = keys.node_of(key).and_then(|id| Ok((id, NodeRow::from_bytes(value)?)));
-            let (id, row) = decoded.map_err(|error| error.at(key))?;
-            Ok(NodeStatus {
-                id,
-                roles: roles.remove(&id).unwrap_or_default(),
-                beat: row.beat,
-                started_ms: row.started_ms,
-                expiry_ms: row.expiry_ms,
-                leases: leases.remove(&id).unwrap_or_default(),
-            })
+        let nodes = node_rows(keys, &rows)?.into_iter().map(|(id, row)| NodeStatus {
+            id,
+            roles: roles.remove(&id).unwrap_or_default(),
+            beat: row.beat,
+            started_ms: row.started_ms,
+            expiry_ms: row.expiry_ms,
+            leases: leases.remove(&id).unwrap_or_default(),
         });
-        nodes.collect()
+        Ok(nodes.collect())
     })
     .await
 }

@@ -4,26 +4,21 @@
 //! In between it supervises the work, which runs in a task per resource. If the worker's task panics, its work ends
 //! and begins again.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{
     sync::watch,
-    task::{AbortHandle, Id, JoinError, JoinSet},
+    task::{AbortHandle, JoinError, JoinSet},
 };
 
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
-    changes::{OfPool, Versions, changed},
-    heartbeat::{Entered, Registration, draw},
+    heartbeat::{Entered, Registration},
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
     plan::OwnState,
+    roles::{Version, Versions, changed},
     round::{Round, RoundOutcome},
 };
 use crate::{
@@ -32,8 +27,8 @@ use crate::{
         error::{Error, Result, panic_text},
         tasks::in_time,
     },
-    state::keys::{Lease, NodeRow},
-    store::{Isolation, KeyRange},
+    state::keys::{Lease, NodeRow, role_of_pool},
+    store::{Isolation, KeyRange, RetryPolicy},
 };
 
 /// How much more often the node polls while it waits for a lease of another node.
@@ -42,8 +37,8 @@ const HASTE: u32 = 8;
 /// The longest time without a round. It is not needed for correctness.
 const REST: Duration = Duration::from_hours(1);
 
-/// The pause before a resource is taken again after the first failure of its work, and before a failed round is
-/// repeated.
+/// The longest pause before a resource is taken again after the first failure of its work, and before a failed round
+/// is repeated.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest pause after failures of work. Work that has lasted for longer starts with a short pause again.
@@ -75,9 +70,9 @@ impl Worker {
         let (stop, stopped) = Stop::new();
         let (max, idle) = (options.leases_max.unwrap_or(u32::MAX), pool.idle.clone());
         let entered = Entered { max, stop: Some(stopped.clone()), idle };
-        let enter = shared.enter(pool.role.clone(), entered);
+        let enter = shared.enter(role_of_pool(&pool.name), entered);
         let role = unless_left(shared, enter).await?;
-        let registration = shared.registration();
+        let registration = shared.registration.clone();
         let joined = *registration.borrow();
         let mut worker = WorkerTask {
             member: Arc::clone(shared),
@@ -86,11 +81,10 @@ impl Worker {
             options,
             joined,
             registration,
-            versions: shared.versions(),
+            versions: shared.versions.clone(),
             interest,
             role: Some(Arc::new(role)),
             tasks: JoinSet::new(),
-            ids: HashMap::new(),
             held: BTreeMap::new(),
             awaited: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -138,24 +132,8 @@ struct Job {
     abort: AbortHandle,
 }
 
-/// The failures of the work on a resource in a row.
-#[derive(Debug, Clone, Copy)]
-struct Failures {
-    count: u32,
-    /// The end of the pause.
-    until: Duration,
-}
-
-/// An event of the worker's task.
-enum Event {
-    /// The worker is to end.
-    Stop,
-    FallenOut,
-    Ended(Result<(Id, Result<()>), JoinError>),
-    Due,
-    /// The node has polled whether anything has changed.
-    Polled,
-}
+/// The end of the work on a resource, under the epoch of its lease; the inner error is the text of a panic.
+type Ended = (u64, u64, Result<Result<()>, String>);
 
 struct WorkerTask {
     member: Arc<Shared>,
@@ -172,18 +150,17 @@ struct WorkerTask {
     interest: WorkerGuard,
     /// The role of the node, until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
-    tasks: JoinSet<Result<()>>,
-    ids: HashMap<Id, u64>,
+    tasks: JoinSet<Ended>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,
     /// The leases that others have not released, each with its epoch and since when the worker waits for it.
     awaited: BTreeMap<u64, (u64, Duration)>,
-    /// The resources whose work has failed.
-    failures: BTreeMap<u64, Failures>,
+    /// The resources whose work has failed: how often in a row, and the end of the pause.
+    failures: BTreeMap<u64, (u32, Duration)>,
     /// When the next round is due at the latest.
     due: Duration,
-    /// The versions of the pool before the last round; `None` if another round is needed in any case.
-    settled: Option<OfPool>,
+    /// The version of the pool before the last round; `None` if another round is needed in any case.
+    settled: Option<Version>,
 }
 
 impl WorkerTask {
@@ -193,7 +170,16 @@ impl WorkerTask {
 
     /// Supervises the pool until it is asked to stop, also after panics.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
-        while let Err(panic) = AssertUnwindSafe(self.serve(&mut stopped)).catch_unwind().await {
+        let mut leaving = self.member.stop.subscribe();
+        loop {
+            // A round or a release can take long when the store does not answer. A dropped one may have been committed:
+            // then the next round, or the end, finds its leases.
+            let Err(panic) = tokio::select! {
+                biased;
+                () = stopped.requested() => break,
+                _ = leaving.wait_for(|stop| *stop) => break,
+                served = AssertUnwindSafe(self.serve()).catch_unwind() => served,
+            };
             let what = format!("worker of the pool {}", self.pool.name);
             self.member.stats.health.panicked(self.env(), &what, panic_text(&*panic));
             self.member.stats.work_panics.add(1);
@@ -204,60 +190,37 @@ impl WorkerTask {
         self.role = None;
         let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
         // Before the worker counts as ended: then the caller may close the store at once.
-        let Self { interest, .. } = self;
-        drop(interest);
+        drop(self.interest);
         ended
     }
 
-    /// Supervises the pool until it is asked to stop.
-    async fn serve(&mut self, stopped: &mut Stop) {
-        let (mut stopped_again, mut leaving) = (stopped.clone(), self.member.stop());
-        let env = self.env().clone();
+    /// Supervises the pool, whether the node is a member or not.
+    async fn serve(&mut self) -> Infallible {
         loop {
-            let event = tokio::select! {
+            let fallen_out = fallen_out(self.registration.clone(), self.joined);
+            tokio::select! {
                 biased;
-                () = stopped.requested() => Event::Stop,
-                _ = leaving.wait_for(|stop| *stop) => Event::Stop,
-                () = fallen_out(self.registration.clone(), self.joined) => Event::FallenOut,
-                Some(ended) = self.tasks.join_next_with_id() => Event::Ended(ended),
-                () = env.sleep(self.due.saturating_sub(env.now())) => Event::Due,
-                Ok(()) = self.versions.changed() => Event::Polled,
-            };
-            let proceed = async {
-                match event {
-                    Event::Stop => return false,
-                    Event::FallenOut => self.fall_out().await,
-                    Event::Ended(ended) => self.tidy(ended).await,
-                    Event::Due => self.try_round().await,
-                    Event::Polled => self.poll(),
-                }
-                true
-            };
-            // A round or a release can take long when the store does not answer. A dropped one may have been
-            // committed: then the next round finds its leases.
-            let goes_on = tokio::select! {
-                biased;
-                () = stopped_again.requested() => false,
-                _ = leaving.wait_for(|stop| *stop) => false,
-                goes_on = proceed => goes_on,
-            };
-            if !goes_on {
-                return;
+                () = fallen_out => self.fall_out().await,
+                never = self.supervise() => match never {},
             }
         }
     }
 
-    /// A round; a failed one is repeated soon.
-    async fn try_round(&mut self) {
-        let (registration, joined) = (self.registration.clone(), self.joined);
-        let result = tokio::select! {
-            biased;
-            () = fallen_out(registration, joined) => return,
-            result = self.round() => result,
-        };
-        if let Err(error) = result {
-            self.member.stats.health.complain(self.env(), "balancing of leases", &error);
-            self.due_within(FAILURE_PAUSE.min(self.options.interval));
+    /// Supervises the pool of a member.
+    async fn supervise(&mut self) -> Infallible {
+        let env = self.env().clone();
+        loop {
+            tokio::select! {
+                biased;
+                Some(ended) = self.tasks.join_next() => self.tidy(ended).await,
+                () = env.sleep(self.due.saturating_sub(env.now())) => {
+                    if let Err(error) = self.round().await {
+                        self.member.stats.health.complain(&env, "balancing of leases", &error);
+                        self.due_within(self.pause_min());
+                    }
+                }
+                Ok(()) = self.versions.changed() => self.poll(),
+            }
         }
     }
 
@@ -275,8 +238,7 @@ impl WorkerTask {
 
     /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
     async fn attempt(&mut self) -> Result<Option<RoundOutcome>> {
-        let env = self.env().clone();
-        let now = env.now();
+        let now = self.env().now();
         // Every failure leads to another round.
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
@@ -287,10 +249,9 @@ impl WorkerTask {
             pool: &self.pool,
             work: &*self.work,
             own: OwnState {
-                held: self.held.iter().map(|(&key, job)| (key, (job.lease.owner, job.lease.epoch))).collect(),
-                token: draw(&env),
+                held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
                 awaited: &self.awaited,
-                paused: self.failures.iter().map(|(&key, failures)| (key, failures.until)).collect(),
+                paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
                 now,
                 handover: self.options.handover,
             },
@@ -300,36 +261,26 @@ impl WorkerTask {
 
     /// Starts and ends jobs as a round has decided, and schedules the next round.
     fn adopt(&mut self, outcome: RoundOutcome) {
-        let RoundOutcome { plan, acquired, versions, at, .. } = outcome;
+        let RoundOutcome { plan, acquired, version, .. } = outcome;
         let now = self.env().now();
         for resource in plan.lost.iter().chain(&plan.gone) {
             if let Some(job) = self.held.remove(resource) {
                 job.abort.abort();
-                self.ids.remove(&job.abort.id());
             }
         }
         for resource in &plan.lost {
             self.note_loss(*resource);
         }
-        for resource in &plan.hand_over {
-            if let Some(job) = self.held.get(resource) {
-                job.stop.send_replace(true);
-            }
+        for job in plan.hand_over.iter().filter_map(|resource| self.held.get(resource)) {
+            job.stop.send_replace(true);
         }
         self.member.stats.leases_acquired.add(acquired.len() as u64);
         for lease in acquired {
-            let (stop, stopped) = Stop::new();
-            let (role, work) = (self.role.clone(), Arc::clone(&self.work).run(lease.clone(), stopped));
-            // The role goes after the work, also if the task is aborted before it has begun: then a new worker may start.
-            let abort = self.tasks.spawn(work.map(move |ended| {
-                drop(role);
-                ended
-            }));
-            self.ids.insert(abort.id(), lease.resource);
-            self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
+            self.begin(lease, now);
         }
-        // By the time of the round: it has not taken resources whose pause has ended since.
-        self.failures.retain(|resource, failures| failures.until > at || self.held.contains_key(resource));
+        self.failures.retain(|resource, _| {
+            self.held.contains_key(resource) || plan.paused.binary_search(resource).is_ok()
+        });
         let before = std::mem::take(&mut self.awaited);
         let since = |resource, epoch| match before.get(&resource) {
             Some(known) if known.0 == epoch => *known,
@@ -337,91 +288,89 @@ impl WorkerTask {
         };
         self.awaited =
             plan.awaits.iter().map(|&(resource, epoch)| (resource, since(resource, epoch))).collect();
-        let is_waiting = !self.awaited.is_empty();
         let interval = self.options.interval;
-        self.interest.set_interval(if is_waiting { interval / HASTE } else { interval });
-        self.settled = Some(versions);
-        self.due = now.saturating_add(REST);
-        let first = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover)).min();
-        let next = self.failures.values().map(|failures| failures.until).filter(|end| *end > at).min();
-        for due in first.into_iter().chain(next) {
-            self.due = self.due.min(due);
-        }
+        self.interest.set_interval(if self.awaited.is_empty() { interval } else { interval / HASTE });
+        self.settled = Some(version);
+        let handovers = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover));
+        let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
+        self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX).min(now.saturating_add(REST));
         if !plan.lost.is_empty() {
             // A lost lease may be this node's to take again.
             self.due_within(interval / HASTE);
         }
     }
 
+    /// Begins the work under `lease`.
+    fn begin(&mut self, lease: Held, now: Duration) {
+        let (stop, stopped) = Stop::new();
+        let (role, work) = (self.role.clone(), Arc::clone(&self.work).run(lease.clone(), stopped));
+        let (resource, epoch) = (lease.resource, lease.epoch);
+        let abort = self.tasks.spawn(AssertUnwindSafe(work).catch_unwind().map(move |ended| {
+            // The role goes after the work, also if the task is aborted before it has begun: then a new worker may start.
+            drop(role);
+            (resource, epoch, ended.map_err(|panic| panic_text(&*panic).to_owned()))
+        }));
+        self.held.insert(resource, Job { lease, began: now, stop, abort });
+    }
+
     /// Reads the new versions, and makes a round due if it might have something to do.
     fn poll(&mut self) {
         let Some(versions) = self.versions.borrow_and_update().clone() else { return };
         // A pool that is not among them was not read yet.
-        let Some(of_pool) = versions.of_pool.get(&self.pool.name) else { return };
-        if self.settled.as_ref() != Some(of_pool) {
+        let Some(version) = versions.of_pool.get(&self.pool.name) else { return };
+        if self.settled.as_ref() != Some(version) {
             self.due = self.due.min(self.env().now());
         }
     }
 
     /// Handles ended jobs: releases the leases of jobs that were asked to end, and takes the others again.
-    async fn tidy(&mut self, first: Result<(Id, Result<()>), JoinError>) {
+    async fn tidy(&mut self, first: Result<Ended, JoinError>) {
         let mut released = Vec::new();
         let mut next = Some(first);
         while let Some(ended) = next {
             released.extend(self.account(ended));
-            next = self.tasks.try_join_next_with_id();
+            next = self.tasks.try_join_next();
         }
-        let result = tokio::select! {
-            result = release(&self.member.db, &self.member.keys, &released) => result,
-            () = fallen_out(self.registration.clone(), self.joined) => return,
-        };
-        if let Err(error) = result {
+        if let Err(error) = release(&self.member.db, &self.member.keys, &released).await {
             self.member.stats.health.complain(self.env(), "release of leases", &error);
-            self.due_within(FAILURE_PAUSE.min(self.options.interval));
+            self.due_within(self.pause_min());
         }
     }
 
     /// Removes an ended job, and reports how it ended. Returns its lease if it should be released.
-    fn account(&mut self, ended: Result<(Id, Result<()>), JoinError>) -> Option<Held> {
-        let (id, result) = match ended {
-            Ok((id, result)) => (id, Ok(result)),
-            Err(error) => (error.id(), Err(error)),
-        };
-        let resource = self.ids.remove(&id)?;
+    fn account(&mut self, ended: Result<Ended, JoinError>) -> Option<Held> {
+        // An aborted job has no more to tell.
+        let (resource, epoch, result) = ended.ok()?;
+        self.held.get(&resource).filter(|job| job.lease.epoch == epoch)?;
         let job = self.held.remove(&resource)?;
-        let pool = Arc::clone(&self.pool.name);
-        let (pool, pause_of) = (&*pool, FAILURE_PAUSE.min(self.options.interval));
-        let pause = match result {
-            _ if *job.stop.borrow() => Duration::ZERO,
-            Err(ref error) if error.is_cancelled() => Duration::ZERO,
-            Ok(Err(Error::LeaseLost { .. })) => pause_of,
-            Ok(Ok(())) => {
-                self.failed(resource, job.began);
-                Duration::ZERO
-            }
-            _ => {
-                self.member.stats.leases_without_work.add(1);
-                self.failed(resource, job.began)
-            }
-        };
-        match result {
+        let was_asked = *job.stop.borrow();
+        let stats = &self.member.stats;
+        match &result {
             Ok(Ok(())) => {}
             Ok(Err(Error::LeaseLost { .. })) => self.note_loss(resource),
-            Ok(Err(error)) => {
-                self.member.stats.health.complain(self.env(), "work on a lease", &error);
-            }
-            Err(error) if error.is_cancelled() => tracing::debug!(pool, resource, "work was aborted"),
-            Err(error) => {
-                let panic = format!("resource {resource}: {error}");
-                self.member.stats.health.panicked(self.env(), &format!("work on the pool {pool}"), &panic);
-                self.member.stats.work_panics.add(1);
+            Ok(Err(error)) => stats.health.complain(self.env(), "work on a lease", error),
+            Err(panic) => {
+                let what = format!("work on the pool {}", self.pool.name);
+                stats.health.panicked(self.env(), &what, &format!("resource {resource}: {panic}"));
+                stats.work_panics.add(1);
             }
         }
-        if *job.stop.borrow() {
+        if was_asked {
             return Some(job.lease);
         }
         // The next round finds that the node owns the lease without work on it, or that the resource is gone.
-        self.due_within(pause);
+        match result {
+            Ok(Err(Error::LeaseLost { .. })) => self.due_within(self.pause_min()),
+            Ok(Ok(())) => {
+                self.failed(resource, job.began);
+                self.due_within(Duration::ZERO);
+            }
+            _ => {
+                stats.leases_without_work.add(1);
+                let pause = self.failed(resource, job.began);
+                self.due_within(pause);
+            }
+        }
         None
     }
 
@@ -438,13 +387,19 @@ impl WorkerTask {
     /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
         let now = self.env().now();
-        let lasted = now.saturating_sub(began);
-        let failures = self.failures.entry(resource).or_insert(Failures { count: 0, until: now });
-        failures.count = if lasted > FAILURE_PAUSE_MAX { 1 } else { failures.count.saturating_add(1) };
-        let factor = 1_u32.checked_shl(failures.count - 1).unwrap_or(u32::MAX);
-        let pause = FAILURE_PAUSE.min(self.options.interval).saturating_mul(factor).min(FAILURE_PAUSE_MAX);
-        failures.until = now.saturating_add(pause);
+        let has_lasted = now.saturating_sub(began) > FAILURE_PAUSE_MAX;
+        let before = self.failures.get(&resource).filter(|_| !has_lasted);
+        let count = before.map_or(1, |(count, _)| count.saturating_add(1));
+        let (backoff_min, backoff_max) = (self.pause_min(), FAILURE_PAUSE_MAX);
+        let pause =
+            RetryPolicy { backoff_min, backoff_max, ..RetryPolicy::default() }.backoff(count, self.env());
+        self.failures.insert(resource, (count, now.saturating_add(pause)));
         pause
+    }
+
+    /// The pause after the first failure.
+    fn pause_min(&self) -> Duration {
+        FAILURE_PAUSE.min(self.options.interval)
     }
 
     /// Gives everything up, because others may have taken over long ago, and waits until the node is a member again.
@@ -462,7 +417,6 @@ impl WorkerTask {
     /// Ends all jobs at once, and waits for no lease any more.
     async fn abort_all(&mut self) {
         self.tasks.shutdown().await;
-        self.ids.clear();
         self.held.clear();
         self.awaited.clear();
         self.settled = None;
@@ -471,44 +425,37 @@ impl WorkerTask {
     /// Asks all jobs to end, and aborts those that take too long. Leases of ended jobs are released meanwhile: a slow
     /// job keeps its own lease only.
     async fn stop_all(&mut self) {
-        let env = self.env().clone();
         for job in self.held.values() {
             job.stop.send_replace(true);
         }
-        let deadline = env.sleep(self.options.handover);
-        let fallen_out = fallen_out(self.registration.clone(), self.joined);
-        let have_all_ended = tokio::select! {
+        let (registration, joined) = (self.registration.clone(), self.joined);
+        let deadline = self.env().sleep(self.options.handover);
+        tokio::select! {
             biased;
-            () = self.end_all(&env) => true,
-            () = fallen_out => false,
-            () = deadline => false,
-        };
-        if !have_all_ended {
-            tracing::warn!(
-                pool = &*self.pool.name,
-                jobs = self.held.len(),
-                "work does not end and is aborted"
-            );
-            self.abort_all().await;
+            () = self.end_all() => return,
+            () = fallen_out(registration, joined) => {}
+            () = deadline => {}
         }
+        let (pool, jobs) = (&*self.pool.name, self.held.len());
+        tracing::warn!(pool, jobs, "work does not end and is aborted");
+        self.abort_all().await;
     }
 
     /// Waits until all jobs have ended. Releases leases of ended jobs while others go on; [`WorkerTask::clean_up`]
     /// releases the rest together.
-    async fn end_all(&mut self, env: &Env) {
+    async fn end_all(&mut self) {
+        let env = self.env().clone();
         loop {
             let mut ended = Vec::new();
-            let pause = env.sleep(TOGETHER);
-            tokio::pin!(pause);
-            loop {
-                tokio::select! {
-                    biased;
-                    next = self.tasks.join_next_with_id() => match next {
-                        Some(next) => ended.extend(self.account(next)),
-                        None => return,
-                    },
-                    () = &mut pause => break,
+            let all = async {
+                while let Some(next) = self.tasks.join_next().await {
+                    ended.extend(self.account(next));
                 }
+            };
+            tokio::select! {
+                biased;
+                () = all => return,
+                () = env.sleep(TOGETHER) => {}
             }
             if ended.is_empty() {
                 continue;
@@ -520,7 +467,7 @@ impl WorkerTask {
                 error => error,
             };
             if let Err(error) = result {
-                self.member.stats.health.complain(self.env(), "release of leases", &error);
+                self.member.stats.health.complain(&env, "release of leases", &error);
             }
         }
     }
@@ -533,7 +480,7 @@ impl WorkerTask {
         }
         let published = self.member.publish().await;
         let Shared { keys, db, .. } = &*self.member;
-        let me = self.member.id();
+        let me = self.member.id;
         let token = *self.registration.borrow();
         // A node that has fallen out has nothing published; one whose bus is gone says so.
         let is_gone = matches!(published, Err(Error::BusGone { .. }));
@@ -569,7 +516,7 @@ impl WorkerTask {
 
 /// The result of `work`, or an error once the node is asked to leave: leaving waits for all workers.
 async fn unless_left<T>(member: &Shared, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut leaving = member.stop();
+    let mut leaving = member.stop.subscribe();
     tokio::select! {
         biased;
         _ = leaving.wait_for(|stop| *stop) => Err(has_left()),

@@ -46,11 +46,11 @@ func main() {
 
 	named, err := url.Parse(address)
 	must(err)
-	named.User = url.UserPassword("anna", "secret")
+	named.User = url.UserPassword("anna", "0123456789abcdef0123456789abcdef")
 	for _, client := range []*kivik.Client{
 		open(named.String()),
-		open(address, couchdb.BasicAuth("anna", "secret")),
-		open(address, couchdb.CookieAuth("anna", "secret")),
+		open(address, couchdb.BasicAuth("anna", "0123456789abcdef0123456789abcdef")),
+		open(address, couchdb.CookieAuth("anna", "0123456789abcdef0123456789abcdef")),
 	} {
 		follow(ctx, client)
 	}
