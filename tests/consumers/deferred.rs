@@ -350,7 +350,7 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     drop(consumer);
 }
 
-/// Deferred ids that hang, in as many runs as a shard has, would keep its rows from being worked on for ever.
+/// Deferred ids that hang, in as many runs as a shard has, would keep its rows from being worked on forever.
 #[tokio::test(start_paused = true)]
 async fn deferred_ids_that_hang_leave_room_for_rows() {
     let fixture = ConsumerFixture::new(1).await;
