@@ -94,6 +94,8 @@ pub(super) enum KeyChange<'a, R> {
     /// The run has succeeded. The key goes if the checkpoint decides the same; `is_covered` says that the checkpoint may pass rows of the id
     /// because of the key.
     Finished { job: &'a Job<R>, is_covered: bool },
+    /// Nothing is to be done: the newest row is finished, or not wanted.
+    Passed { job: &'a Job<R> },
     /// The run did not succeed, and is closed. With a pause the id is deferred, else it is tried again from memory. `attempts` counts the
     /// failures, this one included.
     Failed { job: &'a Job<R>, attempts: u32, error: &'a str, defer: Option<Duration> },
@@ -119,7 +121,7 @@ impl<R> KeyChange<'_, R> {
         match self {
             Self::Failed { defer, .. } => defer.unwrap_or_default(),
             Self::Unreadable(_) => most,
-            Self::Finished { .. } | Self::Covered { .. } | Self::Due => Duration::ZERO,
+            Self::Finished { .. } | Self::Passed { .. } | Self::Covered { .. } | Self::Due => Duration::ZERO,
         }
     }
 }
@@ -283,7 +285,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             !has_ended && !is_wanted(&key.done) && (key.again.is_none() || !is_wanted(&Cursor::NOTHING))
         });
         if is_done && key.again.is_none() || is_unwanted {
-            self.change_key(&id, KeyChange::Finished { job: &job, is_covered: true }).await?;
+            self.change_key(&id, KeyChange::Passed { job: &job }).await?;
             return Ok(None);
         }
         Ok(Some((id, job, attempts)))
@@ -325,12 +327,24 @@ impl<R: ConsumedRow> ShardTask<R> {
         let held = &self.held;
         let at_ms = held.context.env().wall_ms();
         let row = match *change {
-            KeyChange::Finished { job, is_covered } => {
+            KeyChange::Finished { job, .. } | KeyChange::Passed { job } => {
                 let Some(stored) = stored else { return Ok((Changed::Done, None)) };
                 let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
                 let position = checkpoint.map(|checkpoint| checkpoint.position());
                 let newest = self.newest_sequence(tx, id).await?;
+                if matches!(change, KeyChange::Passed { .. }) && newest > sequence_of(job.row.as_ref()) {
+                    // What is wanted of a newer row was not asked yet.
+                    return Ok((Changed::Deferred, Some(stored)));
+                }
+                let worked = stored.instance;
                 let mut row = finished(&job.scope(id), Some(stored));
+                let is_covered = match *change {
+                    KeyChange::Finished { is_covered, .. } => is_covered,
+                    _ => {
+                        row.instance = worked;
+                        true
+                    }
+                };
                 let done = Some(row.done.position());
                 if newest > done && is_covered {
                     // The checkpoint may have passed the newer row.
