@@ -101,6 +101,28 @@ async fn only_wanted_ids_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
+/// Bug: an id that nobody wants had a key that named its database, as though it had been worked on, after somebody had asked for all ids.
+/// Asked for again after the end of the database, it was given to the handler.
+#[tokio::test(start_paused = true)]
+async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
+    let fixture = ConsumerFixture::new(1).await;
+    let log = Ids::new();
+    fixture.create(["wanted", "other"]).await;
+    let options = hinted().checkpoint_interval(Duration::from_mins(10));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.filter(Filter::name("wanted").unwrap()).run(log.handler()).await.unwrap();
+    log.until_calls(1).await;
+    fixture.handle().again("*", false).await.unwrap();
+    until("nothing is deferred", async || fixture.is_none_deferred().await).await;
+    record(&fixture.store, &fixture.other, &db("other", 1), [0, 1, 0, 0]).await;
+    row_with(&fixture.other, &db("other", 1), [1, 1, 0, 0]).await;
+    fixture.handle().again("*", false).await.unwrap();
+    until("nothing is deferred", async || fixture.is_none_deferred().await).await;
+    pass(Duration::from_mins(1)).await;
+    assert!(log.names().iter().all(|name| name == "wanted"), "{:?}", log.names());
+    consumer.shutdown().await.unwrap();
+}
+
 /// An id that is done, and one in a drained shard, are worked on again once, with effects in transactions, at either width.
 #[tokio::test(start_paused = true)]
 async fn effects_of_work_done_again_happen_once_more() {
