@@ -123,6 +123,34 @@ async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     consumer.shutdown().await.unwrap();
 }
 
+/// Whoever asks for the work on a deferred id gets no news of what was finished before: it would be told as though nothing had been.
+#[tokio::test(start_paused = true)]
+async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (known, is_mended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let (all_known, mended) = (Arc::clone(&known), Arc::clone(&is_mended));
+    let log = Ids::doing(move |work| {
+        all_known.lock().unwrap().push(work.since().position());
+        let fails = work.row().unwrap().totals.updated > 0 && !mended.load(Ordering::Relaxed);
+        async move { if fails { Err("not yet".into()) } else { Ok(()) } }
+    });
+    let pause = Duration::from_hours(1);
+    let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.create(["a"]).await;
+    fixture.until_done().await;
+    let first = fixture.other.feed().newest(&db("a", 1).name).await.unwrap().unwrap().sequence;
+    fixture.update("a", 0).await;
+    until("it is deferred", async || !fixture.is_none_deferred().await).await;
+    is_mended.store(true, Ordering::Relaxed);
+    assert_eq!(fixture.handle().again("a", true).await.unwrap(), 1);
+    fixture.until_done().await;
+    let known = known.lock().unwrap().clone();
+    assert!(known[0] < first && known[1..] == [known[1]; 2] && known[1] >= first, "{known:?}, {first}");
+    consumer.shutdown().await.unwrap();
+}
+
 /// An id that is done, and one in a drained shard, are worked on again once, with effects in transactions, at either width.
 #[tokio::test(start_paused = true)]
 async fn effects_of_work_done_again_happen_once_more() {
@@ -601,38 +629,43 @@ async fn a_committed_end_is_not_worked_on_again_after_a_crash() {
 }
 
 /// Bug: a request to work again on an id that was never deferred did not know its database. When that ended, and the work failed until
-/// the tombstone was dropped, the handler never learned of the end.
+/// the tombstone was dropped, the handler never learned of the end. A second request must not forget the database, either.
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_database_asked_for_again_is_reported_although_its_row_is_gone() {
-    let one = DbInstance([1; 16]);
-    let fixture = ConsumerFixture::new(1).await;
-    let (lives, fails) = (Lives::default(), Arc::new(AtomicBool::new(false)));
-    let failing = Arc::clone(&fails);
-    let log = living(&lives, move |_| failing.load(Ordering::Relaxed));
-    let options = hinted().backoff_max(Duration::from_mins(1));
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
-    let consumer = member.run(log.handler()).await.unwrap();
-    change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
-    consumer.caught_up().await.unwrap();
-    consumer.shutdown().await.unwrap();
-    // Nobody works for it meanwhile.
-    fails.store(true, Ordering::Relaxed);
-    fixture.handle().again("a", false).await.unwrap();
-    change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
-    let never = hinted().backoff_min(Duration::from_mins(1)).backoff_max(Duration::from_mins(1));
-    let consumer = fixture.member().await.options(never).run(log.handler()).await.unwrap();
-    let janitor = fixture.eager_janitor().await;
-    until("the tombstone is dropped", async || {
-        fixture.other.feed().newest(&"a".parse().unwrap()).await.unwrap().is_none()
-    })
-    .await;
-    janitor.shutdown().await.unwrap();
-    lives.lock().unwrap().clear();
-    fails.store(false, Ordering::Relaxed);
-    fixture.until_done().await;
-    let seen = lives.lock().unwrap().clone();
-    assert!(seen.iter().any(|(gone, _)| *gone == Some(one)), "{seen:?}");
-    consumer.shutdown().await.unwrap();
+    for asks_twice in [false, true] {
+        let one = DbInstance([1; 16]);
+        let fixture = ConsumerFixture::new(1).await;
+        let (lives, fails) = (Lives::default(), Arc::new(AtomicBool::new(false)));
+        let failing = Arc::clone(&fails);
+        let log = living(&lives, move |_| failing.load(Ordering::Relaxed));
+        let options = hinted().backoff_max(Duration::from_mins(1));
+        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let consumer = member.run(log.handler()).await.unwrap();
+        change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
+        consumer.caught_up().await.unwrap();
+        consumer.shutdown().await.unwrap();
+        // Nobody works for it meanwhile.
+        fails.store(true, Ordering::Relaxed);
+        fixture.handle().again("a", false).await.unwrap();
+        change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
+        let never = hinted().backoff_min(Duration::from_mins(1)).backoff_max(Duration::from_mins(1));
+        let consumer = fixture.member().await.options(never).run(log.handler()).await.unwrap();
+        let janitor = fixture.eager_janitor().await;
+        until("the tombstone is dropped", async || {
+            fixture.other.feed().newest(&"a".parse().unwrap()).await.unwrap().is_none()
+        })
+        .await;
+        janitor.shutdown().await.unwrap();
+        lives.lock().unwrap().clear();
+        fails.store(false, Ordering::Relaxed);
+        if asks_twice {
+            assert_eq!(fixture.handle().again("a", true).await.unwrap(), 1);
+        }
+        fixture.until_done().await;
+        let seen = lives.lock().unwrap().clone();
+        assert!(seen.iter().any(|(gone, _)| *gone == Some(one)), "{seen:?}");
+        consumer.shutdown().await.unwrap();
+    }
 }
 
 /// Rows of an id whose work fails do not shorten its pause, and what is tried is the newest one.
