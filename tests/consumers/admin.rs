@@ -244,6 +244,17 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     consumer.shutdown().await.unwrap();
 }
 
+/// Rows behind a reshard to which the consumer has not come would be left out of its lag.
+#[tokio::test(start_paused = true)]
+async fn the_lag_counts_what_waits_behind_a_reshard() {
+    let fixture = ConsumerFixture::new(1).await;
+    fixture.handle().create(&from(Cursor::NOTHING)).await.unwrap();
+    fixture.create(names("a", 5)).await;
+    fixture.other.feed().reshard(2, None).await.unwrap();
+    fixture.create(names("b", 7)).await;
+    assert_eq!(fixture.behind().await, 12);
+}
+
 /// Whether an attempt deletes the consumer.
 fn deletes(attempt: &Attempt) -> bool {
     let consumer = b"notibus\x15\x19\x14\x02c\x00";

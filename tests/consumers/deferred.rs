@@ -101,6 +101,28 @@ async fn only_wanted_ids_are_worked_on_again() {
     consumer.shutdown().await.unwrap();
 }
 
+/// Bug: an id that nobody wants had a key that named its database, as though it had been worked on, after somebody had asked for all ids.
+/// Asked for again after the end of the database, it was given to the handler.
+#[tokio::test(start_paused = true)]
+async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
+    let fixture = ConsumerFixture::new(1).await;
+    let log = Ids::new();
+    fixture.create(["wanted", "other"]).await;
+    let options = hinted().checkpoint_interval(Duration::from_mins(10));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.filter(Filter::name("wanted").unwrap()).run(log.handler()).await.unwrap();
+    log.until_calls(1).await;
+    fixture.handle().again("*", false).await.unwrap();
+    until("nothing is deferred", async || fixture.is_none_deferred().await).await;
+    record(&fixture.store, &fixture.other, &db("other", 1), [0, 1, 0, 0]).await;
+    row_with(&fixture.other, &db("other", 1), [1, 1, 0, 0]).await;
+    fixture.handle().again("*", false).await.unwrap();
+    until("nothing is deferred", async || fixture.is_none_deferred().await).await;
+    pass(Duration::from_mins(1)).await;
+    assert!(log.names().iter().all(|name| name == "wanted"), "{:?}", log.names());
+    consumer.shutdown().await.unwrap();
+}
+
 /// An id that is done, and one in a drained shard, are worked on again once, with effects in transactions, at either width.
 #[tokio::test(start_paused = true)]
 async fn effects_of_work_done_again_happen_once_more() {
@@ -348,6 +370,59 @@ async fn deferred_ids_and_the_shard_do_not_starve_each_other() {
     })
     .await;
     drop(consumer);
+}
+
+/// Deferred ids that hang, in as many runs as a shard has, would keep its rows from being worked on forever.
+#[tokio::test(start_paused = true)]
+async fn deferred_ids_that_hang_leave_room_for_rows() {
+    let fixture = ConsumerFixture::new(1).await;
+    let hangs = Arc::new(AtomicBool::new(false));
+    let do_hang = Arc::clone(&hangs);
+    let log = Ids::doing(move |work| {
+        let (is_bad, hangs) = (work.id().starts_with(b"bad"), do_hang.load(Ordering::Relaxed));
+        async move {
+            if is_bad && hangs {
+                std::future::pending::<()>().await;
+            }
+            if is_bad { Err("it fails".into()) } else { Ok(()) }
+        }
+    });
+    let options = hinted().attempts_max(1).max_concurrency(4).stall_limit(NEVER);
+    let options = options.backoff_max(Duration::from_secs(1));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.create(names("bad", 6)).await;
+    until("all are deferred", async || fixture.handle().deferred(None, 10).await.unwrap().len() == 6).await;
+    hangs.store(true, Ordering::Relaxed);
+    pass(Duration::from_secs(5)).await;
+    fixture.create(names("good", 20)).await;
+    log.until_names(&names("good", 20)).await;
+    drop(consumer);
+}
+
+/// A backlog of batches would keep a deferred id from its turn until its end.
+#[tokio::test(start_paused = true)]
+async fn a_deferred_id_has_its_turn_between_batches() {
+    let fixture = ConsumerFixture::new(1).await;
+    fixture.create(["bad"]).await;
+    fixture.create(names("good", 100)).await;
+    let is_first = Arc::new(AtomicBool::new(true));
+    let log = Rows::doing(move |batch: Batch<Notification>| {
+        let fails = batch.rows[0].name.as_str() == "bad" && is_first.swap(false, Ordering::Relaxed);
+        async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if fails { Err("it fails".into()) } else { Ok(()) }
+        }
+    });
+    let pause = Duration::from_secs(3);
+    let options = hinted().attempts_max(1).batch_rows_max(1).backoff_min(pause).backoff_max(pause);
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run_batches(log.handler()).await.unwrap();
+    fixture.until_done().await;
+    let names = log.names();
+    let last = names.iter().rposition(|name| name == "bad").unwrap();
+    assert!((10..60).contains(&last), "{last} of {}", names.len());
+    consumer.shutdown().await.unwrap();
 }
 
 /// Bug: ids with keys took the room that is meant for others, so that nothing was read while they ran.
