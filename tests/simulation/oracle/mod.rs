@@ -49,7 +49,7 @@ pub(crate) use self::{
     given::{Given, GivenDdocs, GivenRow, Start},
     interest::{GLOBS, Interest, PREDICATES, Which},
     models::{
-        consumer::{RunId, Told},
+        consumer::{RunId, Shown},
         documents::DocTailId,
         subscriber::{Manner, SubscriberId},
     },
