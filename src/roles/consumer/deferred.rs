@@ -281,8 +281,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         let is_unwanted = job.row.as_ref().is_some_and(|row| {
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);
             let has_ended = key.instance.is_some() && key.instance != left_instance(Some(&**row));
-            // Who knows nothing need not learn of an end.
-            !has_ended && !is_wanted(&key.done) && (key.again.is_none() || !is_wanted(&Cursor::NOTHING))
+            // Who knows nothing need not learn of an end, but for those after the consumer began.
+            let is_repeatable =
+                key.again.is_some() && (is_wanted(&Cursor::NOTHING) || is_wanted(&self.start));
+            !has_ended && !is_wanted(&key.done) && !is_repeatable
         });
         if is_done && key.again.is_none() || is_unwanted {
             self.change_key(&id, KeyChange::Passed { job: &job }).await?;
