@@ -67,9 +67,8 @@ impl Shared {
     pub fn new(plan: WorldPlan, random: fastrand::Rng, findings: Findings) -> Arc<Self> {
         let mut oracle = Oracle::new(plan.names.clone(), plan.documents.is_some());
         oracle.expect_consumers(&plan.consumers);
-        if plan.rate(Fault::ClockJump) == 0.0 {
-            oracle.trust_clocks();
-        }
+        oracle.has_steady_clocks = plan.rate(Fault::ClockJump) == 0.0;
+        oracle.leaves_rows = plan.documents.as_ref().is_some_and(|documents| documents.misuses);
         if plan.has_janitor() {
             let given_up = plan.consumers.iter().filter(|consumer| consumer.is_given_up());
             oracle.expect_janitor(given_up.map(|consumer| consumer.name.clone()).collect());

@@ -16,7 +16,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
     ("src/state", 2_560),
-    ("src/state/keys", 2_500),
+    ("src/state/keys", 2_490),
     ("src/state/feed", 2_140),
     ("src/state/membership", 3_070),
     ("src/roles", 220),
@@ -25,15 +25,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 720),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_450),
-    ("src/bus", 1_640),
+    ("src/roles/consumer", 6_110),
+    ("src/bus", 1_670),
     ("src/bus/relocation", 540),
     ("src/front", 8_540),
     ("src/bin", 2_490),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 51_200;
+const SRC_LINES: usize = 49_400;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;

@@ -281,8 +281,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         let is_unwanted = job.row.as_ref().is_some_and(|row| {
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);
             let has_ended = key.instance.is_some() && key.instance != left_instance(Some(&**row));
-            // Who knows nothing need not learn of an end.
-            !has_ended && !is_wanted(&key.done) && (key.again.is_none() || !is_wanted(&Cursor::NOTHING))
+            // Who knows nothing need not learn of an end, but for those after the consumer began.
+            let is_repeatable =
+                key.again.is_some() && (is_wanted(&Cursor::NOTHING) || is_wanted(&self.start));
+            !has_ended && !is_wanted(&key.done) && !is_repeatable
         });
         if is_done && key.again.is_none() || is_unwanted {
             self.change_key(&id, KeyChange::Passed { job: &job }).await?;
@@ -331,9 +333,12 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let Some(stored) = stored else { return Ok((Changed::Done, None)) };
                 let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
                 let position = checkpoint.map(|checkpoint| checkpoint.position());
-                let newest = self.newest_sequence(tx, id).await?;
-                if matches!(change, KeyChange::Passed { .. }) && newest > sequence_of(job.row.as_ref()) {
-                    // What is wanted of a newer row was not asked yet.
+                let is_look = matches!(change, KeyChange::Passed { .. });
+                // A row that comes before the commit may be wanted. After a run, it is after the checkpoint anyway.
+                let isolation = if is_look { Isolation::Serializable } else { Isolation::Snapshot };
+                let newest = self.newest_sequence(tx, id, isolation).await?;
+                if is_look && newest > sequence_of(job.row.as_ref()) {
+                    // What is wanted of the newer row was not asked yet.
                     return Ok((Changed::Deferred, Some(stored)));
                 }
                 let worked = stored.instance;
@@ -380,9 +385,14 @@ impl<R: ConsumedRow> ShardTask<R> {
     }
 
     /// The position of the newest row of `id`.
-    async fn newest_sequence(&self, tx: &Transaction, id: &[u8]) -> Result<Option<Sequence>> {
+    async fn newest_sequence(
+        &self,
+        tx: &Transaction,
+        id: &[u8],
+        isolation: Isolation,
+    ) -> Result<Option<Sequence>> {
         let key = self.held.context.keys.newest(&self.member.feed, id);
-        let stored = tx.get(&key, Isolation::Snapshot).await?;
+        let stored = tx.get(&key, isolation).await?;
         // A damaged place is that of a row that was skipped.
         Ok(stored.and_then(|stored| Sequence::from_bytes(&stored).ok()))
     }
@@ -402,8 +412,10 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let stored = held.checkpoint(&tx, Isolation::Serializable).await?;
                 let position = stored.map(|stored| stored.position());
                 let clears = some.iter().map(|(_, id)| async {
-                    let (row, newest) =
-                        tokio::try_join!(held.deferred(&tx, id), self.newest_sequence(&tx, id))?;
+                    let (row, newest) = tokio::try_join!(
+                        held.deferred(&tx, id),
+                        self.newest_sequence(&tx, id, Isolation::Snapshot)
+                    )?;
                     let row = row.filter(|row| row.due == Due::Never && newest <= position);
                     let is_needless = row.as_ref().is_some_and(|row| newest <= Some(row.done.position()));
                     match row {

@@ -132,6 +132,8 @@ pub(super) struct ShardTask<R> {
     /// Changes with the consumer, its shards, and the requests to work again.
     pub changes: watch::Receiver<u64>,
     pub deferred: KnownKeys,
+    /// Where the consumer began.
+    pub start: Cursor,
     /// The stored checkpoint.
     stored: Cursor,
     /// What is known of all ids without keys, and up to where they are finished.
@@ -169,6 +171,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             changes: member.changes.subscribe(),
             member,
             deferred: KnownKeys::default(),
+            start: Cursor::NOTHING,
             stored: Cursor::NOTHING,
             knowledge: Cursor::NOTHING,
             read: Sequence::MIN,
@@ -277,6 +280,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         // A page from before may be older than what another member has finished.
         self.read_version = version;
         let Some(row) = row.filter(|row| !row.is_paused) else { return Ok(Part::Nothing) };
+        self.start = row.start;
         if row.generation != self.held.token.generation {
             let token = FencingToken { generation: row.generation, ..self.held.token };
             let HeldShard { context, consumer, shard, lease, .. } = &*self.held;

@@ -20,7 +20,7 @@ use crate::{
     app,
     draw::ConsumerPlan,
     guarantee::Guarantee,
-    oracle::{RunId, Told},
+    oracle::{RunId, Shown},
     shared::Phase,
     witness::{Fault, Witness},
 };
@@ -180,21 +180,21 @@ impl<R> Check<R> {
 
 /// A row on which handlers work.
 trait Worked: ConsumedRow {
-    /// What a handler is told of it, where `since` is finished.
-    fn told(&self, since: Cursor) -> Told {
+    /// What a handler is shown of it, where `since` is finished.
+    fn shown(&self, since: Cursor) -> Shown {
         let _ = since;
         let id = String::from_utf8_lossy(self.id()).into_owned();
-        Told { id, at: Some(self.sequence()), news: Kinds::NONE, is_end: false }
+        Shown { id, at: Some(self.sequence()), news: Kinds::NONE, is_end: false }
     }
 }
 
 impl Worked for Change {}
 
 impl Worked for Notification {
-    fn told(&self, since: Cursor) -> Told {
+    fn shown(&self, since: Cursor) -> Shown {
         let news = self.news_since(since).kinds();
         let is_end = self.is_deleted() || news.contains(EventKind::Deleted);
-        Told { id: self.name.as_str().to_owned(), at: Some(self.sequence), news, is_end }
+        Shown { id: self.name.as_str().to_owned(), at: Some(self.sequence), news, is_end }
     }
 }
 
@@ -215,22 +215,22 @@ impl Worker {
         let id = String::from_utf8_lossy(work.id()).into_owned();
         let is_end = work.gone().is_some();
         let given = match work.row() {
-            Some(row) => Told { is_end, ..row.told(work.since()) },
-            None => Told { id, at: None, news: Kinds::NONE, is_end },
+            Some(row) => Shown { is_end, ..row.shown(work.since()) },
+            None => Shown { id, at: None, news: Kinds::NONE, is_end },
         };
         let place = (work.fencing_token(), work.shard());
         self.perform(vec![given], place, Check::Work(work)).await
     }
 
     async fn batch<R: Worked>(self, batch: Batch<R>) -> HandlerResult {
-        let given = batch.rows.iter().map(|row| row.told(batch.since())).collect();
+        let given = batch.rows.iter().map(|row| row.shown(batch.since())).collect();
         let place = (batch.fencing_token(), batch.shard());
         self.perform(given, place, Check::Batch(batch)).await
     }
 
     async fn perform<R: Worked>(
         &self,
-        given: Vec<Told>,
+        given: Vec<Shown>,
         place: (FencingToken, ShardId),
         check: Check<R>,
     ) -> HandlerResult {
@@ -240,7 +240,7 @@ impl Worker {
         let _running = Running { actor: actor.clone(), run };
         actor.note(|| format!("begins run {run} of {} in {}: {given:?}", plan.name, place.1));
         actor.pause(plan.work_max_ms).await;
-        let fails = given.iter().any(|told| plan.failing.contains(&told.id));
+        let fails = given.iter().any(|shown| plan.failing.contains(&shown.id));
         if actor.shared.strikes(Fault::HandlerHangs) {
             return pending().await;
         }
@@ -283,7 +283,7 @@ impl Worker {
     }
 
     /// Does a part of the work.
-    async fn step<R>(&self, run: RunId, given: &[Told], check: &Check<R>) -> Result<()> {
+    async fn step<R>(&self, run: RunId, given: &[Shown], check: &Check<R>) -> Result<()> {
         let step = async |tx: Transaction| {
             check.verify(&tx).await?;
             self.write(&tx, run, given, false);
@@ -293,7 +293,7 @@ impl Worker {
     }
 
     /// Finishes the work.
-    async fn finish<R>(&self, run: RunId, given: &[Told], check: &Check<R>) -> Result<()> {
+    async fn finish<R>(&self, run: RunId, given: &[Shown], check: &Check<R>) -> Result<()> {
         let finish = async |tx: Transaction| {
             if !self.plan.is_exact {
                 check.verify(&tx).await?;
@@ -307,10 +307,10 @@ impl Worker {
         self.actor.db.run(finish).await
     }
 
-    fn write(&self, tx: &Transaction, run: RunId, given: &[Told], is_final: bool) {
-        for told in given {
+    fn write(&self, tx: &Transaction, run: RunId, given: &[Shown], is_final: bool) {
+        for shown in given {
             let work = app::work(run, is_final, self.actor.bits());
-            tx.set(&app::worked(&self.plan.name, told.id.as_bytes()), &work);
+            tx.set(&app::worked(&self.plan.name, shown.id.as_bytes()), &work);
         }
     }
 }

@@ -28,7 +28,7 @@ use super::{
     commit::{ObservedCommit, StoredChanges, Verdict},
     given::Start,
     models::{
-        consumer::{ConsumerModel, Followed, Progress, Run, RunId, Told, began, is_news},
+        consumer::{ConsumerModel, Followed, Progress, Run, RunId, Shown, began, is_news},
         documents::DocFeed,
     },
     stored_item::StoredItem,
@@ -65,11 +65,11 @@ impl Oracle {
         findings: &Findings,
         (issuer, consumer): (Issuer, &str),
         (token, shard): (FencingToken, ShardId),
-        told: Vec<Told>,
+        shown: Vec<Shown>,
     ) -> RunId {
         self.next_reader += 1;
         let run = self.next_reader;
-        for of in &told {
+        for of in &shown {
             let key = (consumer.to_owned(), of.id.clone());
             let last = self.last_runs.entry(key).or_insert((token, run));
             if let Some(other) = self.runs.get(&last.1).filter(|other| !other.is_over) {
@@ -83,7 +83,7 @@ impl Oracle {
             *last = (*last).max((token, run));
         }
         let (began, is_calm) = (self.commits, self.is_calm);
-        self.runs.insert(run, Run { issuer, token, shard, told, began, is_calm, is_over: false });
+        self.runs.insert(run, Run { issuer, token, shard, shown, began, is_calm, is_over: false });
         run
     }
 
@@ -289,12 +289,12 @@ impl Oracle {
     ) -> Verdict {
         let (run, is_final) = app::work_of(value);
         let who = format!("run {run} of {name} on {id:?}");
-        let Some(Run { told, began: since, .. }) = self.runs.get(&run) else {
+        let Some(Run { shown, began: since, .. }) = self.runs.get(&run) else {
             return Err(format!("{who} is not known").into());
         };
-        let (since, size) = (*since, told.len());
+        let (since, size) = (*since, shown.len());
         // Documents have older rows as well if a layer names wrong edits.
-        let Some(told) = told.iter().rfind(|told| told.id == id) else {
+        let Some(shown) = shown.iter().rfind(|shown| shown.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
         };
         let model = self.judge_fence(seen, &who, (name, id), run)?;
@@ -304,14 +304,15 @@ impl Oracle {
             // Until a member finds that its feed is gone, work on it may be finished.
             return Ok(());
         }
-        let row = told.at.map(|at| {
+        let row = shown.at.map(|at| {
             self.row_at(instance, at).ok_or_else(|| format!("{who} is given {at}, which is no row"))
         });
         let row = row.transpose()?;
         let (base, empty) = (model.base(id), Progress::default());
         let progress = model.progress.get(id).unwrap_or(&empty);
         if let (Some(row), Some(finished)) = (&row, progress.finished) {
-            if row.at < finished && !progress.is_given_up {
+            let is_left = instance.is_some() && self.leaves_rows;
+            if row.at < finished && !progress.is_given_up && !is_left {
                 return Guarantee::Ordered
                     .fails(format!("{who} is at {}, and {finished} was finished", row.at));
             }
@@ -324,17 +325,17 @@ impl Oracle {
             return Guarantee::Ended.fails(format!("{who} works on {lives}, whose end it has learned"));
         }
         if let Some(begun) = progress.begun.filter(|begun| lives != Some(*begun)) {
-            if !told.is_end {
+            if !shown.is_end {
                 return Guarantee::Worked
                     .fails(format!("{who} has worked on {begun}, and does not learn of its end"));
             }
             findings.witness(Witness::EndBeforeNextWork);
         }
         if is_final && let Some(row) = row.and_then(|row| row.notification) {
-            self.judge_news((&who, name), model, row, (base, told))?;
+            self.judge_news((&who, name), model, row, (base, shown))?;
         }
         let (is_repeated, has_row) = (row.map(|row| row.at) == progress.finished, row.is_some());
-        let (told, begun) = (told.clone(), progress.begun);
+        let (shown, begun) = (shown.clone(), progress.begun);
         let newest = self.newest_ever(instance, id);
         let model = self.consumers.get_mut(name).expect("it was just there");
         model.is_used = true;
@@ -344,7 +345,7 @@ impl Oracle {
             progress.begun = if begun.is_some() && begun != lives { begun } else { lives.or(begun) };
             return Ok(());
         }
-        model.ended.extend(begun.filter(|begun| told.is_end && lives != Some(*begun)));
+        model.ended.extend(begun.filter(|begun| shown.is_end && lives != Some(*begun)));
         progress.begun = lives;
         progress.answered = progress.answered.max(Some(since));
         progress.is_given_up = false;
@@ -358,7 +359,7 @@ impl Oracle {
             (once && size > 1, Witness::BatchFinished),
         ];
         met.iter().filter(|(is_met, _)| *is_met).for_each(|(_, witness)| findings.witness(*witness));
-        progress.finished = progress.finished.max(told.at.or(newest));
+        progress.finished = progress.finished.max(shown.at.or(newest));
         Ok(())
     }
 
@@ -392,13 +393,13 @@ impl Oracle {
         Ok(model)
     }
 
-    /// Judges whether a handler was told everything that is new in `row`, where `base` is finished.
+    /// Judges whether a handler was shown everything that is new in `row`, where `base` is finished.
     fn judge_news(
         &self,
         (who, name): (&str, &str),
         model: &ConsumerModel,
         row: &Notification,
-        (base, told): (Start, &Told),
+        (base, shown): (Start, &Shown),
     ) -> Verdict {
         let wanted =
             self.consumer_plans.get(name).map_or(Kinds::ALL, |plan| plan.interest.kinds_of(&row.name));
@@ -406,15 +407,15 @@ impl Oracle {
             return Guarantee::Truthful.fails(format!("{who} works on what it does not want"));
         }
         for kind in wanted.iter() {
-            if let Some(at) = is_news(row, kind, base).filter(|_| !told.news.contains(kind)) {
+            if let Some(at) = is_news(row, kind, base).filter(|_| !shown.news.contains(kind)) {
                 return Guarantee::Complete.fails(format!(
-                    "{who} was not told of {kind:?} at {at}, and {base:?} was finished: {told:?}"
+                    "{who} was not shown of {kind:?} at {at}, and {base:?} was finished: {shown:?}"
                 ));
             }
         }
         match model.ends(row, base).first() {
-            Some(at) if !told.is_end => Guarantee::Complete
-                .fails(format!("{who} was not told of the end at {at}, and {base:?} was finished")),
+            Some(at) if !shown.is_end => Guarantee::Complete
+                .fails(format!("{who} was not shown of the end at {at}, and {base:?} was finished")),
             _ => Ok(()),
         }
     }
@@ -498,7 +499,7 @@ impl Oracle {
             let progress = model.progress.entry(id.clone()).or_default();
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
-            // Whoever asks again after an unknown result asks with the same words.
+            // Who asks again after an unknown result asks with the same words.
             let given_up =
                 after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {

@@ -59,7 +59,8 @@ impl Oracle {
     ) {
         for (item, change) in items {
             match item {
-                StoredItem::Member(role, node) => {
+                // A role whose removal had an unknown result is removed again.
+                StoredItem::Member(role, node) if change.before != change.after => {
                     let members = self.members.entry(role.clone()).or_default();
                     members.alive = seen.stamp.version();
                     if change.after.is_some() {

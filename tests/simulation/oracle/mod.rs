@@ -49,7 +49,7 @@ pub(crate) use self::{
     given::{Given, GivenDdocs, GivenRow, Start},
     interest::{GLOBS, Interest, PREDICATES, Which},
     models::{
-        consumer::{RunId, Told},
+        consumer::{RunId, Shown},
         documents::DocTailId,
         subscriber::{Manner, SubscriberId},
     },
@@ -105,7 +105,9 @@ pub(crate) struct Oracle {
     /// When each node has last written its row, in versions, which are microseconds.
     beats: BTreeMap<NodeId, u64>,
     /// Whether no clock jumps in this world, so that no node may be taken for dead too soon.
-    has_steady_clocks: bool,
+    pub has_steady_clocks: bool,
+    /// Whether layers leave older rows of documents behind.
+    pub leaves_rows: bool,
     databases: BTreeMap<DbName, DbInstance>,
     recorded: BTreeMap<Db, Counters>,
     /// How often each thing that must happen once has happened.
@@ -168,6 +170,7 @@ impl Oracle {
             dead: BTreeSet::new(),
             beats: BTreeMap::new(),
             has_steady_clocks: false,
+            leaves_rows: false,
             databases: BTreeMap::new(),
             recorded: BTreeMap::new(),
             once: BTreeMap::new(),
@@ -198,11 +201,6 @@ impl Oracle {
             followers: BTreeMap::new(),
             next_reader: 0,
         }
-    }
-
-    /// From now on no node may be removed before its expiry, because no clock of this world jumps.
-    pub fn trust_clocks(&mut self) {
-        self.has_steady_clocks = true;
     }
 
     /// The number of topology entries so far.

@@ -22,9 +22,9 @@ use crate::{
 /// The number of a run.
 pub(crate) type RunId = u64;
 
-/// A row that a handler was given, and what it was told with it.
+/// A row that a handler was given, and what it was shown with it.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct Shown {
     pub id: String,
     /// The row; `None` if the id has none any more.
     pub at: Option<Sequence>,
@@ -41,7 +41,7 @@ pub(crate) struct Run {
     pub issuer: Issuer,
     pub token: FencingToken,
     pub shard: ShardId,
-    pub told: Vec<Told>,
+    pub shown: Vec<Shown>,
     /// How many commits had happened when it began.
     pub began: u64,
     /// Whether it began after the faults.
