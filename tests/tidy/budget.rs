@@ -25,7 +25,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 720),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_110),
+    ("src/roles/consumer", 6_120),
     ("src/bus", 1_670),
     ("src/bus/relocation", 540),
     ("src/front", 8_540),
