@@ -3,12 +3,13 @@
 //! start, to rest, and to stop.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+#![allow(clippy::cast_precision_loss, reason = "the counts are small")]
 
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
+    Bus, BusOptions, Consumer, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
     consumer::{Batch, ConsumerOptions, Work},
     store::{AtomicOp, Database, testing::Faults},
 };
@@ -147,7 +148,7 @@ async fn many(count: usize) {
     tokio::time::sleep(Duration::from_secs(10)).await;
     let rested = faults.counts();
     let began = Instant::now();
-    futures_util::future::join_all(members.into_iter().map(|member| member.shutdown())).await;
+    futures_util::future::join_all(members.into_iter().map(Consumer::shutdown)).await;
     let stopped = began.elapsed();
     let each = |from: u64, to: u64| (to - from) as f64 / count as f64;
     println!(

@@ -123,7 +123,7 @@ async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Whoever asks for the work on a deferred id gets no news of what was finished before: it would be told as though nothing had been.
+/// A request to work on a deferred id again brings no news of what was finished before.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     let fixture = ConsumerFixture::new(1).await;
@@ -676,14 +676,14 @@ async fn new_rows_do_not_shorten_the_pause_of_a_deferred_id() {
         let updates = Arc::new(Mutex::new(Vec::new()));
         let (of_ids, of_rows) = (Arc::clone(&updates), Arc::clone(&updates));
         let ids = Ids::doing(move |work| {
-            let updated = work.row().unwrap().totals.updated;
-            of_ids.lock().unwrap().push(updated);
-            async move { if updated < 3 { Err("not yet".into()) } else { Ok(()) } }
+            let count = work.row().unwrap().totals.updated;
+            of_ids.lock().unwrap().push(count);
+            async move { if count < 3 { Err("not yet".into()) } else { Ok(()) } }
         });
         let rows = Rows::doing(move |batch| {
-            let updated = batch.rows[0].totals.updated;
-            of_rows.lock().unwrap().push(updated);
-            async move { if updated < 3 { Err("not yet".into()) } else { Ok(()) } }
+            let count = batch.rows[0].totals.updated;
+            of_rows.lock().unwrap().push(count);
+            async move { if count < 3 { Err("not yet".into()) } else { Ok(()) } }
         });
         let pause = Duration::from_mins(1);
         let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);

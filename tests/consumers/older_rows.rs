@@ -84,6 +84,6 @@ async fn a_hung_handler_does_not_keep_a_shutdown_from_ending() {
     let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
     let consumer = member.run(log.handler()).await.unwrap();
     log.until_names(&["a".to_owned()]).await;
-    let ended = tokio::time::timeout(Duration::from_secs(3_600), consumer.shutdown()).await;
+    let ended = tokio::time::timeout(Duration::from_hours(1), consumer.shutdown()).await;
     ended.expect("the work stalls").unwrap();
 }

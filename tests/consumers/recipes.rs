@@ -523,8 +523,8 @@ const BUILD: Duration = Duration::from_secs(10);
 #[tokio::test(start_paused = true)]
 async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     let fixture = ConsumerFixture::new(1).await;
-    let built = Arc::new(Mutex::new(BTreeSet::new()));
-    let done = Arc::clone(&built);
+    let ended = Arc::new(Mutex::new(BTreeSet::new()));
+    let done = Arc::clone(&ended);
     let build = move |build: IndexBuild| {
         let done = Arc::clone(&done);
         async move {
@@ -541,9 +541,9 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     pass(BUILD * 3).await;
     let (few, began) = (db("few/1", 1), tokio::time::Instant::now());
     fixture.event(&few, EventKind::Created).await;
-    until("the build of the one", async || built.lock().unwrap().contains(&few)).await;
+    until("the build of the one", async || ended.lock().unwrap().contains(&few)).await;
     assert!(began.elapsed() <= BUILD * 3, "{:?}", began.elapsed());
-    assert!(built.lock().unwrap().len() < 20);
+    assert!(ended.lock().unwrap().len() < 20);
     // What waits is deleted and created again meanwhile.
     let gone: Vec<_> = many.drain(150..).collect();
     fixture.events(&gone, EventKind::Deleted).await;
@@ -551,7 +551,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     fixture.events(&again, EventKind::Created).await;
     many.extend(again);
     pass(BUILD * 120).await;
-    let built = built.lock().unwrap().clone();
-    assert_eq!(built, many.into_iter().chain([few]).collect());
+    let ended = ended.lock().unwrap().clone();
+    assert_eq!(ended, many.into_iter().chain([few]).collect());
     views.shutdown().await.unwrap();
 }

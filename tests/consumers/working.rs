@@ -213,7 +213,7 @@ async fn a_trickle_that_nobody_wants_writes_no_checkpoint() {
     let consumer = member.run(log.handler()).await.unwrap();
     fixture.create(["wanted"]).await;
     log.until_names(&["wanted".to_owned()]).await;
-    pass(Duration::from_secs(120)).await;
+    pass(Duration::from_mins(2)).await;
     let before = fixture.bus.stats().consumer_checkpoints;
     for n in 0..50 {
         fixture.create([format!("other{n}")]).await;
@@ -255,7 +255,7 @@ async fn a_failing_row_holds_its_shard_if_it_is_to() {
     let options = hinted().failure(FailurePolicy::Hold).backoff_max(Duration::from_secs(1));
     let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
     let consumer = member.run_batches(log.handler()).await.unwrap();
-    pass(Duration::from_secs(60)).await;
+    pass(Duration::from_mins(1)).await;
     assert!(fixture.handle().deferred(None, 1).await.unwrap().is_empty());
     fixture.update("bad", 0).await;
     fixture.until_done().await;

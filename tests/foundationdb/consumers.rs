@@ -89,12 +89,12 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
         }
     }
     until_done(&bus, &counter).await;
-    let counted = counted(&store, &prefix).await;
-    assert!(counted.iter().all(|(_, count)| *count == 1), "{counted:?}");
+    let effects = counted(&store, &prefix).await;
+    assert!(effects.iter().all(|(_, count)| *count == 1), "{effects:?}");
     let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
     assert_eq!(rows.len(), 60);
     for row in rows {
-        assert!(counted.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
+        assert!(effects.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
     }
 
     // A watch announces a row that comes when all are idle.

@@ -181,11 +181,11 @@ pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     until_folded(&bus, &totals).await;
     let is_done = async || counter.lag().await.unwrap().iter().all(|shard| shard.rows == 0);
     until("the consumer has counted everything", is_done).await;
-    let counted = counted(&store, &prefix).await;
-    assert!(counted.values().all(|count| *count == 1), "{counted:?}");
+    let effects = counted(&store, &prefix).await;
+    assert!(effects.values().all(|count| *count == 1), "{effects:?}");
     let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
     assert!(
-        rows.iter().all(|row| counted.contains_key(&row.sequence.as_bytes()[..])),
+        rows.iter().all(|row| effects.contains_key(&row.sequence.as_bytes()[..])),
         "every row was counted"
     );
     for (child, _) in fleet {

@@ -93,6 +93,7 @@ fn main() -> ExitCode {
 }
 
 /// All trials, by file.
+#[expect(clippy::too_many_lines, reason = "it is a table")]
 fn all() -> Vec<Trial> {
     trials! {
         cluster::is_missing(),

@@ -94,8 +94,8 @@ fn summary(mut times: Vec<Duration>) -> String {
 #[test]
 fn guessers_take_no_memory_and_hold_up_nobody() {
     let (guessers, rounds) = (sized(20_usize, 200), sized(3, 20));
-    let (line, secret) = credential(&["bob"]).unwrap();
-    let served = Served::start(&["--store", "memory"], Some(&line));
+    let (entry, secret) = credential(&["bob"]).unwrap();
+    let served = Served::start(&["--store", "memory"], Some(&entry));
     let (at, process) = (served.at, served.id());
     let wrong: Arc<[_]> = ["anna:wrong", "bob:wrong", "carl:wrong"]
         .map(|text| request("/_db_updates?limit=0", &format!("Authorization: Basic {}\r\n", basic(text))))

@@ -254,6 +254,7 @@ impl Witness {
                 | Self::PowerFailedWithinSnapshot
                 | Self::StoreFailedWithDisk
                 | Self::WebClientExpired
+                | Self::GoneWithoutRow
         )
     }
 

@@ -460,23 +460,20 @@ impl ConsumerHandle {
         let (key, _) = first.rows.first().ok_or_else(|| self.missing())?;
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
-        let searched = match topology.shard_beside(feed, first, id) {
-            Ok(shard) => {
-                let checkpoint = keys.consumer_checkpoint(&self.name, shard);
-                let stored = tx.get(&checkpoint, Isolation::Serializable).await?;
-                let stored = stored.ok_or_else(|| self.missing())?;
-                let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
-                if !is_marked(&topology, shard, stored) {
-                    return Ok(key(shard));
-                }
-                (shard, topology.entry_of(shard)?.0.next_shard())
+        let searched = if let Ok(shard) = topology.shard_beside(feed, first, id) {
+            let checkpoint = keys.consumer_checkpoint(&self.name, shard);
+            let stored = tx.get(&checkpoint, Isolation::Serializable).await?;
+            let stored = stored.ok_or_else(|| self.missing())?;
+            let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
+            if !is_marked(&topology, shard, stored) {
+                return Ok(key(shard));
             }
+            (shard, topology.entry_of(shard)?.0.next_shard())
+        } else {
             // The entry was dropped, because it is empty.
-            Err(_) => {
-                let checkpoint = keys.consumer_checkpoint(&self.name, first);
-                tx.add_read_conflict(&KeyRange::key(&checkpoint));
-                (first, ShardId(first.0 + 1))
-            }
+            let checkpoint = keys.consumer_checkpoint(&self.name, first);
+            tx.add_read_conflict(&KeyRange::key(&checkpoint));
+            (first, ShardId(first.0 + 1))
         };
         let successor = successor(&topology, first)?;
         let end = successor.shards().next().expect("an entry has shards");

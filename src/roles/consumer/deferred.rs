@@ -343,12 +343,11 @@ impl<R: ConsumedRow> ShardTask<R> {
                 }
                 let worked = stored.instance;
                 let mut row = finished(&job.scope(id), Some(stored));
-                let is_covered = match *change {
-                    KeyChange::Finished { is_covered, .. } => is_covered,
-                    _ => {
-                        row.instance = worked;
-                        true
-                    }
+                let is_covered = if let KeyChange::Finished { is_covered, .. } = *change {
+                    is_covered
+                } else {
+                    row.instance = worked;
+                    true
                 };
                 let done = Some(row.done.position());
                 if newest > done && is_covered {

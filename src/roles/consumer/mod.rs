@@ -27,9 +27,9 @@
 //! consumers it has ([`page_cache`](crate::state::page_cache)).
 
 mod admin;
-mod consumer;
 mod deferred;
 mod exactly_once;
+mod handle;
 mod handler;
 mod in_hand;
 mod known_keys;
@@ -56,8 +56,8 @@ use tokio::sync::watch;
 pub(crate) use self::status::statuses;
 pub use self::{
     admin::{ConsumerHandle, ConsumerSettings, DeferredId},
-    consumer::Consumer,
     exactly_once::{CommitState, FencingToken, Run},
+    handle::Consumer,
     handler::{Batch, BatchHandler, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
     options::{ConsumerOptions, FailurePolicy},
     recipes::{

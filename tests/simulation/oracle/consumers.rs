@@ -311,8 +311,7 @@ impl Oracle {
         let (base, empty) = (model.base(id), Progress::default());
         let progress = model.progress.get(id).unwrap_or(&empty);
         if let (Some(row), Some(finished)) = (&row, progress.finished) {
-            let is_left = instance.is_some() && self.leaves_rows;
-            if row.at < finished && !progress.is_given_up && !is_left {
+            if row.at < finished && !progress.is_given_up && !(instance.is_some() && self.leaves_rows) {
                 return Guarantee::Ordered
                     .fails(format!("{who} is at {}, and {finished} was finished", row.at));
             }

@@ -96,6 +96,7 @@ struct Placed {
     row: Arc<Notification>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of the world by itself")]
 pub(crate) struct Oracle {
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
