@@ -123,7 +123,7 @@ async fn an_unwanted_id_is_not_given_however_often_somebody_asks() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Whoever asks for the work on a deferred id gets no news of what was finished before: it would be told as though nothing had been.
+/// Who asks for the work on a deferred id gets no news of what was finished before: it would be told as though nothing had been.
 #[tokio::test(start_paused = true)]
 async fn work_asked_for_of_a_deferred_id_tells_only_what_is_not_finished() {
     let fixture = ConsumerFixture::new(1).await;
