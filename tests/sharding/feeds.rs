@@ -84,7 +84,7 @@ async fn an_insert_writes_one_row_and_counts_it_and_an_update_clears_one() {
         assert_eq!(faults.counts().reads - before.reads, 1, "recording reads nothing");
         previous = Some(edited.of(tx.commit().await.unwrap().unwrap()));
         let all = faults.counts().mutations - before.mutations;
-        assert_eq!(all, 3, "the row, the event, and {after}");
+        assert_eq!(all, 4, "the row, where it stands, the event, and {after}");
     }
 }
 
