@@ -15,13 +15,13 @@ use notibus::{
     feed::ShardId,
     store::{
         StoreError,
-        testing::{Attempt, CommitFault, Operation},
+        testing::{Attempt, CommitFault, Gate, Operation},
     },
 };
 use tokio::sync::watch;
 
 use crate::{
-    common::{joined, until},
+    common::{joined, until, within},
     fixture::{ConsumerFixture, Log, names, pass},
 };
 
@@ -127,8 +127,9 @@ fn moves_a_key(attempt: &Attempt) -> bool {
 /// finished, or be lost.
 #[tokio::test(start_paused = true)]
 async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
-    for is_moved in [true, false] {
+    for (is_moved, is_held) in [(true, false), (false, false), (false, true)] {
         let fixture = ConsumerFixture::new(2).await;
+        let gate = Gate::default();
         let (goes_on, received) = watch::channel(false);
         let again = Arc::new(Mutex::new(Vec::new()));
         let known = Arc::clone(&again);
@@ -161,8 +162,11 @@ async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
         fixture.update(&held, 0).await;
         until("it is deferred", async || !fixture.is_none_deferred().await).await;
         if !is_moved {
-            fixture.faults.plan_commits(|attempt| {
-                moves_a_key(attempt).then_some(CommitFault::Before(StoreError::NOT_COMMITTED))
+            let held = gate.clone();
+            fixture.faults.plan_commits(move |attempt| {
+                let fault = || CommitFault::Before(StoreError::NOT_COMMITTED);
+                let holds = || CommitFault::Hold(held.clone());
+                moves_a_key(attempt).then(|| if is_held { holds() } else { fault() })
             });
         }
         let before = checkpoint(&fixture).await;
@@ -173,9 +177,13 @@ async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
             let is_there = async || handle.deferred(None, 1).await.unwrap()[0].shard == ShardId(3);
             until("the key is in the successor", is_there).await;
         }
+        if is_held {
+            within("a move is about to be committed", gate.reached()).await;
+        }
         assert_eq!(handle.again(&deferred, true).await.unwrap(), 1);
         pass(Duration::from_secs(3)).await;
         fixture.faults.heal();
+        gate.open();
         goes_on.send_replace(true);
         fixture.until_done().await;
         let again = again.lock().unwrap().clone();
