@@ -18,13 +18,13 @@ use notibus::{
     node::Role,
     store::{
         Isolation, KeyRange, RangeRead, StoreError,
-        testing::{Attempt, CommitFault, Operation},
+        testing::{Attempt, CommitFault, Gate, Operation},
     },
     test_util::inspect,
 };
 
 use crate::{
-    common::{self, counts, db, joined, record, until},
+    common::{self, counts, db, joined, record, until, within},
     fixture::{ConsumerFixture, Log, hinted, names, pass},
 };
 
@@ -242,6 +242,32 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     let status = handle.status().await.unwrap();
     assert_eq!(status.shards[0].owner, Some(status.members[0]));
     consumer.shutdown().await.unwrap();
+}
+
+/// A low watermark that was found before a reset would keep the consumer from what it is to do again.
+#[tokio::test(start_paused = true)]
+async fn a_low_watermark_from_before_a_reset_is_not_written() {
+    let fixture = ConsumerFixture::new(1).await;
+    let log = Ids::new();
+    fixture.create(["a", "b"]).await;
+    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    fixture.until_done().await;
+    let gate = Gate::default();
+    let held = gate.clone();
+    fixture.faults.plan_commits(move |attempt| {
+        let low = b"notibus\x15\x19\x15\x03\x02c\x00";
+        let writes = |of: &Operation| matches!(of, Operation::Set { key, .. } if key.starts_with(low));
+        attempt.mutations().any(writes).then(|| CommitFault::Hold(held.clone()))
+    });
+    let shutdown = tokio::spawn(consumer.shutdown());
+    within("the low watermark is about to be written", gate.reached()).await;
+    fixture.handle().reset(Cursor::NOTHING, true).await.unwrap();
+    fixture.faults.heal();
+    gate.open();
+    within("the shutdown", shutdown).await.unwrap().unwrap();
+    let heir = fixture.other_member().await.run(log.handler()).await.unwrap();
+    log.until_calls(4).await;
+    heir.shutdown().await.unwrap();
 }
 
 /// Rows behind a reshard to which the consumer has not come would be left out of its lag.

@@ -13,11 +13,15 @@ use notibus::{
     Cursor, JanitorOptions, Notification, Sequence,
     consumer::{Batch, ConsumerOptions, Work},
     feed::ShardId,
+    store::{
+        StoreError,
+        testing::{Attempt, CommitFault, Gate, Operation},
+    },
 };
 use tokio::sync::watch;
 
 use crate::{
-    common::{joined, until},
+    common::{joined, until, within},
     fixture::{ConsumerFixture, Log, names, pass},
 };
 
@@ -109,6 +113,83 @@ async fn a_consumer_stays_in_an_entry_that_is_dropped_until_its_work_has_ended()
     until("the entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
     janitor.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
+}
+
+/// Whether an attempt removes a key of a deferred id, as a move does.
+fn moves_a_key(attempt: &Attempt) -> bool {
+    let deferred = b"notibus\x15\x19\x15\x02\x02c\x00";
+    attempt
+        .mutations()
+        .any(|mutation| matches!(mutation, Operation::Clear { key } if key.starts_with(deferred)))
+}
+
+/// A request to work again finds the key of its id, whether it has been moved to a successor or not: one beside it would forget what was
+/// finished, or be lost.
+#[tokio::test(start_paused = true)]
+async fn a_request_during_a_reshard_finds_the_key_wherever_it_is() {
+    for (is_moved, is_held) in [(true, false), (false, false), (false, true)] {
+        let fixture = ConsumerFixture::new(2).await;
+        let gate = Gate::default();
+        let (goes_on, received) = watch::channel(false);
+        let again = Arc::new(Mutex::new(Vec::new()));
+        let known = Arc::clone(&again);
+        let log = Log::doing(move |batch: Batch<Notification>| {
+            let (mut received, is_new) = (received.clone(), batch.rows[0].totals.updated == 0);
+            if batch.is_again() {
+                known.lock().unwrap().push(batch.since().position());
+            }
+            let fails = batch.shard() == ShardId(1) && !is_new;
+            async move {
+                if batch.shard() == ShardId(2) && !is_new {
+                    received.wait_for(|goes_on| *goes_on).await?;
+                }
+                if fails { Err("not yet".into()) } else { Ok(()) }
+            }
+        });
+        let pause = Duration::from_hours(1);
+        let options = polled().attempts_max(1).backoff_min(pause).backoff_max(pause);
+        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let consumer = member.run_batches(log.handler()).await.unwrap();
+        fixture.create(names("db", 8)).await;
+        fixture.until_done().await;
+        let feed = fixture.other.feed();
+        let first_of = async |shard| {
+            let page = feed.shard_page(ShardId(shard), Cursor::NOTHING, 1).await.unwrap();
+            (page.rows[0].name.to_string(), page.rows[0].sequence)
+        };
+        let ((deferred, finished), (held, _)) = (first_of(1).await, first_of(2).await);
+        fixture.update(&deferred, 0).await;
+        fixture.update(&held, 0).await;
+        until("it is deferred", async || !fixture.is_none_deferred().await).await;
+        if !is_moved {
+            let held = gate.clone();
+            fixture.faults.plan_commits(move |attempt| {
+                let fault = || CommitFault::Before(StoreError::NOT_COMMITTED);
+                let holds = || CommitFault::Hold(held.clone());
+                moves_a_key(attempt).then(|| if is_held { holds() } else { fault() })
+            });
+        }
+        let before = checkpoint(&fixture).await;
+        feed.reshard(1, None).await.unwrap();
+        until("it is drained", async || checkpoint(&fixture).await > before).await;
+        let handle = fixture.handle();
+        if is_moved {
+            let is_there = async || handle.deferred(None, 1).await.unwrap()[0].shard == ShardId(3);
+            until("the key is in the successor", is_there).await;
+        }
+        if is_held {
+            within("a move is about to be committed", gate.reached()).await;
+        }
+        assert_eq!(handle.again(&deferred, true).await.unwrap(), 1);
+        pass(Duration::from_secs(3)).await;
+        fixture.faults.heal();
+        gate.open();
+        goes_on.send_replace(true);
+        fixture.until_done().await;
+        let again = again.lock().unwrap().clone();
+        assert!(again.len() == 1 && again[0] >= finished, "{is_moved}: {again:?}, {finished}");
+        consumer.shutdown().await.unwrap();
+    }
 }
 
 /// Several reshards in a row, with rows in between, over two members, at either width.
