@@ -143,7 +143,7 @@ pub enum Error {
     /// changed.
     #[error("{nodes} nodes of the bus live: stop them first")]
     BusInUse {
-        /// How many nodes are members. One that has crashed counts until it is removed. or have declared too long an expiry to decide.
+        /// How many nodes were seen alive, or have declared too long an expiry to decide.
         nodes: usize,
     },
 

@@ -489,8 +489,8 @@ impl ConsumerHandle {
         Ok(key(shard_in(&topology, feed, successor, id)?))
     }
 
-    /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. Work that runs can commit nothing more. Returns
-    /// false if the id is not deferred. Fails with [`Error::NoConsumer`].
+    /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. A run of the id can commit nothing more; a batch
+    /// that has the row in hand goes on. Returns false if the id is not deferred. Fails with [`Error::NoConsumer`].
     pub async fn discard(&self, id: &[u8]) -> Result<bool> {
         let discard = async |tx: Transaction| {
             let row = self.row(&tx, Isolation::Serializable).await?.ok_or_else(|| self.missing())?;

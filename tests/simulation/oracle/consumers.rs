@@ -537,7 +537,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether there is anything to do once more for `id`: its row has something that `name` wants, and that is not owed anyway.
+    /// Whether there is anything to do once more for `id`: its row has something that `name` wants, and that is not to be done anyway.
     fn is_repeatable(&self, name: &str, id: &str) -> bool {
         let (Some(model), Some(plan)) = (self.consumers.get(name), self.consumer_plans.get(name)) else {
             return false;
@@ -555,7 +555,7 @@ impl Oracle {
         for (shard, row) in self.newest_rows(model) {
             let id = row.id;
             let facts = model.facts(row, model.base(id), &plan.interest);
-            let Some(owed) = facts.first() else { continue };
+            let Some(missed) = facts.first() else { continue };
             match model.pending(id) {
                 Some(key) => {
                     let lost = facts.iter().find(|fact| !key.done.is_news(**fact));
@@ -571,7 +571,7 @@ impl Oracle {
                 }
                 None if model.has_passed(shard, row.at) => {
                     return Guarantee::AtLeastOnce.fails(format!(
-                        "{name} has passed {id:?} at {} in {shard}, by {:?} and {:?}, and has not worked on {owed}",
+                        "{name} has passed {id:?} at {} in {shard}, by {:?} and {:?}, and has not worked on {missed}",
                         row.at, model.checkpoints, model.low
                     ));
                 }
@@ -673,11 +673,11 @@ impl Oracle {
                 }
                 findings.witness(Witness::FailingIdTriedAtRest);
             }
-            let owed = self.newest_rows(model).find_map(|(_, row)| {
+            let missed = self.newest_rows(model).find_map(|(_, row)| {
                 let facts = model.facts(row, model.base(row.id), &plan.interest);
                 facts.first().filter(|_| !fails(row.id)).map(|fact| (row.id, *fact))
             });
-            if let Some((id, fact)) = owed {
+            if let Some((id, fact)) = missed {
                 return Some(format!("{name} has still to work on {id:?}, for what happened at {fact}"));
             }
             let reads: BTreeSet<_> = model.checkpoints.keys().copied().collect();
