@@ -69,6 +69,7 @@ impl Env {
 
     /// How much is left of an `interval` that began at `since`. All of [`Duration::MAX`], which means "never", is always left. Code that
     /// was given an interval asks this, rather than add the interval to a time, which could overflow.
+    #[cfg(feature = "http")]
     pub(crate) fn left_of(&self, interval: Duration, since: Duration) -> Duration {
         if interval == Duration::MAX {
             return interval;

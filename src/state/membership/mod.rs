@@ -54,12 +54,15 @@ mod silence;
 mod status;
 mod worker;
 
+#[cfg(feature = "http")]
 pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
 pub(crate) use member::{Member, RoleGuard};
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
-pub(crate) use roles::{changed, member_rows, members};
+#[cfg(feature = "http")]
+pub(crate) use roles::member_rows;
+pub(crate) use roles::{changed, members};
 pub(crate) use silence::Silence;
 pub use status::NodeStatus;
 pub(crate) use status::statuses;

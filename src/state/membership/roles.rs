@@ -81,6 +81,7 @@ pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Resul
 }
 
 /// The rows of the nodes with `role`, read by snapshot.
+#[cfg(feature = "http")]
 pub(crate) async fn member_rows(
     tx: &Transaction,
     keys: &Keys,
