@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -524,4 +524,67 @@ async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
         assert!(texts.is_sorted(), "{texts:?}");
         second.shutdown().await.unwrap();
     }
+}
+
+/// Runs that only leave what they have written in a transaction that nobody has committed, for the first `leaky` of them; the others write
+/// at once, without exactly-once.
+fn leaking(store: &Database, leaky: usize) -> (Ids, Arc<Mutex<Vec<Transaction>>>) {
+    let (leaked, left, store) = (Arc::default(), Arc::new(AtomicUsize::new(leaky)), store.clone());
+    let kept: Arc<Mutex<Vec<Transaction>>> = Arc::clone(&leaked);
+    let log = Ids::doing(move |work: Work<Notification>| {
+        let (kept, left, store) = (Arc::clone(&kept), Arc::clone(&left), store.clone());
+        async move {
+            let is_leaky =
+                left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+            let tx = store.begin();
+            tx.set(b"effect", work.row().unwrap().sequence.to_string().as_bytes());
+            if is_leaky {
+                assert!(!work.commit_in(&tx).await?.is_already_committed());
+                kept.lock().unwrap().push(tx);
+            } else {
+                tx.commit().await?;
+            }
+            Ok(())
+        }
+    });
+    (log, leaked)
+}
+
+/// A handler does not wait for its transaction, which is committed after the run of a newer row: that one runs again, as its effect was
+/// replaced by an older one.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_outlives_its_run_is_followed_by_the_newest_row() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (log, leaked) = leaking(&fixture.store, 1);
+    let options = hinted().checkpoint_interval(Duration::from_secs(4));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.create(["a"]).await;
+    log.until_calls(1).await;
+    let newest = fixture.update("a", 0).await;
+    log.until_calls(2).await;
+    let late = leaked.lock().unwrap().pop().unwrap();
+    late.commit().await.unwrap();
+    log.until_calls(3).await;
+    let effect = fixture.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap();
+    assert_eq!(effect.unwrap(), newest.to_string().as_bytes());
+    fixture.until_done().await;
+    consumer.shutdown().await.unwrap();
+}
+
+/// A handler does not wait for its transaction. Once the checkpoint has passed its row, it cannot be committed any more: nobody would
+/// remove the key that it writes.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_outlives_its_run_does_not_land_behind_the_checkpoint() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (log, leaked) = leaking(&fixture.store, 1);
+    let options = hinted().checkpoint_interval(Duration::from_millis(100));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.create(["a"]).await;
+    log.until_calls(1).await;
+    fixture.until_done().await;
+    let late = leaked.lock().unwrap().pop().unwrap();
+    assert_eq!(late.commit().await.unwrap_err().code(), Some(1020));
+    consumer.shutdown().await.unwrap();
 }

@@ -14,9 +14,10 @@ use notibus::{
     consumer::{Batch, ConsumerOptions, Work},
     feed::ShardId,
     store::{
-        StoreError,
+        Isolation, StoreError,
         testing::{Attempt, CommitFault, Gate, Operation},
     },
+    test_util::inspect,
 };
 use tokio::sync::watch;
 
@@ -221,6 +222,11 @@ async fn reshards_in_a_row_lose_nothing() {
         let got = if is_ordered { rows.names() } else { ids.names() };
         assert_eq!(got.len(), 60, "each once: {is_ordered}");
         assert_eq!(got.into_iter().collect::<BTreeSet<_>>(), all);
+        for replaced in 1..begun(&fixture).await[0] {
+            let lease = inspect::lease(b"notibus", "consumer/c", replaced).unwrap();
+            let lease = fixture.store.begin().get(&lease, Isolation::Snapshot).await.unwrap();
+            assert_eq!(lease, None, "of shard {replaced}");
+        }
         janitor.shutdown().await.unwrap();
         for consumer in consumers {
             consumer.shutdown().await.unwrap();

@@ -337,10 +337,6 @@ impl<R: ConsumedRow> ShardTask<R> {
                 // A row that comes before the commit may be wanted. After a run, it is after the checkpoint anyway.
                 let isolation = if is_look { Isolation::Serializable } else { Isolation::Snapshot };
                 let newest = self.newest_sequence(tx, id, isolation).await?;
-                if is_look && newest > sequence_of(job.row.as_ref()) {
-                    // What is wanted of the newer row was not asked yet.
-                    return Ok((Changed::Deferred, Some(stored)));
-                }
                 let worked = stored.instance;
                 let mut row = finished(&job.scope(id), Some(stored));
                 let is_covered = if let KeyChange::Finished { is_covered, .. } = *change {
@@ -421,7 +417,8 @@ impl<R: ConsumedRow> ShardTask<R> {
                         Some(_) if is_needless => tx.clear(&held.key(id)),
                         // The run of the newest row had ended before the commit of an earlier one landed.
                         Some(row) => tx.set(&held.key(id), &DeferredRow { due: Due::NOW, ..row }.to_bytes()),
-                        None => {}
+                        // A commit that has not landed yet must not.
+                        None => tx.add_write_conflict(&KeyRange::key(&held.key(id))),
                     }
                     Ok::<_, crate::Error>((is_needless, newest))
                 });

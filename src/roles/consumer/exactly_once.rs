@@ -6,10 +6,11 @@
 //! | [`Run::commit_in`] of an id | lease, key of the id | `done` in the key |
 //! | [`Run::commit_in`] of a batch | lease, checkpoint | checkpoint |
 //! | end of a run that did not succeed | lease, the same keys | the same keys |
-//! | end of a shard | lease, checkpoint, all keys | checkpoint, and a conflict on the lease |
+//! | end of a shard | lease, checkpoint, all keys | checkpoint |
 //!
-//! A run that is over is marked in memory first, and then the keys that its transactions read are written. A transaction that has read
-//! them before conflicts; one that reads them after finds the mark. Another process has another lease.
+//! A run that is over is marked in memory first, and then the keys that its transactions read are written: of a run that succeeds, once the
+//! checkpoint has passed it. A transaction that has read them before conflicts; one that reads them after finds the mark. Another process
+//! has another lease.
 
 use std::{
     fmt,
@@ -239,7 +240,7 @@ impl Run {
 
     /// Whether it may have written `done`, or the checkpoint.
     pub(super) fn has_committed(&self) -> bool {
-        self.has_committed.load(Ordering::Acquire)
+        self.has_committed.load(Ordering::SeqCst)
     }
 
     fn cancelled(&self) -> Error {
@@ -248,7 +249,7 @@ impl Run {
     }
 
     fn check_going_on(&self) -> Result<()> {
-        if self.is_over.load(Ordering::Acquire) { Err(self.cancelled()) } else { Ok(()) }
+        if self.is_over.load(Ordering::SeqCst) { Err(self.cancelled()) } else { Ok(()) }
     }
 
     /// Makes `tx` fail if the work is finished or cancelled, or the shard is lost, before the commit. For every transaction of work that
@@ -284,9 +285,10 @@ impl Run {
             Scope::Rows { after, last, to } => self.commit_rows(tx, (*after, *last), *to).await?,
             Scope::Id(id) => self.commit_id(tx, id).await?,
         };
+        // Before the look whether the run is over: its end looks at this afterwards, so one of the two sees the other.
+        self.has_committed.store(true, Ordering::SeqCst);
         self.check_going_on()?;
         self.progress();
-        self.has_committed.store(true, Ordering::Release);
         Ok(state)
     }
 
@@ -338,7 +340,7 @@ impl Run {
 
     /// The run has ended: no transaction that begins from now on can commit under it.
     pub(super) fn close(&self) {
-        self.is_over.store(true, Ordering::Release);
+        self.is_over.store(true, Ordering::SeqCst);
     }
 }
 

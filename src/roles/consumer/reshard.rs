@@ -73,8 +73,6 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (keys, pool, mark) = (&held.context.keys, held.consumer.pool(), successor.first);
         if stored.position() < mark {
             held.set_checkpoint(tx, moved(stored, mark));
-            // A commit of a run that is on its way must not leave a key behind.
-            tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }

@@ -8,20 +8,18 @@
 //! only replaced after it has not changed for as long as that row allows.
 
 use std::{
-    collections::BTreeMap,
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     NodeOptions,
+    entered::{News, Roles},
     last_seen::LastSeen,
-    leases::Stop,
     roles::{ROLES_MAX, clear_page, clear_role, members_changed, set_role, stored_roles},
 };
 use crate::{
@@ -31,7 +29,7 @@ use crate::{
         tasks::Ended,
     },
     state::{
-        keys::{Config, Keys, NodeId, NodeRow, Role},
+        keys::{Config, Keys, NodeId, NodeRow},
         stats::Stats,
     },
     store::{Database, Isolation, RetryPolicy, Transaction},
@@ -43,25 +41,8 @@ const HEARTBEAT: &str = "heartbeat of a node";
 /// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
 pub(super) type Registration = Option<[u8; 16]>;
 
-/// The roles of a node, each with the most resources that the node may own by it, and with [`Entered::idle`].
-pub(super) type Roles = BTreeMap<Role, (u32, Option<Bytes>)>;
-
-/// Roles as they are stored.
-type Published = BTreeMap<Role, u32>;
-
 /// The roles, shared by the heartbeat and the guards of the roles.
-pub(super) type SharedRoles = watch::Sender<BTreeMap<Role, Entered>>;
-
-/// A role that the node has entered.
-#[derive(Debug)]
-pub(super) struct Entered {
-    /// The most resources that the node may own by it.
-    pub max: u32,
-    /// Requested once its worker was dropped or shuts down; `None` for a role without a worker, which ends at once.
-    pub stop: Option<Stop>,
-    /// The key of the note that nobody has the role, if there may be one.
-    pub idle: Option<Bytes>,
-}
+pub(super) type SharedRoles = watch::Sender<Roles>;
 
 /// 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
@@ -98,8 +79,6 @@ pub(super) struct Heartbeat {
     registration: watch::Sender<Registration>,
     /// The last written row, or the one to be written.
     row: NodeRow,
-    /// The stored roles, each with the most resources that the node may own by it; `None` if they are in doubt.
-    published: Option<Published>,
     /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
     /// When the row was written, or a little before: after the reads of the first attempt, and before any commit. Nobody
@@ -131,7 +110,6 @@ impl Heartbeat {
             roles: roles.clone(),
             registration,
             row,
-            published: None,
             claiming: None,
             beaten: db.env().now(),
             strangers: LastSeen::default(),
@@ -152,12 +130,8 @@ impl Heartbeat {
                             let _ = reply.send(Ok(()));
                             continue;
                         }
-                        let mut beaten = self.guarded_pulse().await;
-                        while beaten.is_ok() && !self.is_published() {
-                            beaten = self.guarded_pulse().await;
-                        }
                         // The caller may be gone.
-                        let _ = reply.send(beaten);
+                        let _ = reply.send(self.beat().await);
                     }
                     Some(Command::Leave(reply)) => {
                         let left = self.leave().await;
@@ -169,7 +143,7 @@ impl Heartbeat {
                     None => return,
                 },
                 () = env.sleep(next.saturating_sub(env.now())) => {
-                    let beaten = self.guarded_pulse().await;
+                    let beaten = self.beat().await;
                     let health = &self.stats.health;
                     match beaten {
                         Ok(()) => health.works(HEARTBEAT, 0),
@@ -183,15 +157,19 @@ impl Heartbeat {
         }
     }
 
-    fn present_roles(&self) -> Roles {
-        let roles = self.roles.borrow();
-        roles.iter().map(|(role, entered)| (role.clone(), (entered.max, entered.idle.clone()))).collect()
-    }
-
     /// Whether the stored roles are the present ones.
     fn is_published(&self) -> bool {
-        self.registration.borrow().is_some()
-            && self.published.as_ref().is_some_and(|published| is_stored(published, &self.present_roles()))
+        self.registration.borrow().is_some() && self.roles.borrow().is_published()
+    }
+
+    /// Beats until all roles are stored.
+    async fn beat(&mut self) -> Result<()> {
+        loop {
+            self.guarded_pulse().await?;
+            if self.is_published() {
+                return Ok(());
+            }
+        }
     }
 
     /// [`Heartbeat::pulse`]; a panic in it costs one beat, which has failed.
@@ -256,31 +234,27 @@ impl Heartbeat {
         config.check_stored(stored.as_deref())
     }
 
-    /// Writes what differs between the stored roles, which are `known` or read, and `roles`; at most [`ROLES_MAX`] of them, so that the
-    /// others follow at once in the next beats. Returns the roles that are stored then.
-    async fn publish(&self, tx: &Transaction, known: Option<Published>, roles: &Roles) -> Result<Published> {
-        let before = match known {
-            Some(known) => known,
-            None => stored_roles(tx, &self.keys, self.id).await?,
-        };
-        let gone = before.keys().filter(|role| !roles.contains_key(role));
-        let set = roles.iter().filter(|(role, (max, _))| before.get(role) != Some(max));
-        let changed: Vec<_> = gone.chain(set.map(|(role, _)| role)).take(ROLES_MAX).collect();
-        members_changed(tx, &self.keys, changed.iter().copied());
-        let mut published = before.clone();
-        for role in changed {
-            let Some((max, idle)) = roles.get(role) else {
+    /// Writes what has changed of the roles.
+    fn publish(&self, tx: &Transaction, news: &[News]) {
+        members_changed(tx, &self.keys, news.iter().map(|news| &news.role));
+        for News { role, now, .. } in news {
+            let Some((max, idle)) = now else {
                 clear_role(tx, &self.keys, self.id, role);
-                published.remove(role);
                 continue;
             };
             set_role(tx, &self.keys, self.id, role, *max);
-            published.insert(role.clone(), *max);
             if let Some(key) = idle {
                 tx.clear(key);
             }
         }
-        Ok(published)
+    }
+
+    /// Changes the roles. Nobody waits for that.
+    fn change_roles(&self, change: impl FnOnce(&mut Roles)) {
+        self.roles.send_if_modified(|roles| {
+            change(roles);
+            false
+        });
     }
 
     /// Informs the workers that the node is no longer a member.
@@ -291,17 +265,16 @@ impl Heartbeat {
         self.stats.health.set_membership(self.id.0, None);
     }
 
-    /// Writes the next beat, and roles that have changed. A member writes over its own row only. Another node joins: it writes under a new
+    /// Writes the next beat, and at most [`ROLES_MAX`] roles that have changed, so that the others follow at once in the next beats. A member writes over its own row only. Another node joins: it writes under a new
     /// token, unless another process may live under the id.
     pub async fn write(&mut self) -> Result<Claim> {
         let (env, policy) = (self.db.env().clone(), self.policy());
         let (before, began) = (self.row.token, env.now());
         let is_member = self.registration.borrow().is_some();
-        let (roles, stored) = (self.present_roles(), self.published.take().filter(|_| is_member));
-        let is_news = stored.as_ref().is_none_or(|stored| !is_stored(stored, &roles));
-        if !is_news {
-            self.published.clone_from(&stored);
+        if !is_member {
+            self.change_roles(Roles::forget_published);
         }
+        let news = self.roles.borrow().news(ROLES_MAX);
         // The beat grows even if the commit fails here, because other nodes may have seen it.
         self.row.beat += 1;
         let mut row = self.row;
@@ -328,15 +301,19 @@ impl Heartbeat {
                 return Ok(Err(found));
             }
             tx.set(&key, &row.to_bytes());
-            let published = match &stored {
-                Some(stored) if !is_news => stored.clone(),
-                _ => self.publish(&tx, stored.clone(), &roles).await?,
-            };
+            let stored = if is_member { Vec::new() } else { stored_roles(&tx, &self.keys, self.id).await? };
+            self.publish(&tx, &news);
             written.get_or_init(|| env.now());
-            Ok(Ok(published))
+            Ok(Ok(stored))
         });
         match result.await? {
-            Ok(published) => (self.row, self.published, self.claiming) = (row, Some(published), None),
+            Ok(stored) => {
+                (self.row, self.claiming) = (row, None);
+                self.change_roles(|roles| {
+                    roles.were_published(&news);
+                    roles.found(stored);
+                });
+            }
             Err(found) => {
                 let now = env.now();
                 let changed = found.is_some_and(|found| self.strangers.age(&(), &found, now).is_zero());
@@ -377,11 +354,6 @@ impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.stats.health.left(self.id.0);
     }
-}
-
-/// Whether these stored roles are the present ones.
-fn is_stored(published: &Published, roles: &Roles) -> bool {
-    published.len() == roles.len() && roles.iter().all(|(role, (max, _))| published.get(role) == Some(max))
 }
 
 /// The row at `key`, read serializably.

@@ -1,7 +1,7 @@
 //! [`Member`]: a node in its own process, with its heartbeat and its watch over others.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc,
@@ -18,7 +18,8 @@ use tokio::{
 
 use super::{
     NodeOptions, Pool,
-    heartbeat::{Claim, Command, Entered, Heartbeat, Registration, SharedRoles},
+    entered::{Entered, Roles},
+    heartbeat::{Claim, Command, Heartbeat, Registration, SharedRoles},
     leases::Stop,
     neighbours::{Interests, NeighbourWatch},
     roles::Versions,
@@ -80,7 +81,7 @@ pub(crate) struct RoleGuard {
 
 impl Drop for RoleGuard {
     fn drop(&mut self) {
-        self.roles.send_modify(|roles| drop(roles.remove(&self.role)));
+        self.roles.send_modify(|roles| roles.leave(&self.role));
         if let Some(commands) = self.commands.upgrade() {
             // If the queue is full, the heartbeat publishes soon anyway.
             let _ = commands.try_send(Command::Publish(oneshot::channel().0));
@@ -125,7 +126,7 @@ impl Member {
     ) -> Result<Arc<Self>> {
         options.check()?;
         let id = options.id.unwrap_or_else(|| NodeId::random(db.env()));
-        let roles = SharedRoles::default();
+        let roles = SharedRoles::new(Roles::default());
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let (registration, observed) = watch::channel(None);
         let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, registration);
@@ -209,13 +210,7 @@ impl Shared {
         let mut roles = self.roles.subscribe();
         let ended = roles.wait_for(|roles| !roles.get(&role).is_some_and(is_ending)).await;
         drop(ended.expect("the sender is here"));
-        let is_free = self.roles.send_if_modified(|roles| match roles.entry(role.clone()) {
-            Entry::Occupied(_) => false,
-            Entry::Vacant(entry) => {
-                entry.insert(entered);
-                true
-            }
-        });
+        let is_free = self.roles.send_if_modified(|roles| roles.enter(&role, entered));
         if !is_free {
             let reason = format!("node {} is {role} already: start it on another node", self.id);
             return Err(Error::invalid("role", reason));
@@ -228,10 +223,7 @@ impl Shared {
     /// Publishes that the node may own `max` resources by `role`. With less than before, others take them as soon as
     /// they are released.
     pub async fn own_at_most(&self, role: &RoleGuard, max: u32) -> Result<()> {
-        let is_news = self.roles.send_if_modified(|roles| {
-            let entered = roles.get_mut(&role.role).expect("it is there until the guard is dropped");
-            std::mem::replace(&mut entered.max, max) != max
-        });
+        let is_news = self.roles.send_if_modified(|roles| roles.set_max(&role.role, max));
         if is_news { self.publish().await } else { Ok(()) }
     }
 

@@ -33,16 +33,15 @@ pub(super) fn clear_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Rol
     keys.role(node, role).iter().for_each(|key| tx.clear(key));
 }
 
-/// The role in a row by node, with how many resources the node may own by it.
-fn decoded(keys: &Keys, (key, value): &(Bytes, Bytes)) -> Result<(Role, u32)> {
-    let (_, role) = keys.role_of_node(key).map_err(|error| error.at(key))?;
-    Ok((role, role_max(value).map_err(|error| error.at(key))?))
+/// The role in the key of a row by node.
+fn role_at(keys: &Keys, key: &[u8]) -> Result<Role> {
+    Ok(keys.role_of_node(key).map_err(|error| error.at(key))?.1)
 }
 
-/// The stored roles of `node`, with how many resources it may own by each.
-pub(super) async fn stored_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<BTreeMap<Role, u32>> {
+/// The stored roles of `node`.
+pub(super) async fn stored_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<Vec<Role>> {
     let rows = tx.all_rows(keys.roles_of(node), Isolation::Serializable).await?;
-    rows.iter().map(|row| decoded(keys, row)).collect()
+    rows.iter().map(|(key, _)| role_at(keys, key)).collect()
 }
 
 /// Removes a page of the roles of `node`, and its row with the last page. Returns whether it was the last. `tx` has the row in its
@@ -50,7 +49,7 @@ pub(super) async fn stored_roles(tx: &Transaction, keys: &Keys, node: NodeId) ->
 pub(super) async fn clear_page(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<bool> {
     let page = RangeRead::new(keys.roles_of(node)).limit(ROLES_MAX);
     let page = tx.get_range(&page, Isolation::Serializable).await?;
-    let roles = page.rows.iter().map(|row| Ok(decoded(keys, row)?.0)).collect::<Result<Vec<_>>>()?;
+    let roles = page.rows.iter().map(|(key, _)| role_at(keys, key)).collect::<Result<Vec<_>>>()?;
     for role in &roles {
         clear_role(tx, keys, node, role);
     }

@@ -14,7 +14,8 @@ use tokio::{
 
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
-    heartbeat::{Entered, Registration},
+    entered::Entered,
+    heartbeat::Registration,
     leases::release,
     member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
     plan::OwnState,
