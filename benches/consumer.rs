@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{
     Bus, BusOptions, Consumer, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
-    consumer::{Batch, ConsumerOptions, Work},
+    consumer::{Batch, ConsumerOptions, ConsumerSettings, Work},
     store::{AtomicOp, Database, testing::Faults},
 };
 use tokio::runtime::Runtime;
@@ -49,14 +49,16 @@ enum Kind {
     IdsOnce,
 }
 
-/// Reads the feed once, and returns the time.
+/// Reads the feed once, and returns the time from the node's start on.
 async fn consume(store: &Database, bus: &Bus, kind: Kind) -> Duration {
     let before = bus.stats().consumer_rows;
+    let handle = bus.consumer("bench").unwrap();
+    handle.create(&ConsumerSettings::default().start(Cursor::NOTHING.into())).await.unwrap();
+    let started = Instant::now();
     let node = bus.node(NodeOptions::default()).await.unwrap();
     let options = ConsumerOptions::default().max_concurrency(64);
     let member = node.consumer("bench").unwrap().start_from(Cursor::NOTHING).options(options);
     let store = store.clone();
-    let started = Instant::now();
     let consumer = match kind {
         Kind::Batches => member.run_batches(|_: Batch<Notification>| async { Ok(()) }).await.unwrap(),
         Kind::BatchesOnce => {
@@ -98,7 +100,7 @@ async fn consume(store: &Database, bus: &Bus, kind: Kind) -> Duration {
     }
     let took = started.elapsed();
     consumer.shutdown().await.unwrap();
-    bus.consumer("bench").unwrap().delete(true).await.unwrap();
+    handle.delete(true).await.unwrap();
     node.shutdown().await.unwrap();
     took
 }
@@ -144,7 +146,13 @@ async fn many(count: usize) {
         let member = node.consumer(&format!("c{n}")).unwrap();
         members.push(member.run(|_: Work<Notification>| async { Ok(()) }).await.unwrap());
     }
+    while members.iter().any(|member| member.shards().is_empty()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let (started, after) = (began.elapsed(), faults.counts());
+    // What they still have to look at in the first seconds is no rest.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let resting = faults.counts();
     tokio::time::sleep(Duration::from_secs(10)).await;
     let rested = faults.counts();
     let began = Instant::now();
@@ -156,8 +164,8 @@ async fn many(count: usize) {
          second in all; stopped in {stopped:.1?} ({:.1} mutations each)",
         each(before.reads, after.reads),
         each(before.mutations, after.mutations),
-        (rested.reads - after.reads) as f64 / 10.0,
-        (rested.write_commits - after.write_commits) as f64 / 10.0,
+        (rested.reads - resting.reads) as f64 / 10.0,
+        (rested.write_commits - resting.write_commits) as f64 / 10.0,
         each(rested.mutations, faults.counts().mutations),
     );
 }

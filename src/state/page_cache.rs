@@ -16,11 +16,17 @@ use parking_lot::Mutex;
 
 use crate::{
     base::encoding::Sequence,
-    state::keys::{FeedId, ShardId},
+    state::{
+        feed::StoredRow,
+        keys::{FeedId, ShardId},
+    },
 };
 
 /// How many bytes of rows are kept in all.
 const BYTES_MAX: usize = 16 << 20;
+
+/// How many shards without readers are forgotten at once, at least.
+const FORGET_MIN: usize = 64;
 
 /// Rows of a shard: everything after `after` and up to `to`, as it was at one version.
 #[derive(Debug)]
@@ -39,12 +45,21 @@ pub(crate) struct CachedPage {
 
 type ShardOfFeed = (FeedId, ShardId);
 
+/// A reader of a shard, as long as it reads there. Locked by the one that reads the next page from the store.
+pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
+
 /// A shard with readers.
 #[derive(Debug, Default)]
 struct Shard {
-    /// Locked by the reader that reads the next page from the store.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    /// Shared with the readers.
+    turn: Turn,
     pages: VecDeque<Arc<CachedPage>>,
+}
+
+impl Shard {
+    fn is_forgotten(&self) -> bool {
+        self.pages.is_empty() && Arc::strong_count(&self.turn) == 1
+    }
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +68,8 @@ struct Cached {
     /// The pages, the oldest first.
     order: VecDeque<ShardOfFeed>,
     bytes: usize,
+    /// With so many shards, those without readers are looked for.
+    forget_at: usize,
 }
 
 /// See the module.
@@ -75,19 +92,29 @@ impl PageCache {
         pages.iter().rev().find(is_next).cloned()
     }
 
-    /// The lock of the reader that reads on in `shard`: one that waited for it finds its page here.
-    pub fn turn(&self, feed: &FeedId, shard: ShardId) -> Arc<tokio::sync::Mutex<()>> {
-        Arc::clone(&self.0.lock().shards.entry((feed.clone(), shard)).or_default().turn)
+    /// Begins to read in `shard`. One that waits for the lock finds the page of the other here.
+    pub fn reader(&self, feed: &FeedId, shard: ShardId) -> Turn {
+        let cached = &mut *self.0.lock();
+        if cached.shards.len() >= cached.forget_at {
+            cached.shards.retain(|_, shard| !shard.is_forgotten());
+            cached.forget_at = (2 * cached.shards.len()).max(FORGET_MIN);
+        }
+        Arc::clone(&cached.shards.entry((feed.clone(), shard)).or_default().turn)
     }
 
-    /// Keeps a page that was read.
+    /// Keeps a page that was read, if there are others who read in the shard.
     pub fn put(
         &self,
-        (feed, shard): (&FeedId, ShardId),
+        (feed, shard, turn): (&FeedId, ShardId, &Turn),
         (after, to): (Sequence, Sequence),
-        rows: Vec<(Sequence, Bytes)>,
+        rows: &[StoredRow],
         (version, more, hints): (u64, bool, u64),
     ) {
+        // This reader, and the table.
+        if Arc::strong_count(turn) <= 2 {
+            return;
+        }
+        let rows: Vec<_> = rows.iter().map(|row| (row.sequence, row.value.clone())).collect();
         let bytes = rows.iter().map(|(_, value)| value.len() + 64).sum::<usize>() + 64;
         let page = Arc::new(CachedPage { after, to, rows, version, more, hints, bytes });
         let cached = &mut *self.0.lock();
@@ -99,9 +126,6 @@ impl PageCache {
             let Some(oldest) = cached.order.pop_front() else { break };
             let Some(shard) = cached.shards.get_mut(&oldest) else { continue };
             cached.bytes -= shard.pages.pop_front().map_or(0, |page| page.bytes);
-            if shard.pages.is_empty() && Arc::strong_count(&shard.turn) == 1 {
-                cached.shards.remove(&oldest);
-            }
         }
     }
 }
@@ -111,22 +135,40 @@ mod tests {
     use super::*;
     use crate::base::encoding::{Incarnation, Versionstamp};
 
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
     #[test]
     fn a_page_serves_every_position_within_it_until_newer_ones_take_its_room() {
-        let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
         let (cache, feed) = (PageCache::default(), FeedId::notifications());
         let value = Bytes::from(vec![0; BYTES_MAX / 4]);
-        cache.put((&feed, ShardId(1)), (at(1), at(5)), vec![(at(3), value.clone())], (7, false, 0));
+        let row = |version| [StoredRow { sequence: at(version), value: value.clone() }];
+        let readers = [1, 2, 1, 2].map(|shard| cache.reader(&feed, ShardId(shard)));
+        cache.put((&feed, ShardId(1), &readers[0]), (at(1), at(5)), &row(3), (7, false, 0));
         for (after, is_kept) in [(0, false), (1, true), (4, true), (5, false)] {
             assert_eq!(cache.get(&feed, ShardId(1), at(after), 7).is_some(), is_kept, "{after}");
         }
         assert!(cache.get(&feed, ShardId(1), at(1), 8).is_none(), "the reader has read at a later version");
         assert!(cache.get(&feed, ShardId(2), at(1), 7).is_none());
         for version in 5..9 {
-            let rows = vec![(at(version), value.clone())];
-            cache.put((&feed, ShardId(2)), (at(version), at(version + 1)), rows, (8, true, 0));
+            let place = (&feed, ShardId(2), &readers[1]);
+            cache.put(place, (at(version), at(version + 1)), &row(version), (8, true, 0));
         }
         assert!(cache.get(&feed, ShardId(1), at(1), 0).is_none(), "it had to make room");
         assert!(cache.get(&feed, ShardId(2), at(8), 0).is_some());
+    }
+
+    #[test]
+    fn nothing_is_kept_for_the_only_reader_and_of_shards_without_readers() {
+        let (cache, feed) = (PageCache::default(), FeedId::notifications());
+        let only = cache.reader(&feed, ShardId(0));
+        let row = StoredRow { sequence: at(3), value: Bytes::from_static(b"row") };
+        cache.put((&feed, ShardId(0), &only), (at(1), at(5)), &[row], (7, false, 0));
+        assert!(cache.get(&feed, ShardId(0), at(1), 7).is_none());
+        for shard in 1..1_000 {
+            drop(cache.reader(&feed, ShardId(shard)));
+        }
+        assert!(cache.0.lock().shards.len() <= FORGET_MIN);
     }
 }

@@ -86,7 +86,7 @@ async fn a_document_whose_work_fails_is_tried_in_its_newest_row() {
         let is_mended = Arc::new(AtomicBool::new(false));
         let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
         let (mended, notes) = (Arc::clone(&is_mended), Arc::clone(&seen));
-        let fails = move |row: &Arc<Change>| {
+        let fails = move |row: &Change| {
             let is_bad = row.doc.id.as_str() == "bad";
             if is_bad {
                 notes.lock().unwrap().push(row.doc.revision.position);

@@ -21,7 +21,7 @@ type News = Arc<Mutex<Vec<(String, Vec<(DbInstance, EventKind)>)>>>;
 fn noting_rows(news: &News) -> Log<Batch<Notification>> {
     let news = Arc::clone(news);
     Log::doing(move |batch: Batch<Notification>| {
-        let of = |row: &Arc<Notification>| {
+        let of = |row: &Notification| {
             (row.name.to_string(), row.news_since(batch.since()).iter().collect::<Vec<_>>())
         };
         news.lock().unwrap().extend(batch.rows.iter().map(of));

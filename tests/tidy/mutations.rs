@@ -29,7 +29,8 @@ fn deliberate_bugs_fit_the_code_together() {
             }
         }
         let file = root().join(format!("tests/mutations/{name}.patch"));
-        let applied = Command::new("patch").args(["-p1", "-f", "-F0", "-i"]).arg(file).current_dir(&copy).output();
+        let applied =
+            Command::new("patch").args(["-p1", "-f", "-F0", "-i"]).arg(file).current_dir(&copy).output();
         match applied {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 eprintln!("SKIPPED: there is no `patch`, so nobody knows whether the deliberate bugs fit");

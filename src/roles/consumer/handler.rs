@@ -22,7 +22,7 @@ use crate::{
 pub type HandlerResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
 /// A type of rows that consumers work on: [`Notification`], and [`Change`](crate::changes::Change).
-pub trait ConsumedRow: FeedRow {
+pub trait ConsumedRow: FeedRow + Clone {
     /// The database that the row is about; `None` for rows of documents.
     #[doc(hidden)]
     fn instance(&self) -> Option<DbInstance> {
@@ -211,7 +211,7 @@ impl<R> fmt::Debug for Work<R> {
 /// Rows of one shard, in order. Clones belong to the same [`Run`].
 pub struct Batch<R> {
     /// The rows. A deferred id comes alone, in its newest row; and without a row if [`Batch::gone`] says that nothing is left of it.
-    pub rows: Vec<Arc<R>>,
+    pub rows: Vec<R>,
     pub(super) gone: Option<(bytes::Bytes, DbInstance)>,
     pub(super) run: Arc<Run>,
 }
@@ -223,7 +223,7 @@ impl<R> Batch<R> {
     }
 }
 
-impl<R> Clone for Batch<R> {
+impl<R: Clone> Clone for Batch<R> {
     fn clone(&self) -> Self {
         Self { rows: self.rows.clone(), gone: self.gone.clone(), run: Arc::clone(&self.run) }
     }

@@ -3,14 +3,16 @@
 //! One batch runs at a time. If it fails, what waits is forgotten and read again, so that each attempt has the newest rows. Perhaps only
 //! one of its rows fails, so they are tried one by one then.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use super::{ConsumerOptions, FailurePolicy};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
 
 pub(super) struct Ordered<R> {
-    /// Rows that were read, with their stored lengths.
-    queue: VecDeque<(Arc<R>, usize)>,
+    /// Rows that were read.
+    queue: VecDeque<R>,
+    /// How many bytes are stored of each.
+    lens: VecDeque<usize>,
     /// The first row of the batch that runs.
     running: Option<Sequence>,
     /// Rows up to here are tried one by one, because a batch of them has failed.
@@ -36,6 +38,7 @@ impl<R: FeedRow> Ordered<R> {
     pub fn new() -> Self {
         Self {
             queue: VecDeque::new(),
+            lens: VecDeque::new(),
             running: None,
             careful_to: Sequence::MIN,
             failed: (Sequence::MIN, 0),
@@ -44,8 +47,15 @@ impl<R: FeedRow> Ordered<R> {
         }
     }
 
-    pub fn push(&mut self, row: Arc<R>, len: usize) {
-        self.queue.push_back((row, len));
+    pub fn push(&mut self, row: R, len: usize) {
+        self.queue.push_back(row);
+        self.lens.push_back(len);
+    }
+
+    /// All rows of a page, which are not moved one by one. No row waits.
+    pub fn fill(&mut self, rows: Vec<R>, lens: Vec<usize>) {
+        debug_assert!(self.queue.is_empty());
+        (self.queue, self.lens) = (rows.into(), lens.into());
     }
 
     /// Whether every row that was read is worked on.
@@ -60,7 +70,7 @@ impl<R: FeedRow> Ordered<R> {
 
     /// Everything up to here is worked on.
     pub fn watermark(&self, read: Sequence) -> Sequence {
-        let first = self.running.or_else(|| self.queue.front().map(|(row, _)| row.sequence()));
+        let first = self.running.or_else(|| self.queue.front().map(R::sequence));
         first.map_or(read, |first| first.before().min(read))
     }
 
@@ -70,15 +80,22 @@ impl<R: FeedRow> Ordered<R> {
     }
 
     /// Starts the next batch: its rows, how often they have failed, and whether they are the last that were read.
-    pub fn start(&mut self, options: &ConsumerOptions) -> (Vec<Arc<R>>, u32, bool) {
-        let first = self.queue.front().expect("rows wait").0.sequence();
+    pub fn start(&mut self, options: &ConsumerOptions) -> (Vec<R>, u32, bool) {
+        let first = self.queue.front().expect("rows wait").sequence();
         let limit = if first <= self.careful_to { 1 } else { options.batch_rows_max };
-        let (mut rows, mut bytes) = (Vec::with_capacity(limit.min(self.queue.len())), 0);
-        while rows.len() < limit && bytes < options.batch_bytes_max {
-            let Some((row, len)) = self.queue.pop_front() else { break };
-            bytes += len;
-            rows.push(row);
-        }
+        let mut bytes = 0;
+        let fits = |len: &&usize| {
+            let fits = bytes < options.batch_bytes_max;
+            bytes += **len;
+            fits
+        };
+        let count = self.lens.iter().take(limit).take_while(fits).count();
+        self.lens.drain(..count);
+        let rows = if count == self.queue.len() {
+            std::mem::take(&mut self.queue).into()
+        } else {
+            self.queue.drain(..count).collect()
+        };
         if self.failed.0 != first {
             self.failed = (first, 0);
         }
@@ -95,6 +112,7 @@ impl<R: FeedRow> Ordered<R> {
     pub fn forget(&mut self) {
         self.running = None;
         self.queue.clear();
+        self.lens.clear();
     }
 
     /// The batch that runs, of `rows` and up to `last`, has failed once more.

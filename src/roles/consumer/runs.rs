@@ -17,7 +17,7 @@ use super::{
     in_hand::{Entry, InHand, Offered},
     member::OpenHandler,
     ordered::Next,
-    shard::{Change, End, Go, Halt, Page, PageRow, Part, ShardTask, persist},
+    shard::{Change, End, Go, Halt, Page, Part, ShardTask, persist},
 };
 use crate::{
     base::{
@@ -42,8 +42,17 @@ struct UnderWay<R> {
 /// What a run works on.
 enum What<R> {
     Id(Bytes),
-    /// A batch of rows after this position.
-    Rows(Sequence, Vec<Arc<R>>),
+    Rows(BatchOf<R>),
+}
+
+/// A batch of rows.
+struct BatchOf<R> {
+    /// Everything up to here is finished.
+    after: Sequence,
+    /// The row of a batch of one.
+    only: Option<Arc<R>>,
+    last: Sequence,
+    len: usize,
 }
 
 /// The runs of a shard, and what waits for one.
@@ -269,34 +278,44 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Takes the rows of a page.
     async fn take_page(&mut self, hand: &mut Hand<R>, page: Page<R>) -> Go<()> {
         let (due, knowledge) = (self.debounced(), self.knowledge());
-        for PageRow { row, key, len } in page.rows {
-            let id = Bytes::copy_from_slice(row.id());
-            if let Some(key) = &key {
+        if self.member.is_ordered
+            && page.keys.is_empty()
+            && page.rows.iter().all(|row| row.is_wanted(&self.member.filter, &knowledge))
+        {
+            self.ordered.fill(page.rows, page.lens);
+            self.has_read(page.to, (page.more, page.is_end));
+            return Ok(());
+        }
+        for (place, (row, len)) in page.rows.into_iter().zip(page.lens).enumerate() {
+            let key = page.keys.get(&place);
+            if let Some(key) = key {
                 self.is_dirty = true;
                 // It was finished before a crash, and the checkpoint was not saved; or it is older than the work on a newer row.
                 if key.due == Due::Never && row.sequence() <= key.done.position() {
                     continue;
                 }
                 if key.due != Due::Never {
-                    self.pass_by(hand, &id, &row, key).await?;
+                    self.pass_by(hand, &row, key).await?;
                     continue;
                 }
             }
-            let since = key.as_ref().map_or(knowledge, |key| key.done);
+            let since = key.map_or(knowledge, |key| key.done);
             if !row.is_wanted(&self.member.filter, &since) {
                 continue;
             }
             if self.member.is_ordered {
-                match &key {
+                match key {
                     // The commit of a batch writes no keys.
-                    Some(key) => self.pass_by(hand, &id, &row, key).await?,
+                    Some(key) => self.pass_by(hand, &row, key).await?,
                     None => self.ordered.push(row, len),
                 }
                 continue;
             }
+            let id = Bytes::copy_from_slice(row.id());
             let has_ended = hand.ids.contains(&id) && hand.ends_work(&id, &row);
-            let job = Job::new(Some(Arc::clone(&row)), since, key.as_ref());
-            let offered = hand.ids.offer(&id, row.sequence(), job, due, newest);
+            let at = row.sequence();
+            let job = Job::new(Some(Arc::new(row)), since, key);
+            let offered = hand.ids.offer(&id, at, job, due, newest);
             if offered == Offered::Running && has_ended {
                 self.cancel_run(hand, &id).await?;
             }
@@ -306,7 +325,8 @@ impl<R: ConsumedRow> ShardTask<R> {
     }
 
     /// Passes a row by, because the key of its id covers it.
-    async fn pass_by(&mut self, hand: &mut Hand<R>, id: &Bytes, row: &R, key: &DeferredRow) -> Go<()> {
+    async fn pass_by(&mut self, hand: &mut Hand<R>, row: &R, key: &DeferredRow) -> Go<()> {
+        let id = &Bytes::copy_from_slice(row.id());
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
         if has_ended && hand.ids.get(id).is_some_and(Entry::is_running) {
             return self.cancel_run(hand, id).await;
@@ -362,7 +382,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         let run = Run::new(&self.held, Scope::Id(job.scope(&id)), about);
         let call = if self.member.is_ordered {
             let gone = gone.filter(|_| row.is_none()).map(|gone| (id.clone(), gone));
-            Call::Rows(Batch { rows: row.into_iter().collect(), gone, run: Arc::clone(&run) })
+            Call::Rows(Batch {
+                rows: row.iter().map(|row| R::clone(row)).collect(),
+                gone,
+                run: Arc::clone(&run),
+            })
         } else {
             Call::Id(Work { id: id.clone(), row, gone, run: Arc::clone(&run) })
         };
@@ -372,12 +396,13 @@ impl<R: ConsumedRow> ShardTask<R> {
     fn start_batch(&mut self, hand: &mut Hand<R>) {
         let after = self.watermark(hand);
         let (rows, failed, is_last) = self.ordered.start(&self.member.options);
-        let last = rows[rows.len() - 1].sequence();
+        let (len, last) = (rows.len(), rows[rows.len() - 1].sequence());
+        let only = (len == 1).then(|| Arc::new(rows[0].clone()));
         let to = self.knowledge_at(if is_last { self.read } else { last });
         let about = About { since: self.knowledge(), attempt: failed + 1, is_deferred: false };
         let run = Run::new(&self.held, Scope::Rows { after, last, to }, about);
-        let call = Call::Rows(Batch { rows: rows.clone(), gone: None, run: Arc::clone(&run) });
-        self.spawn(hand, What::Rows(after, rows), run, call);
+        let call = Call::Rows(Batch { rows, gone: None, run: Arc::clone(&run) });
+        self.spawn(hand, What::Rows(BatchOf { after, only, last, len }), run, call);
     }
 
     fn spawn(&self, hand: &mut Hand<R>, what: What<R>, run: Arc<Run>, call: Call<R>) {
@@ -411,8 +436,8 @@ impl<R: ConsumedRow> ShardTask<R> {
                         self.held.context.stats.consumer_rows.add(1);
                         self.finish_in_hand(hand, &id, ended.run.has_committed()).await
                     }
-                    What::Rows(_, rows) => {
-                        self.batch_is_done(rows.len());
+                    What::Rows(batch) => {
+                        self.batch_is_done(batch.len);
                         Ok(())
                     }
                 };
@@ -429,9 +454,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         ended.run.close();
         match &ended.what {
             What::Id(id) => self.id_failed(hand, id, &failure).await?,
-            What::Rows(after, rows) => {
-                self.batch_failed(hand, &ended.run, (*after, rows), &failure).await?;
-            }
+            What::Rows(batch) => self.batch_failed(hand, &ended.run, batch, &failure).await?,
         }
         // Another handler takes the place of one for batches, whose state is unknown.
         if failure.is_panic && self.member.is_ordered { Err(End::Panicked.into()) } else { Ok(()) }
@@ -447,17 +470,17 @@ impl<R: ConsumedRow> ShardTask<R> {
         &mut self,
         hand: &mut Hand<R>,
         run: &Run,
-        (after, rows): (Sequence, &[Arc<R>]),
+        batch: &BatchOf<R>,
         failure: &Failure,
     ) -> Go<()> {
-        let last = rows[rows.len() - 1].sequence();
+        let BatchOf { after, ref only, last, len } = *batch;
         let attempts = self.ordered.attempts().saturating_add(1);
         self.report(None, attempts, &failure.error);
         let stored = persist!(self, "ending work that has failed", run.revoke_rows().await);
         let stored = stored.map_or(Sequence::MAX, |stored| stored.position());
         if stored >= last {
             // Its transaction was committed, although the handler does not know it.
-            self.batch_is_done(rows.len());
+            self.batch_is_done(len);
             return Ok(());
         }
         let again_from = stored.max(after);
@@ -466,10 +489,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         } else {
             let options = &self.member.options;
             let pause = options.pauses().backoff(attempts, self.env());
-            match self.ordered.has_failed((rows.len(), last), failure.is_stall, options) {
+            match self.ordered.has_failed((len, last), failure.is_stall, options) {
                 Next::Again => self.ordered.resume_at = self.now().saturating_add(pause),
                 Next::Defer => {
-                    let row = &rows[0];
+                    let row = only.as_ref().expect("rows of several are tried one by one");
                     let id = Bytes::copy_from_slice(row.id());
                     let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);
                     let (error, defer) = (&failure.error[..], Some(pause));

@@ -5,6 +5,7 @@
 //! ([`reshard`](super::reshard)).
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -31,6 +32,7 @@ use crate::{
         feed_wakeups::FeedHeads,
         keys::{ConsumerRow, DeferredRow, ShardId},
         membership::{Held, Stop},
+        page_cache::Turn,
         skipped::SkippedAt,
     },
     store::{Database, Isolation, Transaction},
@@ -105,26 +107,23 @@ pub(super) enum Change {
     Ends,
 }
 
-/// Rows of the shard, with the keys of those that have one.
+/// Rows of the shard.
 pub(super) struct Page<R> {
-    pub rows: Vec<PageRow<R>>,
+    pub rows: Vec<R>,
+    /// How many bytes are stored of each.
+    pub lens: Vec<usize>,
+    /// The keys of the ids that have one, by the place of the row.
+    pub keys: BTreeMap<usize, DeferredRow>,
     pub to: Sequence,
     pub more: bool,
     /// Whether the shard is closed, and this is its end.
     pub is_end: bool,
 }
 
-pub(super) struct PageRow<R> {
-    pub row: Arc<R>,
-    /// The key of its id.
-    pub key: Option<DeferredRow>,
-    /// How many bytes are stored of it.
-    pub len: usize,
-}
-
 pub(super) struct ShardTask<R> {
     pub member: Arc<Member<R>>,
     pub held: Arc<HeldShard>,
+    reader: Turn,
     pub stop: Stop,
     pub part: Part,
     /// Says up to where shards may have rows.
@@ -163,8 +162,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         let token = FencingToken { incarnation: context.config.incarnation, generation, shard, epoch };
         let (hints, now) = (context.wakeups.listen(&member.feed), context.env().now());
         let consumer = member.name.clone();
+        let reader = context.pages.reader(&member.feed, shard);
         Self {
             held: Arc::new(HeldShard { context, consumer, shard, lease, token }),
+            reader,
             stop,
             part: Part::Nothing,
             hints,
@@ -360,10 +361,14 @@ impl<R: ConsumedRow> ShardTask<R> {
         // A batch that has failed is read as it is now.
         let is_again = self.ordered.is_careful(after);
         let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
-        let mut page = Page { rows: Vec::with_capacity(rows.len()), to, more, is_end };
+        let (of_rows, lens) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        let mut page = Page { rows: of_rows, lens, keys: BTreeMap::new(), to, more, is_end };
         for StoredRow { sequence, value } in rows {
             match R::from_stored(sequence, &value) {
-                Ok(row) => page.rows.push(PageRow { row: Arc::new(row), key: None, len: value.len() }),
+                Ok(row) => {
+                    page.rows.push(row);
+                    page.lens.push(value.len());
+                }
                 Err(error) => {
                     self.held.context.skip(&SkippedAt::Row(self.member.feed.clone(), sequence), &error);
                 }
@@ -371,14 +376,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         // Few ids have keys, so only their rows are looked up.
         let keyed: Vec<_> =
-            (0..page.rows.len()).filter(|&at| self.deferred.may_have_key(page.rows[at].row.id())).collect();
+            (0..page.rows.len()).filter(|&at| self.deferred.may_have_key(page.rows[at].id())).collect();
         if !keyed.is_empty() {
-            let ids: Vec<_> =
-                keyed.iter().map(|&at| Bytes::copy_from_slice(page.rows[at].row.id())).collect();
+            let ids: Vec<_> = keyed.iter().map(|&at| Bytes::copy_from_slice(page.rows[at].id())).collect();
             let keys = self.read_keys(&ids).await?;
-            for (at, key) in keyed.into_iter().zip(keys) {
-                page.rows[at].key = key;
-            }
+            page.keys = keyed.into_iter().zip(keys).filter_map(|(at, key)| Some((at, key?))).collect();
         }
         Ok(page)
     }
@@ -407,8 +409,8 @@ impl<R: ConsumedRow> ShardTask<R> {
     ) -> Result<(Vec<StoredRow>, Sequence, bool, bool)> {
         let (held, member) = (Arc::clone(&self.held), Arc::clone(&self.member));
         let (pages, feed, shard) = (&held.context.pages, &member.feed, held.shard);
-        let turn = pages.turn(feed, shard);
-        let _turn = turn.lock().await;
+        let reader = Arc::clone(&self.reader);
+        let _turn = reader.lock().await;
         // Before the read: a hint that comes during it may be of rows that it does not show.
         let hints = self.hints.borrow().count;
         if let Some(page) = pages.get(feed, shard, after, self.read_version).filter(|_| !is_again) {
@@ -439,8 +441,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (version, rows, to, more, is_end) = self.db().run(read).await?;
         self.read_version = version;
         if !is_end && !is_again && to > after {
-            let kept = rows.iter().map(|row| (row.sequence, row.value.clone())).collect();
-            pages.put((feed, shard), (after, to), kept, (version, more, hints));
+            pages.put((feed, shard, &self.reader), (after, to), &rows, (version, more, hints));
         }
         Ok((rows, to, more, is_end))
     }

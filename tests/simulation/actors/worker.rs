@@ -153,7 +153,7 @@ enum Check<R> {
     Batch(Batch<R>),
 }
 
-impl<R> Clone for Check<R> {
+impl<R: Clone> Clone for Check<R> {
     fn clone(&self) -> Self {
         match self {
             Self::Work(work) => Self::Work(work.clone()),
