@@ -17,6 +17,7 @@ mod older_rows;
 mod recipes;
 mod reporting;
 mod reshards;
+mod review;
 mod scans;
 mod scenario;
 mod working;
