@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    Cursor, DbInstance, Filter, JanitorOptions, Notification,
+    Cursor, DbInstance, Error, Filter, JanitorOptions, Notification,
     changes::ChangesOptions,
     consumer::{Batch, ConsumerSettings, Work},
     cursor::Start,
@@ -546,4 +546,127 @@ async fn deferred_ids_of_a_busy_tenant_leave_others_their_turn() {
     })
     .await;
     drop(consumer);
+}
+
+/// Requests to work again get through, however often the checkpoints of the shards move meanwhile.
+#[tokio::test(start_paused = true)]
+async fn requests_get_through_while_checkpoints_move() {
+    let fixture = ConsumerFixture::new(2).await;
+    let log = Ids::new();
+    fixture.create(names("db", 20)).await;
+    let options = hinted().checkpoint_interval(Duration::from_millis(5));
+    let member = fixture.other_member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.until_done().await;
+    let (store, bus) = (fixture.store.clone(), fixture.other.clone());
+    let busy = tokio::spawn(async move {
+        for n in 0.. {
+            record(&store, &bus, &db(&format!("db{}", n % 20), 1), [0, 0, 1, 0]).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    pass(Duration::from_secs(1)).await;
+    fixture.faults.delay_reads(Duration::from_millis(20));
+    let handle = fixture.bus.consumer("c").unwrap();
+    assert_eq!(within("they get through", handle.again("*", false)).await.unwrap(), 20);
+    busy.abort();
+    consumer.shutdown().await.unwrap();
+}
+
+/// The janitor has dropped the shard of an id that runs there. A request to work on it again, in the successor, does not begin before that
+/// run has ended.
+#[tokio::test(start_paused = true)]
+#[ignore = "the janitor would have to keep the entries in which consumers are"]
+async fn an_id_that_runs_in_a_dropped_shard_does_not_run_in_its_successor() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (goes_on, received) = watch::channel(false);
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (of_running, of_most, store) = (Arc::clone(&running), Arc::clone(&most), fixture.store.clone());
+    let log = Ids::doing(move |work: Work<Notification>| {
+        let (running, most, mut received) = (Arc::clone(&of_running), Arc::clone(&of_most), received.clone());
+        let store = store.clone();
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            if work.shard() == ShardId(1) {
+                received.wait_for(|goes_on| *goes_on).await?;
+            }
+            let effect = async |tx: Transaction| {
+                if !work.commit_in(&tx).await?.is_already_committed() {
+                    tx.atomic(AtomicOp::Add, b"effects", &1_u64.to_le_bytes());
+                }
+                Ok(())
+            };
+            store.run(effect).await?;
+            running.fetch_sub(1, Ordering::Relaxed);
+            Ok(())
+        }
+    });
+    fixture.create(["a"]).await;
+    let options = hinted().checkpoint_interval(Duration::from_hours(1)).stall_limit(Duration::from_hours(9));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    log.until_calls(1).await;
+    let feed = fixture.other.feed();
+    feed.reshard(2, None).await.unwrap();
+    fixture.update("a", 0).await;
+    let options = JanitorOptions::default().interval(Duration::from_millis(100));
+    let janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
+    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
+    pass(Duration::from_secs(20)).await;
+    let asked = fixture.handle().again("a", false).await;
+    pass(Duration::from_secs(20)).await;
+    goes_on.send_replace(true);
+    pass(Duration::from_mins(1)).await;
+    assert_eq!(most.load(Ordering::Relaxed), 1, "{asked:?}");
+    janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// Somebody asks twice for the same work: the second request does not disturb the run that answers the first one.
+#[tokio::test(start_paused = true)]
+async fn a_second_request_does_not_disturb_the_run_of_the_first() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (goes_on, store) = (Arc::new(Notify::new()), fixture.store.clone());
+    let opened = Arc::clone(&goes_on);
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&outcomes);
+    let log = Ids::doing(move |work: Work<Notification>| {
+        let (store, opened, notes) = (store.clone(), Arc::clone(&opened), Arc::clone(&notes));
+        async move {
+            if work.is_again() {
+                opened.notified().await;
+            }
+            let verified = work.verify(&store.begin()).await.is_ok();
+            let state = store.run(async |tx: Transaction| work.commit_in(&tx).await).await?;
+            notes.lock().unwrap().push((verified, state.is_already_committed()));
+            Ok(())
+        }
+    });
+    fixture.create(["a"]).await;
+    let options = hinted().stall_limit(Duration::from_hours(1));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    fixture.until_done().await;
+    fixture.handle().again("a", false).await.unwrap();
+    log.until_calls(2).await;
+    fixture.handle().again("a", false).await.unwrap();
+    pass(Duration::from_secs(10)).await;
+    goes_on.notify_one();
+    log.until_calls(3).await;
+    goes_on.notify_one();
+    fixture.until_done().await;
+    assert_eq!(outcomes.lock().unwrap().clone(), [(true, false); 3]);
+    consumer.shutdown().await.unwrap();
+}
+
+/// Ids that no store takes are refused, and nothing panics.
+#[tokio::test(start_paused = true)]
+async fn ids_that_are_too_long_are_refused() {
+    let fixture = ConsumerFixture::new(2).await;
+    let handle = fixture.handle();
+    handle.create(&ConsumerSettings::default()).await.unwrap();
+    let long = "x".repeat(20_000);
+    assert!(matches!(handle.discard(long.as_bytes()).await, Ok(false) | Err(Error::Invalid { .. })));
+    let after = handle.deferred(Some((ShardId(1), &long)), 1).await;
+    assert!(matches!(after, Ok(_) | Err(Error::Invalid { .. })), "{after:?}");
 }

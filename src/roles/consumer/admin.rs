@@ -464,9 +464,14 @@ impl ConsumerHandle {
         let (key, _) = first.rows.first().ok_or_else(|| self.missing())?;
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
+        // Checkpoints move all the time. The mark of a drained shard, and the switch to its successors, write its lease.
+        let fence = |shard: ShardId| {
+            tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
+        };
         let searched = if let Ok(shard) = topology.shard_beside(feed, first, id) {
+            fence(shard);
             let checkpoint = keys.consumer_checkpoint(&self.name, shard);
-            let stored = tx.get(&checkpoint, Isolation::Serializable).await?;
+            let stored = tx.get(&checkpoint, Isolation::Snapshot).await?;
             let stored = stored.ok_or_else(|| self.missing())?;
             let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
             let (entry, successor) = topology.entry_of(shard)?;
@@ -481,8 +486,7 @@ impl ConsumerHandle {
             (shard, entry.next_shard())
         } else {
             // The entry was dropped, because it is empty.
-            let checkpoint = keys.consumer_checkpoint(&self.name, first);
-            tx.add_read_conflict(&KeyRange::key(&checkpoint));
+            fence(first);
             (first, ShardId(first.0 + 1))
         };
         let successor = successor(&topology, first)?;
