@@ -670,3 +670,43 @@ async fn ids_that_are_too_long_are_refused() {
     let after = handle.deferred(Some((ShardId(1), &long)), 1).await;
     assert!(matches!(after, Ok(_) | Err(Error::Invalid { .. })), "{after:?}");
 }
+
+/// The work on the end of a database fails until its tombstone is dropped and its name is taken. When the next attempt failed as well, for the
+/// new database, the old one was forgotten.
+#[tokio::test(start_paused = true)]
+#[ignore = "a key has room for one database: that of the present work takes the place of the one that has ended"]
+async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
+    let fixture = ConsumerFixture::new(1).await;
+    let fails = Arc::new(AtomicBool::new(false));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (failing, notes) = (Arc::clone(&fails), Arc::clone(&seen));
+    let log = Ids::doing(move |work: Work<Notification>| {
+        let fails = failing.load(Ordering::Relaxed);
+        notes.lock().unwrap().push((work.gone(), fails));
+        async move { if fails { Err("it fails".into()) } else { Ok(()) } }
+    });
+    let pause = Duration::from_secs(30);
+    let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run(log.handler()).await.unwrap();
+    change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
+    fixture.until_done().await;
+    fails.store(true, Ordering::Relaxed);
+    change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
+    let janitor = fixture.eager_janitor().await;
+    until("the tombstone is dropped", async || {
+        fixture.other.feed().newest(&"a".parse().unwrap()).await.unwrap().is_none()
+    })
+    .await;
+    janitor.shutdown().await.unwrap();
+    let calls = log.calls();
+    change(&fixture, 2, [1, 0, 0, 0], [1, 0, 0, 0]).await;
+    log.until_calls(calls + 1).await;
+    assert_eq!(seen.lock().unwrap().last(), Some(&(Some(DbInstance([1; 16])), true)));
+    pass(Duration::from_secs(1)).await;
+    fails.store(false, Ordering::Relaxed);
+    fixture.until_done().await;
+    let seen = seen.lock().unwrap().clone();
+    assert!(seen.contains(&(Some(DbInstance([1; 16])), false)), "{seen:?}");
+    consumer.shutdown().await.unwrap();
+}
