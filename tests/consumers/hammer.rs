@@ -1,5 +1,12 @@
 //! Random changes, faults, crashes and reshards: each row has its effect at most once, and each newest row exactly once.
 
+#![allow(
+    clippy::too_many_lines,
+    clippy::manual_assert,
+    clippy::semicolon_if_nothing_returned,
+    reason = "it is one long story"
+)]
+
 use std::{
     collections::BTreeMap,
     sync::{
