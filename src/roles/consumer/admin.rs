@@ -431,9 +431,13 @@ impl ConsumerHandle {
     ) -> Result<u64> {
         let row = self.row(tx, Isolation::Serializable).await?.filter(|row| row.identity == known.identity);
         let row = row.ok_or_else(|| self.missing())?;
-        for id in ids {
+        // At once, so that they fit the life of a transaction.
+        let keys = ids.iter().map(|id| async {
             let key = self.key_of(tx, &row, id).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
+            Ok::<_, Error>((key, stored))
+        });
+        for (key, stored) in futures_util::future::try_join_all(keys).await? {
             let stored = stored.map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key)));
             let deferred = stored.transpose()?.unwrap_or(DeferredRow {
                 done: row.start,
@@ -460,33 +464,55 @@ impl ConsumerHandle {
         let (key, _) = first.rows.first().ok_or_else(|| self.missing())?;
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
+        // Checkpoints move all the time. The mark of a drained shard, and the switch to its successors, write its lease.
+        let fence = |shard: ShardId| {
+            tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
+        };
         let searched = if let Ok(shard) = topology.shard_beside(feed, first, id) {
+            fence(shard);
             let checkpoint = keys.consumer_checkpoint(&self.name, shard);
-            let stored = tx.get(&checkpoint, Isolation::Serializable).await?;
+            let stored = tx.get(&checkpoint, Isolation::Snapshot).await?;
             let stored = stored.ok_or_else(|| self.missing())?;
             let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
+            let (entry, successor) = topology.entry_of(shard)?;
+            let end = successor.and_then(|successor| successor.shards().next()).unwrap_or(entry.next_shard());
             if !is_marked(&topology, shard, stored) {
-                return Ok(key(shard));
+                // The mark of its end may have been that of an entry that was dropped since, and has the key.
+                return Ok(self
+                    .find_key(tx, (entry.next_shard(), end), id)
+                    .await?
+                    .unwrap_or_else(|| key(shard)));
             }
-            (shard, topology.entry_of(shard)?.0.next_shard())
+            (shard, entry.next_shard())
         } else {
             // The entry was dropped, because it is empty.
-            let checkpoint = keys.consumer_checkpoint(&self.name, first);
-            tx.add_read_conflict(&KeyRange::key(&checkpoint));
+            fence(first);
             (first, ShardId(first.0 + 1))
         };
         let successor = successor(&topology, first)?;
         let end = successor.shards().next().expect("an entry has shards");
         // Keys may be left in entries that were dropped meanwhile, too.
-        let searched = std::iter::once(searched.0).chain((searched.1.0..end.0).map(ShardId));
-        let found = searched.map(|shard| async move {
-            let key = key(shard);
-            Ok::<_, Error>(tx.get(&key, Isolation::Serializable).await?.map(|_| key))
-        });
-        if let Some(found) = futures_util::future::try_join_all(found).await?.into_iter().flatten().next() {
+        if tx.get(&key(searched.0), Isolation::Serializable).await?.is_some() {
+            return Ok(key(searched.0));
+        }
+        if let Some(found) = self.find_key(tx, (searched.1, end), id).await? {
             return Ok(found);
         }
         Ok(key(shard_in(&topology, feed, successor, id)?))
+    }
+
+    /// The key of `id` in a shard from `begin` on and before `end`.
+    async fn find_key(
+        &self,
+        tx: &Transaction,
+        (begin, end): (ShardId, ShardId),
+        id: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
+        let found = (begin.0..end.0).map(|shard| async move {
+            let key = self.context.keys.deferred(&self.name, ShardId(shard), id);
+            Ok::<_, Error>(tx.get(&key, Isolation::Serializable).await?.map(|_| key))
+        });
+        Ok(futures_util::future::try_join_all(found).await?.into_iter().flatten().next())
     }
 
     /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. A run of the id can commit nothing more; a batch

@@ -43,8 +43,10 @@ pub(super) struct Job<R> {
     pub since: Cursor,
     /// The database that the key of the id names.
     pub worked: Option<DbInstance>,
-    /// Whether the id has a key.
+    /// Whether the id may have a key.
     pub has_key: bool,
+    /// Whether the key covers the row, so that the checkpoint says nothing of it.
+    pub is_covered: bool,
     pub again: Option<[u8; 16]>,
 }
 
@@ -56,6 +58,7 @@ impl<R: ConsumedRow> Job<R> {
             since: key.map_or(since, |key| key.done),
             worked: key.and_then(|key| key.instance),
             has_key: key.is_some(),
+            is_covered: false,
             again: key.and_then(|key| key.again),
         }
     }
@@ -83,7 +86,7 @@ impl<R: ConsumedRow> Job<R> {
             id: id.clone(),
             sequence: sequence_of(self.row.as_ref()),
             instance: left_instance(self.row.as_deref()),
-            has_key: self.has_key,
+            is_covered: self.is_covered,
             again: self.again,
         }
     }
@@ -101,8 +104,8 @@ pub(super) enum KeyChange<'a, R> {
     Failed { job: &'a Job<R>, attempts: u32, error: &'a str, defer: Option<Duration> },
     /// The run goes on, and is not to hold the checkpoint back.
     Covered { job: &'a Job<R>, attempts: u32 },
-    /// A row has come for which the work must not wait: the database has ended, or nothing was due.
-    Due,
+    /// A row has come for which the work must not wait: the database has ended, which is this one if the key knows none, or nothing was due.
+    Due(Option<DbInstance>),
     /// The newest row cannot be read.
     Unreadable(&'a str),
 }
@@ -121,7 +124,9 @@ impl<R> KeyChange<'_, R> {
         match self {
             Self::Failed { defer, .. } => defer.unwrap_or_default(),
             Self::Unreadable(_) => most,
-            Self::Finished { .. } | Self::Passed { .. } | Self::Covered { .. } | Self::Due => Duration::ZERO,
+            Self::Finished { .. } | Self::Passed { .. } | Self::Covered { .. } | Self::Due(_) => {
+                Duration::ZERO
+            }
         }
     }
 }
@@ -135,6 +140,16 @@ pub(super) enum Changed {
     Deferred,
     /// The work is not finished, and no key was written.
     Open,
+}
+
+/// Whether a deferred id that is due can be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Now,
+    /// No more ids of its tenant may run: the next pass looks at it again.
+    Later,
+    /// It is in hand.
+    InHand,
 }
 
 /// A deferred id that is due, and how often its work has failed.
@@ -168,11 +183,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.held.context.keys.deferred_of(&self.held.consumer, Some(self.held.shard))
     }
 
-    /// At most `room` ids that are due and not `in_hand`.
+    /// At most `room` ids that are due and have their `turn`. It looks at one page of keys, so that rows have their turn, however many keys there
+    /// are; after an error at the same page again.
     pub(super) async fn due_ids(
         &mut self,
         room: usize,
-        in_hand: impl Fn(&[u8]) -> bool,
+        turn: impl Fn(&[u8]) -> Turn,
     ) -> Result<Vec<DueId<R>>> {
         let mut found = Vec::new();
         let now = self.now();
@@ -183,42 +199,36 @@ impl<R: ConsumedRow> ShardTask<R> {
         if self.deferred.place.is_none() {
             (self.deferred.began, self.deferred.soonest) = (now, None);
         }
-        while found.len() < room {
-            let begin = self.deferred.place.clone().unwrap_or_else(|| range.begin.clone());
-            let read = RangeRead::new(KeyRange { begin, end: range.end.clone() }).limit(PAGE_KEYS);
-            let left = room - found.len();
-            let page = async |tx: Transaction| self.due_in(&tx, &read, left, &in_hand).await;
-            let (keys, soonest, place) = self.db().run(page).await?;
-            for (id, key, newest) in keys {
-                if let Some(due) = self.due_id(id, key, newest).await? {
-                    found.push(due);
-                }
-            }
-            if let Some(pause) = soonest {
-                let at = self.now().saturating_add(pause);
-                self.deferred.soonest = Some(self.deferred.soonest.map_or(at, |known| known.min(at)));
-            }
-            self.deferred.place = place;
-            if self.deferred.place.is_none() {
-                // The pass has ended.
-                let now = self.now();
-                let least = (now.saturating_sub(self.deferred.began) * PASS_SHARE).max(PASS_PAUSE_MIN);
-                let (least, most) = (now + least, now + PASS_PAUSE_MAX);
-                self.deferred.next_pass = self.deferred.soonest.map(|soonest| soonest.max(least).min(most));
-                break;
-            }
+        let begin = self.deferred.place.clone().unwrap_or_else(|| range.begin.clone());
+        let read = RangeRead::new(KeyRange { begin, end: range.end }).limit(PAGE_KEYS);
+        let page = async |tx: Transaction| self.due_in(&tx, &read, room, &turn).await;
+        let (keys, soonest, place) = self.db().run(page).await?;
+        for (id, key, newest) in keys {
+            found.extend(self.due_id(id, key, newest).await?);
+        }
+        if let Some(pause) = soonest {
+            let at = self.now().saturating_add(pause);
+            self.deferred.soonest = Some(self.deferred.soonest.map_or(at, |known| known.min(at)));
+        }
+        self.deferred.place = place;
+        if self.deferred.place.is_none() {
+            // The pass has ended.
+            let now = self.now();
+            let least = (now.saturating_sub(self.deferred.began) * PASS_SHARE).max(PASS_PAUSE_MIN);
+            let (least, most) = (now + least, now + PASS_PAUSE_MAX);
+            self.deferred.next_pass = self.deferred.soonest.map(|soonest| soonest.max(least).min(most));
         }
         Ok(found)
     }
 
-    /// Among the keys of `read`, at most `room` that are due and not `in_hand`, with the newest rows of their ids; in how long the next one
+    /// Among the keys of `read`, at most `room` that are due and have their `turn`, with the newest rows of their ids; in how long the next one
     /// is due; and where to go on, if the range was not read to its end.
     async fn due_in(
         &self,
         tx: &Transaction,
         read: &RangeRead,
         room: usize,
-        in_hand: &impl Fn(&[u8]) -> bool,
+        turn: &impl Fn(&[u8]) -> Turn,
     ) -> Result<(Vec<DueKey>, Option<Duration>, Option<Bytes>)> {
         let (incarnation, version) = (self.held.context.config.incarnation, tx.read_version().await?);
         let page = tx.get_range(read, Isolation::Snapshot).await?;
@@ -232,10 +242,11 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Due::At(of, at) if of == incarnation => at.saturating_sub(version),
                 Due::At(..) => 0,
             };
-            if pause > 0 {
+            let turn = if pause > 0 { Turn::Later } else { turn(&id) };
+            if turn == Turn::Later {
                 let pause = Duration::from_micros(pause);
                 soonest = Some(soonest.map_or(pause, |known: Duration| known.min(pause)));
-            } else if !in_hand(&id) {
+            } else if turn == Turn::Now {
                 due.push((id, row));
                 if due.len() == room {
                     place = Some(key_after(key));
@@ -272,7 +283,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             },
         };
         let attempts = key.attempts;
-        let job = Job::new(row, key.done, Some(&key));
+        let job = Job { is_covered: true, ..Job::new(row, key.done, Some(&key)) };
         let is_done = match &job.row {
             Some(row) => row.sequence() <= key.done.position(),
             None => key.instance.is_none(),
@@ -370,7 +381,11 @@ impl<R: ConsumedRow> ShardTask<R> {
                 }
                 stored => Some(DeferredRow { attempts, ..job.key(stored) }),
             },
-            KeyChange::Due => stored.map(|row| DeferredRow { due: Due::NOW, attempts: 0, ..row }),
+            KeyChange::Due(ended) => stored.map(|row| {
+                // The tombstone may be dropped before the turn of the id comes.
+                let instance = row.instance.or(ended);
+                DeferredRow { due: Due::NOW, attempts: 0, instance, ..row }
+            }),
             KeyChange::Unreadable(error) => {
                 let due = held.due_after(tx, pause).await?;
                 stored.map(|row| DeferredRow { due, at_ms, error: error.to_owned(), ..row })

@@ -131,7 +131,7 @@ impl HeldShard {
         stored: Option<&DeferredRow>,
     ) -> Result<bool> {
         let Some(stored) = stored else {
-            if id.has_key {
+            if id.is_covered {
                 // It was finished, and the checkpoint has passed it; or it was discarded.
                 return Ok(true);
             }
@@ -163,8 +163,8 @@ pub(super) struct IdScope {
     pub sequence: Option<Sequence>,
     /// The database that exists once the work is done; `None` if none is left.
     pub instance: Option<DbInstance>,
-    /// Whether a key covered the id when the run began.
-    pub has_key: bool,
+    /// Whether a key covered the id when the run began, so that the checkpoint says nothing of it.
+    pub is_covered: bool,
     /// The request to work again that the run answers.
     pub again: Option<[u8; 16]>,
 }
@@ -403,7 +403,7 @@ mod tests {
             id: Bytes::from_static(b"a"),
             sequence: Some(at(version)),
             instance: None,
-            has_key: true,
+            is_covered: true,
             again: None,
         };
         let newest = finished(&scope(2), None);

@@ -298,8 +298,13 @@ impl<R: ConsumedRow, H: BatchHandler<R>> AnyHandler<R> for Batches<H> {
 /// Makes the handler of a shard.
 pub(super) type Factory<R> = Box<dyn Fn(ShardId) -> Arc<dyn AnyHandler<R>> + Send + Sync>;
 
-/// The text of `error` and its sources.
+/// The text of `error` and its sources. It is the user's code that writes it.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let text = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| chain_of(error)));
+    text.unwrap_or_else(|_| "an error whose text panics".to_owned())
+}
+
+fn chain_of(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -44,6 +44,8 @@ pub(super) struct Entry<T> {
     next: Option<(Sequence, T)>,
     /// Whether it came as a deferred id that is due.
     was_due: bool,
+    /// Its tenant, since it was ready.
+    tenant: Bytes,
     state: State,
 }
 
@@ -137,6 +139,14 @@ impl<T> InHand<T> {
         self.entries.contains_key(id)
     }
 
+    /// Whether as many ids of the tenant of `id` run as may.
+    pub fn is_tenant_busy(&self, id: &[u8]) -> bool {
+        self.divide.as_ref().is_some_and(|divide| {
+            let running = self.tenants.get(&self.tenant_of(id)).map_or(0, |tenant| tenant.running);
+            running >= divide.running_max
+        })
+    }
+
     /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` gets the work that
     /// waits and the new one; a pause goes on.
     pub fn offer(
@@ -180,7 +190,16 @@ impl<T> InHand<T> {
         let state = State::Waiting(due.unwrap_or_default());
         self.entries.insert(
             id.clone(),
-            Entry { work, attempts: 0, began: None, first, next: None, was_due: false, state },
+            Entry {
+                work,
+                attempts: 0,
+                began: None,
+                first,
+                next: None,
+                was_due: false,
+                tenant: Bytes::new(),
+                state,
+            },
         );
         match due {
             Some(due) => drop(self.timers.insert((due, id.clone()))),
@@ -189,9 +208,9 @@ impl<T> InHand<T> {
     }
 
     fn make_ready(&mut self, id: &Bytes) {
-        let ticket = self.number();
-        self.entries.get_mut(id).expect("it is in hand").state = State::Ready(ticket);
-        let tenant = self.tenant_of(id);
+        let (ticket, tenant) = (self.number(), self.tenant_of(id));
+        let entry = self.entries.get_mut(id).expect("it is in hand");
+        (entry.state, entry.tenant) = (State::Ready(ticket), tenant.clone());
         let turn = self.number();
         let queue = self.tenants.entry(tenant.clone()).or_default();
         queue.ready.push_back((ticket, id.clone()));
@@ -201,8 +220,10 @@ impl<T> InHand<T> {
         }
     }
 
-    fn tenant_of(&self, id: &Bytes) -> Bytes {
-        self.divide.as_ref().map_or_else(Bytes::new, |divide| (divide.of)(id))
+    /// The tenant of `id`, by the user's code; of no name if that panics.
+    fn tenant_of(&self, id: &[u8]) -> Bytes {
+        let Some(divide) = &self.divide else { return Bytes::new() };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (divide.of)(id))).unwrap_or_default()
     }
 
     fn number(&mut self) -> u64 {
@@ -260,7 +281,8 @@ impl<T> InHand<T> {
         if let Some(entry) = entry {
             entry.state = State::Idle;
             self.running -= 1;
-            let tenant = self.tenant_of(id);
+            // That of its start: the user's code may say another one by now.
+            let tenant = entry.tenant.clone();
             if let Some(queue) = self.tenants.get_mut(&tenant) {
                 self.turns.remove(&(queue.running, queue.turn, tenant.clone()));
                 queue.running -= 1;

@@ -257,7 +257,10 @@ impl LowWatermark {
                 return Ok(false);
             }
             // Rows of successors are before `at` as well.
-            let successor = topology.entry_of(shard).ok().and_then(|(_, successor)| successor);
+            let successor = match topology.entry_of(shard) {
+                Ok((_, successor)) => successor,
+                Err(_) => topology.successor_of_trimmed(shard),
+            };
             if successor.is_some_and(|successor| successor.first <= at) {
                 return Ok(false);
             }

@@ -45,6 +45,8 @@ pub(super) struct Member<R> {
     pub factory: Factory<R>,
     /// Whether the handler works on batches in the order of the shard.
     pub is_ordered: bool,
+    /// Whether the name belongs to a consumer with another feed or filter.
+    pub is_over: AtomicBool,
     /// The generation of the consumer when it was last read.
     pub generation: AtomicU64,
     /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
@@ -127,12 +129,22 @@ impl<R: ConsumedRow> Member<R> {
         self.shards.ended.send_replace(Some(error));
     }
 
-    /// The shards with checkpoints, and those of the next topology entry if theirs is closed.
+    /// Whether `row` is that of the consumer of which this is a member. It may have been deleted, and created with another feed or filter.
+    fn is_for(&self, row: &ConsumerRow) -> bool {
+        row.feed == self.feed && row.filter == self.filter.hash()
+    }
+
+    /// The shards with checkpoints, and those of the next topology entry if theirs is closed; none of a consumer that is another one.
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let keys = &self.context.keys;
         // Checkpoints change all the time, and must not make a round of balancing fail.
         let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot);
-        let (rows, row) = tokio::try_join!(rows, self.row(tx, Isolation::Snapshot))?;
+        let (mut rows, row) = tokio::try_join!(rows, self.row(tx, Isolation::Snapshot))?;
+        let is_another = row.as_ref().is_some_and(|row| !self.is_for(row));
+        self.is_over.store(is_another, Ordering::Relaxed);
+        if is_another {
+            rows.clear();
+        }
         let shards = rows.iter().map(|(key, _)| Ok(keys.consumer_checkpoint_of(key)?.1));
         let mut shards: Vec<_> = shards.collect::<Result<_>>()?;
         let first = shards.first().copied();

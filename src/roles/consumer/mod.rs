@@ -46,7 +46,10 @@ mod status;
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -246,6 +249,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             tenants,
             factory,
             is_ordered,
+            is_over: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
             shards: Arc::clone(&shards),

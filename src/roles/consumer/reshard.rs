@@ -77,6 +77,8 @@ impl<R: ConsumedRow> ShardTask<R> {
             return Ok(Left::Moved);
         }
         if self.move_keys(tx, (held.shard, ShardId(held.shard.0 + 1)), (&topology, successor)).await? {
+            // The successors may have looked for their keys already.
+            changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }
         if !member.shards.is_first(held.shard) {
@@ -101,6 +103,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if self.move_keys(tx, (held.shard, first), (&topology, successor)).await? {
             let (last, _) = left.last().expect("this shard is among them");
             tx.clear_range(&leases(ShardId(last.0 + 1)));
+            changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }
         // Rows of the successors tell of what happened before, and was not read in the shards that end.

@@ -8,7 +8,7 @@ use tracing::Instrument;
 
 use super::{
     FailurePolicy,
-    deferred::{Changed, Job, KeyChange},
+    deferred::{Changed, Job, KeyChange, Turn},
     exactly_once::{About, Run, Scope},
     handler::{
         AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
@@ -74,6 +74,15 @@ impl<R: ConsumedRow> Hand<R> {
     fn run_of(&self, id: &[u8]) -> Option<u64> {
         let works_on = |run: &UnderWay<R>| matches!(&run.what, What::Id(running) if running[..] == *id);
         self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
+    }
+
+    /// Whether a deferred id can be taken.
+    fn turn(&self, id: &[u8]) -> Turn {
+        match self.ids.contains(id) {
+            true => Turn::InHand,
+            false if self.ids.is_tenant_busy(id) => Turn::Later,
+            false => Turn::Now,
+        }
     }
 
     /// Whether `row` ends the database on which the work in hand works.
@@ -242,10 +251,11 @@ impl<R: ConsumedRow> ShardTask<R> {
             // The sender is in the member.
             _ = changes.changed() => Event::Again,
             Some((number, joined)) = tasks.join_next(), if !runs.is_empty() => Event::Ended(number, joined),
-            () = std::future::ready(()), if reads_on => Event::Again,
-            () = again => Event::Again,
             () = check => Event::Check,
+            () = std::future::ready(()), if reads_on => Event::Again,
+            // Before the turn of deferred ids, which may be always: it comes in any case.
             () = self.rows_may_have_come(), if waits_for_rows => Event::Rows,
+            () = again => Event::Again,
         }
     }
 
@@ -261,8 +271,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         if room == 0 || self.deferred.next_turn().is_none_or(|at| at > self.now()) {
             return Ok(());
         }
-        let due =
-            persist!(self, "reading deferred ids", self.due_ids(room, |id| hand.ids.contains(id)).await);
+        let due = persist!(self, "reading deferred ids", self.due_ids(room, |id| hand.turn(id)).await);
         for (id, job, attempts) in due {
             hand.ids.offer_covered(&id, job, attempts);
         }
@@ -328,12 +337,15 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn pass_by(&mut self, hand: &mut Hand<R>, row: &R, key: &DeferredRow) -> Go<()> {
         let id = &Bytes::copy_from_slice(row.id());
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
-        if has_ended && hand.ids.get(id).is_some_and(Entry::is_running) {
+        // A key that somebody's request has made knows no instance.
+        let is_running = hand.ids.get(id).is_some_and(Entry::is_running);
+        if is_running && (has_ended || hand.ends_work(id, row)) {
             return self.cancel_run(hand, id).await;
         }
         if has_ended || key.due == Due::Never {
             hand.ids.remove(id);
-            persist!(self, "deferring an id", self.change_key(id, KeyChange::Due).await);
+            let passed = if row.is_tombstone() { row.instance() } else { None };
+            persist!(self, "deferring an id", self.change_key(id, KeyChange::Due(passed)).await);
         }
         Ok(())
     }
@@ -605,7 +617,8 @@ impl<R: ConsumedRow> ShardTask<R> {
             persist!(self, "deferring an id that runs for long", self.change_key(&id, covered).await);
             self.is_dirty = true;
             hand.ids.cover(&id);
-            hand.ids.get_mut(&id).expect("it runs").work.has_key = true;
+            let job = &mut hand.ids.get_mut(&id).expect("it runs").work;
+            (job.has_key, job.is_covered) = (true, true);
         }
         Ok(())
     }

@@ -22,8 +22,8 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// How many keys are looked at to find whether ids are deferred.
-const KEYS_MAX: usize = 100;
+/// How many keys are looked at to find whether ids are deferred: those of finished ids stay until the checkpoint has passed them.
+const KEYS_MAX: usize = 10_000;
 
 /// The stored state of a consumer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -210,10 +210,16 @@ impl ConsumerHandle {
             status.memberless_ms =
                 MemberlessSince::from_bytes(&value).map_err(|error| error.at(&key))?.idle_ms;
         }
-        let deferred = RangeRead::new(keys.deferred_of(&self.name, None)).limit(KEYS_MAX);
-        for (key, value) in tx.get_range(&deferred, Isolation::Snapshot).await?.rows {
-            let row = DeferredRow::from_bytes(&value).map_err(|error| error.at(&key))?;
-            status.has_deferred |= row.due != Due::Never;
+        let mut left = KEYS_MAX;
+        let mut rest = Some(RangeRead::new(keys.deferred_of(&self.name, None)).limit(100));
+        while let Some(read) = rest.filter(|_| !status.has_deferred && left > 0) {
+            let page = tx.get_range(&read, Isolation::Snapshot).await?;
+            for (key, value) in &page.rows {
+                let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
+                status.has_deferred |= row.due != Due::Never;
+            }
+            left = left.saturating_sub(page.rows.len());
+            rest = read.after(&page).map(|read| read.limit(1_000));
         }
         Ok(status)
     }

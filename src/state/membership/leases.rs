@@ -117,6 +117,11 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);
 
+    /// Whether the node may own none of the resources any more, as [`Work::resources`] has found.
+    fn is_over(&self) -> bool {
+        false
+    }
+
     /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is
     /// given, once it has saved its progress, so that another node can go on. It is dropped if that takes too long,
     /// and at once if the lease is lost.

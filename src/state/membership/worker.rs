@@ -234,7 +234,12 @@ impl WorkerTask {
                 break;
             }
         }
-        Ok(())
+        // Others would wait for what this node is to own, and does not take.
+        let max = if self.work.is_over() { 0 } else { self.options.leases_max.unwrap_or(u32::MAX) };
+        match &self.role {
+            Some(role) => self.member.own_at_most(role, max).await,
+            None => Ok(()),
+        }
     }
 
     /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
