@@ -584,6 +584,7 @@ async fn a_commit_that_outlives_its_run_does_not_land_behind_the_checkpoint() {
     fixture.create(["a"]).await;
     log.until_calls(1).await;
     fixture.until_done().await;
+    pass(Duration::from_secs(1)).await;
     let late = leaked.lock().unwrap().pop().unwrap();
     assert_eq!(late.commit().await.unwrap_err().code(), Some(1020));
     consumer.shutdown().await.unwrap();

@@ -674,7 +674,6 @@ async fn ids_that_are_too_long_are_refused() {
 /// The work on the end of a database fails until its tombstone is dropped and its name is taken. When the next attempt failed as well, for the
 /// new database, the old one was forgotten.
 #[tokio::test(start_paused = true)]
-#[ignore = "a key has room for one database: that of the present work takes the place of the one that has ended"]
 async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     let fixture = ConsumerFixture::new(1).await;
     let fails = Arc::new(AtomicBool::new(false));

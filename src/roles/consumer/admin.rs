@@ -442,6 +442,7 @@ impl ConsumerHandle {
             let deferred = stored.transpose()?.unwrap_or(DeferredRow {
                 done: row.start,
                 instance: None,
+                ended: None,
                 due: Due::NOW,
                 attempts: 0,
                 at_ms: 0,
@@ -535,6 +536,7 @@ impl ConsumerHandle {
             let row = DeferredRow {
                 done,
                 instance: None,
+                ended: None,
                 due: Due::NOW,
                 attempts: 0,
                 error,

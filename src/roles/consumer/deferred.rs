@@ -37,8 +37,10 @@ const PASS_SHARE: u32 = 10;
 
 /// What a run works on.
 pub(super) struct Job<R> {
-    /// The newest row; `None` if the id has none any more.
+    /// The newest row; `None` if the id has none any more, or the run is only about an end.
     pub row: Option<Arc<R>>,
+    /// The database whose end is all that the run is about.
+    pub end: Option<DbInstance>,
     /// What is finished of the id.
     pub since: Cursor,
     /// The database that the key of the id names.
@@ -55,6 +57,7 @@ impl<R: ConsumedRow> Job<R> {
     pub fn new(row: Option<Arc<R>>, since: Cursor, key: Option<&DeferredRow>) -> Self {
         Self {
             row,
+            end: None,
             since: key.map_or(since, |key| key.done),
             worked: key.and_then(|key| key.instance),
             has_key: key.is_some(),
@@ -68,16 +71,32 @@ impl<R: ConsumedRow> Job<R> {
         gone(self.row.as_deref(), &self.since, self.worked)
     }
 
-    /// What is to be cleaned up, should the work end before it is finished.
+    /// The database on which the run works.
     pub fn begun_instance(&self) -> Option<DbInstance> {
-        left_instance(self.row.as_deref()).or_else(|| self.gone())
+        let gone = self.gone().filter(|_| self.end.is_none());
+        left_instance(self.row.as_deref()).or(gone)
     }
 
     /// The key of the id while the work on it is not finished. What `stored` says of it stays: what is finished, and the request to work again.
     fn key(&self, stored: Option<DeferredRow>) -> DeferredRow {
+        let (ended, instance) = match left_instance(self.row.as_deref()) {
+            _ if self.end.is_some() => {
+                stored.as_ref().map_or((None, self.end), |stored| (stored.ended, stored.instance))
+            }
+            Some(begun) => (self.gone(), Some(begun)),
+            None => (None, self.gone()),
+        };
         let (done, again) = stored.map_or((self.since, None), |stored| (stored.done, stored.again));
-        let (instance, error) = (self.begun_instance(), String::new());
-        DeferredRow { done, instance, due: Due::NOW, attempts: 0, at_ms: 0, error, again }
+        DeferredRow {
+            done,
+            instance,
+            ended,
+            due: Due::NOW,
+            attempts: 0,
+            at_ms: 0,
+            error: String::new(),
+            again,
+        }
     }
 
     /// What the transactions of a run of this depend on.
@@ -86,6 +105,7 @@ impl<R: ConsumedRow> Job<R> {
             id: id.clone(),
             sequence: sequence_of(self.row.as_ref()),
             instance: left_instance(self.row.as_deref()),
+            end: self.end,
             is_covered: self.is_covered,
             again: self.again,
         }
@@ -283,11 +303,15 @@ impl<R: ConsumedRow> ShardTask<R> {
             },
         };
         let attempts = key.attempts;
+        // Alone, before the next database of the name: what was begun for that may have to be ended as well.
+        if let Some(end) = key.ended.or(key.instance.filter(|_| row.is_none())) {
+            let again = key.again.filter(|_| row.is_none());
+            let job =
+                Job { end: Some(end), worked: Some(end), again, ..Job::new(None, key.done, Some(&key)) };
+            return Ok(Some((id, Job { is_covered: true, ..job }, attempts)));
+        }
         let job = Job { is_covered: true, ..Job::new(row, key.done, Some(&key)) };
-        let is_done = match &job.row {
-            Some(row) => row.sequence() <= key.done.position(),
-            None => key.instance.is_none(),
-        };
+        let is_done = job.row.as_ref().is_none_or(|row| row.sequence() <= key.done.position());
         // Keys of what nobody here wants: requests to work again on all ids make them.
         let is_unwanted = job.row.as_ref().is_some_and(|row| {
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);

@@ -6,7 +6,7 @@
 //! | [`Run::commit_in`] of an id | lease, key of the id | `done` in the key |
 //! | [`Run::commit_in`] of a batch | lease, checkpoint | checkpoint |
 //! | end of a run that did not succeed | lease, the same keys | the same keys |
-//! | end of a shard | lease, checkpoint, all keys | checkpoint |
+//! | end of a shard | lease, checkpoint, all keys | checkpoint, and a conflict on the lease |
 //!
 //! A run that is over is marked in memory first, and then the keys that its transactions read are written: of a run that succeeds, once the
 //! checkpoint has passed it. A transaction that has read them before conflicts; one that reads them after finds the mark. Another process
@@ -163,6 +163,8 @@ pub(super) struct IdScope {
     pub sequence: Option<Sequence>,
     /// The database that exists once the work is done; `None` if none is left.
     pub instance: Option<DbInstance>,
+    /// The database whose end is all that the work is about.
+    pub end: Option<DbInstance>,
     /// Whether a key covered the id when the run began, so that the checkpoint says nothing of it.
     pub is_covered: bool,
     /// The request to work again that the run answers.
@@ -346,9 +348,10 @@ impl Run {
 
 /// Whether the key says that what a run works on is finished.
 pub(super) fn is_finished(stored: &DeferredRow, id: &IdScope) -> bool {
-    let has_passed = match id.sequence {
-        Some(sequence) => stored.done.position() >= sequence,
-        None => stored.instance.is_none(),
+    let has_passed = match (id.sequence, id.end) {
+        (Some(sequence), _) => stored.done.position() >= sequence,
+        (None, Some(_)) => stored.ended != id.end && stored.instance != id.end,
+        (None, None) => true,
     };
     // The request that the run answers stands until the run has committed.
     has_passed && (id.again.is_none() || stored.again != id.again)
@@ -357,16 +360,24 @@ pub(super) fn is_finished(stored: &DeferredRow, id: &IdScope) -> bool {
 /// The key of an id whose work was finished in the transaction that writes it.
 pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow {
     let again = stored.as_ref().and_then(|stored| stored.again).filter(|again| Some(*again) != id.again);
+    let (mut ended, mut is_left) = (None, again.is_some());
     let (done, instance) = match (stored, id.sequence) {
         // The id was discarded while the run went on.
         (Some(stored), Some(sequence)) if stored.done.position() > sequence => (stored.done, stored.instance),
         (_, Some(sequence)) => (sequence.into(), id.instance),
-        (stored, None) => (stored.map_or(Cursor::NOTHING, |stored| stored.done), id.instance),
+        (Some(stored), None) => {
+            ended = stored.ended.filter(|ended| Some(*ended) != id.end);
+            let instance = stored.instance.filter(|instance| Some(*instance) != id.end);
+            is_left |= ended.is_some() || instance.is_some();
+            (stored.done, instance)
+        }
+        (None, None) => (Cursor::NOTHING, None),
     };
     DeferredRow {
         done,
         instance,
-        due: if again.is_some() { Due::NOW } else { Due::Never },
+        ended,
+        due: if is_left { Due::NOW } else { Due::Never },
         attempts: 0,
         at_ms: 0,
         error: String::new(),
@@ -403,6 +414,7 @@ mod tests {
             id: Bytes::from_static(b"a"),
             sequence: Some(at(version)),
             instance: None,
+            end: None,
             is_covered: true,
             again: None,
         };

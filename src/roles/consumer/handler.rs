@@ -184,12 +184,14 @@ impl<R> Work<R> {
         &self.id
     }
 
-    /// The newest row of the id; `None` if it has none any more, because its tombstone was dropped while the id was deferred.
+    /// The newest row of the id; `None` if there is only an end to handle ([`Work::gone`]), or the id has no row any more, because its
+    /// tombstone was dropped while the id was deferred.
     pub fn row(&self) -> Option<&Arc<R>> {
         self.row.as_ref()
     }
 
-    /// The database whose end is news: drop what was made for it, before anything is made for its successor.
+    /// The database whose end is news: drop what was made for it, before anything is made for its successor. After a failure it may come
+    /// without a row, and the row of the successor afterwards.
     pub fn gone(&self) -> Option<DbInstance> {
         self.gone
     }
@@ -210,14 +212,15 @@ impl<R> fmt::Debug for Work<R> {
 
 /// Rows of one shard, in order. Clones belong to the same [`Run`].
 pub struct Batch<R> {
-    /// The rows. A deferred id comes alone, in its newest row; and without a row if [`Batch::gone`] says that nothing is left of it.
+    /// The rows. A deferred id comes alone, in its newest row; and without a row if there is only an end to handle ([`Batch::gone`]).
     pub rows: Vec<R>,
     pub(super) gone: Option<(bytes::Bytes, DbInstance)>,
     pub(super) run: Arc<Run>,
 }
 
 impl<R> Batch<R> {
-    /// The name and the instance of a database that ended while it was deferred, and whose tombstone was dropped.
+    /// The name and the instance of a database that has ended while it was deferred, if no row says so: drop what was made for it. The row
+    /// of its successor comes afterwards.
     pub fn gone(&self) -> Option<(&[u8], DbInstance)> {
         self.gone.as_ref().map(|(id, instance)| (&id[..], *instance))
     }
@@ -331,9 +334,9 @@ pub(super) fn gone<R: ConsumedRow>(
 ) -> Option<DbInstance> {
     match row {
         None => worked,
-        Some(row) => {
-            row.gone(since).or_else(|| worked.filter(|worked| Some(*worked) != left_instance(Some(row))))
-        }
+        // It was begun, so the end of the one before is handled, or is the work of a run of its own.
+        Some(row) if worked.is_some() && worked == left_instance(Some(row)) => None,
+        Some(row) => worked.or_else(|| row.gone(since)),
     }
 }
 

@@ -9,11 +9,14 @@ use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
+/// The most ids with keys that a task remembers; with more, it looks each id up until it reads them anew.
+const HASHES_MAX: usize = 100_000;
+
 /// What a task knows of the keys of its shard.
-#[derive(Default)]
 pub(super) struct KnownKeys {
-    /// Ids that may have keys. Others have none, but for those that somebody has just asked to work on again.
-    hashes: HashSet<u64>,
+    /// Ids that may have keys. Others have none, but for those that somebody has just asked to work on again. `None` if there are too many:
+    /// then each id may have one.
+    hashes: Option<HashSet<u64>>,
     /// Ids whose keys say only what is finished, by that position: removed once the checkpoint has passed it.
     pub finished: BTreeSet<(Sequence, Bytes)>,
     /// Where the pass goes on; `None` between two passes.
@@ -26,10 +29,35 @@ pub(super) struct KnownKeys {
     pub next_pass: Option<Duration>,
 }
 
+/// No id has a key.
+impl Default for KnownKeys {
+    fn default() -> Self {
+        let hashes = Some(HashSet::new());
+        Self {
+            hashes,
+            finished: BTreeSet::new(),
+            place: None,
+            began: Duration::ZERO,
+            soonest: None,
+            next_pass: None,
+        }
+    }
+}
+
 impl KnownKeys {
+    fn insert(&mut self, id: &[u8]) {
+        if let Some(hashes) = &mut self.hashes {
+            hashes.insert(hash_of(id));
+            if hashes.len() > HASHES_MAX {
+                self.hashes = None;
+            }
+        }
+    }
+
     /// Whether `id` may have a key.
     pub fn may_have_key(&self, id: &[u8]) -> bool {
-        !self.hashes.is_empty() && self.hashes.contains(&hash_of(id))
+        let Some(hashes) = &self.hashes else { return true };
+        !hashes.is_empty() && hashes.contains(&hash_of(id))
     }
 
     /// When there may be something to do.
@@ -39,20 +67,22 @@ impl KnownKeys {
 
     /// A key of `id` was written that is due at `at`.
     pub fn note(&mut self, id: &[u8], at: Duration) {
-        self.hashes.insert(hash_of(id));
+        self.insert(id);
         self.next_pass = Some(self.next_pass.map_or(at, |next| next.min(at)));
         self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
     }
 
     /// The key of `id` says that everything up to `done` is finished, and nothing else.
     pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
-        self.hashes.insert(hash_of(id));
+        self.insert(id);
         self.finished.insert((done, id.clone()));
     }
 
     /// `id` has no key any more.
     pub fn was_cleared(&mut self, id: &[u8]) {
-        self.hashes.remove(&hash_of(id));
+        if let Some(hashes) = &mut self.hashes {
+            hashes.remove(&hash_of(id));
+        }
     }
 }
 

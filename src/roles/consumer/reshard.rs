@@ -73,6 +73,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (keys, pool, mark) = (&held.context.keys, held.consumer.pool(), successor.first);
         if stored.position() < mark {
             held.set_checkpoint(tx, moved(stored, mark));
+            // Requests to work again read the lease rather than the checkpoint, which moves all the time.
+            tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }

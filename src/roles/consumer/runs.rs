@@ -14,7 +14,7 @@ use super::{
         AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
         sequence_of,
     },
-    in_hand::{Entry, InHand, Offered},
+    in_hand::{InHand, Offered},
     member::OpenHandler,
     ordered::Next,
     shard::{Change, End, Go, Halt, Page, Part, ShardTask, persist},
@@ -338,8 +338,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         let id = &Bytes::copy_from_slice(row.id());
         let has_ended = row.is_tombstone() || key.instance.is_some() && key.instance != row.instance();
         // A key that somebody's request has made knows no instance.
-        let is_running = hand.ids.get(id).is_some_and(Entry::is_running);
-        if is_running && (has_ended || hand.ends_work(id, row)) {
+        let running = hand.ids.get(id).filter(|entry| entry.is_running());
+        if running.is_some_and(|entry| entry.work.end.is_some()) {
+            // The row has its turn afterwards, whatever it says.
+            return Ok(());
+        }
+        if running.is_some() && (has_ended || hand.ends_work(id, row)) {
             return self.cancel_run(hand, id).await;
         }
         if has_ended || key.due == Due::Never {

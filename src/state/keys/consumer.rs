@@ -167,6 +167,8 @@ pub(crate) struct DeferredRow {
     pub done: Cursor,
     /// The database that was worked on, or was being worked on; `None` if there is nothing to clean up.
     pub instance: Option<DbInstance>,
+    /// The one before it, whose end the handler has not handled.
+    pub ended: Option<DbInstance>,
     pub due: Due,
     /// How often the work on the present row has failed.
     pub attempts: u32,
@@ -179,19 +181,26 @@ pub(crate) struct DeferredRow {
 }
 
 impl DeferredRow {
-    /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4), due (1 and 8), instance (16), again (16),
-    /// attempts (4), time (8), and the error behind its length (2).
+    /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4, ended 8), due (1 and 8), instance (16), ended
+    /// (16), again (16), attempts (4), time (8), and the error behind its length (2).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&self.done.to_bytes());
         let has_due = self.due != Due::Never;
-        let flags = [(has_due, 1), (self.instance.is_some(), 2), (self.again.is_some(), 4)];
+        let flags = [
+            (has_due, 1),
+            (self.instance.is_some(), 2),
+            (self.again.is_some(), 4),
+            (self.ended.is_some(), 8),
+        ];
         bytes.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum());
         if let Due::At(incarnation, version) = self.due {
             bytes.push(incarnation.0);
             bytes.extend_from_slice(&version.to_be_bytes());
         }
-        bytes.extend_from_slice(self.instance.as_ref().map_or(&[], |instance| &instance.0[..]));
+        for instance in [&self.instance, &self.ended] {
+            bytes.extend_from_slice(instance.as_ref().map_or(&[], |instance| &instance.0[..]));
+        }
         bytes.extend_from_slice(self.again.as_ref().map_or(&[], |again| &again[..]));
         bytes.extend_from_slice(&self.attempts.to_be_bytes());
         bytes.extend_from_slice(&self.at_ms.to_be_bytes());
@@ -203,16 +212,18 @@ impl DeferredRow {
         let mut reader = begin("deferred id", bytes)?;
         let done = Cursor::read(&mut reader)?;
         let flags = reader.u8()?;
-        if flags > 7 {
+        if flags > 15 {
             return Err(reader.corrupt(format!("flags {flags} are unknown")));
         }
         let due = if flags & 1 == 0 { Due::Never } else { Due::At(Incarnation(reader.u8()?), reader.u64()?) };
         let instance = if flags & 2 == 0 { None } else { Some(DbInstance(reader.bytes16()?)) };
+        let ended = if flags & 8 == 0 { None } else { Some(DbInstance(reader.bytes16()?)) };
         let again = if flags & 4 == 0 { None } else { Some(reader.bytes16()?) };
         let row = Self {
             done,
             due,
             instance,
+            ended,
             again,
             attempts: reader.u32()?,
             at_ms: reader.u64()?,
@@ -421,6 +432,7 @@ mod tests {
         let deferred = DeferredRow {
             done: Cursor::NOTHING,
             instance: Some(DbInstance([7; 16])),
+            ended: Some(DbInstance([8; 16])),
             due: Due::At(Incarnation(1), 258),
             attempts: 3,
             at_ms: 4,
@@ -428,8 +440,9 @@ mod tests {
             again: Some([9; 16]),
         };
         let expected = [
-            &[1, 0, 7, 1, 0, 0, 0, 0, 0, 0, 1, 2][..],
+            &[1, 0, 15, 1, 0, 0, 0, 0, 0, 0, 1, 2][..],
             &[7; 16],
+            &[8; 16],
             &[9; 16],
             &[0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 2, b'n', b'o'],
         ];
@@ -473,6 +486,7 @@ mod tests {
         fn rows_round_trip(
             known: Option<u32>,
             instance in option::of(any::<[u8; 16]>()),
+            ended in option::of(any::<[u8; 16]>()),
             due: Option<(u8, u64)>,
             again: Option<[u8; 16]>,
             attempts: u32,
@@ -483,6 +497,7 @@ mod tests {
             let row = DeferredRow {
                 done: known.map_or(Cursor::NOTHING, |known| at(known).into()),
                 instance: instance.map(DbInstance),
+                ended: ended.map(DbInstance),
                 due: due.map_or(Due::Never, |(incarnation, version)| Due::At(Incarnation(incarnation), version)),
                 attempts,
                 at_ms,
