@@ -1,8 +1,9 @@
-//! [`PageCache`]: the last pages of each shard that consumers of this process have read.
+//! [`PageCache`]: the last page of each shard that consumers of this process have read.
 //!
 //! Consumers that follow the same feed stand at the same place most of the time. The first that reads a page keeps it here, and the others
-//! take it from memory: so a node reads a feed once, however many consumers it has. A row that was superseded since comes once more, in
-//! its new place, as it does for any reader that was a moment earlier.
+//! take it from memory: so a node reads a feed once, however many consumers it has. One that is further behind reads for itself, and gets
+//! each id once, in its newest row. A row that was superseded since comes once more, in its new place, as it does for any reader that was
+//! a moment earlier.
 //!
 //! A reader takes no page that is older than one that it has read: a row that moved in between would be in neither of the two.
 
@@ -53,19 +54,19 @@ pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
 struct Shard {
     /// Shared with the readers.
     turn: Turn,
-    pages: VecDeque<Arc<CachedPage>>,
+    page: Option<Arc<CachedPage>>,
 }
 
 impl Shard {
     fn is_forgotten(&self) -> bool {
-        self.pages.is_empty() && Arc::strong_count(&self.turn) == 1
+        self.page.is_none() && Arc::strong_count(&self.turn) == 1
     }
 }
 
 #[derive(Debug, Default)]
 struct Cached {
     shards: HashMap<ShardOfFeed, Shard>,
-    /// The pages, the oldest first.
+    /// The shards with pages, in the order in which they have got one.
     order: VecDeque<ShardOfFeed>,
     bytes: usize,
     /// With so many shards, those without readers are looked for.
@@ -77,7 +78,7 @@ struct Cached {
 pub(crate) struct PageCache(Mutex<Cached>);
 
 impl PageCache {
-    /// The page with the first rows after `after`, if one is kept that was read at `version` or later.
+    /// The last page, if it has the first rows after `after`, and was read at `version` or later.
     pub fn get(
         &self,
         feed: &FeedId,
@@ -86,10 +87,8 @@ impl PageCache {
         version: u64,
     ) -> Option<Arc<CachedPage>> {
         let cached = self.0.lock();
-        let pages = &cached.shards.get(&(feed.clone(), shard))?.pages;
-        let is_next =
-            |page: &&Arc<CachedPage>| page.after <= after && after < page.to && page.version >= version;
-        pages.iter().rev().find(is_next).cloned()
+        let page = cached.shards.get(&(feed.clone(), shard))?.page.as_ref()?;
+        (page.after <= after && after < page.to && page.version >= version).then(|| Arc::clone(page))
     }
 
     /// Begins to read in `shard`. One that waits for the lock finds the page of the other here.
@@ -119,13 +118,20 @@ impl PageCache {
         let page = Arc::new(CachedPage { after, to, rows, version, more, hints, bytes });
         let cached = &mut *self.0.lock();
         let place = (feed.clone(), shard);
-        cached.bytes += bytes;
-        cached.order.push_back(place.clone());
-        cached.shards.entry(place).or_default().pages.push_back(page);
+        let kept = &mut cached.shards.entry(place.clone()).or_default().page;
+        if kept.as_ref().is_some_and(|kept| kept.to > to) {
+            // The reader is behind the others.
+            return;
+        }
+        let before = kept.replace(page);
+        cached.bytes = cached.bytes + bytes - before.as_ref().map_or(0, |before| before.bytes);
+        if before.is_none() {
+            cached.order.push_back(place);
+        }
         while cached.bytes > BYTES_MAX {
             let Some(oldest) = cached.order.pop_front() else { break };
-            let Some(shard) = cached.shards.get_mut(&oldest) else { continue };
-            cached.bytes -= shard.pages.pop_front().map_or(0, |page| page.bytes);
+            let dropped = cached.shards.get_mut(&oldest).and_then(|shard| shard.page.take());
+            cached.bytes -= dropped.map_or(0, |page| page.bytes);
         }
     }
 }
@@ -135,7 +141,7 @@ mod tests {
     use super::*;
     use crate::base::encoding::{Incarnation, Versionstamp};
 
-    fn at(version: u64) -> Sequence {
+    fn position(version: u64) -> Sequence {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
@@ -143,29 +149,39 @@ mod tests {
     fn a_page_serves_every_position_within_it_until_newer_ones_take_its_room() {
         let (cache, feed) = (PageCache::default(), FeedId::notifications());
         let value = Bytes::from(vec![0; BYTES_MAX / 4]);
-        let row = |version| [StoredRow { sequence: at(version), value: value.clone() }];
-        let readers = [1, 2, 1, 2].map(|shard| cache.reader(&feed, ShardId(shard)));
-        cache.put((&feed, ShardId(1), &readers[0]), (at(1), at(5)), &row(3), (7, false, 0));
+        let row = |version| [StoredRow { sequence: position(version), value: value.clone() }];
+        let readers: Vec<_> = (1..7).chain(1..7).map(|shard| cache.reader(&feed, ShardId(shard))).collect();
+        let put = |shard: u64, (after, to): (u64, u64), at| {
+            let place = (&feed, ShardId(shard), &readers[shard as usize - 1]);
+            cache.put(place, (position(after), position(to)), &row(at), (7, false, 0));
+        };
+        put(1, (1, 5), 3);
         for (after, is_kept) in [(0, false), (1, true), (4, true), (5, false)] {
-            assert_eq!(cache.get(&feed, ShardId(1), at(after), 7).is_some(), is_kept, "{after}");
+            assert_eq!(cache.get(&feed, ShardId(1), position(after), 7).is_some(), is_kept, "{after}");
         }
-        assert!(cache.get(&feed, ShardId(1), at(1), 8).is_none(), "the reader has read at a later version");
-        assert!(cache.get(&feed, ShardId(2), at(1), 7).is_none());
-        for version in 5..9 {
-            let place = (&feed, ShardId(2), &readers[1]);
-            cache.put(place, (at(version), at(version + 1)), &row(version), (8, true, 0));
+        assert!(
+            cache.get(&feed, ShardId(1), position(1), 8).is_none(),
+            "the reader has read at a later version"
+        );
+        assert!(cache.get(&feed, ShardId(2), position(1), 7).is_none());
+        put(1, (5, 6), 6);
+        assert!(cache.get(&feed, ShardId(1), position(1), 7).is_none(), "who is behind reads for itself");
+        put(1, (0, 2), 1);
+        assert!(cache.get(&feed, ShardId(1), position(5), 7).is_some(), "and takes no page from the others");
+        for shard in 2..6 {
+            put(shard, (1, 5), 3);
         }
-        assert!(cache.get(&feed, ShardId(1), at(1), 0).is_none(), "it had to make room");
-        assert!(cache.get(&feed, ShardId(2), at(8), 0).is_some());
+        assert!(cache.get(&feed, ShardId(1), position(5), 0).is_none(), "it had to make room");
+        assert!(cache.get(&feed, ShardId(5), position(1), 0).is_some());
     }
 
     #[test]
     fn nothing_is_kept_for_the_only_reader_and_of_shards_without_readers() {
         let (cache, feed) = (PageCache::default(), FeedId::notifications());
         let only = cache.reader(&feed, ShardId(0));
-        let row = StoredRow { sequence: at(3), value: Bytes::from_static(b"row") };
-        cache.put((&feed, ShardId(0), &only), (at(1), at(5)), &[row], (7, false, 0));
-        assert!(cache.get(&feed, ShardId(0), at(1), 7).is_none());
+        let row = StoredRow { sequence: position(3), value: Bytes::from_static(b"row") };
+        cache.put((&feed, ShardId(0), &only), (position(1), position(5)), &[row], (7, false, 0));
+        assert!(cache.get(&feed, ShardId(0), position(1), 7).is_none());
         for shard in 1..1_000 {
             drop(cache.reader(&feed, ShardId(shard)));
         }

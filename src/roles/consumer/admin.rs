@@ -528,16 +528,16 @@ impl ConsumerHandle {
                 return Ok(false);
             }
             let newest = self.context.keys.newest(&row.feed, id);
-            let newest = tx.get(&newest, Isolation::Snapshot).await?;
+            // A row that comes later is not covered by the key, so it must not be passed by because of it.
+            let newest = tx.get(&newest, Isolation::Serializable).await?;
             let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
             let done = newest.map_or(stored.done, Cursor::from);
             let error = String::new();
-            // It is due, so that its shard finds that it is finished.
             let row = DeferredRow {
                 done,
                 instance: None,
                 ended: None,
-                due: Due::NOW,
+                due: Due::Never,
                 attempts: 0,
                 error,
                 again: None,

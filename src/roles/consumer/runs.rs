@@ -348,7 +348,9 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         if has_ended || key.due == Due::Never {
             hand.ids.remove(id);
-            let passed = if row.is_tombstone() { row.instance() } else { None };
+            let is_wanted = |since| row.is_wanted(&self.member.filter, since);
+            let is_end = row.is_tombstone() && (is_wanted(&key.done) || is_wanted(&self.start));
+            let passed = row.instance().filter(|_| is_end);
             persist!(self, "deferring an id", self.change_key(id, KeyChange::Due(passed)).await);
         }
         Ok(())

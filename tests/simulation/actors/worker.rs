@@ -184,7 +184,7 @@ trait Worked: ConsumedRow {
     fn shown(&self, since: Cursor) -> Shown {
         let _ = since;
         let id = String::from_utf8_lossy(self.id()).into_owned();
-        Shown { id, at: Some(self.sequence()), news: Kinds::NONE, is_end: false }
+        Shown { id, at: Some(self.sequence()), news: Kinds::NONE, end: None }
     }
 }
 
@@ -192,9 +192,10 @@ impl Worked for Change {}
 
 impl Worked for Notification {
     fn shown(&self, since: Cursor) -> Shown {
-        let news = self.news_since(since).kinds();
-        let is_end = self.is_deleted() || news.contains(EventKind::Deleted);
-        Shown { id: self.name.as_str().to_owned(), at: Some(self.sequence), news, is_end }
+        let news = self.news_since(since);
+        let deleted = news.iter().find(|(_, kind)| *kind == EventKind::Deleted).map(|(instance, _)| instance);
+        let end = deleted.or(self.is_deleted().then_some(self.instance));
+        Shown { id: self.name.as_str().to_owned(), at: Some(self.sequence), news: news.kinds(), end }
     }
 }
 
@@ -213,10 +214,10 @@ impl Drop for Running {
 impl Worker {
     async fn work<R: Worked>(self, work: Work<R>) -> HandlerResult {
         let id = String::from_utf8_lossy(work.id()).into_owned();
-        let is_end = work.gone().is_some();
+        let end = work.gone();
         let given = match work.row() {
-            Some(row) => Shown { is_end, ..row.shown(work.since()) },
-            None => Shown { id, at: None, news: Kinds::NONE, is_end },
+            Some(row) => Shown { end, ..row.shown(work.since()) },
+            None => Shown { id, at: None, news: Kinds::NONE, end },
         };
         let place = (work.fencing_token(), work.shard());
         self.perform(vec![given], place, Check::Work(work)).await

@@ -83,7 +83,8 @@ impl Oracle {
             *last = (*last).max((token, run));
         }
         let (began, is_calm) = (self.commits, self.is_calm);
-        self.runs.insert(run, Run { issuer, token, shard, shown, began, is_calm, is_over: false });
+        let consumer = consumer.to_owned();
+        self.runs.insert(run, Run { issuer, consumer, token, shard, shown, began, is_calm, is_over: false });
         run
     }
 
@@ -323,8 +324,9 @@ impl Oracle {
         if let Some(lives) = lives.filter(|lives| model.ended.contains(lives)) {
             return Guarantee::Ended.fails(format!("{who} works on {lives}, whose end it has learned"));
         }
-        if let Some(begun) = progress.begun.filter(|begun| lives != Some(*begun)) {
-            if !shown.is_end {
+        let mut others = progress.begun.iter().filter(|begun| lives != Some(**begun));
+        if let Some(begun) = others.next() {
+            if shown.end.is_none() {
                 return Guarantee::Worked
                     .fails(format!("{who} has worked on {begun}, and does not learn of its end"));
             }
@@ -334,18 +336,26 @@ impl Oracle {
             self.judge_news((&who, name), model, row, (base, shown))?;
         }
         let (is_repeated, has_row) = (row.map(|row| row.at) == progress.finished, row.is_some());
-        let (shown, begun) = (shown.clone(), progress.begun);
-        let newest = self.newest_ever(instance, id);
+        let shown = shown.clone();
+        // An end that comes alone is followed by the row, if there is one.
+        let newest = self.newest_ever(instance, id).filter(|_| !self.rows.contains_key(id));
+        let of_id =
+            |run: &Run| run.shown.iter().rfind(|before| before.id == id && before.end == shown.end)?.at;
+        let after_end = self.runs.values().rev().filter(|run| run.consumer == name).find_map(of_id);
+        let after_end = after_end.and_then(|at| self.row_at(instance, at)?.lives());
         let model = self.consumers.get_mut(name).expect("it was just there");
         model.is_used = true;
         let progress = model.progress.entry(id.to_owned()).or_default();
         if !is_final {
             // The end of the one before is learned only once the work is finished.
-            progress.begun = if begun.is_some() && begun != lives { begun } else { lives.or(begun) };
+            progress.begun.extend(lives);
             return Ok(());
         }
-        model.ended.extend(begun.filter(|begun| shown.is_end && lives != Some(*begun)));
-        progress.begun = lives;
+        // An end that comes alone is that of all before it.
+        let lives_on = if has_row { lives } else { after_end };
+        model.ended.extend(progress.begun.extract_if(.., |begun| lives_on != Some(*begun)));
+        model.ended.extend(shown.end.filter(|_| !has_row));
+        progress.begun.extend(lives);
         progress.answered = progress.answered.max(Some(since));
         progress.is_given_up = false;
         if is_repeated && progress.may_repeat {
@@ -413,7 +423,7 @@ impl Oracle {
             }
         }
         match model.ends(row, base).first() {
-            Some(at) if !shown.is_end => Guarantee::Complete
+            Some(at) if shown.end.is_none() => Guarantee::Complete
                 .fails(format!("{who} was not shown of the end at {at}, and {base:?} was finished")),
             _ => Ok(()),
         }
@@ -499,8 +509,7 @@ impl Oracle {
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
             // Who asks again after an unknown result asks with the same words.
-            let given_up =
-                after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
+            let given_up = after.as_ref().filter(|after| is_operator && after.again.is_none());
             if is_operator && after.is_none() {
                 return Guarantee::Fenced
                     .fails(format!("an operator has removed the key of {id:?} of {name}"));
@@ -509,7 +518,7 @@ impl Oracle {
                 return Guarantee::Fenced
                     .fails(format!("the key of {id:?} of {name} was written without the lease of {shard}"));
             }
-            if let Some(begun) = progress.begun.filter(|_| after.is_none() && !may_forget) {
+            if let Some(begun) = progress.begun.first().filter(|_| after.is_none() && !may_forget) {
                 return Guarantee::Worked
                     .fails(format!("{name} has forgotten {id:?}, and not learned of the end of {begun}"));
             }
@@ -630,7 +639,7 @@ impl Oracle {
             let Some(plan) = self.consumer_plans.get(name) else { continue };
             let id = row.name.as_str();
             let is_wanted = !plan.interest.kinds_of(&row.name).is_empty();
-            let has_begun = model.progress.get(id).is_some_and(|progress| progress.begun.is_some());
+            let has_begun = model.progress.get(id).is_some_and(|progress| !progress.begun.is_empty());
             // One that began with nothing need not learn of what had ended before.
             let may_know = has_begun || began(&model.row.start).is_some_and(|began| row.sequence > began);
             let is_owed = !model.ends(row, model.base(id)).is_empty();

@@ -30,8 +30,8 @@ pub(crate) struct Shown {
     pub at: Option<Sequence>,
     /// The kinds of the news.
     pub news: Kinds,
-    /// Whether the end of an earlier database was among it.
-    pub is_end: bool,
+    /// The earlier database whose end was among it.
+    pub end: Option<DbInstance>,
 }
 
 /// A call of a handler.
@@ -39,6 +39,7 @@ pub(crate) struct Shown {
 pub(crate) struct Run {
     /// Its process.
     pub issuer: Issuer,
+    pub consumer: String,
     pub token: FencingToken,
     pub shard: ShardId,
     pub shown: Vec<Shown>,
@@ -84,8 +85,8 @@ impl Followed<'_> {
 pub(crate) struct Progress {
     /// The newest row on which the work was finished.
     pub finished: Option<Sequence>,
-    /// The database on which a handler has worked last, and whose end it has not learned.
-    pub begun: Option<DbInstance>,
+    /// The databases on which a handler has worked, and whose ends it has not learned.
+    pub begun: BTreeSet<DbInstance>,
     /// The present request to work again: after how many commits it came.
     pub asked: Option<u64>,
     /// Whether the work may be done once more in the row in which it was finished.
@@ -171,11 +172,12 @@ impl ConsumerModel {
     /// The ends of databases in `row` that it has to learn, where `base` is finished.
     pub fn ends(&self, row: &Notification, base: Start) -> Vec<Sequence> {
         let own = is_news(row, Deleted, base);
-        let before = row.replaced.map(|replaced| replaced.deleted_at).filter(|at| match base {
-            Start::At(known) => *at > known,
-            Start::Nothing => began(&self.row.start).is_some_and(|began| *at > began),
+        let before = row.replaced.filter(|replaced| match base {
+            _ if self.ended.contains(&replaced.instance) => false,
+            Start::At(known) => replaced.deleted_at > known,
+            Start::Nothing => began(&self.row.start).is_some_and(|began| replaced.deleted_at > began),
         });
-        own.into_iter().chain(before).collect()
+        own.into_iter().chain(before.map(|replaced| replaced.deleted_at)).collect()
     }
 }
 
