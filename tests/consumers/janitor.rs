@@ -97,6 +97,47 @@ async fn no_consumer_begins_under_the_janitors_hand() {
     consumer.shutdown().await.unwrap();
 }
 
+/// A consumer is created in an old topology entry while the janitor drops that: the janitor has to read the consumers again, and keeps the
+/// entry. One that is created afterwards begins in the next one.
+#[tokio::test(start_paused = true)]
+async fn no_entry_is_dropped_under_a_consumer_that_begins_there() {
+    for is_created_before in [true, false] {
+        let fixture = ConsumerFixture::new(2).await;
+        fixture.other.feed().reshard(1, None).await.unwrap();
+        fixture.create(["a"]).await;
+        let gate = Gate::default();
+        let (held, janitors) = (gate.clone(), fixture.another().await);
+        fixture.faults.plan_commits(move |attempt| {
+            let drops = attempt.mutations().any(|mutation| {
+                matches!(mutation, Operation::Clear { key } if key.starts_with(b"notibus\x15\x07"))
+            });
+            drops.then(|| CommitFault::Hold(held.clone()))
+        });
+        let options = JanitorOptions::default().interval(Duration::from_millis(100));
+        let _janitor = joined(&janitors).await.janitor(options).await.unwrap();
+        within("the janitor is about to drop", gate.reached()).await;
+        let entries = async || fixture.other.feed().topology().await.unwrap().len();
+        let settings = ConsumerSettings::default().start(Cursor::NOTHING.into());
+        if is_created_before {
+            fixture.handle().create(&settings).await.unwrap();
+        }
+        fixture.faults.heal();
+        gate.open();
+        pass(Duration::from_secs(20)).await;
+        if !is_created_before {
+            assert_eq!(entries().await, 1);
+            fixture.handle().create(&settings).await.unwrap();
+        }
+        let first = fixture.handle().status().await.unwrap().shards[0].shard;
+        assert_eq!((entries().await, first.0), if is_created_before { (2, 1) } else { (1, 3) });
+        let log = Ids::new();
+        let consumer = fixture.other_member().await.run(log.handler()).await.unwrap();
+        log.until_calls(1).await;
+        until("nothing needs the first entry", async || entries().await == 1).await;
+        consumer.shutdown().await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_consumer_expires_when_nobody_has_worked_for_it_for_long_enough() {
     let fixture = ConsumerFixture::new(2).await;

@@ -121,9 +121,9 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
     assert!(got.contains(&"wanted".to_owned()), "{got:?}");
 }
 
-/// A consumer has caught up only when it has begun with the shards after those that the janitor has dropped.
+/// A consumer that stands in empty shards has caught up only when it has begun with the shards after them.
 #[tokio::test(start_paused = true)]
-async fn who_stands_in_a_dropped_shard_has_not_caught_up() {
+async fn who_stands_in_empty_shards_has_not_caught_up() {
     let fixture = ConsumerFixture::new(2).await;
     let log = Ids::new();
     let member = fixture.member().await.start_from(Cursor::NOTHING);
@@ -138,7 +138,8 @@ async fn who_stands_in_a_dropped_shard_has_not_caught_up() {
     }
     let options = JanitorOptions::default().interval(Duration::from_millis(100));
     let janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
-    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
+    pass(Duration::from_secs(30)).await;
+    assert_eq!(feed.topology().await.unwrap().len(), 2, "the paused consumer stands in the empty entry");
     assert_eq!((log.calls(), fixture.behind().await), (8, 8));
     let early = tokio::time::timeout(Duration::from_secs(10), consumer.caught_up()).await;
     assert!(early.is_err(), "{early:?}");
@@ -262,63 +263,6 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
     fixture.until_done().await;
     let seen = ends.lock().unwrap().clone();
     assert!(seen.contains(&Some(DbInstance([1; 16]))), "{seen:?}");
-    janitor.shutdown().await.unwrap();
-    consumer.shutdown().await.unwrap();
-}
-
-/// A shard was drained, its key moved, and the entry of the key dropped, before another shard is drained. A request to work again found no key
-/// then, and made another one beside it.
-#[tokio::test(start_paused = true)]
-async fn a_request_finds_a_key_in_a_successor_that_was_dropped() {
-    let fixture = ConsumerFixture::new(2).await;
-    let (goes_on, received) = watch::channel(false);
-    let again = Arc::new(Mutex::new(Vec::new()));
-    let known = Arc::clone(&again);
-    let log = Log::doing(move |batch: Batch<Notification>| {
-        let (mut received, is_new) = (received.clone(), batch.rows[0].totals.updated == 0);
-        if batch.is_again() {
-            known.lock().unwrap().push(batch.since().position());
-        }
-        let fails = batch.shard() == ShardId(1) && !is_new;
-        async move {
-            if batch.shard() == ShardId(2) && !is_new {
-                received.wait_for(|goes_on| *goes_on).await?;
-            }
-            if fails { Err("not yet".into()) } else { Ok(()) }
-        }
-    });
-    let pause = Duration::from_hours(1);
-    let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
-    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
-    let consumer = member.run_batches(log.handler()).await.unwrap();
-    fixture.create(names("db", 8)).await;
-    fixture.until_done().await;
-    let feed = fixture.other.feed();
-    let first_of = async |shard| {
-        let page = feed.shard_page(ShardId(shard), Cursor::NOTHING, 1).await.unwrap();
-        (page.rows[0].name.to_string(), page.rows[0].sequence)
-    };
-    let ((deferred, finished), (held, _)) = (first_of(1).await, first_of(2).await);
-    fixture.update(&deferred, 0).await;
-    fixture.update(&held, 0).await;
-    until("it is deferred", async || !fixture.is_none_deferred().await).await;
-    feed.reshard(3, None).await.unwrap();
-    let handle = fixture.handle();
-    until("the key is in a successor", async || {
-        handle.deferred(None, 1).await.unwrap().iter().any(|id| id.shard > ShardId(2))
-    })
-    .await;
-    feed.reshard(1, None).await.unwrap();
-    let options = JanitorOptions::default().interval(Duration::from_millis(100));
-    let janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
-    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
-    assert_eq!(handle.again(&deferred, true).await.unwrap(), 1);
-    assert_eq!(handle.deferred(None, 10).await.unwrap().len(), 1, "there is one key of it");
-    pass(Duration::from_secs(3)).await;
-    goes_on.send_replace(true);
-    fixture.until_done().await;
-    let again = again.lock().unwrap().clone();
-    assert!(again.len() == 1 && again[0] >= finished, "{again:?}, {finished}");
     janitor.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
 }
@@ -573,11 +517,12 @@ async fn requests_get_through_while_checkpoints_move() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The janitor has dropped the shard of an id that runs there. A request to work on it again, in the successor, does not begin before that
-/// run has ended.
+/// An id runs in a closed shard that has no more rows, without a key. A request to work on it again does not begin before that run has
+/// ended.
+///
+/// Bug: the janitor dropped the shard. The request found neither the shard nor a key, made a key in the successor, and ran there at once.
 #[tokio::test(start_paused = true)]
-#[ignore = "the janitor would have to keep the entries in which consumers are"]
-async fn an_id_that_runs_in_a_dropped_shard_does_not_run_in_its_successor() {
+async fn an_id_that_runs_in_an_empty_shard_does_not_run_in_its_successor() {
     let fixture = ConsumerFixture::new(1).await;
     let (goes_on, received) = watch::channel(false);
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -611,13 +556,14 @@ async fn an_id_that_runs_in_a_dropped_shard_does_not_run_in_its_successor() {
     fixture.update("a", 0).await;
     let options = JanitorOptions::default().interval(Duration::from_millis(100));
     let janitor = joined(&fixture.other).await.janitor(options).await.unwrap();
-    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
     pass(Duration::from_secs(20)).await;
     let asked = fixture.handle().again("a", false).await;
     pass(Duration::from_secs(20)).await;
+    assert_eq!(feed.topology().await.unwrap().len(), 2, "the consumer stands in the empty entry");
     goes_on.send_replace(true);
+    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 1).await;
     pass(Duration::from_mins(1)).await;
-    assert_eq!(most.load(Ordering::Relaxed), 1, "{asked:?}");
+    assert_eq!((log.calls(), most.load(Ordering::Relaxed)), (2, 1), "{asked:?}");
     janitor.shutdown().await.unwrap();
     consumer.shutdown().await.unwrap();
 }

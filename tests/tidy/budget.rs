@@ -23,7 +23,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),
     ("src/roles/dispatcher", 3_410),
-    ("src/roles/janitor", 720),
+    ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
     ("src/roles/consumer", 6_120),
     ("src/bus", 1_670),

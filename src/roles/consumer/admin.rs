@@ -290,7 +290,7 @@ impl ConsumerHandle {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = Topology::read(tx, feed, Isolation::Serializable).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
-        // The janitor reads the horizon, and then the consumers: it must not drop what this one has to read.
+        // The janitor reads the horizon, and then the consumers: it must not drop what this one has to read, nor its topology entry.
         tx.add_write_conflict(&KeyRange::key(&keys.horizon(&row.feed)));
         let now = feed.last_readable(tx).await?;
         let start = match start {
@@ -465,55 +465,21 @@ impl ConsumerHandle {
         let (key, _) = first.rows.first().ok_or_else(|| self.missing())?;
         let (_, first) = keys.consumer_checkpoint_of(key)?;
         let key = |shard| keys.deferred(&self.name, shard, id);
+        let shard = topology.shard_beside(feed, first, id)?;
         // Checkpoints move all the time. The mark of a drained shard, and the switch to its successors, write its lease.
-        let fence = |shard: ShardId| {
-            tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
-        };
-        let searched = if let Ok(shard) = topology.shard_beside(feed, first, id) {
-            fence(shard);
-            let checkpoint = keys.consumer_checkpoint(&self.name, shard);
-            let stored = tx.get(&checkpoint, Isolation::Snapshot).await?;
-            let stored = stored.ok_or_else(|| self.missing())?;
-            let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
-            let (entry, successor) = topology.entry_of(shard)?;
-            let end = successor.and_then(|successor| successor.shards().next()).unwrap_or(entry.next_shard());
-            if !is_marked(&topology, shard, stored) {
-                // The mark of its end may have been that of an entry that was dropped since, and has the key.
-                return Ok(self
-                    .find_key(tx, (entry.next_shard(), end), id)
-                    .await?
-                    .unwrap_or_else(|| key(shard)));
-            }
-            (shard, entry.next_shard())
-        } else {
-            // The entry was dropped, because it is empty.
-            fence(first);
-            (first, ShardId(first.0 + 1))
-        };
-        let successor = successor(&topology, first)?;
-        let end = successor.shards().next().expect("an entry has shards");
-        // Keys may be left in entries that were dropped meanwhile, too.
-        if tx.get(&key(searched.0), Isolation::Serializable).await?.is_some() {
-            return Ok(key(searched.0));
+        tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
+        let checkpoint = keys.consumer_checkpoint(&self.name, shard);
+        let stored = tx.get(&checkpoint, Isolation::Snapshot).await?;
+        let stored = stored.ok_or_else(|| self.missing())?;
+        let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
+        if !is_marked(&topology, shard, stored) {
+            return Ok(key(shard));
         }
-        if let Some(found) = self.find_key(tx, (searched.1, end), id).await? {
-            return Ok(found);
+        // The shard is drained, but the key may not have been moved yet.
+        if tx.get(&key(shard), Isolation::Serializable).await?.is_some() {
+            return Ok(key(shard));
         }
-        Ok(key(shard_in(&topology, feed, successor, id)?))
-    }
-
-    /// The key of `id` in a shard from `begin` on and before `end`.
-    async fn find_key(
-        &self,
-        tx: &Transaction,
-        (begin, end): (ShardId, ShardId),
-        id: &[u8],
-    ) -> Result<Option<Vec<u8>>> {
-        let found = (begin.0..end.0).map(|shard| async move {
-            let key = self.context.keys.deferred(&self.name, ShardId(shard), id);
-            Ok::<_, Error>(tx.get(&key, Isolation::Serializable).await?.map(|_| key))
-        });
-        Ok(futures_util::future::try_join_all(found).await?.into_iter().flatten().next())
+        Ok(key(shard_in(&topology, feed, successor(&topology, shard)?, id)?))
     }
 
     /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. A run of the id can commit nothing more; a batch

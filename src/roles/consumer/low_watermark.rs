@@ -183,7 +183,7 @@ impl LowWatermark {
                 feed.kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
             };
             let page = match self.context.db.run(read).await {
-                // It is empty, and its successors begin where their entry does.
+                // The consumer has left the shard since its checkpoint was read, and the janitor has dropped it.
                 Err(Error::NoShard { is_trimmed: true, .. }) => return Ok(passed),
                 page => page?.page,
             };
@@ -257,10 +257,7 @@ impl LowWatermark {
                 return Ok(false);
             }
             // Rows of successors are before `at` as well.
-            let successor = match topology.entry_of(shard) {
-                Ok((_, successor)) => successor,
-                Err(_) => topology.successor_of_trimmed(shard),
-            };
+            let (_, successor) = topology.entry_of(shard)?;
             if successor.is_some_and(|successor| successor.first <= at) {
                 return Ok(false);
             }

@@ -172,10 +172,7 @@ impl<R: ConsumedRow> Member<R> {
             Err(Error::NoFeed { .. }) => return Ok(Vec::new()),
             topology => topology?,
         };
-        let successor = match topology.entry_of(shard) {
-            Ok((_, successor)) => successor,
-            Err(_) => topology.successor_of_trimmed(shard),
-        };
+        let (_, successor) = topology.entry_of(shard)?;
         Ok(successor.map(|entry| entry.shards().collect()).unwrap_or_default())
     }
 }
@@ -329,15 +326,8 @@ pub(super) fn is_marked(topology: &Topology, shard: ShardId, stored: Cursor) -> 
 
 /// The topology entry after that of `shard`, which is closed.
 pub(super) fn successor(topology: &Topology, shard: ShardId) -> Result<&TopologyRow> {
-    match topology.entry_of(shard) {
-        Ok((_, Some(successor))) => Ok(successor),
-        Ok((_, None)) => Err(Error::corrupt("topology", "a closed entry is open again")),
-        // The shard was dropped, so all shards of its entry are empty.
-        Err(error @ Error::NoShard { is_trimmed: true, .. }) => {
-            topology.successor_of_trimmed(shard).ok_or(error)
-        }
-        Err(error) => Err(error),
-    }
+    let (_, successor) = topology.entry_of(shard)?;
+    successor.ok_or_else(|| Error::corrupt("topology", "a closed entry is open again"))
 }
 
 /// The shard of `id` in `entry`.

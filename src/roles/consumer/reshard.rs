@@ -97,14 +97,8 @@ impl<R: ConsumedRow> ShardTask<R> {
             return Ok(Left::Waits);
         }
         let first = successor.shards().next().expect("an entry has shards");
-        let leases = |from: ShardId| {
-            let end = keys.lease(&pool, first.0).into();
-            KeyRange { begin: keys.lease(&pool, from.0).into(), end }
-        };
-        // Also keys that were moved to an entry between the two, which was dropped since, because it had no rows.
+        // Other shards may be marked and have keys that they have not moved yet.
         if self.move_keys(tx, (held.shard, first), (&topology, successor)).await? {
-            let (last, _) = left.last().expect("this shard is among them");
-            tx.clear_range(&leases(ShardId(last.0 + 1)));
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }
@@ -112,7 +106,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
         let begin = knows_least.map_or(Cursor::from(mark), |knows| moved(knows, mark));
         tx.clear_range(&keys.consumer_checkpoints(&held.consumer));
-        tx.clear_range(&leases(held.shard));
+        tx.clear_range(&KeyRange::new(keys.lease(&pool, held.shard.0), keys.lease(&pool, first.0)));
         for shard in successor.shards() {
             tx.set(&keys.consumer_checkpoint(&held.consumer, shard), &begin.to_bytes());
         }

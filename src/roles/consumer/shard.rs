@@ -428,13 +428,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         let read = async |tx: Transaction| {
             let version = tx.read_version().await?;
-            let page = match self.feed().kept_shard_page(&tx, shard, after, limit).await {
-                // A shard is dropped only when it is empty, so it was worked through.
-                Err(Error::NoShard { is_trimmed: true, .. }) => {
-                    return Ok((version, Vec::new(), after, false, true));
-                }
-                page => page?,
-            };
+            let page = self.feed().kept_shard_page(&tx, shard, after, limit).await?;
             let is_end = page.resharded.is_some();
             Ok((version, page.page.rows, page.page.next.position(), page.page.more, is_end))
         };

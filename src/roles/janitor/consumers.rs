@@ -6,15 +6,22 @@
 //! in the transaction that makes it one. So a consumer may be deleted later than promised, but never sooner. A pass may be repeated: it
 //! then writes the same again.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use futures_util::{StreamExt, future::try_join_all, stream};
 
 use super::pass::{Failed, Pass};
 use crate::{
-    base::{encoding::Sequence, env::Env, error::Result},
+    base::{
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result},
+    },
     state::{
-        keys::{ConsumerName, ConsumerRow, MemberlessSince, watermark},
+        keys::{ConsumerName, ConsumerRow, FeedId, MemberlessSince, ShardId, watermark},
         membership::changed,
     },
     store::{Isolation, RangeRead, Transaction},
@@ -152,7 +159,7 @@ impl Pass<'_> {
     /// every reset writes.
     pub async fn passed_by_consumers(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
-        let mut low = std::collections::BTreeMap::new();
+        let mut low = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.low_watermarks(), Isolation::Snapshot).await? {
             low.insert(keys.consumer_of(&key)?, watermark(&value).map_err(|error| error.at(&key))?);
         }
@@ -165,5 +172,38 @@ impl Pass<'_> {
             }
         }
         Ok(passed)
+    }
+
+    /// The first shard of each of `feeds` in which a consumer stands; none of a feed without consumers. A snapshot is enough, because a
+    /// consumer only leaves an entry for the next one. Only its creation or a reset places it elsewhere: `tx` must have the horizons of
+    /// the feeds in its conflict set, which both write.
+    pub async fn first_shards_in_use<'f>(
+        &self,
+        tx: &Transaction,
+        feeds: BTreeSet<&'f FeedId>,
+    ) -> Result<BTreeMap<&'f FeedId, ShardId>> {
+        let keys = &self.context.keys;
+        let mut consumers = Vec::new();
+        for (key, value) in tx.all_rows(keys.consumers(), Isolation::Snapshot).await? {
+            let row = ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))?;
+            if let Some(feed) = feeds.get(&row.feed) {
+                consumers.push((*feed, keys.consumer_of(&key)?));
+            }
+        }
+        let mut in_use = BTreeMap::new();
+        for some in consumers.chunks(PAGE_ROWS) {
+            let reads = some.iter().map(|(feed, name)| async move {
+                let first = RangeRead::new(keys.consumer_checkpoints(name)).limit(1);
+                Ok::<_, Error>((*feed, tx.get_range(&first, Isolation::Snapshot).await?))
+            });
+            for (feed, page) in try_join_all(reads).await? {
+                for (key, _) in &page.rows {
+                    let (_, shard) = keys.consumer_checkpoint_of(key)?;
+                    let first = in_use.entry(feed).or_insert(shard);
+                    *first = shard.min(*first);
+                }
+            }
+        }
+        Ok(in_use)
     }
 }

@@ -1,7 +1,7 @@
 //! The janitor: deletes what is no longer needed.
 //!
 //! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon informs readers that were away for longer;
-//! - closed topology entries without rows ([`topologies`]);
+//! - closed topology entries without rows, which no consumer needs ([`topologies`]);
 //! - consumers that have had no member for longer than their expiry ([`consumers`]);
 //! - old results of runs that were committed exactly once ([`runs`]).
 //!

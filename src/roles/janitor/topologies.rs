@@ -1,23 +1,32 @@
-//! Deletes closed topology entries whose shards are empty.
+//! Deletes closed topology entries whose shards are empty, and which no consumer needs.
 //!
 //! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the
-//! remaining shards where to continue.
+//! remaining shards where to continue. A consumer may still work on rows that were in the shard, and leaves its keys to the next
+//! entry: so the entry in which it stands is kept, and all later ones.
+
+use std::slice;
 
 use futures_util::future::try_join_all;
 
 use super::pass::{Failed, Pass};
 use crate::{
-    base::{encoding::Sequence, error::Result},
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+    },
     state::{
         feed::{RawFeed, SHARDS_READ_AT_ONCE},
         keys::{FeedId, TopologyRow},
     },
-    store::{Isolation, RangeRead, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
+/// How many entries one transaction deletes. It reads all consumers once.
+const DROPPED_AT_ONCE: usize = 100;
+
 impl Pass<'_> {
-    /// Deletes the closed entries of all feeds whose shards are empty. An entry that cannot be deleted does not keep others from
-    /// being deleted.
+    /// Deletes the closed entries of all feeds whose shards are empty, unless a consumer needs them. An entry that cannot be deleted does
+    /// not keep others from being deleted.
     pub async fn drop_topologies(&self) -> Result<()> {
         let keys = &self.context.keys;
         let mut failed = Failed::default();
@@ -31,10 +40,12 @@ impl Pass<'_> {
                     closed.push((feed, entry));
                 }
             }
-            for (feed, entry) in self.empty(&closed).await? {
-                let dropped = self.write(async |tx| self.drop_entry(&tx, feed, entry).await).await;
-                if failed.note(dropped)? == Some(true) {
-                    self.context.stats.topologies_dropped.add(1);
+            let empty: Vec<_> = self.empty(&closed).await?.collect();
+            for some in empty.chunks(DROPPED_AT_ONCE) {
+                if failed.note(self.drop_entries(some).await)?.is_none() {
+                    for entry in some {
+                        failed.note(self.drop_entries(slice::from_ref(entry)).await)?;
+                    }
                 }
             }
             rest = read.after(&page);
@@ -73,19 +84,41 @@ impl Pass<'_> {
         Ok(entries.iter().zip(has_row).filter(|(_, has_row)| !has_row).map(|(entry, _)| entry))
     }
 
-    /// Deletes `entry`. Returns `false` if it has changed or is in use.
-    async fn drop_entry(&self, tx: &Transaction, feed: &FeedId, entry: &TopologyRow) -> Result<bool> {
+    /// Deletes those of `entries` that no consumer needs, in one transaction.
+    async fn drop_entries(&self, entries: &[&(FeedId, TopologyRow)]) -> Result<()> {
+        let dropped = self.write(async |tx| self.drop_in(&tx, entries).await).await?;
+        self.context.stats.topologies_dropped.add(dropped);
+        Ok(())
+    }
+
+    async fn drop_in(&self, tx: &Transaction, entries: &[&(FeedId, TopologyRow)]) -> Result<u64> {
         let keys = &self.context.keys;
-        let key = keys.topology(feed, entry.first);
-        if tx.get(&key, Isolation::Serializable).await?.as_deref() != Some(&entry.to_bytes()[..]) {
-            return Ok(false);
+        for (feed, _) in entries {
+            // The creation or reset of a consumer writes the horizon.
+            tx.add_read_conflict(&KeyRange::key(&keys.horizon(feed)));
         }
-        let mut shards = entry.shards();
-        let ends = shards.next().map(|first| (first, shards.last().unwrap_or(first)));
-        if let Some((first, last)) = ends {
-            tx.clear_range(&keys.row_counts(feed, first, last));
+        let in_use = self.first_shards_in_use(tx, entries.iter().map(|(feed, _)| feed).collect()).await?;
+        let unused = entries
+            .iter()
+            .filter(|(feed, entry)| in_use.get(feed).is_none_or(|first| *first >= entry.next_shard()));
+        let reads = unused.map(|(feed, entry)| async move {
+            let key = keys.topology(feed, entry.first);
+            Ok::<_, Error>((tx.get(&key, Isolation::Serializable).await?, key, feed, entry))
+        });
+        let mut dropped = 0;
+        for (stored, key, feed, entry) in try_join_all(reads).await? {
+            // Another janitor has deleted it.
+            if stored.as_deref() != Some(&entry.to_bytes()[..]) {
+                continue;
+            }
+            let mut shards = entry.shards();
+            let ends = shards.next().map(|first| (first, shards.last().unwrap_or(first)));
+            if let Some((first, last)) = ends {
+                tx.clear_range(&keys.row_counts(feed, first, last));
+            }
+            tx.clear(&key);
+            dropped += 1;
         }
-        tx.clear(&key);
-        Ok(true)
+        Ok(dropped)
     }
 }
