@@ -36,6 +36,37 @@ pub struct Filter {
     pub(crate) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
+/// What it lets pass, for people.
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.names {
+            Names::All => f.write_str("all names")?,
+            Names::Exact(names) => list(f, names.iter())?,
+            Names::Affix(Atom { by: MatchedBy::Suffix, text }) => write!(f, "*{text}")?,
+            Names::Affix(atom) => write!(f, "{}*", atom.text)?,
+            Names::Glob(glob) => f.write_str(glob.glob().glob())?,
+            Names::Predicate(_) => f.write_str("names that a function wants")?,
+            Names::Any(set) => list(f, set.filters.iter())?,
+        }
+        if self.kinds != Kinds::ALL {
+            f.write_str(": ")?;
+            list(f, self.kinds.iter())?;
+        }
+        if let Some(ddocs) = &self.ddocs {
+            f.write_str(" of ")?;
+            list(f, ddocs.iter())?;
+        }
+        Ok(())
+    }
+}
+
+fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, items: impl Iterator<Item = T>) -> fmt::Result {
+    for (place, item) in items.enumerate() {
+        write!(f, "{}{item}", if place == 0 { "" } else { ", " })?;
+    }
+    Ok(())
+}
+
 /// One part of a pattern: the names that a text matches.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Atom {

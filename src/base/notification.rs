@@ -102,8 +102,7 @@ impl Notification {
     /// The news for a reader at `cursor`.
     ///
     /// A name has one living instance: the creation of another one means that all earlier ones are gone. A reader
-    /// that may have known the name gets that deletion once, of the last earlier instance, whichever instance it
-    /// knew.
+    /// that may have known the name gets one deletion, of the last earlier instance, whichever instance it knew.
     pub fn news_since(&self, cursor: impl Into<Cursor>) -> News {
         let cursor = cursor.into();
         let kinds = [

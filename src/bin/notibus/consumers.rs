@@ -314,5 +314,6 @@ fn deferred_cells(it: &Value) -> Vec<String> {
     } else {
         text(&it["error"])
     };
-    vec![id, shard, attempts, duration(&it["due_in_ms"]), time(&it["at_ms"]), error]
+    let failed_at = if it["attempts"] == 0 { "-".to_owned() } else { time(&it["at_ms"]) };
+    vec![id, shard, attempts, duration(&it["due_in_ms"]), failed_at, error]
 }

@@ -106,9 +106,9 @@ impl From<Error> for Failure {
                 Self { horizon: Some(horizon), ..failure }
             }
             // A layer's database was just deleted, or the bus knows the database only by its events.
-            Error::NoFeed { .. } => {
-                Self::not_found("No changes of documents are kept here for this database.")
-            }
+            Error::NoFeed { .. } => Self::not_found(
+                "No changes of documents are kept here for this database: its layer has not added them, or it was deleted.",
+            ),
             Error::NoShard { .. } | Error::NoConsumer { .. } => Self::not_found(error.to_string()),
             Error::ConsumerInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),

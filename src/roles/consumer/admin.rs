@@ -158,7 +158,7 @@ impl ConsumerHandle {
     pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
         settings.check_filter()?;
         let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
-        let (filter, filter_text) = (settings.filter.hash(), format!("{:?}", settings.filter));
+        let (filter, filter_text) = (settings.filter.hash(), settings.filter.to_string());
         // Each attempt draws an identity: an earlier one may have created a consumer that was deleted since.
         let drawn = &Mutex::new(Vec::new());
         let create = async |tx: Transaction| {
@@ -171,15 +171,18 @@ impl ConsumerHandle {
                     return Err(Error::invalid("feed", reason));
                 }
                 if expiry_ms > 0 && row.expiry_ms != expiry_ms {
+                    let after = |ms| if ms == 0 { "never".to_owned() } else { format!("after {ms} ms") };
                     let reason = format!(
-                        "consumer {} was created with {} ms, not {expiry_ms} ms: delete it first, or take another name",
-                        self.name, row.expiry_ms
+                        "consumer {} was created to expire {}, not {}: delete it first, or take another name",
+                        self.name,
+                        after(row.expiry_ms),
+                        after(expiry_ms)
                     );
                     return Err(Error::invalid("expiry", reason));
                 }
                 if row.filter != filter {
                     let reason = format!(
-                        "consumer {} was created with {}, not {}: delete it first, or take another name",
+                        "consumer {} was created with the filter {:?}, not {:?}: delete it first, or take another name",
                         self.name, row.filter_text, filter_text
                     );
                     return Err(Error::invalid("filter", reason));

@@ -199,8 +199,9 @@ impl Run {
         Arc::new(Self { held, scope, about, is_over, has_committed: AtomicBool::new(false), progress })
     }
 
-    /// What the consumer has finished, for [`Notification::news_since`](crate::Notification::news_since). A kind of event may be news
-    /// more than once.
+    /// What the consumer has finished, for [`Notification::news_since`](crate::Notification::news_since). A kind of event, the deletion of
+    /// an earlier database included, is news in each row of its name until the consumer has caught up with the shard. To act on an event
+    /// once, keep the sequence of the last row beside each name, in the same transaction, and use the news since that.
     pub fn since(&self) -> Cursor {
         self.about.since
     }
