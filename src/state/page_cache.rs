@@ -17,10 +17,7 @@ use parking_lot::Mutex;
 
 use crate::{
     base::encoding::Sequence,
-    state::{
-        feed::StoredRow,
-        keys::{FeedId, ShardId},
-    },
+    state::keys::{FeedId, ShardId},
 };
 
 /// How many bytes of rows are kept in all.
@@ -106,14 +103,14 @@ impl PageCache {
         &self,
         (feed, shard, turn): (&FeedId, ShardId, &Turn),
         (after, to): (Sequence, Sequence),
-        rows: &[StoredRow],
+        rows: impl FnOnce() -> Vec<(Sequence, Bytes)>,
         (version, more, hints): (u64, bool, u64),
     ) {
         // This reader, and the table.
         if Arc::strong_count(turn) <= 2 {
             return;
         }
-        let rows: Vec<_> = rows.iter().map(|row| (row.sequence, row.value.clone())).collect();
+        let rows = rows();
         let bytes = rows.iter().map(|(_, value)| value.len() + 64).sum::<usize>() + 64;
         let page = Arc::new(CachedPage { after, to, rows, version, more, hints, bytes });
         let cached = &mut *self.0.lock();
@@ -149,11 +146,11 @@ mod tests {
     fn a_page_serves_every_position_within_it_until_newer_ones_take_its_room() {
         let (cache, feed) = (PageCache::default(), FeedId::notifications());
         let value = Bytes::from(vec![0; BYTES_MAX / 4]);
-        let row = |version| [StoredRow { sequence: position(version), value: value.clone() }];
+        let row = |version| vec![(position(version), value.clone())];
         let readers: Vec<_> = (1..7).chain(1..7).map(|shard| cache.reader(&feed, ShardId(shard))).collect();
         let put = |shard: u64, (after, to): (u64, u64), at| {
             let place = (&feed, ShardId(shard), &readers[shard as usize - 1]);
-            cache.put(place, (position(after), position(to)), &row(at), (7, false, 0));
+            cache.put(place, (position(after), position(to)), || row(at), (7, false, 0));
         };
         put(1, (1, 5), 3);
         for (after, is_kept) in [(0, false), (1, true), (4, true), (5, false)] {
@@ -179,8 +176,8 @@ mod tests {
     fn nothing_is_kept_for_the_only_reader_and_of_shards_without_readers() {
         let (cache, feed) = (PageCache::default(), FeedId::notifications());
         let only = cache.reader(&feed, ShardId(0));
-        let row = StoredRow { sequence: position(3), value: Bytes::from_static(b"row") };
-        cache.put((&feed, ShardId(0), &only), (position(1), position(5)), &[row], (7, false, 0));
+        let row = || vec![(position(3), Bytes::from_static(b"row"))];
+        cache.put((&feed, ShardId(0), &only), (position(1), position(5)), row, (7, false, 0));
         assert!(cache.get(&feed, ShardId(0), position(1), 7).is_none());
         for shard in 1..1_000 {
             drop(cache.reader(&feed, ShardId(shard)));

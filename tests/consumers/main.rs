@@ -11,7 +11,6 @@ mod documents;
 mod failures;
 mod fencing;
 mod fixture;
-mod hammer;
 mod janitor;
 mod news;
 mod older_rows;

@@ -269,7 +269,7 @@ async fn the_end_of_a_database_asked_for_again_is_reported_however_long_it_waits
 
 /// The function that tells the tenant of an id panics for one of them: the others of its shard go on.
 #[tokio::test(start_paused = true)]
-async fn an_id_whose_tenant_cannot_be_told_holds_nobody_up() {
+async fn an_id_whose_tenant_is_not_known_holds_nobody_up() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
     fixture.create(names("db", 4)).await;

@@ -38,7 +38,7 @@ impl Findings {
     /// Counts `fault`.
     pub fn count(&self, fault: Fault) {
         *self.faults.lock().entry(fault).or_default() += 1;
-        self.note(|| format!("fault: {fault}"));
+        self.note(|| format!("fault: {fault:?}"));
     }
 
     /// How often `fault` has struck.
@@ -54,7 +54,7 @@ impl Findings {
     /// Counts `witness` as met.
     pub fn witness(&self, witness: Witness) {
         *self.witnesses.lock().entry(witness).or_default() += 1;
-        self.note(|| format!("witness: {witness}"));
+        self.note(|| format!("witness: {witness:?}"));
     }
 
     /// The interesting states that were met, and how often.

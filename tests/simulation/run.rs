@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Display,
+    fmt::Debug,
     io::{self, Write},
     num::NonZeroUsize,
     process::{Command, ExitCode},
@@ -172,12 +172,12 @@ fn report(total: &Total, took: Duration) -> io::Result<()> {
 }
 
 /// Prints a table of counts.
-fn list<'a, T: Display>(
+fn list<'a, T: Debug>(
     out: &mut impl Write,
     mut rows: impl Iterator<Item = (T, Option<&'a u64>, &'a str)>,
 ) -> io::Result<()> {
     rows.try_for_each(|(what, count, explanation)| {
-        writeln!(out, "{:>10}  {:<30}{explanation}", count.copied().unwrap_or_default(), what.to_string())
+        writeln!(out, "{:>10}  {:<30}{explanation}", count.copied().unwrap_or_default(), format!("{what:?}"))
     })
 }
 

@@ -8,7 +8,6 @@ macro_rules! named {
     ($(#[$doc:meta])* $type:ident { $($(#[doc = $text:literal])+ $name:ident,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[non_exhaustive]
         pub enum $type { $($(#[doc = $text])+ $name,)* }
 
         impl $type {
@@ -18,12 +17,6 @@ macro_rules! named {
             /// The explanation.
             pub fn explanation(self) -> &'static str {
                 match self { $(Self::$name => concat!($($text),+).trim_ascii(),)* }
-            }
-        }
-
-        impl ::std::fmt::Display for $type {
-            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                ::std::fmt::Debug::fmt(self, f)
             }
         }
     };

@@ -10,22 +10,22 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_430),
+    ("src/base", 3_460),
     ("src/store", 1_430),
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
-    ("src/state", 2_560),
-    ("src/state/keys", 2_490),
+    ("src/state", 2_030),
+    ("src/state/keys", 2_500),
     ("src/state/feed", 2_140),
-    ("src/state/membership", 3_070),
+    ("src/state/membership", 3_200),
     ("src/roles", 220),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_120),
+    ("src/roles/consumer", 6_290),
     ("src/bus", 1_670),
     ("src/bus/relocation", 540),
     ("src/front", 8_540),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_400;
+const SRC_LINES: usize = 49_840;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
@@ -45,7 +45,7 @@ const SIMULATION_LINES: usize = 10_000;
 const KEY_FAMILIES: usize = 29;
 
 /// The most words of the pages, without the figures, which a script writes.
-const WORDS: usize = 22_000;
+const WORDS: usize = 22_200;
 
 /// The lines of Rust files, and how many of them are for tests only.
 #[derive(Debug, Clone, Copy, Default)]

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
-/// The most ids with keys that a task remembers; with more, it looks each id up until it reads them anew.
+/// The most ids with keys that a task remembers; with more, it looks each id up until it reads them again.
 const HASHES_MAX: usize = 100_000;
 
 /// What a task knows of the keys of its shard.

@@ -435,7 +435,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (version, rows, to, more, is_end) = self.db().run(read).await?;
         self.read_version = version;
         if !is_end && !is_again && to > after {
-            pages.put((feed, shard, &self.reader), (after, to), &rows, (version, more, hints));
+            let kept = || rows.iter().map(|row| (row.sequence, row.value.clone())).collect();
+            pages.put((feed, shard, &self.reader), (after, to), kept, (version, more, hints));
         }
         Ok((rows, to, more, is_end))
     }

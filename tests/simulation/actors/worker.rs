@@ -148,18 +148,10 @@ struct Worker {
 }
 
 /// What checks the transactions of a run.
+#[derive(Clone)]
 enum Check<R> {
     Work(Work<R>),
     Batch(Batch<R>),
-}
-
-impl<R: Clone> Clone for Check<R> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Work(work) => Self::Work(work.clone()),
-            Self::Batch(batch) => Self::Batch(batch.clone()),
-        }
-    }
 }
 
 impl<R> Check<R> {

@@ -342,7 +342,9 @@ impl Oracle {
         let of_id =
             |run: &Run| run.shown.iter().rfind(|before| before.id == id && before.end == shown.end)?.at;
         let after_end = self.runs.values().rev().filter(|run| run.consumer == name).find_map(of_id);
-        let after_end = after_end.and_then(|at| self.row_at(instance, at)?.lives());
+        let next = after_end.and_then(|at| self.row_at(instance, at));
+        let replaced = next.and_then(|next| Some(next.notification?.replaced?.instance));
+        let next = next.and_then(|next| next.lives());
         let model = self.consumers.get_mut(name).expect("it was just there");
         model.is_used = true;
         let progress = model.progress.entry(id.to_owned()).or_default();
@@ -352,9 +354,9 @@ impl Oracle {
             return Ok(());
         }
         // An end that comes alone is that of all before it.
-        let lives_on = if has_row { lives } else { after_end };
+        let lives_on = if has_row { lives } else { next };
         model.ended.extend(progress.begun.extract_if(.., |begun| lives_on != Some(*begun)));
-        model.ended.extend(shown.end.filter(|_| !has_row));
+        model.ended.extend([shown.end, replaced].into_iter().flatten().filter(|_| !has_row));
         progress.begun.extend(lives);
         progress.answered = progress.answered.max(Some(since));
         progress.is_given_up = false;
