@@ -189,8 +189,6 @@ named! {
         IdleConsumerUsedAgain,
         /// A consumer went over to shards that were closed already.
         ConsumerWentOverToClosed,
-        /// A batch of several rows was finished with its effects.
-        BatchFinished,
         /// A run began while another process still had one of its id.
         RunsOverlap,
         /// A row came while a handler worked on its id.

@@ -74,7 +74,9 @@ impl Roles {
     /// All roles have to be stored: the node joins.
     pub fn forget_published(&mut self) {
         let roles: Vec<_> = self.entered.keys().cloned().collect();
-        roles.into_iter().for_each(|role| self.change(role));
+        for role in roles {
+            self.change(role);
+        }
     }
 
     /// These roles are stored. Those that the node does not have are to be removed.

@@ -130,15 +130,10 @@ impl Oracle {
         }
     }
 
-    /// The newest row that there ever was of `id`.
-    fn newest_ever(&self, instance: Option<DbInstance>, id: &str) -> Option<Sequence> {
-        match instance {
-            None => self.past.values().rev().find(|row| row.name.as_str() == id).map(|row| row.sequence),
-            Some(instance) => {
-                let docs = self.documents.get(&instance)?.past.iter();
-                docs.rev().find(|(_, doc)| doc.id.as_str() == id).map(|(at, _)| *at)
-            }
-        }
+    /// The last row of `id`, if it has none any more.
+    fn last_row(&self, id: &str) -> Option<Sequence> {
+        let of_id = self.past.values().rev().find(|row| row.name.as_str() == id);
+        of_id.filter(|_| !self.rows.contains_key(id)).map(|row| row.sequence)
     }
 
     /// The topology entries of the feed of `model` so far.
@@ -290,10 +285,9 @@ impl Oracle {
     ) -> Verdict {
         let (run, is_final) = app::work_of(value);
         let who = format!("run {run} of {name} on {id:?}");
-        let Some(Run { shown, began: since, .. }) = self.runs.get(&run) else {
+        let Some(Run { shown, .. }) = self.runs.get(&run) else {
             return Err(format!("{who} is not known").into());
         };
-        let (since, size) = (*since, shown.len());
         // Documents have older rows as well if a layer names wrong edits.
         let Some(shown) = shown.iter().rfind(|shown| shown.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
@@ -335,43 +329,46 @@ impl Oracle {
         if is_final && let Some(row) = row.and_then(|row| row.notification) {
             self.judge_news((&who, name), model, row, (base, shown))?;
         }
-        let (is_repeated, has_row) = (row.map(|row| row.at) == progress.finished, row.is_some());
-        let shown = shown.clone();
-        // An end that comes alone is followed by the row, if there is one.
-        let newest = self.newest_ever(instance, id).filter(|_| !self.rows.contains_key(id));
-        let of_id =
-            |run: &Run| run.shown.iter().rfind(|before| before.id == id && before.end == shown.end)?.at;
+        self.note_work(findings, (name, id), run, is_final);
+        Ok(())
+    }
+
+    /// Records what a handler has written.
+    fn note_work(&mut self, findings: &Findings, (name, id): (&str, &str), run: RunId, is_final: bool) {
+        let (instance, of) = (self.consumers[name].row.instance, &self.runs[&run]);
+        let (since, shown) =
+            (of.began, of.shown.iter().rfind(|shown| shown.id == id).expect("it was judged"));
+        let (end, row) = (shown.end, shown.at.and_then(|at| self.row_at(instance, at)));
+        let lives = row.and_then(|row| row.lives());
+        let finished = row.map_or_else(|| self.last_row(id), |row| Some(row.at));
+        // An end that comes alone is that of all before the row that follows.
+        let of_id = |run: &Run| run.shown.iter().rfind(|before| before.id == id && before.end == end)?.at;
         let after_end = self.runs.values().rev().filter(|run| run.consumer == name).find_map(of_id);
-        let next = after_end.and_then(|at| self.row_at(instance, at));
-        let replaced = next.and_then(|next| Some(next.notification?.replaced?.instance));
-        let next = next.and_then(|next| next.lives());
+        let next = row.or_else(|| self.row_at(instance, after_end?));
+        let (next, replaced) = next.map_or((None, None), |next| {
+            (next.lives(), next.notification.and_then(|row| row.replaced).map(|replaced| replaced.instance))
+        });
+        let has_row = row.is_some();
         let model = self.consumers.get_mut(name).expect("it was just there");
         model.is_used = true;
         let progress = model.progress.entry(id.to_owned()).or_default();
         if !is_final {
             // The end of the one before is learned only once the work is finished.
             progress.begun.extend(lives);
-            return Ok(());
+            return;
         }
-        // An end that comes alone is that of all before it.
-        let lives_on = if has_row { lives } else { next };
-        model.ended.extend(progress.begun.extract_if(.., |begun| lives_on != Some(*begun)));
-        model.ended.extend([shown.end, replaced].into_iter().flatten().filter(|_| !has_row));
+        model.ended.extend(progress.begun.extract_if(.., |begun| next != Some(*begun)));
+        model.ended.extend([end, replaced].into_iter().flatten().filter(|_| !has_row));
         progress.begun.extend(lives);
         progress.answered = progress.answered.max(Some(since));
         progress.is_given_up = false;
-        if is_repeated && progress.may_repeat {
+        if has_row && finished == progress.finished && progress.may_repeat {
             progress.may_repeat = false;
             findings.witness(Witness::WorkedAgain);
         }
-        let met = [
-            (!has_row, Witness::GoneWithoutRow),
-            (instance.is_some(), Witness::DocumentsWorked),
-            (once && size > 1, Witness::BatchFinished),
-        ];
+        let met = [(!has_row, Witness::GoneWithoutRow), (instance.is_some(), Witness::DocumentsWorked)];
         met.iter().filter(|(is_met, _)| *is_met).for_each(|(_, witness)| findings.witness(*witness));
-        progress.finished = progress.finished.max(shown.at.or(newest));
-        Ok(())
+        progress.finished = progress.finished.max(finished);
     }
 
     /// Judges whether a run may write at all. Returns its consumer.
