@@ -8,7 +8,8 @@ use std::{
 };
 
 use notibus::{
-    Db, Filter, Roles,
+    Db, Filter, Notification, Roles,
+    consumer::Batch,
     dispatcher::Subscription,
     http::{ApiOptions, ServerOptions},
     store::Database,
@@ -120,6 +121,35 @@ pub async fn print(cluster: &Cluster, store: &Database) {
     }
     let after = Counts::read(cluster).await;
     report("each of 200 databases in a transaction", &after, &before, idle, BATCH * BATCHES);
+
+    for count in [1, 10] {
+        let mut members = Vec::new();
+        for n in 0..count {
+            let member = running.consumer(&format!("c{n}")).unwrap();
+            members.push(member.run_batches(async |_: Batch<Notification>| Ok(())).await.unwrap());
+        }
+        let before = Counts::read(cluster).await;
+        tokio::time::sleep(REST).await;
+        let (idle, seconds) = Counts::read(cluster).await.since(&before);
+        let idle = idle.map(|value| value / seconds);
+        for (what, dbs, times) in [("a lone event", &dbs[..1], LONE), ("each of 200", &dbs[..], BATCHES)] {
+            let before = Counts::read(cluster).await;
+            for _ in 0..times {
+                let rows = bus.stats().consumer_rows + count * dbs.len() as u64;
+                update(dbs, &mut deliveries).await;
+                while bus.stats().consumer_rows < rows {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+            let after = Counts::read(cluster).await;
+            report(&format!("{what} for {count} consumers"), &after, &before, idle, times * dbs.len() as u64);
+        }
+        for (n, member) in members.into_iter().enumerate() {
+            member.shutdown().await.unwrap();
+            bus.consumer(&format!("c{n}")).unwrap().delete(true).await.unwrap();
+        }
+    }
     drop(deliveries);
     running.shutdown().await.unwrap();
 }

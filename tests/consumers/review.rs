@@ -112,6 +112,8 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
     assert!(fixture.handle().create(&ConsumerSettings::default()).await.unwrap());
     pass(Duration::from_secs(10)).await;
     fixture.create(["x2", "wanted"]).await;
+    let ended = within("it is informed", before.ended()).await;
+    assert!(matches!(ended, Error::NoConsumer { .. }), "{ended}");
     pass(Duration::from_mins(2)).await;
     before.shutdown().await.unwrap();
     let consumer = fixture.other_member().await.run(new.handler()).await.unwrap();

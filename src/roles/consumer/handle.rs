@@ -87,7 +87,8 @@ impl Consumer {
         self.shards.working()
     }
 
-    /// Completes when the consumer can go on no more, because its feed is gone: with [`Error::NoFeed`]. Cancel safe.
+    /// Completes when this member can go on no more: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
+    /// [`Error::NoConsumer`] if the consumer was deleted, and its name belongs to one with another feed or filter. Cancel safe.
     pub async fn ended(&self) -> Error {
         self.shards.ended().await
     }

@@ -124,7 +124,7 @@ impl<R: ConsumedRow> Member<R> {
         self.shards.known.lock().successors.contains(&shard)
     }
 
-    /// The consumer cannot go on: its feed is gone.
+    /// The member cannot go on.
     pub fn end(&self, error: Error) {
         self.shards.ended.send_replace(Some(error));
     }
@@ -144,6 +144,7 @@ impl<R: ConsumedRow> Member<R> {
         self.is_over.store(is_another, Ordering::Relaxed);
         if is_another {
             rows.clear();
+            self.end(Error::NoConsumer { consumer: self.name.to_string() });
         }
         let shards = rows.iter().map(|(key, _)| Ok(keys.consumer_checkpoint_of(key)?.1));
         let mut shards: Vec<_> = shards.collect::<Result<_>>()?;

@@ -10,7 +10,7 @@ use notibus::{
         Batch, CommitState, ConsumedRow, Consumer, ConsumerBuilder, ConsumerHandle, FencingToken,
         HandlerResult, Work,
     },
-    event::{EventKind, Kinds},
+    event::EventKind,
     feed::ShardId,
     store::Transaction,
 };
@@ -101,7 +101,7 @@ async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
             error = member.ended() => {
                 actor.note(|| format!("{} has ended: {error}", plan.name));
                 actor.shared.witness(Witness::DocumentConsumerEnded);
-                if !matches!(error, Error::NoFeed { .. }) {
+                if !matches!(error, Error::NoFeed { .. } | Error::NoConsumer { .. }) {
                     actor.shared.fail(format!("{} has ended for another reason: {error}", plan.name));
                 }
                 break;
@@ -173,10 +173,8 @@ impl<R> Check<R> {
 /// A row on which handlers work.
 trait Worked: ConsumedRow {
     /// What a handler is shown of it, where `since` is finished.
-    fn shown(&self, since: Cursor) -> Shown {
-        let _ = since;
-        let id = String::from_utf8_lossy(self.id()).into_owned();
-        Shown { id, at: Some(self.sequence()), news: Kinds::NONE, end: None }
+    fn shown(&self, _since: Cursor) -> Shown {
+        Shown { at: Some(self.sequence()), ..Shown::end_of(self.id(), None) }
     }
 }
 
@@ -205,18 +203,18 @@ impl Drop for Running {
 
 impl Worker {
     async fn work<R: Worked>(self, work: Work<R>) -> HandlerResult {
-        let id = String::from_utf8_lossy(work.id()).into_owned();
         let end = work.gone();
         let given = match work.row() {
             Some(row) => Shown { end, ..row.shown(work.since()) },
-            None => Shown { id, at: None, news: Kinds::NONE, end },
+            None => Shown::end_of(work.id(), end),
         };
         let place = (work.fencing_token(), work.shard());
         self.perform(vec![given], place, Check::Work(work)).await
     }
 
     async fn batch<R: Worked>(self, batch: Batch<R>) -> HandlerResult {
-        let given = batch.rows.iter().map(|row| row.shown(batch.since())).collect();
+        let mut given: Vec<_> = batch.rows.iter().map(|row| row.shown(batch.since())).collect();
+        given.extend(batch.gone().map(|(id, end)| Shown::end_of(id, Some(end))));
         let place = (batch.fencing_token(), batch.shard());
         self.perform(given, place, Check::Batch(batch)).await
     }

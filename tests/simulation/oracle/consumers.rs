@@ -393,9 +393,10 @@ impl Oracle {
             return Guarantee::Fenced.fails(format!("{who} writes, and the consumer is paused"));
         }
         let last = self.last_runs.get(&(name.to_owned(), id.to_owned()));
-        // A member of one that was deleted may have begun a run since, in vain, with a token that is greater than those of the next one.
-        let is_first = self.deleted.contains(name) && last.is_some_and(|(_, last)| *last < run);
-        if last.is_some_and(|last| *last > (of.token, run)) && !is_first {
+        // Members of one that was deleted begin runs in vain, and the tokens of the next one do not compare with theirs.
+        if !self.deleted.contains(name)
+            && let Some(last) = last.filter(|last| **last > (of.token, run))
+        {
             return Guarantee::Ended.fails(format!("{who} writes after {last:?} has begun"));
         }
         Ok(model)

@@ -34,6 +34,13 @@ pub(crate) struct Shown {
     pub end: Option<DbInstance>,
 }
 
+impl Shown {
+    /// An end without a row.
+    pub fn end_of(id: &[u8], end: Option<DbInstance>) -> Self {
+        Self { id: String::from_utf8_lossy(id).into_owned(), at: None, news: Kinds::NONE, end }
+    }
+}
+
 /// A call of a handler.
 #[derive(Debug)]
 pub(crate) struct Run {
