@@ -8,7 +8,7 @@ use std::{
 };
 
 use notibus::{
-    Db, Filter, Notification, Roles,
+    Bus, Db, Filter, Notification, Producer, Roles, Running,
     consumer::Batch,
     dispatcher::Subscription,
     http::{ApiOptions, ServerOptions},
@@ -78,18 +78,8 @@ pub async fn print(cluster: &Cluster, store: &Database) {
     let mut deliveries = running.dispatcher().subscribe(Filter::all()).stream();
     let producer = bus.producer();
     let dbs = databases(BATCH);
-    let update = async |some: &[Db], deliveries: &mut Subscription| {
-        let record = async |tx| {
-            for db in some {
-                producer.updated(&tx, db);
-            }
-            Ok(())
-        };
-        store.run(record).await.unwrap();
-        until_delivered(some.len(), deliveries).await;
-    };
     // They have rows already when it counts.
-    update(&dbs, &mut deliveries).await;
+    update(store, &producer, &dbs, &mut deliveries).await;
     post(address, "created");
     until_delivered(1, &mut deliveries).await;
 
@@ -101,7 +91,7 @@ pub async fn print(cluster: &Cluster, store: &Database) {
 
     let before = Counts::read(cluster).await;
     for _ in 0..LONE {
-        update(&dbs[..1], &mut deliveries).await;
+        update(store, &producer, &dbs[..1], &mut deliveries).await;
         tokio::time::sleep(PAUSE).await;
     }
     report("a lone event", &Counts::read(cluster).await, &before, idle, LONE);
@@ -116,42 +106,65 @@ pub async fn print(cluster: &Cluster, store: &Database) {
 
     let before = Counts::read(cluster).await;
     for _ in 0..BATCHES {
-        update(&dbs, &mut deliveries).await;
+        update(store, &producer, &dbs, &mut deliveries).await;
         tokio::time::sleep(PAUSE).await;
     }
     let after = Counts::read(cluster).await;
     report("each of 200 databases in a transaction", &after, &before, idle, BATCH * BATCHES);
 
     for count in [1, 10] {
-        let mut members = Vec::new();
-        for n in 0..count {
-            let member = running.consumer(&format!("c{n}")).unwrap();
-            members.push(member.run_batches(async |_: Batch<Notification>| Ok(())).await.unwrap());
-        }
-        let before = Counts::read(cluster).await;
-        tokio::time::sleep(REST).await;
-        let (idle, seconds) = Counts::read(cluster).await.since(&before);
-        let idle = idle.map(|value| value / seconds);
-        for (what, dbs, times) in [("a lone event", &dbs[..1], LONE), ("each of 200", &dbs[..], BATCHES)] {
-            let before = Counts::read(cluster).await;
-            for _ in 0..times {
-                let rows = bus.stats().consumer_rows + count * dbs.len() as u64;
-                update(dbs, &mut deliveries).await;
-                while bus.stats().consumer_rows < rows {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                tokio::time::sleep(PAUSE).await;
-            }
-            let after = Counts::read(cluster).await;
-            report(&format!("{what} for {count} consumers"), &after, &before, idle, times * dbs.len() as u64);
-        }
-        for (n, member) in members.into_iter().enumerate() {
-            member.shutdown().await.unwrap();
-            bus.consumer(&format!("c{n}")).unwrap().delete(true).await.unwrap();
-        }
+        with_consumers(count, cluster, store, (&bus, &running, &mut deliveries)).await;
     }
     drop(deliveries);
     running.shutdown().await.unwrap();
+}
+
+/// Prints what an event costs with `count` consumers on the node.
+async fn with_consumers(
+    count: u64,
+    cluster: &Cluster,
+    store: &Database,
+    (bus, running, deliveries): (&Bus, &Running, &mut Subscription),
+) {
+    let (producer, dbs) = (bus.producer(), databases(BATCH));
+    let mut members = Vec::new();
+    for n in 0..count {
+        let member = running.consumer(&format!("c{n}")).unwrap();
+        members.push(member.run_batches(async |_: Batch<Notification>| Ok(())).await.unwrap());
+    }
+    let before = Counts::read(cluster).await;
+    tokio::time::sleep(REST).await;
+    let (idle, seconds) = Counts::read(cluster).await.since(&before);
+    let idle = idle.map(|value| value / seconds);
+    for (what, dbs, times) in [("a lone event", &dbs[..1], LONE), ("each of 200", &dbs[..], BATCHES)] {
+        let before = Counts::read(cluster).await;
+        for _ in 0..times {
+            let rows = bus.stats().consumer_rows + count * dbs.len() as u64;
+            update(store, &producer, dbs, deliveries).await;
+            while bus.stats().consumer_rows < rows {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        let after = Counts::read(cluster).await;
+        report(&format!("{what} for {count} consumers"), &after, &before, idle, times * dbs.len() as u64);
+    }
+    for (n, member) in members.into_iter().enumerate() {
+        member.shutdown().await.unwrap();
+        bus.consumer(&format!("c{n}")).unwrap().delete(true).await.unwrap();
+    }
+}
+
+/// Updates `dbs` in one transaction, and waits until that is delivered.
+async fn update(store: &Database, producer: &Producer, dbs: &[Db], deliveries: &mut Subscription) {
+    let record = async |tx| {
+        for db in dbs {
+            producer.updated(&tx, db);
+        }
+        Ok(())
+    };
+    store.run(record).await.unwrap();
+    until_delivered(dbs.len(), deliveries).await;
 }
 
 async fn until_delivered(rows: usize, deliveries: &mut Subscription) {

@@ -44,6 +44,53 @@ async fn a_first_batch_that_fails_comes_again() {
     assert_eq!(fixture.bus.stats().consumer_failures, 2);
 }
 
+/// How the work on an id fails that is held.
+#[derive(Debug, Clone, Copy)]
+enum Fails {
+    Error,
+    Panic,
+    Stall,
+}
+
+/// Side by side, an id that fails holds the checkpoint, and nothing else. It gets no key.
+#[tokio::test(start_paused = true)]
+async fn a_failing_id_holds_the_checkpoint_and_nothing_else_if_it_is_to() {
+    for how in [Fails::Error, Fails::Panic, Fails::Stall] {
+        let fixture = ConsumerFixture::new(1).await;
+        let all = names("db", 50);
+        fixture.create(&all).await;
+        let mended = Arc::new(AtomicBool::new(false));
+        let is_mended = Arc::clone(&mended);
+        let log = Ids::doing(move |work: Work<Notification>| {
+            let fails = work.id() == b"db30" && !is_mended.load(Ordering::Relaxed);
+            async move {
+                match how {
+                    _ if !fails => Ok(()),
+                    Fails::Error => Err("it fails".into()),
+                    Fails::Panic => panic!("it fails"),
+                    Fails::Stall => std::future::pending().await,
+                }
+            }
+        });
+        let options = hinted().failure(FailurePolicy::Hold).attempts_max(2).max_concurrency(4);
+        let options = options.stall_limit(Duration::from_secs(20)).backoff_max(Duration::from_secs(10));
+        let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+        let consumer = member.run(log.handler()).await.unwrap();
+        log.until_names(&all).await;
+        pass(Duration::from_mins(5)).await;
+        assert!(log.names().iter().filter(|name| *name == "db30").count() > 5, "{how:?}: it is tried again");
+        assert!(fixture.is_none_deferred().await, "{how:?}");
+        let place = all.iter().position(|name| name == "db30").unwrap();
+        assert_eq!(fixture.behind().await, (all.len() - place) as u64, "{how:?}");
+        mended.store(true, Ordering::Relaxed);
+        fixture.until_done().await;
+        for name in all.iter().filter(|name| *name != "db30") {
+            assert_eq!(log.names().iter().filter(|given| *given == name).count(), 1, "{how:?}: {name}");
+        }
+        consumer.shutdown().await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn only_the_rows_that_fail_are_deferred() {
     for is_ordered in [false, true] {

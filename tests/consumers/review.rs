@@ -123,6 +123,33 @@ async fn a_member_with_the_filter_of_before_works_for_no_consumer_of_the_name() 
     assert!(got.contains(&"wanted".to_owned()), "{got:?}");
 }
 
+/// Worlds found that a run that was cancelled did not hold the checkpoint back any more, although its key was not written yet: the member
+/// was shut down, and the end of the database was news for nobody.
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_run_whose_key_cannot_be_written_is_not_passed() {
+    let fixture = ConsumerFixture::new(1).await;
+    let hangs = Ids::doing(async |_| std::future::pending().await);
+    let member = fixture.member().await.start_from(Cursor::NOTHING);
+    let consumer = member.run(hangs.handler()).await.unwrap();
+    change(&fixture, 1, [1, 0, 0, 0], [1, 0, 0, 0]).await;
+    hangs.until_calls(1).await;
+    let writes = |attempt: &Attempt| {
+        let deferred = |operation: &Operation| matches!(operation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x19\x15\x02"));
+        let is_key = attempt.mutations().any(deferred);
+        is_key.then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
+    };
+    fixture.faults.plan_commits(writes);
+    change(&fixture, 1, [0, 1, 0, 0], [1, 1, 0, 0]).await;
+    pass(Duration::from_secs(3)).await;
+    consumer.shutdown().await.unwrap();
+    fixture.faults.heal();
+    let log = Ids::new();
+    let heir = fixture.other_member().await.run(log.handler()).await.unwrap();
+    log.until_calls(1).await;
+    fixture.until_done().await;
+    heir.shutdown().await.unwrap();
+}
+
 /// A consumer that stands in empty shards has caught up only when it has begun with the shards after them.
 #[tokio::test(start_paused = true)]
 async fn who_stands_in_empty_shards_has_not_caught_up() {

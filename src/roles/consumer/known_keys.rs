@@ -89,3 +89,20 @@ impl KnownKeys {
 fn hash_of(id: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_too_many_keys_each_id_may_have_one() {
+        let mut known = KnownKeys::default();
+        for n in 0..=HASHES_MAX as u64 {
+            assert!(!known.may_have_key(b"other"), "{n}");
+            known.note(&n.to_be_bytes(), Duration::ZERO);
+        }
+        assert!(known.may_have_key(b"other"));
+        known.was_cleared(&0_u64.to_be_bytes());
+        assert!(known.may_have_key(b"other") && known.may_have_key(&0_u64.to_be_bytes()));
+    }
+}

@@ -360,14 +360,16 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn cancel_run(&mut self, hand: &mut Hand<R>, id: &Bytes) -> Go<()> {
         let Some(ended) = hand.run_of(id).and_then(|number| hand.cancel(number)) else { return Ok(()) };
         ended.run.close();
-        let job = hand.ids.remove(id).expect("it runs").work;
-        let (job, defer) = (&job, Some(Duration::ZERO));
+        let work = &hand.ids.get(id).expect("it runs").work;
+        let (job, defer) = (&Job { row: work.row.clone(), ..*work }, Some(Duration::ZERO));
         let cancelled = KeyChange::Failed { job, attempts: 0, error: "", defer };
         if persist!(self, "cancelling work", self.change_key(id, cancelled).await) != Changed::Deferred {
             // It was finished, and the newer row follows.
             let covered = KeyChange::Covered { job, attempts: 0 };
             persist!(self, "deferring an id", self.change_key(id, covered).await);
         }
+        // Only now a key covers it: until then it holds the checkpoint back.
+        hand.ids.remove(id);
         self.is_dirty = true;
         Ok(())
     }
