@@ -184,7 +184,7 @@ async fn who_stands_in_empty_shards_has_not_caught_up() {
 async fn due_ids_are_not_forgotten_when_the_store_fails() {
     let fixture = ConsumerFixture::new(1).await;
     let log = Ids::new();
-    fixture.create(names("db", 8)).await;
+    fixture.create(names("db", 9)).await;
     let handle = fixture.handle();
     let consumer = fixture.member().await.run(log.handler()).await.unwrap();
     pass(Duration::from_mins(1)).await;
@@ -200,12 +200,10 @@ async fn due_ids_are_not_forgotten_when_the_store_fails() {
         }
         _ => None,
     });
-    assert_eq!(handle.again("*", false).await.unwrap(), 8);
-    // One of them is passed by, so that there is room for a further page.
-    assert!(handle.discard(b"db3").await.unwrap());
+    assert_eq!(handle.again("*", false).await.unwrap(), 9);
     pass(Duration::from_mins(30)).await;
     assert!(failures.load(Ordering::Relaxed) > 0);
-    assert_eq!(log.calls(), 7);
+    assert_eq!(log.calls(), 9);
     consumer.shutdown().await.unwrap();
 }
 

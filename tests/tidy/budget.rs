@@ -18,14 +18,14 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/state", 2_030),
     ("src/state/keys", 2_500),
     ("src/state/feed", 2_140),
-    ("src/state/membership", 3_200),
+    ("src/state/membership", 3_210),
     ("src/roles", 220),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_290),
+    ("src/roles/consumer", 6_320),
     ("src/bus", 1_670),
     ("src/bus/relocation", 540),
     ("src/front", 8_540),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_840;
+const SRC_LINES: usize = 49_880;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
