@@ -486,7 +486,8 @@ impl ConsumerHandle {
     }
 
     /// Gives up the work on a deferred id in its newest row: later rows of it are worked on. A run of the id can commit nothing more; a batch
-    /// that has the row in hand goes on. Returns false if the id is not deferred. Fails with [`Error::NoConsumer`].
+    /// that has the row in hand goes on. The id is listed until a member has looked at it. Returns false if the id is not deferred. Fails
+    /// with [`Error::NoConsumer`].
     pub async fn discard(&self, id: &[u8]) -> Result<bool> {
         let discard = async |tx: Transaction| {
             let row = self.row(&tx, Isolation::Serializable).await?.ok_or_else(|| self.missing())?;
@@ -497,16 +498,16 @@ impl ConsumerHandle {
                 return Ok(false);
             }
             let newest = self.context.keys.newest(&row.feed, id);
-            // A row that comes later is not covered by the key, so it must not be passed by because of it.
-            let newest = tx.get(&newest, Isolation::Serializable).await?;
+            let newest = tx.get(&newest, Isolation::Snapshot).await?;
             let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
             let done = newest.map_or(stored.done, Cursor::from);
             let error = String::new();
+            // It is due, so that its shard finds that it is finished; until then the key covers rows that come.
             let row = DeferredRow {
                 done,
                 instance: None,
                 ended: None,
-                due: Due::Never,
+                due: Due::NOW,
                 attempts: 0,
                 error,
                 again: None,

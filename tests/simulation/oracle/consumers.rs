@@ -285,9 +285,7 @@ impl Oracle {
     ) -> Verdict {
         let (run, is_final) = app::work_of(value);
         let who = format!("run {run} of {name} on {id:?}");
-        let Some(Run { shown, .. }) = self.runs.get(&run) else {
-            return Err(format!("{who} is not known").into());
-        };
+        let shown = &self.runs.get(&run).ok_or_else(|| format!("{who} is not known"))?.shown;
         // Documents have older rows as well if a layer names wrong edits.
         let Some(shown) = shown.iter().rfind(|shown| shown.id == id) else {
             return Err(format!("{who} works on what it was not given").into());
@@ -310,7 +308,7 @@ impl Oracle {
                 return Guarantee::Ordered
                     .fails(format!("{who} is at {}, and {finished} was finished", row.at));
             }
-            if once && is_final && row.at == finished && !progress.may_repeat {
+            if once && is_final && row.at == finished && !(progress.may_repeat || progress.is_given_up) {
                 return Guarantee::ExactlyOnce.fails(format!("{who} finishes {finished}, which is finished"));
             }
         }
@@ -509,7 +507,8 @@ impl Oracle {
             let again = |key: &Option<StoredKey>| key.as_ref().and_then(|key| key.again);
             let asks = again(&after).is_some() && again(&after) != again(&before);
             // Who asks again after an unknown result asks with the same words.
-            let given_up = after.as_ref().filter(|after| is_operator && after.again.is_none());
+            let given_up =
+                after.as_ref().filter(|after| is_operator && after.is_pending && after.again.is_none());
             if is_operator && after.is_none() {
                 return Guarantee::Fenced
                     .fails(format!("an operator has removed the key of {id:?} of {name}"));
