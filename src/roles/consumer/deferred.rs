@@ -125,7 +125,7 @@ pub(super) enum KeyChange<'a, R> {
     /// The run goes on, and is not to hold the checkpoint back.
     Covered { job: &'a Job<R>, attempts: u32 },
     /// A row has come for which the work must not wait: the database has ended, which is this one if the key knows none, or nothing was due.
-    Due(Option<DbInstance>),
+    Due(Option<(Sequence, DbInstance)>),
     /// The newest row cannot be read.
     Unreadable(&'a str),
 }
@@ -407,6 +407,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             },
             KeyChange::Due(ended) => stored.map(|row| {
                 // The tombstone may be dropped before the turn of the id comes.
+                let ended = ended.filter(|(at, _)| *at > row.done.position()).map(|(_, ended)| ended);
                 let instance = row.instance.or(ended);
                 DeferredRow { due: Due::NOW, attempts: 0, instance, ..row }
             }),

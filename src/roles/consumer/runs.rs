@@ -350,7 +350,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             hand.ids.remove(id);
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);
             let is_end = row.is_tombstone() && (is_wanted(&key.done) || is_wanted(&self.start));
-            let passed = row.instance().filter(|_| is_end);
+            let passed = row.instance().filter(|_| is_end).map(|ended| (row.sequence(), ended));
             persist!(self, "deferring an id", self.change_key(id, KeyChange::Due(passed)).await);
         }
         Ok(())

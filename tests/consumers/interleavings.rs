@@ -1,4 +1,4 @@
-//! Interleavings that a review found.
+//! Interleavings of members, operators and the janitor, most of them found by thinking, and some by worlds.
 
 use std::{
     sync::{
