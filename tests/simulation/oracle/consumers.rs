@@ -340,7 +340,7 @@ impl Oracle {
         let lives = row.and_then(|row| row.lives());
         let finished = row.map_or_else(|| self.last_row(id), |row| Some(row.at));
         // An end that comes alone is that of all before the row that follows.
-        let of_id = |run: &Run| run.shown.iter().rfind(|before| before.id == id && before.end == end)?.at;
+        let of_id = |run: &Run| run.shown.iter().rfind(|before| before.id == id)?.at;
         let after_end = self.runs.values().rev().filter(|run| run.consumer == name).find_map(of_id);
         let next = row.or_else(|| self.row_at(instance, after_end?));
         let (next, replaced) = next.map_or((None, None), |next| {
