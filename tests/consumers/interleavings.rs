@@ -24,6 +24,7 @@ use tokio::sync::{Notify, watch};
 use crate::{
     common::{counts, db, joined, record, row_with, until, within},
     fixture::{ConsumerFixture, Log, counter, hinted, names, pass},
+    reshards::moves_a_key,
 };
 
 type Ids = Log<Work<Notification>>;
@@ -403,14 +404,6 @@ async fn many_requests_fit_a_transaction_in_a_slow_store() {
     fixture.faults.delay_reads(Duration::from_millis(10));
     let handle = fixture.bus.consumer("c").unwrap();
     assert_eq!(within("all are asked for", handle.again("*", false)).await.unwrap(), 250);
-}
-
-/// Whether an attempt removes a key of a deferred id, as a move does.
-fn moves_a_key(attempt: &Attempt) -> bool {
-    let deferred = b"notibus\x15\x19\x15\x02\x02c\x00";
-    attempt
-        .mutations()
-        .any(|mutation| matches!(mutation, Operation::Clear { key } if key.starts_with(deferred)))
 }
 
 /// A key moves to a successor that has looked for its keys already. It is worked on there at once, although another shard is not drained.

@@ -123,7 +123,7 @@ async fn an_empty_entry_is_kept_until_the_work_in_it_has_ended() {
 }
 
 /// Whether an attempt removes a key of a deferred id, as a move does.
-fn moves_a_key(attempt: &Attempt) -> bool {
+pub fn moves_a_key(attempt: &Attempt) -> bool {
     let deferred = b"notibus\x15\x19\x15\x02\x02c\x00";
     attempt
         .mutations()

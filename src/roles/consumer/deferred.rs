@@ -45,9 +45,9 @@ pub(super) struct Job<R> {
     pub since: Cursor,
     /// The database that the key of the id names.
     pub worked: Option<DbInstance>,
-    /// Whether the id may have a key.
+    /// True if there may be a key for the id.
     pub has_key: bool,
-    /// Whether the key covers the row, so that the checkpoint says nothing of it.
+    /// True if the row depends on the key alone, because the checkpoint may already be past it.
     pub is_covered: bool,
     pub again: Option<[u8; 16]>,
 }
@@ -162,7 +162,7 @@ pub(super) enum Changed {
     Open,
 }
 
-/// Whether a deferred id that is due can be taken.
+/// What a pass does with a deferred id that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Now,

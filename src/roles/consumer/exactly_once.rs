@@ -165,7 +165,7 @@ pub(super) struct IdScope {
     pub instance: Option<DbInstance>,
     /// The database whose end is all that the work is about.
     pub end: Option<DbInstance>,
-    /// Whether a key covered the id when the run began, so that the checkpoint says nothing of it.
+    /// Whether the run began under a key. A missing key then means that the work is finished; the checkpoint does not say.
     pub is_covered: bool,
     /// The request to work again that the run answers.
     pub again: Option<[u8; 16]>,

@@ -139,7 +139,7 @@ impl<T> InHand<T> {
         self.entries.contains_key(id)
     }
 
-    /// Whether as many ids of the tenant of `id` run as may.
+    /// Whether the tenant of `id` already runs as many ids as it may.
     pub fn is_tenant_busy(&self, id: &[u8]) -> bool {
         self.divide.as_ref().is_some_and(|divide| {
             let running = self.tenants.get(&self.tenant_of(id)).map_or(0, |tenant| tenant.running);
