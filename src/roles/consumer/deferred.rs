@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result, event::DbInstance},
     state::{
-        feed::{Newest, Topology},
+        feed::Newest,
         keys::{DeferredRow, Due},
         skipped::SkippedAt,
     },
@@ -277,9 +277,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         if due.is_empty() {
             return Ok((Vec::new(), soonest, place));
         }
-        let topology = Topology::read(tx, self.feed(), Isolation::Snapshot).await?;
-        let ids = due.iter().map(|(id, _)| &id[..]);
-        let newest = self.feed().newest_of_each(tx, &topology, ids).await?;
+        let ids: Vec<_> = due.iter().map(|(id, _)| &id[..]).collect();
+        let newest = self.feed().newest_of_each(tx, &ids).await?;
         let due = due.into_iter().zip(newest).map(|((id, row), newest)| (id, row, newest)).collect();
         Ok((due, soonest, place))
     }

@@ -8,7 +8,6 @@
 //! be decoded: a row of counters, or a name whose present row is damaged. Without its fold mark it does nothing.
 
 use bytes::Bytes;
-use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::task::coop;
 
@@ -25,7 +24,7 @@ use crate::{
     },
     state::{
         context::Context,
-        feed::{FeedWriter, RawFeed, Topology},
+        feed::{Entries, FeedWriter, RawFeed, StoredRow},
         keys::{FoldMark, Partition, sequence_operand},
         membership::Held,
         skipped::SkippedAt,
@@ -147,17 +146,16 @@ impl Folder<'_> {
         let Context { keys, .. } = self.context;
         let feed = RawFeed::notifications(self.context);
         let bytes_max = (self.size_max / WRITTEN_MIN).max(1);
-        let (drain, topology) = tokio::join!(
+        let (drain, entries) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, (self.rows_max, bytes_max)),
-            Topology::read(tx, feed, Isolation::Serializable),
+            Entries::open(tx, feed, Isolation::Serializable),
         );
-        let (drain, topology) = (drain?, topology?);
+        let (drain, mut entries) = (drain?, entries?);
         let mut done = Done { next: drain.next, ..Done::default() };
         done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (SkippedAt::Key(key), error)));
-        let present = drain.names.iter().map(|(name, _)| present(self.context, tx, &topology, name));
-        let present = try_join_all(present).await?;
+        let present = present(self.context, tx, &mut entries, &drain.names).await?;
 
-        let mut writer = FeedWriter::new(tx, feed, &topology);
+        let mut writer = FeedWriter::new(tx, feed, &entries);
         let (mut unmeasured, mut is_full) = (0, false);
         for ((name, waiting), present) in drain.names.into_iter().zip(present) {
             if is_full {
@@ -228,40 +226,36 @@ impl Folder<'_> {
     }
 }
 
-/// Reads the present row of `name`. The inner error says which row or key cannot be decoded.
+/// The present row of a name, or which row or key cannot be decoded.
+type Present = Result<Option<Notification>, (SkippedAt, Error)>;
+
+/// Reads the present row of each of `names`.
 async fn present(
     context: &Context,
     tx: &Transaction,
-    topology: &Topology,
-    name: &DbName,
-) -> Result<Result<Option<Notification>, (SkippedAt, Error)>> {
+    entries: &mut Entries,
+    names: &[(DbName, Waiting)],
+) -> Result<Vec<Present>> {
     let feed = RawFeed::notifications(context);
-    let id = name.as_str().as_bytes();
-    let (place, error) = match feed.newest_of(tx, topology, id).await {
-        Ok(None) => return Ok(Ok(None)),
-        Ok(Some(row)) => match Notification::from_bytes(row.sequence, &row.value) {
-            Ok(row) => return Ok(Ok(Some(row))),
-            Err(error) => (SkippedAt::Row(feed.id.clone(), row.sequence), error),
-        },
-        Err(error @ Error::Corrupt { .. }) => {
-            (SkippedAt::Key(context.keys.newest(feed.id, id).into()), error)
-        }
-        Err(error) => return Err(error),
+    let ids: Vec<_> = names.iter().map(|(name, _)| name.as_str().as_bytes()).collect();
+    let rows = feed.newest_rows(tx, entries, &ids).await?;
+    let decode = |(id, row): (&[u8], Result<Option<StoredRow>>)| {
+        let row = row.map_err(|error| (feed.newest_key(id), error))?;
+        let decode = |row: StoredRow| {
+            Notification::from_bytes(row.sequence, &row.value)
+                .map_err(|error| (SkippedAt::Row(feed.id.clone(), row.sequence), error))
+        };
+        row.map(decode).transpose()
     };
-    Ok(Err((place, error)))
+    Ok(ids.into_iter().zip(rows).map(decode).collect())
 }
 
 /// Whether a fold would take anything out of `partition`, as far as its first rows show. What a fold skips stays in the store.
 pub(crate) async fn has_events(context: &Context, tx: &Transaction, partition: Partition) -> Result<bool> {
-    let (drain, topology) = tokio::join!(
+    let (drain, entries) = tokio::join!(
         Drain::read(tx, &context.keys, partition, None, (LOOKED_AT_MAX, SIZE_MAX)),
-        RawFeed::notifications(context).topology(tx),
+        Entries::open(tx, RawFeed::notifications(context), Isolation::Snapshot),
     );
-    let (drain, topology) = (drain?, topology?);
-    for (name, _) in &drain.names {
-        if present(context, tx, &topology, name).await?.is_ok() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let (drain, mut entries) = (drain?, entries?);
+    Ok(present(context, tx, &mut entries, &drain.names).await?.iter().any(Result::is_ok))
 }

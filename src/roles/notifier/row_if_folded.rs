@@ -18,10 +18,10 @@ pub(crate) async fn row_if_folded(
 ) -> Result<Option<Notification>> {
     let partition = Partition::of(name.as_str(), context.config.partitions);
     let feed = RawFeed::notifications(context);
-    let (drain, topology) =
-        tokio::join!(Drain::of_name(tx, &context.keys, partition, name), feed.topology(tx));
-    let (mut drain, topology) = (drain?, topology?);
-    let row = feed.newest_of(tx, &topology, name.as_str().as_bytes()).await?;
+    let (mut drain, row) = tokio::try_join!(
+        Drain::of_name(tx, &context.keys, partition, name),
+        feed.newest_of(tx, name.as_str().as_bytes()),
+    )?;
     let present = row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()?;
     let observed = drain.names.pop().map(|(_, waiting)| waiting.observed).unwrap_or_default();
     let folded = algorithm::fold(name, present.clone(), observed.into_iter().collect(), 0);

@@ -38,7 +38,7 @@ pub(crate) use self::{
     pulse::{Probe, Pulse, PulseRead},
     reader::Newest,
     reshard::{NewTopology, check_legacy_prefix},
-    topology::Topology,
+    topology::{Entries, Topology},
     writer::{FeedWriter, RowPlace, append, remove},
 };
 pub use self::{

@@ -3,7 +3,7 @@
 use futures_util::future::try_join_all;
 
 use super::{
-    RawFeed, Topology, TopologyEntry,
+    Entries, RawFeed, Topology, TopologyEntry,
     merge::{Direction, StoredRow, merged},
     topology::{Resharded, space_of},
 };
@@ -338,62 +338,82 @@ impl<'a> RawFeed<'a> {
     pub async fn newest_after(
         self,
         tx: &Transaction,
-        ids: impl Iterator<Item = &[u8]>,
+        ids: &[&[u8]],
         cursor: Cursor,
     ) -> Result<(Vec<StoredRow>, Sequence)> {
-        let (last, topology, cursor) = self.begin(tx, cursor).await?;
-        let found = try_join_all(ids.map(|id| self.newest_of(tx, &topology, id))).await?;
-        let mut rows: Vec<_> =
-            found.into_iter().flatten().filter(|row| row.sequence > cursor.position()).collect();
+        let (last, mut topology, cursor) = self.begin(tx, cursor).await?;
+        let found = self.newest_rows(tx, &mut topology, ids).await?;
+        let rows = found.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        let mut rows: Vec<_> = rows.filter(|row| row.sequence > cursor.position()).collect();
         rows.sort_unstable_by_key(|row| row.sequence);
         Ok((rows, last))
     }
 
     /// The newest row of `id`, if it has one.
-    pub async fn newest_of(
-        self,
-        tx: &Transaction,
-        topology: &Topology,
-        id: &[u8],
-    ) -> Result<Option<StoredRow>> {
-        let Some(newest) = tx.get(&self.context.keys.newest(self.id, id), Isolation::Snapshot).await? else {
-            return Ok(None);
-        };
-        self.newest_at(tx, topology, id, Sequence::from_bytes(&newest)?).await.map(Some)
+    pub async fn newest_of(self, tx: &Transaction, id: &[u8]) -> Result<Option<StoredRow>> {
+        let mut entries = Entries::open(tx, self, Isolation::Snapshot).await?;
+        let mut found = self.newest_rows(tx, &mut entries, &[id]).await?;
+        found.pop().expect("one id has one answer")
     }
 
     /// The newest row of each of `ids`, in their order. What cannot be read of one id, because it is damaged, does not keep the others from
     /// being read: it is skipped, counted and named, and its answer is [`Newest::Damaged`].
-    pub async fn newest_of_each(
+    pub async fn newest_of_each(self, tx: &Transaction, ids: &[&[u8]]) -> Result<Vec<Newest>> {
+        let mut entries = Entries::open(tx, self, Isolation::Snapshot).await?;
+        let found = self.newest_rows(tx, &mut entries, ids).await?;
+        let answers = ids.iter().zip(found).map(|(id, found)| match found {
+            Ok(Some(row)) => Newest::Row(row),
+            Ok(None) => Newest::Gone,
+            Err(error) => {
+                self.context.skip(&self.newest_key(id), &error);
+                Newest::Damaged
+            }
+        });
+        Ok(answers.collect())
+    }
+
+    /// The newest row of each of `ids`, in their order; the inner error is [`Error::Corrupt`], and concerns that id alone. It adds to
+    /// `entries` those in which the rows stand, and reads no others: so the history of reshards may be as long as it will.
+    pub async fn newest_rows(
         self,
         tx: &Transaction,
-        topology: &Topology,
-        ids: impl Iterator<Item = &[u8]>,
-    ) -> Result<Vec<Newest>> {
-        let read = |id| async move {
-            match self.newest_of(tx, topology, id).await {
-                Ok(Some(row)) => Ok(Newest::Row(row)),
-                Ok(None) => Ok(Newest::Gone),
-                Err(error @ Error::Corrupt { .. }) => {
-                    let place = SkippedAt::Key(self.context.keys.newest(self.id, id).into());
-                    self.context.skip(&place, &error);
-                    Ok(Newest::Damaged)
-                }
-                Err(error) => Err(error),
+        entries: &mut Entries,
+        ids: &[&[u8]],
+    ) -> Result<Vec<Result<Option<StoredRow>>>> {
+        let newest = ids.iter().map(async |id| {
+            let stored = tx.get(&self.context.keys.newest(self.id, id), Isolation::Snapshot).await?;
+            Ok::<_, Error>(stored.map(|stored| Sequence::from_bytes(&stored)).transpose())
+        });
+        let newest = try_join_all(newest).await?;
+        entries.extend(tx, self, newest.iter().flatten().copied().flatten()).await?;
+        let entries = &*entries;
+        let rows = ids.iter().zip(newest).map(async |(id, newest)| {
+            let row = match newest {
+                Ok(Some(sequence)) => self.newest_at(tx, entries, id, sequence).await.map(Some),
+                answer => answer.map(|_| None),
+            };
+            match row {
+                Err(error) if !matches!(error, Error::Corrupt { .. }) => Err(error),
+                answer => Ok(answer),
             }
-        };
-        try_join_all(ids.map(read)).await
+        });
+        try_join_all(rows).await
+    }
+
+    /// The place of what says where the newest row of `id` stands.
+    pub fn newest_key(self, id: &[u8]) -> SkippedAt {
+        SkippedAt::Key(self.context.keys.newest(self.id, id).into())
     }
 
     /// The newest row of `id`, which is at `sequence`.
     pub async fn newest_at(
         self,
         tx: &Transaction,
-        topology: &Topology,
+        entries: &Entries,
         id: &[u8],
         sequence: Sequence,
     ) -> Result<StoredRow> {
-        let key = topology.space_at(self, sequence, id)?.row(sequence);
+        let key = entries.space_at(self, sequence, id)?.row(sequence);
         let value = tx.get(&key, Isolation::Snapshot).await?;
         let value = value.ok_or_else(|| {
             Error::corrupt("newest", format!("it points at {sequence}, where there is no row"))

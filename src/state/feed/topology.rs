@@ -1,5 +1,7 @@
 //! [`Topology`]: the history of a feed's shards.
 
+use std::ops::{Deref, DerefMut};
+
 use serde::{Serialize, Serializer};
 
 use super::RawFeed;
@@ -12,7 +14,7 @@ use crate::{
         keys::{Layout, RowSpace, ShardId, TopologyRow},
         routing::SchemeId,
     },
-    store::{Isolation, Transaction},
+    store::{Isolation, RangeRead, Row, Transaction},
 };
 
 /// The shards that a feed writes to, from one sequence on.
@@ -61,9 +63,100 @@ impl From<&TopologyRow> for Resharded {
     }
 }
 
+/// Some entries of a topology, oldest first: the open one, which is the last, and all to which the sequences belong that it is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entries(Vec<TopologyRow>);
+
+impl Entries {
+    /// Reads the open entry of `feed`. With a serializable read the transaction fails if a reshard comes in between, as every writer needs.
+    /// It reads one row, however long the history is.
+    ///
+    /// Fails with [`Error::NoFeed`] if there is no such feed.
+    pub async fn open(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
+        let last = RangeRead::new(feed.context.keys.topologies(feed.id)).limit(1).reverse();
+        let page = tx.get_range(&last, isolation).await?;
+        let row = page.rows.first().ok_or_else(|| Error::NoFeed { feed: feed.id.to_string() })?;
+        let open = decode(feed, row)?;
+        if open.closed {
+            return Err(Error::corrupt("topology", "its last entry is closed").at(&row.0));
+        }
+        Ok(Self(vec![open]))
+    }
+
+    /// Reads the entries to which `sequences` belong, unless they are here: one row for each. The caller has read the open entry in the
+    /// same transaction. Entries before it do not change, and those that have rows are not dropped.
+    pub async fn extend(
+        &mut self,
+        tx: &Transaction,
+        feed: RawFeed<'_>,
+        sequences: impl Iterator<Item = Sequence>,
+    ) -> Result<()> {
+        let mut missing: Vec<_> = sequences.filter(|sequence| *sequence < self.0[0].first).collect();
+        missing.sort_unstable();
+        while let Some(sequence) = missing.pop() {
+            let before =
+                RangeRead::new(feed.context.keys.topologies_up_to(feed.id, sequence)).limit(1).reverse();
+            let page = tx.get_range(&before, Isolation::Snapshot).await?;
+            // A sequence before all entries belongs to the oldest one: earlier ones have no rows.
+            let Some(row) = page.rows.first() else { break };
+            let entry = decode(feed, row)?;
+            missing.retain(|sequence| *sequence < entry.first);
+            self.0.insert(0, entry);
+        }
+        Ok(())
+    }
+
+    /// The open entry, which writers use.
+    pub fn current(&self) -> &TopologyRow {
+        self.0.last().expect("a topology is never empty")
+    }
+
+    /// The index of the entry for `sequence`: the oldest one for a sequence before all.
+    fn place_at(&self, sequence: Sequence) -> usize {
+        self.0.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
+    }
+
+    /// The entry for `sequence`. For a sequence before all known entries it is the oldest one: older entries have no
+    /// rows.
+    pub fn at(&self, sequence: Sequence) -> &TopologyRow {
+        &self.0[self.place_at(sequence)]
+    }
+
+    /// The shard of a new row of `id`.
+    pub fn shard_of_new(&self, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
+        shard_in(self.current(), feed, id)
+    }
+
+    /// The row space of the row of `id` at `sequence`, if the row exists.
+    pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
+        Ok(self.place_of(feed, sequence, id)?.1)
+    }
+
+    /// The shard and the row space of the row of `id` at `sequence`, if the row exists.
+    pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
+        let entry = self.at(sequence);
+        let shard = shard_in(entry, feed, id)?;
+        Ok((shard, space_of(entry, feed, shard)))
+    }
+}
+
 /// The history of a feed's shards, oldest first; never empty. Only the last entry is open.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Topology(Vec<TopologyRow>);
+pub(crate) struct Topology(Entries);
+
+impl Deref for Topology {
+    type Target = Entries;
+
+    fn deref(&self) -> &Entries {
+        &self.0
+    }
+}
+
+impl DerefMut for Topology {
+    fn deref_mut(&mut self) -> &mut Entries {
+        &mut self.0
+    }
+}
 
 impl Topology {
     /// Reads the topology of `feed`. With a serializable read the transaction fails if a reshard comes in between, as
@@ -71,10 +164,8 @@ impl Topology {
     ///
     /// Fails with [`Error::NoFeed`] if there is none.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
-        let keys = &feed.context.keys;
-        let rows = tx.all_rows(keys.topologies(feed.id), isolation).await?;
-        let decode = |row| keys.topology_row(row).map(|(_, entry)| entry).map_err(|error| error.at(&row.0));
-        let entries: Vec<_> = rows.iter().map(decode).collect::<Result<_>>()?;
+        let rows = tx.all_rows(feed.context.keys.topologies(feed.id), isolation).await?;
+        let entries: Vec<_> = rows.iter().map(|row| decode(feed, row)).collect::<Result<_>>()?;
         if entries.is_empty() {
             return Err(Error::NoFeed { feed: feed.id.to_string() });
         }
@@ -90,7 +181,7 @@ impl Topology {
         if !entries.is_sorted_by(|a, b| a.first < b.first && b.shards().next() >= Some(a.next_shard())) {
             return Err(Error::corrupt("topology", "its shard ids do not grow"));
         }
-        Ok(Self(entries))
+        Ok(Self(Entries(entries)))
     }
 
     /// Whether `feed` still has this current entry; if so, `tx` fails should a reshard come before its commit. It
@@ -102,66 +193,38 @@ impl Topology {
         Ok(stored.is_some_and(|stored| stored == current.to_bytes()))
     }
 
-    /// The open entry, which writers use.
-    pub fn current(&self) -> &TopologyRow {
-        self.0.last().expect("a topology is never empty")
-    }
-
     /// All entries, oldest first.
     pub fn entries(&self) -> &[TopologyRow] {
-        &self.0
-    }
-
-    /// The index of the entry for `sequence`: the oldest one for a sequence before all.
-    fn place_at(&self, sequence: Sequence) -> usize {
-        self.0.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
-    }
-
-    /// The entry for `sequence`. For a sequence before all known entries it is the oldest one: older entries have no
-    /// rows.
-    pub fn at(&self, sequence: Sequence) -> &TopologyRow {
-        &self.0[self.place_at(sequence)]
+        &self.0.0
     }
 
     /// The entries that can have rows after `after`, oldest first. All rows of one stand before those of the next.
     pub fn after(&self, after: Sequence) -> &[TopologyRow] {
-        &self.0[self.place_at(after)..]
+        &self.entries()[self.place_at(after)..]
     }
 
     /// The entry that has `shard`, and its successor if it is closed.
     pub fn entry_of(&self, shard: ShardId) -> Result<(&TopologyRow, Option<&TopologyRow>)> {
-        let Some(place) = self.0.iter().position(|entry| entry.has(shard)) else {
+        let Some(place) = self.entries().iter().position(|entry| entry.has(shard)) else {
             return Err(Error::NoShard { shard: shard.0, is_trimmed: shard < self.current().next_shard() });
         };
-        Ok((&self.0[place], self.0.get(place + 1)))
+        Ok((&self.entries()[place], self.entries().get(place + 1)))
     }
 
     /// The first entry after the one of `shard`, which this topology no longer has.
     pub fn successor_of_trimmed(&self, shard: ShardId) -> Option<&TopologyRow> {
-        self.0.iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
-    }
-
-    /// The shard of a new row of `id`.
-    pub fn shard_of_new(&self, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
-        shard_in(self.current(), feed, id)
+        self.entries().iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
     }
 
     /// The shard of `id` under the entry that has `shard`.
     pub fn shard_beside(&self, feed: RawFeed<'_>, shard: ShardId, id: &[u8]) -> Result<ShardId> {
         shard_in(self.entry_of(shard)?.0, feed, id)
     }
+}
 
-    /// The row space of the row of `id` at `sequence`, if the row exists.
-    pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
-        Ok(self.place_of(feed, sequence, id)?.1)
-    }
-
-    /// The shard and the row space of the row of `id` at `sequence`, if the row exists.
-    pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
-        let entry = self.at(sequence);
-        let shard = shard_in(entry, feed, id)?;
-        Ok((shard, space_of(entry, feed, shard)))
-    }
+/// The entry that is stored as `row`.
+fn decode(feed: RawFeed<'_>, row: &Row) -> Result<TopologyRow> {
+    feed.context.keys.topology_row(row).map(|(_, entry)| entry).map_err(|error| error.at(&row.0))
 }
 
 fn shard_in(entry: &TopologyRow, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {

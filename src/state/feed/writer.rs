@@ -1,6 +1,6 @@
 //! Writing rows within one transaction.
 
-use super::{RawFeed, Topology, pending_rows::PendingRows, topology::space_of};
+use super::{Entries, RawFeed, pending_rows::PendingRows, topology::space_of};
 use crate::{
     base::{
         encoding::Sequence,
@@ -20,27 +20,28 @@ pub(crate) struct RowPlace {
 }
 
 /// Removes the row of `id` at `previous`, if there is one, appends `row` at its index in the transaction, and notes it as the newest of `id`.
-/// Returns its shard. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
+/// Returns its shard. Blind: it reads nothing. The open one of `entries` must be in the read-conflict set, and
+/// the one of `previous` must be among them.
 ///
 /// Rows are counted by shard. A new id costs one more `ADD` on the shard's count, however many there are in the
 /// transaction. A row that replaces one in another shard costs two; one in the same shard costs none.
 pub(crate) fn append(
     tx: &Transaction,
     feed: RawFeed<'_>,
-    topology: &Topology,
+    entries: &Entries,
     (id, previous): (&[u8], Option<Sequence>),
     RowPlace { order, is_first }: RowPlace,
     row: &[u8],
 ) -> Result<ShardId> {
-    let shard = topology.shard_of_new(feed, id)?;
+    let shard = entries.shard_of_new(feed, id)?;
     if let Some(previous) = previous {
-        let (left, space) = topology.place_of(feed, previous, id)?;
+        let (left, space) = entries.place_of(feed, previous, id)?;
         tx.clear(&space.row(previous));
         if is_first {
             count(tx, feed, left, -1);
         }
     }
-    let space = space_of(topology.current(), feed, shard);
+    let space = space_of(entries.current(), feed, shard);
     let incarnation = feed.context.config.incarnation;
     let (key, newest) = (space.append(incarnation, order), feed.context.keys.newest(feed.id, id));
     tx.atomic(AtomicOp::SetVersionstampedKey, &key, row);
@@ -55,11 +56,11 @@ pub(crate) fn append(
 pub(crate) fn remove(
     tx: &Transaction,
     feed: RawFeed<'_>,
-    topology: &Topology,
+    entries: &Entries,
     id: &[u8],
     sequence: Sequence,
 ) -> Result<()> {
-    let (shard, space) = topology.place_of(feed, sequence, id)?;
+    let (shard, space) = entries.place_of(feed, sequence, id)?;
     tx.clear(&space.row(sequence));
     count(tx, feed, shard, -1);
     Ok(())
@@ -74,7 +75,7 @@ fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
 pub(crate) struct FeedWriter<'a> {
     tx: &'a Transaction,
     feed: RawFeed<'a>,
-    topology: &'a Topology,
+    entries: &'a Entries,
     /// The index of the next row in the transaction.
     order: u16,
     /// The lanes of the shards that got a row.
@@ -82,8 +83,8 @@ pub(crate) struct FeedWriter<'a> {
 }
 
 impl<'a> FeedWriter<'a> {
-    pub fn new(tx: &'a Transaction, feed: RawFeed<'a>, topology: &'a Topology) -> Self {
-        Self { tx, feed, topology, order: 0, appended: Lanes::default() }
+    pub fn new(tx: &'a Transaction, feed: RawFeed<'a>, entries: &'a Entries) -> Self {
+        Self { tx, feed, entries, order: 0, appended: Lanes::default() }
     }
 
     /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the number of the row in the
@@ -94,7 +95,7 @@ impl<'a> FeedWriter<'a> {
             .checked_add(1)
             .ok_or_else(|| Error::invalid("rows", "a transaction holds at most 65,535 rows"))?;
         let place = RowPlace { order, is_first: true };
-        let shard = append(self.tx, self.feed, self.topology, (id, previous), place, row)?;
+        let shard = append(self.tx, self.feed, self.entries, (id, previous), place, row)?;
         self.appended.insert(shard);
         Ok(order)
     }

@@ -133,6 +133,11 @@ impl Keys {
         self.range(&(family::TOPOLOGY, feed.bytes()))
     }
 
+    /// The topology entries of `feed` whose first sequence is `last` or before it, oldest first.
+    pub fn topologies_up_to(&self, feed: &FeedId, last: Sequence) -> KeyRange {
+        KeyRange { end: KeyRange::key(&self.topology(feed, last)).end, ..self.topologies(feed) }
+    }
+
     /// All topology entries of all feeds, feed by feed.
     pub fn all_topologies(&self) -> KeyRange {
         self.range(&(family::TOPOLOGY,))
@@ -176,6 +181,8 @@ mod tests {
         let key = keys.topology(&feed, row.first);
         assert_eq!(key[..7], [b'p', 0x15, 7, 0x01, b'n', 0, 0x15]);
         assert!(keys.topologies(&feed).contains(&key) && keys.all_topologies().contains(&key));
+        assert!(keys.topologies_up_to(&feed, row.first).contains(&key));
+        assert!(!keys.topologies_up_to(&feed, row.first.before()).contains(&key));
         let operand = keys.next_topology(&feed, Incarnation(1));
         assert_eq!(operand[..key.len() - 12], key[..key.len() - 12], "the same key but for the stamp");
         let stored = (key.into(), row.to_bytes().into());

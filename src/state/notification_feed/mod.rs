@@ -76,9 +76,7 @@ impl NotificationFeed {
 
     /// [`NotificationFeed::newest`] within the caller's transaction.
     pub async fn newest_in(&self, tx: &Transaction, name: &DbName) -> Result<Option<Notification>> {
-        let feed = self.raw();
-        let topology = feed.topology(tx).await?;
-        let row = feed.newest_of(tx, &topology, name.as_str().as_bytes()).await?;
+        let row = self.raw().newest_of(tx, name.as_str().as_bytes()).await?;
         row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
     }
 
@@ -136,8 +134,8 @@ impl NotificationFeed {
     ) -> Result<(Vec<Arc<Notification>>, Sequence)> {
         let read = async |names: &[DbName]| {
             let read = async |tx| {
-                let ids = names.iter().map(|name| name.as_str().as_bytes());
-                let (rows, last) = self.raw().newest_after(&tx, ids, cursor).await?;
+                let ids: Vec<_> = names.iter().map(|name| name.as_str().as_bytes()).collect();
+                let (rows, last) = self.raw().newest_after(&tx, &ids, cursor).await?;
                 let decoded = rows.iter().filter_map(|row| self.decode(row)).map(Arc::new);
                 Ok((decoded.collect::<Vec<_>>(), last))
             };
