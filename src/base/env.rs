@@ -6,6 +6,8 @@
 
 use std::{
     fmt,
+    future::poll_fn,
+    pin::pin,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -22,6 +24,11 @@ pub trait Environment: Send + Sync + 'static {
     fn random(&self) -> u64;
     /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
+    /// The clock that measures how long code computes between two of its waits. In a simulation, where computing takes no time, it may move
+    /// by itself.
+    fn computing(&self) -> Duration {
+        self.now()
+    }
 }
 
 /// A shared handle on the environment of a process, or of a simulated node.
@@ -52,6 +59,19 @@ impl Env {
     /// 64 random bits.
     pub fn random(&self) -> u64 {
         self.0.random()
+    }
+
+    /// The output of `future`, and how long it computed: the time within its polls. The time that it waited for others does not count.
+    pub(crate) async fn measured<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
+        let mut future = pin!(future);
+        let mut computed = Duration::ZERO;
+        let output = poll_fn(|context| {
+            let began = self.0.computing();
+            let polled = future.as_mut().poll(context);
+            computed += self.0.computing().saturating_sub(began);
+            polled
+        });
+        (output.await, computed)
     }
 
     /// A random fraction in `0.0..1.0`.

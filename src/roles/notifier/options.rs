@@ -13,8 +13,8 @@ use crate::{
 pub struct NotifierOptions {
     /// How it takes its share of the partitions.
     pub balance: BalanceOptions,
-    /// The most of its time that a partition is folded, in percent, 1 to 100: after a fold it pauses accordingly, so that a slow
-    /// store coalesces more events into one fold. Default: 40.
+    /// The most of the time that folding a partition computes, in percent, 1 to 100. A fold that has computed for longer pauses accordingly,
+    /// so that more events are coalesced into the next one; time that it waits for the store counts as pause. Default: 40.
     pub fold_percent: u8,
     /// The longest such pause. Zero folds without a pause. Default: 25 ms.
     pub fold_interval_max: Duration,

@@ -1,4 +1,7 @@
-//! [`Pace`]: how long a partition rests after a fold, so that folding takes a bounded share of its time.
+//! [`Pace`]: how long a partition rests after a fold, so that folding takes a bounded share of the processor's time.
+//!
+//! Only what a fold computes costs a rest. While it waits for the store it rests already: the events of that time are coalesced, and a pause
+//! on top of it would only be latency.
 
 use std::time::Duration;
 
@@ -17,13 +20,18 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Notes a pass of folds from `began` to `ended`.
-    pub fn folded(&mut self, began: Duration, ended: Duration, options: &NotifierOptions) {
+    /// Notes a pass of folds from `began` to `ended`, in which it `computed` for so long. The rest of that time it waited, and so rested.
+    pub fn folded(
+        &mut self,
+        (began, ended): (Duration, Duration),
+        computed: Duration,
+        options: &NotifierOptions,
+    ) {
         let percent = u32::from(options.fold_percent.clamp(1, 100));
-        let rest = ended.saturating_sub(began).saturating_mul(100 - percent) / percent;
-        // Time spent folding does not count as rest.
-        self.owed = self.rest(began).saturating_add(rest).min(options.fold_interval_max);
-        self.ended = ended;
+        let rest = computed.saturating_mul(100 - percent) / percent;
+        let waited = ended.saturating_sub(began).saturating_sub(computed);
+        let owed = self.rest(began).saturating_add(rest).saturating_sub(waited);
+        (self.owed, self.ended) = (owed.min(options.fold_interval_max), ended);
     }
 
     pub fn pause(&self, now: Duration) -> Duration {
@@ -49,11 +57,23 @@ mod tests {
         let options = NotifierOptions { fold_percent: 25, ..NotifierOptions::default() };
         let mut pace = Pace::default();
         assert_eq!(pace.pause(us(0)), us(0), "an idle partition is folded at once");
-        pace.folded(us(1_000), us(3_000), &options);
+        pace.folded((us(1_000), us(3_000)), us(2_000), &options);
         assert_eq!(pace.pause(us(3_000)), us(6_000));
         assert_eq!(pace.pause(us(7_000)), us(2_000), "time that passes is rest");
-        pace.folded(us(9_000), us(59_000), &options);
+        pace.folded((us(9_000), us(59_000)), us(50_000), &options);
         assert_eq!(pace.pause(us(59_000)), options.fold_interval_max);
+    }
+
+    /// Bug: a fold that waited for a slow store paused for a multiple of that, which doubled the latency and saved nothing. Fix: only what it
+    /// computes counts.
+    #[test]
+    fn time_that_a_fold_waits_is_rest() {
+        let options = NotifierOptions { fold_percent: 25, ..NotifierOptions::default() };
+        let mut pace = Pace::default();
+        pace.folded((us(0), us(100_000)), us(2_000), &options);
+        assert_eq!(pace.pause(us(100_000)), us(0), "it has waited for 98 ms");
+        pace.folded((us(100_000), us(106_000)), us(2_000), &options);
+        assert_eq!(pace.pause(us(106_000)), us(2_000), "it has waited for 4 ms of the 6");
     }
 
     #[test]
@@ -62,7 +82,7 @@ mod tests {
         let mut pace = Pace::default();
         let (mut now, mut folds) = (us(0), 0);
         while pace.pause(now).is_zero() {
-            pace.folded(now, now + us(100), &options);
+            pace.folded((now, now + us(100)), us(100), &options);
             now += us(100);
             folds += 1;
         }
@@ -73,7 +93,7 @@ mod tests {
     fn without_a_longest_pause_there_is_none() {
         let options = NotifierOptions { fold_interval_max: us(0), ..NotifierOptions::default() };
         let mut pace = Pace::default();
-        pace.folded(us(0), us(50_000), &options);
+        pace.folded((us(0), us(50_000)), us(50_000), &options);
         assert_eq!(pace.pause(us(50_000)), us(0));
     }
 }

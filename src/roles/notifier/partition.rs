@@ -96,9 +96,10 @@ impl Task {
     /// Folds until it is asked to stop; fails if the lease is lost.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            let began = self.context.env().now();
-            let passed = self.pass(&stop).await;
-            self.pace.folded(began, self.context.env().now(), &self.options);
+            let env = self.context.env().clone();
+            let began = env.now();
+            let (passed, computed) = env.measured(self.pass(&stop)).await;
+            self.pace.folded((began, env.now()), computed, &self.options);
             match passed {
                 Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
