@@ -5,7 +5,7 @@
 //! commits with 64 tasks at once, so that the cluster is busy; elements are transactions. `latency` records an event
 //! of one database in a quiet bus and waits for its delivery, with a fold interval of zero.
 //!
-//! `cost` prints what an event costs the cluster by its own counters, and `limits` what limits folding.
+//! `cost` prints what an event costs the cluster by its own counters, `limits` what limits folding, and `whole` how fast the whole bus is.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -16,6 +16,8 @@ mod cluster;
 mod cost;
 #[path = "cluster/folding.rs"]
 mod folding;
+#[path = "shared/whole.rs"]
+mod whole;
 
 use std::{
     sync::Arc,
@@ -156,6 +158,12 @@ fn main() {
     }
     if is_asked("limits") {
         runtime.block_on(folding::print(&cluster, &store));
+    }
+    if is_asked("whole") {
+        let few = whole::Case { partitions: 8, pause: None, writers: 64 };
+        for case in whole::Case::all().chain([few]) {
+            runtime.block_on(whole::print("cluster", &store, case));
+        }
     }
     let mut criterion = Criterion::default().configure_from_args();
     run(&mut criterion, &runtime, &store);

@@ -1,0 +1,27 @@
+//! The whole bus in memory and in a folder: events a second, and the time from the commit to the delivery, with pauses between folds and
+//! without. On a cluster, `cargo bench --bench foundationdb -- whole` prints the same.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+
+#[path = "shared/whole.rs"]
+mod whole;
+
+use notibus::store::Database;
+use tokio::runtime::Runtime;
+use whole::Case;
+
+#[cfg(feature = "cli")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() {
+    let runtime = Runtime::new().unwrap();
+    for case in Case::all() {
+        runtime.block_on(async {
+            whole::print("memory", &Database::memory(), case).await;
+            let folder = tempfile::tempdir().unwrap();
+            let store = Database::open_dir(folder.path()).unwrap();
+            whole::print("folder", &store, case).await;
+        });
+    }
+}
