@@ -116,15 +116,13 @@ impl Time {
 
     /// Wakes all sleepers of `process`, so that they read their clocks again.
     pub fn wake_all(&self, process: ProcessId) {
-        let wakers = {
+        let wakers: Vec<_> = {
             let mut schedule = self.schedule();
-            let is_of = |due: &Due| matches!(due, Due::Wake(of, _) if *of == process);
-            let places: Vec<_> =
-                schedule.due.iter().filter(|(_, due)| is_of(due)).map(|(&place, _)| place).collect();
             schedule.runnable.insert(process);
-            places.into_iter().filter_map(|place| schedule.due.remove(&place)).collect::<Vec<_>>()
+            let is_of = |_: &TimerKey, due: &mut Due| matches!(due, Due::Wake(of, _) if *of == process);
+            schedule.due.extract_if(.., is_of).collect()
         };
-        for due in wakers {
+        for (_, due) in wakers {
             if let Due::Wake(_, waker) = due {
                 waker.wake();
             }
@@ -163,13 +161,10 @@ impl Clock {
     /// A clock that shows true time, for the answers of the store to `process`.
     pub fn exact(time: &Time, process: ProcessId) -> Self {
         Self {
-            time: time.clone(),
-            process,
             born: 0,
-            ppm: 1_000_000,
             ahead: AtomicU64::new(0),
             wall_skew_ms: 0,
-            random: Mutex::new(fastrand::Rng::with_seed(0)),
+            ..Self::new(time, process, 1_000_000, fastrand::Rng::with_seed(0))
         }
     }
 
@@ -210,6 +205,11 @@ impl Environment for Handle {
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         let deadline = self.0.shows().saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
         Box::pin(Sleep { clock: Arc::clone(&self.0), deadline, place: None })
+    }
+
+    /// Time stands still while a process computes: here a part of its polls takes up to two milliseconds.
+    fn computing(&self) -> Duration {
+        self.now() + Duration::from_micros(self.0.random.lock().u64(..2_000))
     }
 }
 

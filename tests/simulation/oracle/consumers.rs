@@ -355,8 +355,9 @@ impl Oracle {
             progress.begun.extend(lives);
             return;
         }
-        let is_over = |begun: DbInstance| end == Some(begun) || next != Some(begun);
-        model.ended.extend(progress.begun.extract_if(.., |begun| is_over(*begun)));
+        model
+            .ended
+            .extend(progress.begun.extract_if(.., |begun| end == Some(*begun) || next != Some(*begun)));
         model.ended.extend([end, replaced].into_iter().flatten().filter(|_| !has_row));
         progress.begun.extend(lives);
         progress.answered = progress.answered.max(Some(since));
