@@ -146,9 +146,9 @@ impl Attempt {
         self.operations.iter().filter(|op| op.is_read_conflict())
     }
 
-    /// Whether it writes anything.
+    /// Whether it has anything to commit: a mutation, or a range in its write-conflict set.
     pub fn writes(&self) -> bool {
-        self.mutations().next().is_some()
+        self.operations.iter().any(|op| op.is_mutation() || matches!(op, Operation::WriteConflict { .. }))
     }
 
     /// Whether it applies the atomic operation `op` to any key.
