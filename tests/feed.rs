@@ -11,6 +11,7 @@ use common::{
 };
 use notibus::{
     Bus, BusOptions, Cursor, Db, Error, EventKind, Sequence,
+    consumer::ConsumerSettings,
     event::{Incarnation, Versionstamp},
     feed::ShardId,
     store::Database,
@@ -176,6 +177,41 @@ async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
     for bad in [Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0), Sequence::MAX] {
         let refused = bus.feed().page(bad, 10).await;
         assert!(matches!(refused, Err(Error::Invalid { what: "sequence", .. })), "{bad}: {refused:?}");
+    }
+}
+
+/// Bug: only the position of a cursor was checked, not where its reading began: one that began in a later incarnation, or ahead of the store, was
+/// accepted, and took a dropped deletion for known. Fix: one function checks all of its positions.
+#[tokio::test(start_paused = true)]
+async fn every_position_of_a_cursor_is_checked() {
+    let (_store, bus) = history(2, &[1, 2, 3]).await;
+    let feed = bus.feed();
+    let now = feed.now().await.unwrap();
+    let later = Sequence::new(Incarnation(now.incarnation().0 + 1), Versionstamp::new(7, 0), 0);
+    let version = now.versionstamp().version() + 1_000_000_000;
+    let ahead = Sequence::new(now.incarnation(), Versionstamp::new(version, 0), 0);
+    for wrong in [later, ahead] {
+        for text in [
+            format!("{wrong}"),
+            format!("{now}-{wrong}"),
+            format!("{now}-{now}-{wrong}"),
+            format!("{wrong}-{now}"),
+        ] {
+            let Ok(cursor) = text.parse::<Cursor>() else { continue };
+            let shard = feed.shards().await.unwrap()[0];
+            let page = feed.page(cursor, 10).await.map(drop);
+            let of_shard = feed.shard_page(shard, cursor, 10).await.map(drop);
+            let topology = feed.topology_at(cursor).await.map(drop);
+            let consumer = bus.consumer("audit").unwrap();
+            let created = consumer.create(&ConsumerSettings::default().start(cursor.into())).await.map(drop);
+            for answer in [page, of_shard, topology, created] {
+                assert!(
+                    matches!(answer, Err(Error::Invalid { .. } | Error::Expired { .. })),
+                    "{text}: {answer:?}"
+                );
+            }
+            assert!(bus.consumers().await.unwrap().is_empty(), "{text}");
+        }
     }
 }
 

@@ -299,12 +299,8 @@ impl ConsumerHandle {
         let start = match start {
             Start::Now => Cursor::from(now),
             Start::At(cursor) => {
+                feed.check_cursor(cursor, now)?;
                 let start = cursor.rewound();
-                feed.check_history(start, now)?;
-                if start.position() > now {
-                    let reason = format!("{start} is ahead of the store, which is at {now}");
-                    return Err(Error::invalid("start", reason));
-                }
                 start.check(horizon)?;
                 if start.knew_nothing() { start.begin(now) } else { start }
             }

@@ -78,27 +78,37 @@ impl<'a> RawFeed<'a> {
     /// dropped.
     pub async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<Begun> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
-        let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
-        let ((last, topology), horizon) = (begun?, horizon?);
+        let ((last, topology), horizon) = tokio::try_join!(self.begin_kept(tx, cursor), horizon)?;
         cursor.check(horizon)?;
-        self.check_history(cursor, last)?;
         Ok((last, topology, cursor.begin(last)))
     }
 
-    /// Fails if the cursor is of another history: an older copy has taken the place of the folder, or a store in
-    /// memory began again. Things that such a reader knows may never have happened here, and it may not know what
-    /// happened here.
-    pub fn check_history(self, cursor: Cursor, last: Sequence) -> Result<()> {
+    /// Fails unless the store, in which `last` is the last sequence, may have given out every position of `cursor`. All readers ask this, by
+    /// whatever way their cursor has come.
+    ///
+    /// A position of another history expires: an older copy has taken the place of the folder, or a store in memory began again. Things
+    /// that such a reader knows may never have happened here, and it may not know what happened here. A position ahead of the store, or of a
+    /// later incarnation, is invalid: read versions never go back, so no reader of this feed can have it.
+    pub fn check_cursor(self, cursor: Cursor, last: Sequence) -> Result<()> {
         let known = match cursor.knowledge() {
             Knowledge::Nothing => None,
             Knowledge::UpTo(known) => Some(known),
         };
-        let mut positions = [known, cursor.began(), Some(cursor.position())].into_iter().flatten();
-        if positions.any(|position| self.is_foreign(position)) {
-            Err(Error::Expired { horizon: last })
-        } else {
-            Ok(())
+        for position in [known, cursor.began(), Some(cursor.position())].into_iter().flatten() {
+            let (of, at) = (position.incarnation(), self.context.config.incarnation);
+            if of > at {
+                let reason = format!("{position} is of incarnation {}, the bus is at {}", of.0, at.0);
+                return Err(Error::invalid("sequence", reason));
+            }
+            if self.is_foreign(position) {
+                return Err(Error::Expired { horizon: last });
+            }
+            if position > last {
+                let reason = format!("{position} is ahead of the store, which is at {last}");
+                return Err(Error::invalid("sequence", reason));
+            }
         }
+        Ok(())
     }
 
     /// Whether the store has never given out `position`. Another store has given out positions of earlier
@@ -110,26 +120,9 @@ impl<'a> RawFeed<'a> {
     }
 
     /// [`RawFeed::begin`] for readers without a horizon, because the janitor keeps the rows that they have to read.
-    async fn begin_kept(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
-        let incarnation = self.context.config.incarnation;
-        if after.incarnation() > incarnation {
-            let reason = format!(
-                "{after} is of incarnation {}, the bus is at {}",
-                after.incarnation().0,
-                incarnation.0
-            );
-            return Err(Error::invalid("sequence", reason));
-        }
-        let (last, topology) = tokio::join!(self.last_readable(tx), self.topology(tx));
-        let (last, topology) = (last?, topology?);
-        if after > last && self.is_foreign(after) {
-            return Err(Error::Expired { horizon: last });
-        }
-        if after > last {
-            // Read versions never go back, so no reader of this feed can have this position.
-            let reason = format!("{after} is ahead of the store, which is at {last}");
-            return Err(Error::invalid("sequence", reason));
-        }
+    async fn begin_kept(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology)> {
+        let (last, topology) = tokio::try_join!(self.last_readable(tx), self.topology(tx))?;
+        self.check_cursor(cursor, last)?;
         Ok((last, topology))
     }
 
@@ -230,7 +223,7 @@ impl<'a> RawFeed<'a> {
         after: Sequence,
         limit: usize,
     ) -> Result<StoredShardPage> {
-        let begun = self.begin_kept(tx, after).await?;
+        let begun = self.begin_kept(tx, after.into()).await?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 
