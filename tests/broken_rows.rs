@@ -16,6 +16,7 @@ use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, Sequence,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     consumer::ConsumerSettings,
+    event::DdocId,
     feed::ShardEvent,
     store::{
         Database, Transaction,
@@ -27,6 +28,8 @@ use notibus::{
 const COUNTERS: &[u8] = b"notibus\x15\x01";
 const FOLD_MARKS: &[u8] = b"notibus\x15\x03";
 const ROWS: &[u8] = b"notibus\x15\x04";
+const NEWEST: &[u8] = b"notibus\x15\x05";
+const DDOCS: &[u8] = b"notibus\x15\x09";
 const TOPOLOGIES: &[u8] = b"notibus\x15\x07";
 const HORIZONS: &[u8] = b"notibus\x15\x08";
 
@@ -187,6 +190,47 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     }
     delivered.sort();
     assert_eq!(delivered, names);
+}
+
+/// Bug: one pointer that was damaged, or pointed at nothing, made every look-up of several names fail: barriers, exact names, and the first
+/// pages of subscribers. One damaged row of a design document failed every subscriber that asks for them. Fix: a look-up answers by id.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_row_stops_no_look_up_of_others() {
+    let dangling = [&[0][..], &[7; 12]].concat();
+    for damage in [b"damaged".to_vec(), dangling] {
+        let store = Database::memory();
+        let bus = narrow_bus(&store).await;
+        let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+        for name in ["a", "b"] {
+            record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
+            row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
+        }
+        set(&store, &stored(&store, NEWEST).await[0].0, &damage).await;
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let both = Filter::any([Filter::name("a").unwrap(), Filter::name("b").unwrap()]).unwrap();
+        let mut exact = dispatcher.subscribe(both).since(Cursor::NOTHING).stream();
+        let delivery = within("b", next_news(&mut exact)).await.unwrap().unwrap();
+        assert_eq!(delivery.notification().name.as_str(), "b");
+
+        // The events of "a" wait until somebody has mended it, and nothing else does.
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        let (producer, b) = (bus.producer(), db("b", 1));
+        let ddocs = ["_design/x", "_design/y"].map(|id| DdocId::new(id).unwrap());
+        let mut asks = dispatcher.subscribe(Filter::name("b").unwrap()).with_ddocs().stream();
+        let write = async |tx: Transaction| {
+            ddocs.iter().for_each(|id| producer.ddoc_updated(&tx, &b, Some(id)));
+            Ok(())
+        };
+        let version = bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version();
+        within("the barrier", dispatcher.reached(version)).await.unwrap();
+        let delivery = within("the documents", next_news(&mut asks)).await.unwrap().unwrap();
+        assert_eq!(delivery.ddocs().unwrap().len(), 2);
+
+        set(&store, &stored(&store, DDOCS).await[0].0, b"damaged").await;
+        let found = bus.feed().ddocs(&b, Cursor::NOTHING).await.unwrap();
+        assert_eq!(found.ids.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&ddocs[1]]);
+        assert_eq!(bus.skipped_rows().len(), 2, "{:?}", bus.skipped_rows());
+    }
 }
 
 /// Regression: if the newest row of a database was gone, its partition stopped.

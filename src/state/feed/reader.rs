@@ -48,6 +48,16 @@ pub(crate) enum Newest {
     Damaged,
 }
 
+impl Newest {
+    /// The row, if there is one that can be read.
+    fn row(self) -> Option<StoredRow> {
+        match self {
+            Self::Row(row) => Some(row),
+            Self::Gone | Self::Damaged => None,
+        }
+    }
+}
+
 /// What a reader knows once it has begun: the last sequence that its transaction can see, the topology, and its cursor.
 pub(crate) type Begun = (Sequence, Topology, Cursor);
 
@@ -326,17 +336,16 @@ impl<'a> RawFeed<'a> {
         Ok(None)
     }
 
-    /// The newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Fails
-    /// as [`RawFeed::page`] does.
+    /// The newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Leaves out damaged
+    /// rows, as [`RawFeed::newest_of_each`] does, and fails as [`RawFeed::page`] does.
     pub async fn newest_after(
         self,
         tx: &Transaction,
         ids: &[&[u8]],
         cursor: Cursor,
     ) -> Result<(Vec<StoredRow>, Sequence)> {
-        let (last, mut topology, cursor) = self.begin(tx, cursor).await?;
-        let found = self.newest_rows(tx, &mut topology, ids).await?;
-        let rows = found.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        let (last, _, cursor) = self.begin(tx, cursor).await?;
+        let rows = self.newest_of_each(tx, ids).await?.into_iter().filter_map(Newest::row);
         let mut rows: Vec<_> = rows.filter(|row| row.sequence > cursor.position()).collect();
         rows.sort_unstable_by_key(|row| row.sequence);
         Ok((rows, last))

@@ -1,6 +1,6 @@
 //! [`Topology`]: the history of a feed's shards.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 use serde::{Serialize, Serializer};
 
@@ -149,12 +149,6 @@ impl Deref for Topology {
 
     fn deref(&self) -> &Entries {
         &self.0
-    }
-}
-
-impl DerefMut for Topology {
-    fn deref_mut(&mut self) -> &mut Entries {
-        &mut self.0
     }
 }
 

@@ -8,9 +8,11 @@ use crate::{
         encoding::{Counters, Sequence},
         error::{Error, Result},
         event::Db,
-        notification::Notification,
     },
-    state::keys::{DrainKey, Partition},
+    state::{
+        feed::Newest,
+        keys::{DrainKey, Partition},
+    },
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -64,15 +66,13 @@ impl NotificationFeed {
                         *found.entry(row.db).or_default() += tally.counters;
                     }
                 }
-                let mut folded = Vec::new();
-                for db in found.keys() {
-                    folded.push(self.row_of(&tx, db).await?.map_or(Counters::ZERO, |row| row.totals));
-                }
+                let folded = self.totals_of(&tx, found.keys()).await?;
                 Ok((found, folded, rest))
             };
             let (found, folded);
             (found, folded, rest) = self.context.db.run(page).await?;
             for ((db, counters), folded) in found.into_iter().zip(folded) {
+                let Some(folded) = folded else { continue };
                 // The slots of a database can be on two pages: events folded before the first page are counted once.
                 *waiting.entry(db).or_insert(folded) += counters;
             }
@@ -87,11 +87,10 @@ impl NotificationFeed {
         waiting: &[(Db, Counters)],
     ) -> Result<Vec<(Db, Counters)>> {
         let mut left = Vec::new();
-        for (db, totals) in waiting {
-            let is_in_row = self.row_of(tx, db).await?.is_some_and(|row| {
-                row.totals.lanes().iter().zip(totals.lanes()).all(|(folded, owed)| *folded >= owed)
-            });
-            if is_in_row {
+        let folded = self.totals_of(tx, waiting.iter().map(|(db, _)| db)).await?;
+        for ((db, totals), folded) in waiting.iter().zip(folded) {
+            let lanes = folded.map(|folded| folded.lanes().into_iter().zip(totals.lanes()));
+            if lanes.is_none_or(|mut lanes| lanes.all(|(folded, owed)| folded >= owed)) {
                 continue;
             }
             // No row counts events of an instance that is gone; they are folded once none of them waits.
@@ -105,9 +104,23 @@ impl NotificationFeed {
         Ok(left)
     }
 
-    /// The row of the instance `db`, if it has one.
-    async fn row_of(&self, tx: &Transaction, db: &Db) -> Result<Option<Notification>> {
-        let row = self.newest_in(tx, &db.name).await?;
-        Ok(row.filter(|row| row.instance == db.instance))
+    /// The totals of each of `dbs` in the row of its name, zero if that row is of another instance; `None` if it cannot be read: then
+    /// notifiers report it, and never fold the name.
+    async fn totals_of(
+        &self,
+        tx: &Transaction,
+        dbs: impl Iterator<Item = &Db> + Clone,
+    ) -> Result<Vec<Option<Counters>>> {
+        let ids: Vec<_> = dbs.clone().map(|db| db.name.as_str().as_bytes()).collect();
+        let newest = self.raw().newest_of_each(tx, &ids).await?;
+        let totals = dbs.zip(newest).map(|(db, newest)| match newest {
+            Newest::Gone => Some(Counters::ZERO),
+            Newest::Damaged => None,
+            Newest::Row(row) => {
+                let row = self.decode(&row)?;
+                Some(if row.instance == db.instance { row.totals } else { Counters::ZERO })
+            }
+        });
+        Ok(totals.collect())
     }
 }

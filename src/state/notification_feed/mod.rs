@@ -10,7 +10,7 @@ pub(crate) use self::tail::TailProgress;
 use futures_util::future::try_join_all;
 
 #[cfg(feature = "http")]
-use crate::{base::error::Error, state::skipped::SkippedAt, store::Row};
+use crate::{base::error::Error, store::Row};
 use crate::{
     base::{
         cursor::Cursor,
@@ -22,6 +22,7 @@ use crate::{
     state::{
         context::Context,
         feed::{Feed, FeedPage, FeedRow},
+        skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -149,7 +150,7 @@ impl NotificationFeed {
     }
 
     /// The design documents of `db` that were written or deleted after `since`, as far as notifiers have recorded
-    /// them. None for a deleted database.
+    /// them. None for a deleted database. Leaves out rows that cannot be decoded.
     pub async fn ddocs(&self, db: &Db, since: impl Into<Cursor>) -> Result<ChangedDdocs> {
         let since = since.into();
         let Context { db: store, keys, .. } = &*self.context;
@@ -159,10 +160,11 @@ impl NotificationFeed {
                 let mut found = ChangedDdocs::default();
                 while let Some(rows) = pages.next().await? {
                     for row in &rows {
-                        match keys.ddoc_row(row)? {
-                            (_, at) if !since.is_news(at) => {}
-                            (Some(id), at) => found.ids.push((id, at)),
-                            (None, at) => found.nameless = Some(at),
+                        match keys.ddoc_row(row) {
+                            Err(error) => self.context.skip(&SkippedAt::Key(row.0.clone()), &error),
+                            Ok((_, at)) if !since.is_news(at) => {}
+                            Ok((Some(id), at)) => found.ids.push((id, at)),
+                            Ok((None, at)) => found.nameless = Some(at),
                         }
                     }
                 }
