@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows a store.
 
+pub(crate) mod backoff;
 pub(crate) mod cursor;
 pub(crate) mod durations;
 pub(crate) mod encoding;
@@ -12,6 +13,7 @@ pub(crate) mod event;
 pub(crate) mod explore;
 pub(crate) mod filter;
 pub(crate) mod health;
+pub(crate) mod log_throttle;
 pub(crate) mod macros;
 pub(crate) mod notification;
 pub(crate) mod sequence;

@@ -1,9 +1,6 @@
 //! [`Consumer`]: the handle of a member on this node; and the work of a member, shard by shard.
 
-use std::{
-    fmt,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, sync::Arc};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
@@ -33,10 +30,6 @@ impl<R: ConsumedRow> Work for Member<R> {
     }
 
     fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
-
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
-    }
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
         let present = Present::enter(&self.shards, ShardId(lease.resource));

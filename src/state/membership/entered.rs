@@ -1,7 +1,10 @@
 //! [`Roles`]: the roles that a node has entered, and which of them other nodes have to learn of. What a change costs does not grow with
 //! the number of roles.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -13,10 +16,21 @@ use crate::state::keys::Role;
 pub(super) struct Entered {
     /// The most resources that the node may own by it.
     pub max: u32,
-    /// Requested once its worker was dropped or shuts down; `None` for a role without a worker, which ends at once.
-    pub stop: Option<Stop>,
     /// The key of the note that nobody has the role, if there may be one.
     pub idle: Option<Bytes>,
+    /// `None` for a role that ends as soon as it is dropped.
+    pub worker: Option<EnteredWorker>,
+}
+
+/// The worker of a role.
+#[derive(Debug)]
+pub(super) struct EnteredWorker {
+    /// Requested once it was dropped or shuts down.
+    pub stop: Stop,
+    /// The slot of its pool's version.
+    pub slot: u16,
+    /// How often it polls that version.
+    pub interval: Duration,
 }
 
 /// What has to be stored of a role.
@@ -56,14 +70,25 @@ impl Roles {
         }
     }
 
-    /// Sets [`Entered::max`] of a role that the node has. Returns whether that is a change.
-    pub fn set_max(&mut self, role: &Role, max: u32) -> bool {
+    /// Makes a role that the node has own nothing. Returns whether that is a change.
+    pub fn give_up(&mut self, role: &Role) -> bool {
         let entered = self.entered.get_mut(role).expect("the node has the role");
-        let is_news = std::mem::replace(&mut entered.max, max) != max;
+        let is_news = std::mem::take(&mut entered.max) > 0;
         if is_news {
             self.change(role.clone());
         }
         is_news
+    }
+
+    /// Sets how often the worker of `role` polls. Returns whether that is a change.
+    pub fn set_interval(&mut self, role: &Role, interval: Duration) -> bool {
+        let worker = self.entered.get_mut(role).and_then(|entered| entered.worker.as_mut());
+        worker.is_some_and(|worker| std::mem::replace(&mut worker.interval, interval) != interval)
+    }
+
+    /// The workers of the node.
+    pub fn workers(&self) -> impl Iterator<Item = &EnteredWorker> {
+        self.entered.values().filter_map(|entered| entered.worker.as_ref())
     }
 
     fn change(&mut self, role: Role) {
@@ -76,15 +101,6 @@ impl Roles {
         let roles: Vec<_> = self.entered.keys().cloned().collect();
         for role in roles {
             self.change(role);
-        }
-    }
-
-    /// These roles are stored. Those that the node does not have are to be removed.
-    pub fn found(&mut self, stored: impl IntoIterator<Item = Role>) {
-        for role in stored {
-            if !self.entered.contains_key(&role) {
-                self.change(role);
-            }
         }
     }
 
@@ -120,7 +136,7 @@ mod tests {
     }
 
     fn entered(max: u32) -> Entered {
-        Entered { max, stop: None, idle: None }
+        Entered { max, idle: None, worker: None }
     }
 
     /// The names of what has to be stored, with the maximum of each.
@@ -140,9 +156,9 @@ mod tests {
         assert_eq!(unpublished(&roles), [("b".to_owned(), Some(2))]);
         let news = roles.news(usize::MAX);
         // What changes while news are being stored is news again.
-        assert!(roles.set_max(&role("b"), 5) && !roles.set_max(&role("b"), 5));
+        assert!(roles.give_up(&role("b")) && !roles.give_up(&role("b")));
         roles.were_published(&news);
-        assert_eq!(unpublished(&roles), [("b".to_owned(), Some(5))]);
+        assert_eq!(unpublished(&roles), [("b".to_owned(), Some(0))]);
         roles.were_published(&roles.news(usize::MAX));
         assert!(roles.is_published());
         roles.leave(&role("a"));
@@ -150,12 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_joins_again_publishes_all_and_removes_what_is_not_its_own() {
+    fn a_node_that_joins_again_publishes_all_and_removes_what_it_has_left() {
         let mut roles = Roles::default();
         roles.enter(&role("a"), entered(1));
+        roles.enter(&role("old"), entered(1));
         roles.were_published(&roles.news(usize::MAX));
+        roles.leave(&role("old"));
         roles.forget_published();
-        roles.found([role("a"), role("old")]);
         assert_eq!(unpublished(&roles), [("a".to_owned(), Some(1)), ("old".to_owned(), None)]);
     }
 }

@@ -111,16 +111,12 @@ impl Stop {
 pub(crate) trait Work: Send + Sync + 'static {
     /// The resources, each once. Read by snapshot in the transaction of a round; each change of them calls
     /// [`changed`]. If a resource disappears, its work is dropped and its lease is removed. So the same resource must
-    /// never appear again, or its work must be safe with only the owner as its fence.
+    /// never appear again, or its work must be safe with only the owner as its fence. With [`Error::NoConsumer`] the pool is no longer that
+    /// of this work: the worker ends, so that others own what it would.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
     /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);
-
-    /// Whether the node may own none of the resources any more, as [`Work::resources`] has found.
-    fn is_over(&self) -> bool {
-        false
-    }
 
     /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is
     /// given, once it has saved its progress, so that another node can go on. It is dropped if that takes too long,

@@ -27,6 +27,8 @@ pub(super) struct Round<'a> {
     /// The token of the node's membership.
     pub joined: [u8; 16],
     pub pool: &'a Pool,
+    /// The slot of the pool's version.
+    pub slot: u16,
     pub work: &'a dyn Work,
     pub own: OwnState<'a>,
 }
@@ -46,7 +48,7 @@ impl Round<'_> {
     pub async fn run(&self, tx: &Transaction) -> Result<Option<RoundOutcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let (mine, role) = (keys.node(self.member.id), role_of_pool(pool));
-        let version = keys.role_version(&role);
+        let version = keys.pool_version(self.slot);
         let (row, version, members, rows, resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
             tx.get(&version, Isolation::Snapshot),

@@ -4,7 +4,7 @@
 //! In between it supervises the work, which runs in a task per resource. If the worker's task panics, its work ends
 //! and begins again.
 
-use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -14,22 +14,23 @@ use tokio::{
 
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
-    entered::Entered,
+    entered::{Entered, EnteredWorker},
     heartbeat::Registration,
     leases::release,
-    member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
+    member::{Member, RoleGuard, Shared, has_left},
     plan::OwnState,
     roles::{Version, Versions, changed},
     round::{Round, RoundOutcome},
 };
 use crate::{
     base::{
+        backoff::{Backoff, FAILURE_PAUSE, Failures},
         env::Env,
         error::{Error, Result, panic_text},
         tasks::in_time,
     },
-    state::keys::{Lease, NodeRow, role_of_pool},
-    store::{Isolation, KeyRange, RetryPolicy},
+    state::keys::{Lease, NodeRow, role_of_pool, slot_of_pool},
+    store::{Isolation, KeyRange, Transaction},
 };
 
 /// How much more often the node polls while it waits for a lease of another node.
@@ -37,13 +38,6 @@ const HASTE: u32 = 8;
 
 /// The longest time without a round. It is not needed for correctness.
 const REST: Duration = Duration::from_hours(1);
-
-/// The longest pause before a resource is taken again after the first failure of its work, and before a failed round
-/// is repeated.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
-
-/// The longest pause after failures of work. Work that has lasted for longer starts with a short pause again.
-const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -67,13 +61,13 @@ impl Worker {
     ) -> Result<Self> {
         options.check()?;
         let shared = member.shared();
-        let interest = shared.add_worker(&pool, options.interval);
         let (stop, stopped) = Stop::new();
-        let (max, idle) = (options.leases_max.unwrap_or(u32::MAX), pool.idle.clone());
-        let entered = Entered { max, stop: Some(stopped.clone()), idle };
-        let enter = shared.enter(role_of_pool(&pool.name), entered);
-        let role = unless_left(shared, enter).await?;
-        let registration = shared.registration.clone();
+        let (role, max) = (role_of_pool(&pool.name), options.leases_max.unwrap_or(u32::MAX));
+        let slot = slot_of_pool(&role);
+        let entered = EnteredWorker { stop: stopped.clone(), slot, interval: options.interval };
+        let entered = Entered { max, idle: pool.idle.clone(), worker: Some(entered) };
+        let role = unless_left(shared, shared.enter(role, entered)).await?;
+        let registration = shared.registration.subscribe();
         let joined = *registration.borrow();
         let mut worker = WorkerTask {
             member: Arc::clone(shared),
@@ -82,8 +76,8 @@ impl Worker {
             options,
             joined,
             registration,
-            versions: shared.versions.clone(),
-            interest,
+            versions: shared.versions.subscribe(),
+            slot,
             role: Some(Arc::new(role)),
             tasks: JoinSet::new(),
             held: BTreeMap::new(),
@@ -94,9 +88,7 @@ impl Worker {
         };
         if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
-            worker.role = None;
-            // Leases that this cannot release are free once the node no longer has the role.
-            if let Err(error) = in_time(worker.env(), "releasing leases", worker.clean_up()).await {
+            if let Err(error) = worker.clean_up().await {
                 tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
             }
             return Err(error);
@@ -146,9 +138,9 @@ struct WorkerTask {
     /// The present membership of the node.
     registration: watch::Receiver<Registration>,
     /// The last versions that the node has read.
-    versions: watch::Receiver<Option<Arc<Versions>>>,
-    /// How often the node has to poll for this worker.
-    interest: WorkerGuard,
+    versions: watch::Receiver<Arc<Versions>>,
+    /// The slot of the pool's version.
+    slot: u16,
     /// The role of the node, until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
     tasks: JoinSet<Ended>,
@@ -157,7 +149,7 @@ struct WorkerTask {
     /// The leases that others have not released, each with its epoch and since when the worker waits for it.
     awaited: BTreeMap<u64, (u64, Duration)>,
     /// The resources whose work has failed: how often in a row, and the end of the pause.
-    failures: BTreeMap<u64, (u32, Duration)>,
+    failures: BTreeMap<u64, (Failures, Duration)>,
     /// When the next round is due at the latest.
     due: Duration,
     /// The version of the pool before the last round; `None` if another round is needed in any case.
@@ -169,18 +161,19 @@ impl WorkerTask {
         self.member.db.env()
     }
 
-    /// Supervises the pool until it is asked to stop, also after panics.
+    /// Supervises the pool until it is asked to stop or the pool is no longer the work's, also after panics.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
         let mut leaving = self.member.stop.subscribe();
         loop {
             // A round or a release can take long when the store does not answer. A dropped one may have been committed:
             // then the next round, or the end, finds its leases.
-            let Err(panic) = tokio::select! {
+            let served = tokio::select! {
                 biased;
                 () = stopped.requested() => break,
                 _ = leaving.wait_for(|stop| *stop) => break,
                 served = AssertUnwindSafe(self.serve()).catch_unwind() => served,
             };
+            let Err(panic) = served else { break };
             let what = format!("worker of the pool {}", self.pool.name);
             self.member.stats.health.panicked(self.env(), &what, panic_text(&*panic));
             self.member.stats.work_panics.add(1);
@@ -188,38 +181,36 @@ impl WorkerTask {
             self.due = self.env().now().saturating_add(FAILURE_PAUSE);
         }
         self.stop_all().await;
-        self.role = None;
-        let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
-        // Before the worker counts as ended: then the caller may close the store at once.
-        drop(self.interest);
-        ended
+        self.clean_up().await
     }
 
     /// Supervises the pool, whether the node is a member or not.
-    async fn serve(&mut self) -> Infallible {
+    async fn serve(&mut self) {
         loop {
             let fallen_out = fallen_out(self.registration.clone(), self.joined);
             tokio::select! {
                 biased;
                 () = fallen_out => self.fall_out().await,
-                never = self.supervise() => match never {},
+                () = self.supervise() => return,
             }
         }
     }
 
-    /// Supervises the pool of a member.
-    async fn supervise(&mut self) -> Infallible {
+    /// Supervises the pool of a member, until it is no longer the work's.
+    async fn supervise(&mut self) {
         let env = self.env().clone();
         loop {
             tokio::select! {
                 biased;
                 Some(ended) = self.tasks.join_next() => self.tidy(ended).await,
-                () = env.sleep(self.due.saturating_sub(env.now())) => {
-                    if let Err(error) = self.round().await {
+                () = env.sleep(self.due.saturating_sub(env.now())) => match self.round().await {
+                    Ok(()) => {}
+                    Err(Error::NoConsumer { .. }) => return self.abort_all().await,
+                    Err(error) => {
                         self.member.stats.health.complain(&env, "balancing of leases", &error);
-                        self.due_within(self.pause_min());
+                        self.due_within(FAILURE_PAUSE);
                     }
-                }
+                },
                 Ok(()) = self.versions.changed() => self.poll(),
             }
         }
@@ -234,12 +225,7 @@ impl WorkerTask {
                 break;
             }
         }
-        // Others would wait for what this node is to own, and does not take.
-        let max = if self.work.is_over() { 0 } else { self.options.leases_max.unwrap_or(u32::MAX) };
-        match &self.role {
-            Some(role) => self.member.own_at_most(role, max).await,
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
@@ -253,6 +239,7 @@ impl WorkerTask {
             member: &self.member,
             joined,
             pool: &self.pool,
+            slot: self.slot,
             work: &*self.work,
             own: OwnState {
                 held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
@@ -295,7 +282,9 @@ impl WorkerTask {
         self.awaited =
             plan.awaits.iter().map(|&(resource, epoch)| (resource, since(resource, epoch))).collect();
         let interval = self.options.interval;
-        self.interest.set_interval(if self.awaited.is_empty() { interval } else { interval / HASTE });
+        if let Some(role) = &self.role {
+            role.set_interval(if self.awaited.is_empty() { interval } else { interval / HASTE });
+        }
         self.settled = Some(version);
         let handovers = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover));
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
@@ -321,9 +310,9 @@ impl WorkerTask {
 
     /// Reads the new versions, and makes a round due if it might have something to do.
     fn poll(&mut self) {
-        let Some(versions) = self.versions.borrow_and_update().clone() else { return };
+        let versions = Arc::clone(&*self.versions.borrow_and_update());
         // A pool that is not among them was not read yet.
-        let Some(version) = versions.of_pool.get(&self.pool.name) else { return };
+        let Some(version) = versions.of_slot.get(&self.slot) else { return };
         if self.settled.as_ref() != Some(version) {
             self.due = self.due.min(self.env().now());
         }
@@ -339,7 +328,7 @@ impl WorkerTask {
         }
         if let Err(error) = release(&self.member.db, &self.member.keys, &released).await {
             self.member.stats.health.complain(self.env(), "release of leases", &error);
-            self.due_within(self.pause_min());
+            self.due_within(FAILURE_PAUSE);
         }
     }
 
@@ -366,7 +355,7 @@ impl WorkerTask {
         }
         // The next round finds that the node owns the lease without work on it, or that the resource is gone.
         match result {
-            Ok(Err(Error::LeaseLost { .. })) => self.due_within(self.pause_min()),
+            Ok(Err(Error::LeaseLost { .. })) => self.due_within(FAILURE_PAUSE),
             Ok(Ok(())) => {
                 self.failed(resource, job.began);
                 self.due_within(Duration::ZERO);
@@ -392,31 +381,18 @@ impl WorkerTask {
 
     /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
-        let now = self.env().now();
-        let has_lasted = now.saturating_sub(began) > FAILURE_PAUSE_MAX;
-        let before = self.failures.get(&resource).filter(|_| !has_lasted);
-        let count = before.map_or(1, |(count, _)| count.saturating_add(1));
-        let (backoff_min, backoff_max) = (self.pause_min(), FAILURE_PAUSE_MAX);
-        let pause =
-            RetryPolicy { backoff_min, backoff_max, ..RetryPolicy::default() }.backoff(count, self.env());
-        self.failures.insert(resource, (count, now.saturating_add(pause)));
+        let (env, failures) = (self.member.db.env(), self.failures.entry(resource).or_default());
+        let now = env.now();
+        let pause = failures.0.again(&Backoff::ROLE, now.saturating_sub(began), env);
+        failures.1 = now.saturating_add(pause);
         pause
-    }
-
-    /// The pause after the first failure.
-    fn pause_min(&self) -> Duration {
-        FAILURE_PAUSE.min(self.options.interval)
     }
 
     /// Gives everything up, because others may have taken over long ago, and waits until the node is a member again.
     async fn fall_out(&mut self) {
         self.abort_all().await;
-        if self.registration.wait_for(Option::is_some).await.is_err() {
-            tracing::error!(pool = &*self.pool.name, "the heartbeat of the node has ended");
-            // Wait until the worker is asked to stop, which drops this.
-            std::future::pending::<()>().await;
-        }
-        self.joined = *self.registration.borrow();
+        let joined = self.registration.wait_for(Option::is_some).await;
+        self.joined = *joined.expect("the sender is in what is shared");
         self.due = Duration::ZERO;
     }
 
@@ -468,7 +444,7 @@ impl WorkerTask {
             }
             // Others take the released leases only once the node may own nothing.
             let role = self.role.as_ref().expect("the worker has it until its end");
-            let result = match self.member.own_at_most(role, 0).await {
+            let result = match role.give_up().await {
                 Ok(()) => release(&self.member.db, &self.member.keys, &ended).await,
                 error => error,
             };
@@ -478,21 +454,34 @@ impl WorkerTask {
         }
     }
 
-    /// Removes the role from the node, and releases its leases. Either makes the leases free.
-    async fn clean_up(&self) -> Result<()> {
-        if self.member.stats.health.ended().is_some() {
+    /// Releases the leases of the node, and removes its role. Either makes the leases free.
+    async fn clean_up(&mut self) -> Result<()> {
+        let member = Arc::clone(&self.member);
+        if member.stats.health.ended().is_some() {
             // The leases belonged to a bus that is gone.
+            self.role = None;
             return Ok(());
         }
-        let published = self.member.publish().await;
-        let Shared { keys, db, .. } = &*self.member;
-        let me = self.member.id;
+        let end = async {
+            let released = self.release_all().await;
+            // Only now may another worker of the node begin.
+            self.role = None;
+            let published = member.publish().await;
+            // A node that has fallen out has nothing published; one whose bus is gone says so.
+            let is_gone = matches!(published, Err(Error::BusGone { .. }));
+            released.and(if member.is_member() || is_gone { published } else { Ok(()) })
+        };
+        let ended = in_time(member.db.env(), "releasing leases", end).await;
+        self.role = None;
+        ended
+    }
+
+    /// Releases all leases that the node owns, also those that it does not know of.
+    async fn release_all(&self) -> Result<()> {
+        let Shared { id, keys, db, .. } = &*self.member;
         let token = *self.registration.borrow();
-        // A node that has fallen out has nothing published; one whose bus is gone says so.
-        let is_gone = matches!(published, Err(Error::BusGone { .. }));
-        let published = if token.is_none() && !is_gone { Ok(()) } else { published };
-        let released = db.run(async |tx| {
-            let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
+        let release = async |tx: Transaction| {
+            let row = tx.get(&keys.node(*id), Isolation::Snapshot).await?;
             let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
             if token.is_none() || row.map(|row| row.token) != token {
                 return Ok(());
@@ -500,7 +489,7 @@ impl WorkerTask {
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
                 let (_, _, lease) = keys.lease_row(&key, &value)?;
-                if lease.owner.is_some_and(|owner| owner.node == me) {
+                if lease.owner.is_some_and(|owner| owner.node == *id) {
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
                     is_any_mine = true;
@@ -510,8 +499,8 @@ impl WorkerTask {
                 changed(&tx, keys, &self.pool.name);
             }
             Ok(())
-        });
-        released.await.and(published)
+        };
+        db.run(release).await
     }
 
     /// Makes the next round due within `pause`.
