@@ -29,8 +29,6 @@ impl<R: ConsumedRow> Work for Member<R> {
         self.read_shards(tx).boxed()
     }
 
-    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
-
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
         let present = Present::enter(&self.shards, ShardId(lease.resource));
         async move {

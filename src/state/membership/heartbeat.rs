@@ -142,25 +142,20 @@ impl Heartbeat {
         self.shared.is_member() && self.shared.roles.borrow().is_published()
     }
 
-    /// Beats until all roles are stored.
+    /// Beats until all roles are stored. A panic costs one beat, which has failed.
     async fn beat(&mut self) -> Result<()> {
         loop {
-            self.guarded_pulse().await?;
+            let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
+            pulse.unwrap_or_else(|panic| {
+                let panic = panic_text(&*panic).to_owned();
+                self.shared.stats.panicked(self.shared.db.env(), HEARTBEAT, &panic);
+                let source = Arc::new(Ended::Panicked(panic));
+                Err(Error::Task { shard: None, attempts: 1, source })
+            })?;
             if self.is_published() {
                 return Ok(());
             }
         }
-    }
-
-    /// [`Heartbeat::pulse`]; a panic in it costs one beat, which has failed.
-    async fn guarded_pulse(&mut self) -> Result<()> {
-        let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
-        pulse.unwrap_or_else(|panic| {
-            let panic = panic_text(&*panic).to_owned();
-            self.shared.stats.panicked(self.shared.db.env(), HEARTBEAT, &panic);
-            let source = Arc::new(Ended::Panicked(panic));
-            Err(Error::Task { shard: None, attempts: 1, source })
-        })
     }
 
     /// Beats, or joins again if the node has fallen out. Once the bus is gone it does neither.

@@ -50,11 +50,12 @@ mod neighbours;
 mod options;
 mod plan;
 mod roles;
-mod round;
 mod silence;
 mod status;
 mod worker;
 
+#[cfg(feature = "test-util")]
+pub(crate) use assignment::assign;
 #[cfg(feature = "http")]
 pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};

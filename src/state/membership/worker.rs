@@ -15,12 +15,10 @@ use tokio::{
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
     entered::{Entered, EnteredWorker},
-    heartbeat::Registration,
-    leases::release,
+    heartbeat::{Registration, draw},
     member::{Member, RoleGuard, Shared, has_left},
-    plan::OwnState,
-    roles::{Version, Versions, changed},
-    round::{Round, RoundOutcome},
+    plan::{OwnState, RoundPlan, View},
+    roles::{Version, Versions, changed, members},
 };
 use crate::{
     base::{
@@ -29,15 +27,15 @@ use crate::{
         error::{Error, Result, panic_text},
         tasks::in_time,
     },
-    state::keys::{Lease, NodeRow, role_of_pool, slot_of_pool},
+    state::keys::{Lease, NodeRow, Owner, role_of_pool, slot_of_pool},
     store::{Isolation, KeyRange, Transaction},
 };
 
 /// How much more often the node polls while it waits for a lease of another node.
 const HASTE: u32 = 8;
 
-/// The longest time without a round. It is not needed for correctness.
-const REST: Duration = Duration::from_hours(1);
+/// The most leases that are acquired in one transaction; the rest follows at once in the next.
+const ACQUISITIONS_MAX: usize = 1_000;
 
 /// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -128,6 +126,16 @@ struct Job {
 /// The end of the work on a resource, under the epoch of its lease; the inner error is the text of a panic.
 type Ended = (u64, u64, Result<Result<()>, String>);
 
+/// The result of a round.
+struct RoundOutcome {
+    plan: RoundPlan,
+    acquired: Vec<Held>,
+    /// Whether more leases are to be acquired than fit a transaction.
+    more: bool,
+    /// The version of the pool before the round.
+    version: Version,
+}
+
 struct WorkerTask {
     member: Arc<Shared>,
     pool: Pool,
@@ -202,7 +210,7 @@ impl WorkerTask {
         loop {
             tokio::select! {
                 biased;
-                Some(ended) = self.tasks.join_next() => self.tidy(ended).await,
+                Some(ended) = self.tasks.join_next() => self.tidy(ended),
                 () = env.sleep(self.due.saturating_sub(env.now())) => match self.round().await {
                     Ok(()) => {}
                     Err(Error::NoConsumer { .. }) => return self.abort_all().await,
@@ -235,21 +243,87 @@ impl WorkerTask {
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
-        let round = Round {
-            member: &self.member,
-            joined,
-            pool: &self.pool,
-            slot: self.slot,
-            work: &*self.work,
-            own: OwnState {
-                held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
-                awaited: &self.awaited,
-                paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
-                now,
-                handover: self.options.handover,
-            },
+        let own = OwnState {
+            held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
+            awaited: &self.awaited,
+            paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
+            now,
+            handover: self.options.handover,
         };
-        self.member.db.run(async |tx| round.run(&tx).await).await
+        self.member.db.run(async |tx| self.plan_in(&tx, joined, &own).await).await
+    }
+
+    /// Reads members, leases and resources by snapshot, decides, and writes. So rounds of several nodes conflict only where they meet: each
+    /// written lease, and the members of the pool, are in the conflict set.
+    async fn plan_in(
+        &self,
+        tx: &Transaction,
+        joined: [u8; 16],
+        own: &OwnState<'_>,
+    ) -> Result<Option<RoundOutcome>> {
+        let Shared { id, keys, .. } = &*self.member;
+        let (mine, role) = (keys.node(*id), role_of_pool(&self.pool.name));
+        let version = keys.pool_version(self.slot);
+        let (row, version, members, rows, resources) = tokio::try_join!(
+            tx.get(&mine, Isolation::Snapshot),
+            tx.get(&version, Isolation::Snapshot),
+            members(tx, keys, &role),
+            tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot),
+            self.work.resources(tx),
+        )?;
+        let row = row.map(|value| NodeRow::from_bytes(&value)).transpose();
+        if row.map_err(|error| error.at(&mine))?.is_none_or(|row| row.token != joined) {
+            return Ok(None);
+        }
+        let leases = rows.iter().map(|(key, value)| {
+            let (_, resource, lease) = keys.lease_row(key, value)?;
+            Ok((resource, lease))
+        });
+        let leases = leases.collect::<Result<_>>()?;
+        let view = View { me: *id, members, resources, leases, own: own.clone() };
+        let mut plan = view.plan();
+        let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
+        plan.acquire.truncate(ACQUISITIONS_MAX);
+        plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
+        let acquired = self.write(tx, &view, &plan);
+        Ok(Some(RoundOutcome { plan, acquired, more, version }))
+    }
+
+    /// Writes `plan`; returns the acquired leases.
+    fn write(&self, tx: &Transaction, view: &View<'_>, plan: &RoundPlan) -> Vec<Held> {
+        let (keys, pool) = (&self.member.keys, &self.pool.name);
+        let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
+        // Leases were read by snapshot, so a written one must not have changed since.
+        let claim = |resource| {
+            let key = keys.lease(pool, resource);
+            tx.add_read_conflict(&KeyRange::key(&key));
+            key
+        };
+        if plan.concerns_others() || !plan.renew.is_empty() {
+            tx.add_read_conflict(&keys.nodes_with(&role_of_pool(pool)));
+        }
+        if plan.concerns_others() {
+            changed(tx, keys, pool);
+        }
+        for &resource in &plan.release {
+            let lease = Lease { epoch: lease_of(resource).epoch, owner: None };
+            tx.set(&claim(resource), &lease.to_bytes());
+        }
+        for &resource in &plan.gone {
+            let Some(Lease { owner, .. }) = view.leases.get(&resource) else { continue };
+            if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {
+                tx.clear(&claim(resource));
+            }
+        }
+        // After an unknown result the next attempt acquires again: the lease may be its own, and has no work.
+        let owner = Owner { node: view.me, token: draw(self.member.db.env()) };
+        let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
+            let epoch = lease_of(resource).epoch + 1;
+            tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());
+            self.work.acquired(tx, resource, epoch);
+            Held::new(keys, pool, resource, epoch, owner)
+        });
+        acquire.collect()
     }
 
     /// Starts and ends jobs as a round has decided, and schedules the next round.
@@ -288,7 +362,7 @@ impl WorkerTask {
         self.settled = Some(version);
         let handovers = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover));
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
-        self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX).min(now.saturating_add(REST));
+        self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX);
         if !plan.lost.is_empty() {
             // A lost lease may be this node's to take again.
             self.due_within(interval / HASTE);
@@ -318,44 +392,30 @@ impl WorkerTask {
         }
     }
 
-    /// Handles ended jobs: releases the leases of jobs that were asked to end, and takes the others again.
-    async fn tidy(&mut self, first: Result<Ended, JoinError>) {
-        let mut released = Vec::new();
-        let mut next = Some(first);
-        while let Some(ended) = next {
-            released.extend(self.account(ended));
-            next = self.tasks.try_join_next();
-        }
-        if let Err(error) = release(&self.member.db, &self.member.keys, &released).await {
-            self.member.stats.health.complain(self.env(), "release of leases", &error);
-            self.due_within(FAILURE_PAUSE);
-        }
-    }
-
-    /// Removes an ended job, and reports how it ended. Returns its lease if it should be released.
-    fn account(&mut self, ended: Result<Ended, JoinError>) -> Option<Held> {
+    /// Handles an ended job. The next round finds that the node owns its lease without work on it: then it is released, or taken again.
+    fn tidy(&mut self, ended: Result<Ended, JoinError>) {
         // An aborted job has no more to tell.
-        let (resource, epoch, result) = ended.ok()?;
-        self.held.get(&resource).filter(|job| job.lease.epoch == epoch)?;
-        let job = self.held.remove(&resource)?;
+        let Ok((resource, epoch, result)) = ended else { return };
+        if self.held.get(&resource).is_none_or(|job| job.lease.epoch != epoch) {
+            return;
+        }
+        let Some(job) = self.held.remove(&resource) else { return };
         let was_asked = *job.stop.borrow();
-        let stats = &self.member.stats;
+        let (env, stats) = (self.member.db.env(), &self.member.stats);
         match &result {
             Ok(Ok(())) => {}
             Ok(Err(Error::LeaseLost { .. })) => self.note_loss(resource),
-            Ok(Err(error)) => stats.health.complain(self.env(), "work on a lease", error),
+            Ok(Err(error)) => stats.health.complain(env, "work on a lease", error),
             Err(panic) => {
                 let what = format!("work on the pool {}", self.pool.name);
-                stats.health.panicked(self.env(), &what, &format!("resource {resource}: {panic}"));
+                stats.health.panicked(env, &what, &format!("resource {resource}: {panic}"));
                 stats.work_panics.add(1);
             }
         }
-        if was_asked {
-            return Some(job.lease);
-        }
-        // The next round finds that the node owns the lease without work on it, or that the resource is gone.
         match result {
+            _ if was_asked => self.due_within(Duration::ZERO),
             Ok(Err(Error::LeaseLost { .. })) => self.due_within(FAILURE_PAUSE),
+            // The resource may be gone.
             Ok(Ok(())) => {
                 self.failed(resource, job.began);
                 self.due_within(Duration::ZERO);
@@ -366,7 +426,6 @@ impl WorkerTask {
                 self.due_within(pause);
             }
         }
-        None
     }
 
     /// Counts and reports that another node has taken the lease of `resource`.
@@ -423,29 +482,23 @@ impl WorkerTask {
         self.abort_all().await;
     }
 
-    /// Waits until all jobs have ended. Releases leases of ended jobs while others go on; [`WorkerTask::clean_up`]
-    /// releases the rest together.
+    /// Waits until all jobs have ended. Leases of those that end sooner than others are released meanwhile.
     async fn end_all(&mut self) {
         let env = self.env().clone();
-        loop {
-            let mut ended = Vec::new();
-            let all = async {
-                while let Some(next) = self.tasks.join_next().await {
-                    ended.extend(self.account(next));
-                }
-            };
+        while !self.held.is_empty() {
+            let (before, together) = (self.held.len(), env.sleep(TOGETHER));
             tokio::select! {
                 biased;
-                () = all => return,
-                () = env.sleep(TOGETHER) => {}
+                () = async { while let Some(next) = self.tasks.join_next().await { self.tidy(next) } } => return,
+                () = together => {}
             }
-            if ended.is_empty() {
+            if self.held.len() == before {
                 continue;
             }
             // Others take the released leases only once the node may own nothing.
             let role = self.role.as_ref().expect("the worker has it until its end");
             let result = match role.give_up().await {
-                Ok(()) => release(&self.member.db, &self.member.keys, &ended).await,
+                Ok(()) => self.release_idle().await,
                 error => error,
             };
             if let Err(error) = result {
@@ -463,7 +516,7 @@ impl WorkerTask {
             return Ok(());
         }
         let end = async {
-            let released = self.release_all().await;
+            let released = self.release_idle().await;
             // Only now may another worker of the node begin.
             self.role = None;
             let published = member.publish().await;
@@ -476,8 +529,8 @@ impl WorkerTask {
         ended
     }
 
-    /// Releases all leases that the node owns, also those that it does not know of.
-    async fn release_all(&self) -> Result<()> {
+    /// Releases all leases that the node owns without working on them, also those that it does not know of. Their epochs stay.
+    async fn release_idle(&self) -> Result<()> {
         let Shared { id, keys, db, .. } = &*self.member;
         let token = *self.registration.borrow();
         let release = async |tx: Transaction| {
@@ -488,8 +541,9 @@ impl WorkerTask {
             }
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                let (_, _, lease) = keys.lease_row(&key, &value)?;
-                if lease.owner.is_some_and(|owner| owner.node == *id) {
+                let (_, resource, lease) = keys.lease_row(&key, &value)?;
+                let is_mine = lease.owner.is_some_and(|owner| owner.node == *id);
+                if is_mine && !self.held.contains_key(&resource) {
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
                     is_any_mine = true;
@@ -524,6 +578,3 @@ async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Reg
     // A heartbeat that has ended sends no more.
     let _ = registration.wait_for(|registration| *registration != joined).await;
 }
-
-#[cfg(test)]
-mod tests;
