@@ -536,7 +536,8 @@ impl WorkerTask {
         let release = async |tx: Transaction| {
             let row = tx.get(&keys.node(*id), Isolation::Snapshot).await?;
             let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
-            if token.is_none() || row.map(|row| row.token) != token {
+            if row.is_some_and(|row| Some(row.token) != token) {
+                // They may be those of another process under the same id.
                 return Ok(());
             }
             let mut is_any_mine = false;
