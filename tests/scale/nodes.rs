@@ -1,6 +1,6 @@
 //! Many nodes in one world: what each of them reads, and how soon the work of those that die has owners again.
 //!
-//! 100 nodes by default. `NOTIBUS_LOAD=full cargo test --release --test scale many_nodes -- --nocapture` takes 1,000.
+//! 160 nodes by default. `NOTIBUS_LOAD=full cargo test --release --test scale many_nodes -- --nocapture` takes 1,000.
 
 use std::time::Duration;
 
@@ -94,6 +94,9 @@ impl Fleet {
 /// How long a change is measured.
 const CHANGE: Duration = Duration::from_secs(30);
 
+/// How long all nodes rest before the next one.
+const REST: Duration = Duration::from_secs(20);
+
 /// What a change costs beyond rest, in all.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
@@ -147,7 +150,7 @@ impl Life {
         fleet.add(count).await;
         fleet.until(Fleet::is_even).await;
         let rest = async |fleet: &Fleet| {
-            tokio::time::sleep(Duration::from_mins(1)).await;
+            tokio::time::sleep(REST).await;
             fleet.within(Duration::from_mins(1)).await
         };
         let at_rest = rest(&fleet).await;
@@ -155,11 +158,11 @@ impl Life {
         fleet.add(1).await;
         let join = cost(fleet.within(CHANGE).await, nodes + 1);
         assert!(fleet.is_even());
-        tokio::time::sleep(Duration::from_mins(1)).await;
+        tokio::time::sleep(REST).await;
         drop(fleet.notifiers.remove(count as usize / 2));
         let death = cost(fleet.within(CHANGE).await, nodes);
         assert!(fleet.is_even());
-        tokio::time::sleep(Duration::from_mins(1)).await;
+        tokio::time::sleep(REST).await;
         let mut number = 0;
         fleet.notifiers.retain(|_| {
             number += 1;

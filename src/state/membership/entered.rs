@@ -2,7 +2,7 @@
 //! the number of roles.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     time::Duration,
 };
 
@@ -33,22 +33,14 @@ pub(super) struct EnteredWorker {
     pub interval: Duration,
 }
 
-/// What has to be stored of a role.
-#[derive(Debug, Clone)]
-pub(super) struct News {
-    pub role: Role,
-    /// The number of the change.
-    change: u64,
-    /// [`Entered::max`] and [`Entered::idle`]; `None` if the node has left the role.
-    pub now: Option<(u32, Option<Bytes>)>,
-}
+/// What has to be stored of a role: [`Entered::max`] and [`Entered::idle`], or nothing if the node has left it.
+pub(super) type News = (Role, Option<(u32, Option<Bytes>)>);
 
 #[derive(Debug, Default)]
 pub(super) struct Roles {
     entered: BTreeMap<Role, Entered>,
-    /// Roles that may be stored otherwise, each with the number of its last change.
-    unpublished: BTreeMap<Role, u64>,
-    changes: u64,
+    /// Roles that may be stored otherwise.
+    unpublished: BTreeSet<Role>,
 }
 
 impl Roles {
@@ -60,13 +52,13 @@ impl Roles {
     pub fn enter(&mut self, role: &Role, entered: Entered) -> bool {
         let Entry::Vacant(vacant) = self.entered.entry(role.clone()) else { return false };
         vacant.insert(entered);
-        self.change(role.clone());
+        self.unpublished.insert(role.clone());
         true
     }
 
     pub fn leave(&mut self, role: &Role) {
         if self.entered.remove(role).is_some() {
-            self.change(role.clone());
+            self.unpublished.insert(role.clone());
         }
     }
 
@@ -75,7 +67,7 @@ impl Roles {
         let entered = self.entered.get_mut(role).expect("the node has the role");
         let is_news = std::mem::take(&mut entered.max) > 0;
         if is_news {
-            self.change(role.clone());
+            self.unpublished.insert(role.clone());
         }
         is_news
     }
@@ -91,17 +83,9 @@ impl Roles {
         self.entered.values().filter_map(|entered| entered.worker.as_ref())
     }
 
-    fn change(&mut self, role: Role) {
-        self.changes += 1;
-        self.unpublished.insert(role, self.changes);
-    }
-
     /// All roles have to be stored: the node joins.
     pub fn forget_published(&mut self) {
-        let roles: Vec<_> = self.entered.keys().cloned().collect();
-        for role in roles {
-            self.change(role);
-        }
+        self.unpublished.extend(self.entered.keys().cloned());
     }
 
     pub fn is_published(&self) -> bool {
@@ -110,17 +94,17 @@ impl Roles {
 
     /// What has to be stored next, of at most `limit` roles.
     pub fn news(&self, limit: usize) -> Vec<News> {
-        let news = |(role, &change): (&Role, &u64)| {
-            let now = self.entered.get(role).map(|entered| (entered.max, entered.idle.clone()));
-            News { role: role.clone(), change, now }
-        };
-        self.unpublished.iter().take(limit).map(news).collect()
+        self.unpublished.iter().take(limit).map(|role| (role.clone(), self.to_store(role))).collect()
+    }
+
+    fn to_store(&self, role: &Role) -> Option<(u32, Option<Bytes>)> {
+        self.entered.get(role).map(|entered| (entered.max, entered.idle.clone()))
     }
 
     /// `news` are stored. What has changed since is not.
     pub fn were_published(&mut self, news: &[News]) {
-        for News { role, change, .. } in news {
-            if self.unpublished.get(role) == Some(change) {
+        for (role, stored) in news {
+            if self.to_store(role) == *stored {
                 self.unpublished.remove(role);
             }
         }

@@ -213,8 +213,8 @@ impl Heartbeat {
     /// Writes what has changed of the roles.
     fn publish(&self, tx: &Transaction, news: &[News]) {
         let Shared { id, keys, .. } = &*self.shared;
-        members_changed(tx, keys, news.iter().map(|news| &news.role));
-        for News { role, now, .. } in news {
+        members_changed(tx, keys, news.iter().map(|(role, _)| role));
+        for (role, now) in news {
             let Some((max, idle)) = now else {
                 clear_role(tx, keys, *id, role);
                 continue;
@@ -272,7 +272,7 @@ impl Heartbeat {
         let time = OnceLock::new();
         let write = async |tx: Transaction| {
             self.check_bus(&tx).await?;
-            let found = self.read(&tx).await?;
+            let found = shared.row(&tx, Isolation::Serializable).await?;
             match &found {
                 None if is_member => return Ok(Written::Nothing(None)),
                 Some(found) if is_member && found.token != row.token => {
@@ -322,7 +322,7 @@ impl Heartbeat {
         if stats.health.ended().is_some() {
             return Ok(());
         }
-        let leave_page = async |tx: Transaction| match self.read(&tx).await? {
+        let leave_page = async |tx: Transaction| match self.shared.row(&tx, Isolation::Serializable).await? {
             Some(found) if [self.row.token, NodeRow::CONDEMNED].contains(&found.token) => {
                 remove_page(&tx, keys, *id, &found).await
             }
@@ -330,13 +330,6 @@ impl Heartbeat {
         };
         while !db.run(leave_page).await? {}
         Ok(())
-    }
-
-    /// The node's row, read serializably.
-    async fn read(&self, tx: &Transaction) -> Result<Option<NodeRow>> {
-        let key = self.shared.keys.node(self.shared.id);
-        let value = tx.get(&key, Isolation::Serializable).await?;
-        value.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
     }
 }
 

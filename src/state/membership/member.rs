@@ -21,11 +21,11 @@ use crate::{
         tasks::in_time,
     },
     state::{
-        keys::{Config, Keys, NodeId, Role},
+        keys::{Config, Keys, NodeId, NodeRow, Role},
         polls::Polls,
         stats::Stats,
     },
-    store::Database,
+    store::{Database, Isolation, Transaction},
 };
 
 /// The most commands that wait for the heartbeat; a sender of one more waits.
@@ -211,6 +211,13 @@ impl Shared {
             return Err(has_left());
         }
         done.await.unwrap_or_else(|_| Err(has_left()))
+    }
+
+    /// The stored row of the node.
+    pub async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<NodeRow>> {
+        let key = self.keys.node(self.id);
+        let value = tx.get(&key, isolation).await?;
+        value.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
     }
 
     /// Whether the node is a member, as far as it knows.

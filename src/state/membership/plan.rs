@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::assignment::assign;
+use super::{assignment::assign, last_seen::LastSeen};
 use crate::state::keys::{Lease, NodeId};
 
 /// What a node has read, and its own state.
@@ -25,8 +25,8 @@ pub(super) struct View<'a> {
 pub(super) struct OwnState<'a> {
     /// The leases with running work.
     pub held: BTreeMap<u64, Lease>,
-    /// The leases that others have not released, each with its epoch and since when the node waits for it.
-    pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
+    /// The epochs of the leases that others have not released, since the node waits for them.
+    pub awaited: &'a LastSeen<u64, u64>,
     /// The resources whose work has failed, each with the end of its pause.
     pub paused: BTreeMap<u64, Duration>,
     /// The present time.
@@ -119,8 +119,7 @@ impl View<'_> {
         }
         match owner {
             Some(owner) if owner != self.me && self.is_member(owner) => {
-                let since = self.own.awaited.get(&resource).filter(|(epoch, _)| *epoch == lease.epoch);
-                if since.is_some_and(|(_, since)| self.own.now.saturating_sub(*since) >= self.own.handover) {
+                if self.own.awaited.age(&resource, &lease.epoch, self.own.now) >= self.own.handover {
                     plan.acquire.push(resource);
                 } else {
                     plan.awaits.push((resource, lease.epoch));

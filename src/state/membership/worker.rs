@@ -4,7 +4,12 @@
 //! In between it supervises the work, which runs in a task per resource. If the worker's task panics, its work ends
 //! and begins again.
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -16,6 +21,7 @@ use super::{
     BalanceOptions, Held, Pool, Stop, Work,
     entered::{Entered, EnteredWorker},
     heartbeat::{Registration, draw},
+    last_seen::LastSeen,
     member::{Member, RoleGuard, Shared, has_left},
     plan::{OwnState, RoundPlan, View},
     roles::{Version, Versions, changed, members},
@@ -27,7 +33,7 @@ use crate::{
         error::{Error, Result, panic_text},
         tasks::in_time,
     },
-    state::keys::{Lease, NodeRow, Owner, role_of_pool, slot_of_pool},
+    state::keys::{Lease, Owner, role_of_pool, slot_of_pool},
     store::{Isolation, KeyRange, Transaction},
 };
 
@@ -79,7 +85,7 @@ impl Worker {
             role: Some(Arc::new(role)),
             tasks: JoinSet::new(),
             held: BTreeMap::new(),
-            awaited: BTreeMap::new(),
+            awaited: LastSeen::default(),
             failures: BTreeMap::new(),
             due: Duration::ZERO,
             settled: None,
@@ -154,8 +160,8 @@ struct WorkerTask {
     tasks: JoinSet<Ended>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,
-    /// The leases that others have not released, each with its epoch and since when the worker waits for it.
-    awaited: BTreeMap<u64, (u64, Duration)>,
+    /// The epochs of the leases that others have not released, since the worker waits for them.
+    awaited: LastSeen<u64, u64>,
     /// The resources whose work has failed: how often in a row, and the end of the pause.
     failures: BTreeMap<u64, (Failures, Duration)>,
     /// When the next round is due at the latest.
@@ -262,24 +268,17 @@ impl WorkerTask {
         own: &OwnState<'_>,
     ) -> Result<Option<RoundOutcome>> {
         let Shared { id, keys, .. } = &*self.member;
-        let (mine, role) = (keys.node(*id), role_of_pool(&self.pool.name));
-        let version = keys.pool_version(self.slot);
-        let (row, version, members, rows, resources) = tokio::try_join!(
-            tx.get(&mine, Isolation::Snapshot),
+        let (role, version) = (role_of_pool(&self.pool.name), keys.pool_version(self.slot));
+        let (row, version, members, leases, resources) = tokio::try_join!(
+            self.member.row(tx, Isolation::Snapshot),
             tx.get(&version, Isolation::Snapshot),
             members(tx, keys, &role),
-            tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot),
+            self.leases(tx),
             self.work.resources(tx),
         )?;
-        let row = row.map(|value| NodeRow::from_bytes(&value)).transpose();
-        if row.map_err(|error| error.at(&mine))?.is_none_or(|row| row.token != joined) {
+        if row.is_none_or(|row| row.token != joined) {
             return Ok(None);
         }
-        let leases = rows.iter().map(|(key, value)| {
-            let (_, resource, lease) = keys.lease_row(key, value)?;
-            Ok((resource, lease))
-        });
-        let leases = leases.collect::<Result<_>>()?;
         let view = View { me: *id, members, resources, leases, own: own.clone() };
         let mut plan = view.plan();
         let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
@@ -287,6 +286,17 @@ impl WorkerTask {
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
         Ok(Some(RoundOutcome { plan, acquired, more, version }))
+    }
+
+    /// The leases of the pool, read by snapshot.
+    async fn leases(&self, tx: &Transaction) -> Result<BTreeMap<u64, Lease>> {
+        let keys = &self.member.keys;
+        let rows = tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await?;
+        let leases = rows.iter().map(|(key, value)| {
+            let (_, resource, lease) = keys.lease_row(key, value)?;
+            Ok((resource, lease))
+        });
+        leases.collect()
     }
 
     /// Writes `plan`; returns the acquired leases.
@@ -348,19 +358,13 @@ impl WorkerTask {
         self.failures.retain(|resource, _| {
             self.held.contains_key(resource) || plan.paused.binary_search(resource).is_ok()
         });
-        let before = std::mem::take(&mut self.awaited);
-        let since = |resource, epoch| match before.get(&resource) {
-            Some(known) if known.0 == epoch => *known,
-            _ => (epoch, now),
-        };
-        self.awaited =
-            plan.awaits.iter().map(|&(resource, epoch)| (resource, since(resource, epoch))).collect();
         let interval = self.options.interval;
         if let Some(role) = &self.role {
-            role.set_interval(if self.awaited.is_empty() { interval } else { interval / HASTE });
+            role.set_interval(if plan.awaits.is_empty() { interval } else { interval / HASTE });
         }
+        self.awaited.adopt(plan.awaits, now);
         self.settled = Some(version);
-        let handovers = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover));
+        let handovers = self.awaited.iter().map(|(_, since)| since.saturating_add(self.options.handover));
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
         self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX);
         if !plan.lost.is_empty() {
@@ -396,10 +400,11 @@ impl WorkerTask {
     fn tidy(&mut self, ended: Result<Ended, JoinError>) {
         // An aborted job has no more to tell.
         let Ok((resource, epoch, result)) = ended else { return };
-        if self.held.get(&resource).is_none_or(|job| job.lease.epoch != epoch) {
+        let Entry::Occupied(known) = self.held.entry(resource) else { return };
+        if known.get().lease.epoch != epoch {
             return;
         }
-        let Some(job) = self.held.remove(&resource) else { return };
+        let job = known.remove();
         let was_asked = *job.stop.borrow();
         let (env, stats) = (self.member.db.env(), &self.member.stats);
         match &result {
@@ -459,7 +464,7 @@ impl WorkerTask {
     async fn abort_all(&mut self) {
         self.tasks.shutdown().await;
         self.held.clear();
-        self.awaited.clear();
+        self.awaited = LastSeen::default();
         self.settled = None;
     }
 
@@ -534,17 +539,16 @@ impl WorkerTask {
         let Shared { id, keys, db, .. } = &*self.member;
         let token = *self.registration.borrow();
         let release = async |tx: Transaction| {
-            let row = tx.get(&keys.node(*id), Isolation::Snapshot).await?;
-            let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
+            let row = self.member.row(&tx, Isolation::Snapshot).await?;
             if row.is_some_and(|row| Some(row.token) != token) {
                 // They may be those of another process under the same id.
                 return Ok(());
             }
             let mut is_any_mine = false;
-            for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            for (resource, lease) in self.leases(&tx).await? {
                 let is_mine = lease.owner.is_some_and(|owner| owner.node == *id);
                 if is_mine && !self.held.contains_key(&resource) {
+                    let key = keys.lease(&self.pool.name, resource);
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
                     is_any_mine = true;
