@@ -1,4 +1,4 @@
-//! The words of every layer: databases, events, rows, positions and errors; time and randomness; tasks that end.
+//! The words of every layer: databases, events, rows, positions and errors; time and randomness; back-off; tasks that end.
 //!
 //! Nothing here knows a store.
 

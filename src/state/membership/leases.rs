@@ -96,17 +96,3 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// that doubles with each failure.
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_stop_whose_sender_is_gone_is_given() {
-        let (sender, mut stop) = Stop::new();
-        assert!(!stop.is_requested());
-        drop(sender);
-        assert!(stop.is_requested() && !stop.was_given());
-        stop.requested().await;
-    }
-}

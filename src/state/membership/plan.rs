@@ -8,8 +8,8 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{assignment::assign, last_seen::LastSeen};
 use crate::state::keys::{Lease, NodeId};
 
-/// What a node has read, and its own state.
-#[derive(Debug, Clone)]
+/// What a node has read of a pool, and its own state.
+#[derive(Debug)]
 pub(super) struct View<'a> {
     /// The node that decides.
     pub me: NodeId,
@@ -17,12 +17,6 @@ pub(super) struct View<'a> {
     pub members: Vec<(NodeId, u32)>,
     pub resources: Vec<u64>,
     pub leases: BTreeMap<u64, Lease>,
-    pub own: OwnState<'a>,
-}
-
-/// What a node knows about a pool before a round, without reading.
-#[derive(Debug, Clone)]
-pub(super) struct OwnState<'a> {
     /// The leases with running work.
     pub held: BTreeMap<u64, Lease>,
     /// The epochs of the leases that others have not released, since the node waits for them.
@@ -84,13 +78,13 @@ impl View<'_> {
         let is_gone =
             |resource: u64| assignment.binary_search_by_key(&resource, |(known, _)| *known).is_err();
         // The lease of work under way may be removed already.
-        plan.gone.extend(self.own.held.keys().filter(|resource| is_gone(**resource)));
+        plan.gone.extend(self.held.keys().filter(|resource| is_gone(**resource)));
         // One member is enough to remove leases of missing resources.
         let is_first = self.members.first().is_some_and(|(member, _)| *member == self.me);
         for (&resource, lease) in &self.leases {
             let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
             let is_free = lease.owner.is_none_or(|owner| !self.is_member(owner.node));
-            let is_held = self.own.held.contains_key(&resource);
+            let is_held = self.held.contains_key(&resource);
             if !is_held && (is_mine || is_free && is_first) && is_gone(resource) {
                 plan.gone.push(resource);
             }
@@ -101,7 +95,7 @@ impl View<'_> {
     /// Decides about `resource`, which the node should own if `is_to_be_mine`.
     fn decide(&self, plan: &mut RoundPlan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
-        if let Some(held) = self.own.held.get(&resource) {
+        if let Some(held) = self.held.get(&resource) {
             if *held != lease {
                 // The work on a lost lease ends before anything else.
                 plan.lost.push(resource);
@@ -119,13 +113,13 @@ impl View<'_> {
         }
         match owner {
             Some(owner) if owner != self.me && self.is_member(owner) => {
-                if self.own.awaited.age(&resource, &lease.epoch, self.own.now) >= self.own.handover {
+                if self.awaited.age(&resource, &lease.epoch, self.now) >= self.handover {
                     plan.acquire.push(resource);
                 } else {
                     plan.awaits.push((resource, lease.epoch));
                 }
             }
-            _ if self.own.paused.get(&resource).is_some_and(|until| *until > self.own.now) => {
+            _ if self.paused.get(&resource).is_some_and(|until| *until > self.now) => {
                 plan.paused.push(resource);
             }
             Some(owner) if owner == self.me => plan.renew.push(resource),

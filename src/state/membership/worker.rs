@@ -23,7 +23,7 @@ use super::{
     heartbeat::{Registration, draw},
     last_seen::LastSeen,
     member::{Member, RoleGuard, Shared, has_left},
-    plan::{OwnState, RoundPlan, View},
+    plan::{RoundPlan, View},
     roles::{Version, Versions, changed, members},
 };
 use crate::{
@@ -249,24 +249,12 @@ impl WorkerTask {
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
-        let own = OwnState {
-            held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
-            awaited: &self.awaited,
-            paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
-            now,
-            handover: self.options.handover,
-        };
-        self.member.db.run(async |tx| self.plan_in(&tx, joined, &own).await).await
+        self.member.db.run(async |tx| self.plan_in(&tx, joined).await).await
     }
 
     /// Reads members, leases and resources by snapshot, decides, and writes. So rounds of several nodes conflict only where they meet: each
     /// written lease, and the members of the pool, are in the conflict set.
-    async fn plan_in(
-        &self,
-        tx: &Transaction,
-        joined: [u8; 16],
-        own: &OwnState<'_>,
-    ) -> Result<Option<RoundOutcome>> {
+    async fn plan_in(&self, tx: &Transaction, joined: [u8; 16]) -> Result<Option<RoundOutcome>> {
         let Shared { id, keys, .. } = &*self.member;
         let (role, version) = (role_of_pool(&self.pool.name), keys.pool_version(self.slot));
         let (row, version, members, leases, resources) = tokio::try_join!(
@@ -279,7 +267,17 @@ impl WorkerTask {
         if row.is_none_or(|row| row.token != joined) {
             return Ok(None);
         }
-        let view = View { me: *id, members, resources, leases, own: own.clone() };
+        let view = View {
+            me: *id,
+            members,
+            resources,
+            leases,
+            held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
+            awaited: &self.awaited,
+            paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
+            now: self.env().now(),
+            handover: self.options.handover,
+        };
         let mut plan = view.plan();
         let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
         plan.acquire.truncate(ACQUISITIONS_MAX);
