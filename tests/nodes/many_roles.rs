@@ -122,19 +122,26 @@ async fn a_removal_that_its_node_does_not_end_is_ended_by_another() {
 #[tokio::test(start_paused = true)]
 async fn two_nodes_remove_one_at_once() {
     let store = Database::memory();
-    let faults = Faults::new(&store);
-    let (bus, slow) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+    let (faults_of_slow, faults_of_quick) = (Faults::new(&store), Faults::new(&store));
+    let bus = wide_bus(&store).await;
     let (dead, roles) = crowded(&bus, 1_700).await;
     let id = dead.id();
     let gate = Gate::default();
     let held = gate.clone();
-    faults.plan_commits(move |attempt| (removed(attempt) > 0).then(|| CommitFault::Hold(held.clone())));
-    let (slow, quick) = (joined(&slow).await, joined(&bus).await);
+    faults_of_slow
+        .plan_commits(move |attempt| (removed(attempt) > 0).then(|| CommitFault::Hold(held.clone())));
+    // The quick one waits until the slow one has read.
+    faults_of_quick.plan_commits(move |attempt| {
+        (removed(attempt) > 0).then_some(CommitFault::Before(StoreError::NOT_COMMITTED))
+    });
+    let slow = joined(&wide_bus(&faults_of_slow.database()).await).await;
+    let quick = joined(&wide_bus(&faults_of_quick.database()).await).await;
     tokio::time::sleep(INTERVAL).await;
     drop((dead, roles));
     gate.reached().await;
+    faults_of_quick.heal();
     until("the quick one has removed it", async || !is_stored(&store, id).await).await;
-    faults.heal();
+    faults_of_slow.heal();
     gate.open();
     tokio::time::sleep(INTERVAL * 2).await;
     assert!(!is_stored(&store, id).await, "its condemned row is back");

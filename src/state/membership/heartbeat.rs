@@ -14,13 +14,13 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::{
     entered::{News, Roles},
     last_seen::LastSeen,
-    member::Shared,
     roles::{ROLES_MAX, clear_role, members_changed, remove_page, set_role},
+    shared::{Command, Registration, Shared},
 };
 use crate::{
     base::{
@@ -35,19 +35,9 @@ use crate::{
 /// The name of the heartbeat in reports of trouble.
 const HEARTBEAT: &str = "heartbeat of a node";
 
-/// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
-pub(super) type Registration = Option<[u8; 16]>;
-
 /// 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
-}
-
-pub(super) enum Command {
-    /// Beat now if the roles have changed, so that other nodes see them.
-    Publish(oneshot::Sender<Result<()>>),
-    /// Remove the row, and end.
-    Leave(oneshot::Sender<Result<()>>),
 }
 
 /// The result of a write of the node's row.

@@ -15,8 +15,8 @@ use futures_util::{FutureExt, StreamExt, stream};
 
 use super::{
     last_seen::LastSeen,
-    member::Shared,
     roles::{Versions, node_rows, remove_page},
+    shared::Shared,
 };
 use crate::{
     base::{

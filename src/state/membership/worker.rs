@@ -20,11 +20,12 @@ use tokio::{
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
     entered::{Entered, EnteredWorker},
-    heartbeat::{Registration, draw},
+    heartbeat::draw,
     last_seen::LastSeen,
-    member::{Member, RoleGuard, Shared, has_left},
+    member::Member,
     plan::{RoundPlan, View},
     roles::{Version, Versions, changed, members},
+    shared::{Registration, RoleGuard, Shared, has_left},
 };
 use crate::{
     base::{
