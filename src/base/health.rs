@@ -17,19 +17,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::base::{env::Env, error::Error};
-
-/// The pause after the first line of a cause, which doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_mins(1);
-
-/// The longest pause between two lines of a cause.
-const PAUSE_MAX: Duration = Duration::from_hours(1);
-
-/// A cause without a failure for so long is logged as a new one.
-const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
-
-/// The most causes that are distinguished; further ones share a line.
-const CAUSES_MAX: usize = 256;
+use crate::base::{env::Env, error::Error, log_throttle::LogThrottle};
 
 /// The failing work, as the subject of a message, and its partition or zero.
 type FailureKey = (&'static str, u64);
@@ -50,7 +38,7 @@ pub(crate) struct Health {
     troubled: AtomicUsize,
     /// Whether trouble was logged since the last time that everything worked.
     is_said: AtomicBool,
-    causes: Mutex<BTreeMap<String, Cause>>,
+    log: LogThrottle,
     /// Why the process cannot work any more, however long it waits.
     ended: OnceLock<Error>,
     /// Ends with the bus, unless it has ended before.
@@ -70,19 +58,6 @@ pub(crate) struct Trouble {
     pub since: Duration,
     /// Its last failure.
     pub error: Error,
-}
-
-/// A logged cause of failures.
-#[derive(Debug)]
-struct Cause {
-    /// When it may be logged again.
-    due: Duration,
-    /// The pause after that.
-    pause: Duration,
-    /// When it was last seen.
-    seen: Duration,
-    /// How often it was seen since it was logged.
-    unsaid: u64,
 }
 
 impl Health {
@@ -121,7 +96,7 @@ impl Health {
         if self.ended().is_some() {
             return;
         }
-        let Some(unsaid) = self.is_due(env.now(), cause(what, error)) else { return };
+        let Some(unsaid) = self.log.is_due(env.now(), cause(what, error)) else { return };
         self.is_said.store(true, Ordering::Relaxed);
         // One line and the number of failures since it are enough.
         tracing::warn!(what, %error, unsaid, "trouble, trying again");
@@ -130,31 +105,14 @@ impl Health {
     /// Whether to log a remark that is no failure: once, and then with growing pauses. Returns how often it was not
     /// logged.
     pub fn remark(&self, env: &Env, what: &str) -> Option<u64> {
-        self.is_due(env.now(), what.to_owned())
+        self.log.is_due(env.now(), what.to_owned())
     }
 
     /// Logs that `what` has panicked, and begins again: once, and then with growing pauses.
     pub fn panicked(&self, env: &Env, what: &str, panic: &str) {
-        if let Some(unsaid) = self.is_due(env.now(), format!("panic of {what}")) {
+        if let Some(unsaid) = self.log.is_due(env.now(), format!("panic of {what}")) {
             tracing::error!(what, panic, unsaid, "it has panicked, and begins again");
         }
-    }
-
-    /// Whether a line about `cause` is due now, and how many failures were not logged since the last line.
-    fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
-        let mut causes = self.causes.lock();
-        causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
-        let cause =
-            if causes.len() < CAUSES_MAX || causes.contains_key(&cause) { cause } else { String::new() };
-        let known = causes.entry(cause).or_insert(Cause { due: now, pause: PAUSE_MIN, seen: now, unsaid: 0 });
-        known.seen = now;
-        if now < known.due {
-            known.unsaid += 1;
-            return None;
-        }
-        known.due = now.saturating_add(known.pause);
-        known.pause = known.pause.saturating_mul(2).min(PAUSE_MAX);
-        Some(std::mem::take(&mut known.unsaid))
     }
 
     /// The present failures, the oldest first.
@@ -233,26 +191,16 @@ mod tests {
     use super::*;
     use crate::base::error::StoreError;
 
-    /// A loop once logged each of its failures: 65 lines a second, without end.
-    #[tokio::test(start_paused = true)]
-    async fn a_cause_is_said_once_and_then_with_growing_pauses() {
-        let (health, mut lines, mut unsaid) = (Health::default(), 0, 0);
-        let codes = [StoreError::TRANSACTION_TIMED_OUT, StoreError::PROCESS_BEHIND];
-        let minute = 60;
-        for second in 0..100 * minute {
-            for (n, what) in ["fold", "poll", "heartbeat"].into_iter().enumerate() {
-                let error = Error::Store(codes[n % 2].clone());
-                if let Some(count) = health.is_due(Duration::from_secs(second), cause(what, &error)) {
-                    (lines, unsaid) = (lines + 1, unsaid + count);
-                }
-            }
-        }
-        assert_eq!(lines, 7, "at 0, 1, 3, 7, 15, 31 and 63 minutes");
-        assert_eq!(unsaid, 63 * minute * 3 - 6, "what was not said is counted");
+    /// An absent store fails everything, with several codes: one line is enough.
+    #[test]
+    fn all_failures_of_the_store_are_one_cause() {
+        let of = |error| cause("fold", &Error::Store(error));
+        assert_eq!(
+            of(StoreError::TRANSACTION_TIMED_OUT),
+            cause("poll", &Error::Store(StoreError::PROCESS_BEHIND))
+        );
         let other = Error::corrupt("row", "bad");
-        let now = Duration::from_secs(100 * minute);
-        assert!(health.is_due(now, cause("fold", &other)).is_some(), "another cause is said at once");
-        assert!(health.is_due(now, cause("fold", &other)).is_none());
+        assert_ne!(cause("fold", &other), cause("poll", &other));
     }
 
     #[tokio::test]

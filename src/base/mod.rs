@@ -1,7 +1,8 @@
-//! The words of every layer: databases, events, rows, positions and errors; time and randomness; tasks that end.
+//! The words of every layer: databases, events, rows, positions and errors; time and randomness; back-off; tasks that end.
 //!
 //! Nothing here knows a store.
 
+pub(crate) mod backoff;
 pub(crate) mod cursor;
 pub(crate) mod durations;
 pub(crate) mod encoding;
@@ -12,6 +13,7 @@ pub(crate) mod event;
 pub(crate) mod explore;
 pub(crate) mod filter;
 pub(crate) mod health;
+pub(crate) mod log_throttle;
 pub(crate) mod macros;
 pub(crate) mod notification;
 pub(crate) mod sequence;

@@ -33,47 +33,26 @@ use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::base::{
+    backoff::{Backoff, Failures},
     env::Env,
     error::{Error, panic_text},
 };
 
-/// The pauses of work that begins again after panics. They double with each panic in a row.
-pub(crate) struct RestartPauses(Duration);
-
-impl RestartPauses {
-    /// The first pause.
-    const MIN: Duration = Duration::from_secs(1);
-
-    /// The longest one. Work that has lasted for longer begins with a short pause again.
-    const MAX: Duration = Duration::from_mins(1);
-
-    pub fn new() -> Self {
-        Self(Self::MIN)
-    }
-
-    /// The pause after a panic of work that has lasted for `lasted`.
-    pub fn next_after(&mut self, lasted: Duration) -> Duration {
-        let pause = if lasted > Self::MAX { Self::MIN } else { self.0 };
-        self.0 = (pause * 2).min(Self::MAX);
-        pause
-    }
-}
-
 /// Runs the work that `make` returns until it ends. After a panic, `panicked` is called with its message, and another
-/// work is made after one of the [`RestartPauses`].
+/// work is made after a pause of [`Backoff::ROLE`].
 pub(crate) async fn supervised<W: Future<Output = ()>>(
     env: &Env,
     mut make: impl FnMut() -> W,
     panicked: impl Fn(&str),
 ) {
-    let mut pauses = RestartPauses::new();
+    let mut panics = Failures::default();
     loop {
         let began = env.now();
         // `make` may panic as well, so the guard covers it.
         let work = AssertUnwindSafe(async { make().await });
         let Err(panic) = work.catch_unwind().await else { return };
         panicked(panic_text(&*panic));
-        env.sleep(pauses.next_after(env.now().saturating_sub(began))).await;
+        env.sleep(panics.again(&Backoff::ROLE, env.now().saturating_sub(began), env)).await;
     }
 }
 
@@ -347,14 +326,6 @@ mod tests {
         })
         .await;
         assert_eq!((count.into_inner(), panics.into_inner()), (3, 2));
-    }
-
-    #[test]
-    fn pauses_double_until_work_has_lasted() {
-        let mut pauses = RestartPauses::new();
-        let mut next = |lasted| pauses.next_after(Duration::from_secs(lasted)).as_secs();
-        assert_eq!([(); 8].map(|()| next(60)), [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!([next(61), next(0)], [1, 2]);
     }
 
     /// An abort would have returned in the middle of the poll.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Transaction, limits::TRANSACTION_LIFETIME};
 use crate::base::{
+    backoff::Backoff,
     env::Env,
     error::{Error, Result},
 };
@@ -41,10 +42,9 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The pause after failed attempt number `attempt`, counted from 1.
-    pub(crate) fn backoff(&self, attempt: u32, env: &Env) -> Duration {
-        let doubled = self.backoff_min.saturating_mul(1 << (attempt - 1).min(20));
-        env.spread(doubled.min(self.backoff_max), 0.5, 1.0)
+    /// The pauses after failed attempts.
+    pub(crate) fn backoff(&self) -> Backoff {
+        Backoff { min: self.backoff_min, max: self.backoff_max }
     }
 
     /// Whether failed attempt number `attempt`, counted from 1, was the last one.
@@ -99,7 +99,7 @@ impl<'a> Tries<'a> {
             return Err(Error::RetriesExhausted { attempts: attempt, last });
         }
         tracing::debug!(attempt, error = %last, "transaction failed, trying again");
-        let backoff = self.env.sleep(self.policy.backoff(attempt, self.env));
+        let backoff = self.env.sleep(self.policy.backoff().pause(attempt, self.env));
         self.transaction.recover(Error::Store(last), backoff).await?;
         self.number = attempt.saturating_add(1);
         Ok(())
@@ -121,17 +121,6 @@ mod tests {
     use super::*;
     use crate::base::{env::Environment, error::StoreError};
     use crate::store::Database;
-
-    #[test]
-    fn the_pause_doubles_up_to_its_limit() {
-        let policy = RetryPolicy::default();
-        let env = Env::system();
-        for (attempt, most_ms) in [(1, 1), (2, 2), (5, 16), (11, 1000), (4_000_000_000, 1000)] {
-            let pause = policy.backoff(attempt, &env);
-            let most = Duration::from_millis(most_ms);
-            assert!(pause <= most && pause >= most / 2, "{attempt}: {pause:?}");
-        }
-    }
 
     #[test]
     fn either_limit_ends_it() {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod assignment;
 #[path = "../common/mod.rs"]
 mod common;
 mod deaths;
@@ -13,3 +14,4 @@ mod many_roles;
 mod outage;
 mod roles;
 mod sharing;
+mod work;

@@ -10,30 +10,30 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_460),
-    ("src/store", 1_430),
+    ("src/base", 3_530),
+    ("src/store", 1_420),
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
     ("src/state", 2_030),
-    ("src/state/keys", 2_500),
+    ("src/state/keys", 2_520),
     ("src/state/feed", 2_140),
-    ("src/state/membership", 3_210),
-    ("src/roles", 220),
+    ("src/state/membership", 2_380),
+    ("src/roles", 210),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),
-    ("src/roles/dispatcher", 3_410),
+    ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_320),
+    ("src/roles/consumer", 6_300),
     ("src/bus", 1_670),
     ("src/bus/relocation", 540),
-    ("src/front", 8_540),
+    ("src/front", 8_610),
     ("src/bin", 2_490),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_880;
+const SRC_LINES: usize = 49_150;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     base::{
+        backoff::FAILURE_PAUSE,
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -39,9 +40,6 @@ use crate::{
 
 /// The most rows of one read.
 const PAGE_ROWS: usize = 256;
-
-/// How long a live feed pauses when the dispatcher could not read for it.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 type Page = (NotificationPage, Sequence);
 

@@ -1,9 +1,6 @@
 //! [`Consumer`]: the handle of a member on this node; and the work of a member, shard by shard.
 
-use std::{
-    fmt,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, sync::Arc};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
@@ -30,12 +27,6 @@ use crate::{
 impl<R: ConsumedRow> Work for Member<R> {
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         self.read_shards(tx).boxed()
-    }
-
-    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
-
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
     }
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {

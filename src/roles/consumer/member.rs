@@ -45,8 +45,6 @@ pub(super) struct Member<R> {
     pub factory: Factory<R>,
     /// Whether the handler works on batches in the order of the shard.
     pub is_ordered: bool,
-    /// Whether the name belongs to a consumer with another feed or filter.
-    pub is_over: AtomicBool,
     /// The generation of the consumer when it was last read.
     pub generation: AtomicU64,
     /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
@@ -139,12 +137,11 @@ impl<R: ConsumedRow> Member<R> {
         let keys = &self.context.keys;
         // Checkpoints change all the time, and must not make a round of balancing fail.
         let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot);
-        let (mut rows, row) = tokio::try_join!(rows, self.row(tx, Isolation::Snapshot))?;
-        let is_another = row.as_ref().is_some_and(|row| !self.is_for(row));
-        self.is_over.store(is_another, Ordering::Relaxed);
-        if is_another {
-            rows.clear();
-            self.end(Error::NoConsumer { consumer: self.name.to_string() });
+        let (rows, row) = tokio::try_join!(rows, self.row(tx, Isolation::Snapshot))?;
+        if row.as_ref().is_some_and(|row| !self.is_for(row)) {
+            let another = Error::NoConsumer { consumer: self.name.to_string() };
+            self.end(another.clone());
+            return Err(another);
         }
         let shards = rows.iter().map(|(key, _)| Ok(keys.consumer_checkpoint_of(key)?.1));
         let mut shards: Vec<_> = shards.collect::<Result<_>>()?;

@@ -47,10 +47,7 @@ mod status;
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -250,7 +247,6 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             tenants,
             factory,
             is_ordered,
-            is_over: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
             shards: Arc::clone(&shards),

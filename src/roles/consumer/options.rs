@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use crate::{
-    base::error::{Error, Result},
+    base::{
+        backoff::Backoff,
+        error::{Error, Result},
+    },
     state::{feed::PAGE_ROWS_MAX, membership::BalanceOptions},
-    store::RetryPolicy,
 };
 
 /// What happens to an id whose work fails again and again.
@@ -145,12 +147,7 @@ impl ConsumerOptions {
     }
 
     /// The pauses after failures.
-    pub(super) fn pauses(&self) -> RetryPolicy {
-        RetryPolicy {
-            attempts_max: None,
-            elapsed_max: None,
-            backoff_min: self.backoff_min,
-            backoff_max: self.backoff_max,
-        }
+    pub(super) fn backoff(&self) -> Backoff {
+        Backoff { min: self.backoff_min, max: self.backoff_max }
     }
 }

@@ -508,7 +508,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             self.ordered.forget();
         } else {
             let options = &self.member.options;
-            let pause = options.pauses().backoff(attempts, self.env());
+            let pause = options.backoff().pause(attempts, self.env());
             match self.ordered.has_failed((len, last), failure.is_stall, options) {
                 Next::Again => self.ordered.resume_at = self.now().saturating_add(pause),
                 Next::Defer => {
@@ -564,7 +564,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (attempts, is_covered) = (entry.attempts, entry.is_covered());
         self.report(Some(id), attempts, &failure.error);
         let options = &self.member.options;
-        let pause = options.pauses().backoff(attempts, self.env());
+        let pause = options.backoff().pause(attempts, self.env());
         // A pause must not hold the checkpoint back for longer than it takes to save it.
         let until = self.now().saturating_add(pause);
         let is_long =

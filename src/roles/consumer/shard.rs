@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     base::{
+        backoff::FAILURE_PAUSE,
         cursor::{Cursor, Knowledge},
         encoding::Sequence,
         env::Env,
@@ -37,9 +38,6 @@ use crate::{
     },
     store::{Database, Isolation, Transaction},
 };
-
-/// The pause after a failure of the store.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Does `$work` with the store, again and again until it succeeds, or the work on the shard is over.
 macro_rules! persist {
@@ -575,7 +573,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.held.context.stats.consumer_panics.add(1);
         self.openings = self.openings.saturating_add(1);
         self.report(None, self.openings, panic);
-        let pause = self.member.options.pauses().backoff(self.openings, self.env());
+        let pause = self.member.options.backoff().pause(self.openings, self.env());
         if self.sleep(pause).await.is_ok() { End::Panicked } else { End::Stopped }
     }
 

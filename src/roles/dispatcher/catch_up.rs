@@ -1,12 +1,13 @@
 //! Reads the feed for subscribers that start or have fallen behind, and reads the design documents that have changed.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 
 use super::{batch::batch_len, delivery::DeliveryBatch, shared::Shared};
 use crate::{
     base::{
+        backoff::FAILURE_PAUSE,
         cursor::Cursor,
         error::Result,
         event::{DbName, EventKind},
@@ -14,8 +15,6 @@ use crate::{
     },
     state::notification_feed::{ChangedDdocs, NotificationPage},
 };
-
-pub(super) const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 const DDOC_READS_MAX: usize = 8;
 

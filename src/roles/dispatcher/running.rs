@@ -6,7 +6,6 @@ use futures_util::{StreamExt, TryStreamExt};
 use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use super::{
-    catch_up::FAILURE_PAUSE,
     handle::SHUTDOWN_LIMIT,
     listener::{Missed, SupervisionEvents},
     log::SubscriberId,
@@ -18,6 +17,7 @@ use super::{
 use crate::base::notification::Notification;
 use crate::{
     base::{
+        backoff::FAILURE_PAUSE,
         encoding::Sequence,
         error::{Error, Result},
         event::DbName,

@@ -15,12 +15,10 @@ use super::{
 };
 #[cfg(any(doc, feature = "http"))]
 use crate::base::cursor::Cursor;
-use crate::{
-    base::{
-        cursor::Start,
-        error::{Error, Result},
-    },
-    store::RetryPolicy,
+use crate::base::{
+    backoff::Backoff,
+    cursor::Start,
+    error::{Error, Result},
 };
 
 /// Starts a subscription, with the options that its methods set.
@@ -165,7 +163,7 @@ where
         if min > max {
             return Err(Error::invalid("back-off", format!("at least {min:?} is more than at most {max:?}")));
         }
-        self.terms.backoff = RetryPolicy { backoff_min: min, backoff_max: max, ..self.terms.backoff };
+        self.terms.backoff = Backoff { min, max };
         Ok(self)
     }
 

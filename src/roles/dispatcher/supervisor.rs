@@ -13,12 +13,10 @@ use super::{
     shared::Shared,
     subscription::Source,
 };
-use crate::{
-    base::{
-        cursor::{Cursor, Knowledge},
-        error::{Error, panic_text},
-    },
-    store::RetryPolicy,
+use crate::base::{
+    backoff::{Backoff, Failures},
+    cursor::{Cursor, Knowledge},
+    error::{Error, panic_text},
 };
 
 /// Whether a listener that has panicked is restarted.
@@ -36,7 +34,7 @@ pub enum RestartPolicy {
 #[derive(Debug, Clone)]
 pub(super) struct SupervisionPolicy {
     pub restart: RestartPolicy,
-    pub backoff: RetryPolicy,
+    pub backoff: Backoff,
     pub attempts_max: u32,
     pub in_batches: bool,
     /// Whether it is a plain callback, which continues after a panic instead of being restarted.
@@ -45,8 +43,7 @@ pub(super) struct SupervisionPolicy {
 
 impl Default for SupervisionPolicy {
     fn default() -> Self {
-        let (backoff_min, backoff_max) = (Duration::from_millis(100), Duration::from_secs(30));
-        let backoff = RetryPolicy { attempts_max: None, elapsed_max: None, backoff_min, backoff_max };
+        let backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(30) };
         let restart = RestartPolicy::Always;
         Self { restart, backoff, attempts_max: 3, in_batches: false, is_callback: false }
     }
@@ -74,7 +71,7 @@ pub(super) struct Supervisor<F> {
     given: Option<Given>,
     restarts: u32,
     /// Restarts since it has last finished something.
-    in_a_row: u32,
+    in_a_row: Failures,
     /// The reason of its end. If its task is aborted, only this field has it.
     reason: StopReason,
 }
@@ -95,7 +92,7 @@ where
             terms,
             given: None,
             restarts: 0,
-            in_a_row: 0,
+            in_a_row: Failures::default(),
             reason: StopReason::Shutdown,
         }
     }
@@ -123,9 +120,9 @@ where
             if !is_restarted {
                 return StopReason::Panicked(text);
             }
-            (self.in_a_row, self.restarts) = (self.in_a_row + 1, self.restarts + 1);
+            self.restarts += 1;
             let env = self.shared.context.env().clone();
-            let after = self.terms.backoff.backoff(self.in_a_row, &env);
+            let after = self.in_a_row.again(&self.terms.backoff, Duration::ZERO, &env);
             self.shared.context.stats.listener_restarts.add(1);
             self.emit(Supervised::Restarting { restarts: self.restarts, after });
             let (mut pause, shared) = (env.sleep(after), Arc::clone(&self.shared));
@@ -207,7 +204,7 @@ where
                         catch(async { listener.handle_interruption(interruption).await }).await?
                     }
                 };
-                (self.given, self.in_a_row) = (None, 0);
+                (self.given, self.in_a_row) = (None, Failures::default());
                 return Ok(next);
             }
             let (source, control, in_batches) = (&mut self.source, &self.control, self.terms.in_batches);

@@ -70,8 +70,6 @@ impl Work for Cleaning {
         std::future::ready(Ok(vec![0])).boxed()
     }
 
-    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
-
     fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
         let work = async move {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };

@@ -1,6 +1,6 @@
 //! The task of one partition: waits until events may be there, and folds until none are left.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{
     fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
@@ -9,7 +9,10 @@ use super::{
     pace::Pace,
 };
 use crate::{
-    base::error::{Error, Result, StoreError},
+    base::{
+        backoff::FAILURE_PAUSE,
+        error::{Error, Result, StoreError},
+    },
     state::{
         context::Context,
         keys::Partition,
@@ -17,9 +20,6 @@ use crate::{
     },
     store::Watch,
 };
-
-/// Pause of a task after a failed fold.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 const FOLD: &str = "fold of a partition";
 

@@ -4,8 +4,8 @@
 //! also moves the version of its pool, so that the members of other pools need not look. The versions are versionstamps, not counts,
 //! which one blind write moves.
 //!
-//! The version of a pool has a number that follows from the role of its members, of a fixed set: pools come and go with their consumers
-//! and leave no key behind, and a change of a node's roles finds the versions of their pools.
+//! The version of a pool stands in a slot that follows from the role of its members, of a fixed number: pools come and go with their
+//! consumers and leave no key behind, and a change of a node's roles finds the versions of their pools.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,12 +22,17 @@ use crate::{
 mod version {
     /// Of all pools.
     pub const COMMON: u16 = 0;
-    /// Of the pools of some roles, whose number follows.
-    pub const ROLES: u16 = 3;
+    /// Of the pools in a slot, whose number follows.
+    pub const POOL: u16 = 3;
 }
 
 /// How many versions the pools share. It is fixed, because nodes must agree on it.
-const ROLE_VERSIONS: u64 = 4_096;
+const SLOTS: u64 = 4_096;
+
+/// The slot of the version of the pool that nodes with `role` divide; a few pools share one.
+pub(crate) fn slot_of_pool(role: &Role) -> u16 {
+    (xxh3_64(role.as_str().as_bytes()) % SLOTS) as u16
+}
 
 /// The role of the nodes that divide `pool`.
 pub(crate) fn role_of_pool(pool: &str) -> Role {
@@ -111,11 +116,21 @@ impl Keys {
         self.pack(&(family::VERSION, CELL, version::COMMON))
     }
 
-    /// The key of the version of the pool that nodes with `role` divide; a few pools share it. Every transaction that changes leases,
-    /// resources or members of the pool, or what they may own, moves it.
-    pub fn role_version(&self, role: &Role) -> Vec<u8> {
-        let number = xxh3_64(role.as_str().as_bytes()) % ROLE_VERSIONS;
-        self.pack(&(family::VERSION, CELL, version::ROLES, number))
+    /// The key of the version of the pools in `slot`. Every transaction that changes leases, resources or members of such a pool, or what
+    /// they may own, moves it.
+    pub fn pool_version(&self, slot: u16) -> Vec<u8> {
+        self.pack(&(family::VERSION, CELL, version::POOL, slot))
+    }
+
+    /// The versions of all pools.
+    pub fn pool_versions(&self) -> KeyRange {
+        self.range(&(family::VERSION, CELL, version::POOL))
+    }
+
+    /// The slot in the key of a version of pools.
+    pub fn slot_of(&self, key: &[u8]) -> Result<u16> {
+        let (_, _, _, slot): (u16, String, u16, u16) = self.unpack("version", key)?;
+        Ok(slot)
     }
 }
 
@@ -144,8 +159,12 @@ mod tests {
         assert!(keys.leases("partition").contains(&key) && keys.all_leases().contains(&key));
         assert!(!keys.leases("part").contains(&key));
         assert_eq!(keys.common_version(), b"p\x15\x0e\x02main\x00\x14");
-        let version = keys.role_version(&Role::NOTIFIER);
+        let version = keys.pool_version(slot_of_pool(&Role::NOTIFIER));
         assert_eq!(version, b"p\x15\x0e\x02main\x00\x15\x03\x16\x04\x4e", "{version:02x?}");
+        assert!(
+            keys.pool_versions().contains(&version) && !keys.pool_versions().contains(&keys.common_version())
+        );
+        assert_eq!(keys.slot_of(&version).unwrap(), 0x044e);
     }
 
     #[test]

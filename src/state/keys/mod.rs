@@ -65,7 +65,7 @@ pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, row_count, sequence_operand};
 pub(crate) use idempotency::RunResult;
-pub(crate) use lease::{Lease, Owner, role_of_pool};
+pub(crate) use lease::{Lease, Owner, role_of_pool, slot_of_pool};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};
 pub(crate) use partition::{FoldMark, Partition};

@@ -1,7 +1,10 @@
 //! [`Roles`]: the roles that a node has entered, and which of them other nodes have to learn of. What a change costs does not grow with
 //! the number of roles.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -13,28 +16,31 @@ use crate::state::keys::Role;
 pub(super) struct Entered {
     /// The most resources that the node may own by it.
     pub max: u32,
-    /// Requested once its worker was dropped or shuts down; `None` for a role without a worker, which ends at once.
-    pub stop: Option<Stop>,
     /// The key of the note that nobody has the role, if there may be one.
     pub idle: Option<Bytes>,
+    /// `None` for a role that ends as soon as it is dropped.
+    pub worker: Option<EnteredWorker>,
 }
 
-/// What has to be stored of a role.
-#[derive(Debug, Clone)]
-pub(super) struct News {
-    pub role: Role,
-    /// The number of the change.
-    change: u64,
-    /// [`Entered::max`] and [`Entered::idle`]; `None` if the node has left the role.
-    pub now: Option<(u32, Option<Bytes>)>,
+/// The worker of a role.
+#[derive(Debug)]
+pub(super) struct EnteredWorker {
+    /// Requested once it was dropped or shuts down.
+    pub stop: Stop,
+    /// The slot of its pool's version.
+    pub slot: u16,
+    /// How often it polls that version.
+    pub interval: Duration,
 }
+
+/// What has to be stored of a role: [`Entered::max`] and [`Entered::idle`], or nothing if the node has left it.
+pub(super) type News = (Role, Option<(u32, Option<Bytes>)>);
 
 #[derive(Debug, Default)]
 pub(super) struct Roles {
     entered: BTreeMap<Role, Entered>,
-    /// Roles that may be stored otherwise, each with the number of its last change.
-    unpublished: BTreeMap<Role, u64>,
-    changes: u64,
+    /// Roles that may be stored otherwise.
+    unpublished: BTreeSet<Role>,
 }
 
 impl Roles {
@@ -46,46 +52,40 @@ impl Roles {
     pub fn enter(&mut self, role: &Role, entered: Entered) -> bool {
         let Entry::Vacant(vacant) = self.entered.entry(role.clone()) else { return false };
         vacant.insert(entered);
-        self.change(role.clone());
+        self.unpublished.insert(role.clone());
         true
     }
 
     pub fn leave(&mut self, role: &Role) {
         if self.entered.remove(role).is_some() {
-            self.change(role.clone());
+            self.unpublished.insert(role.clone());
         }
     }
 
-    /// Sets [`Entered::max`] of a role that the node has. Returns whether that is a change.
-    pub fn set_max(&mut self, role: &Role, max: u32) -> bool {
+    /// Makes a role that the node has own nothing. Returns whether that is a change.
+    pub fn give_up(&mut self, role: &Role) -> bool {
         let entered = self.entered.get_mut(role).expect("the node has the role");
-        let is_news = std::mem::replace(&mut entered.max, max) != max;
+        let is_news = std::mem::take(&mut entered.max) > 0;
         if is_news {
-            self.change(role.clone());
+            self.unpublished.insert(role.clone());
         }
         is_news
     }
 
-    fn change(&mut self, role: Role) {
-        self.changes += 1;
-        self.unpublished.insert(role, self.changes);
+    /// Sets how often the worker of `role` polls. Returns whether that is a change.
+    pub fn set_interval(&mut self, role: &Role, interval: Duration) -> bool {
+        let worker = self.entered.get_mut(role).and_then(|entered| entered.worker.as_mut());
+        worker.is_some_and(|worker| std::mem::replace(&mut worker.interval, interval) != interval)
+    }
+
+    /// The workers of the node.
+    pub fn workers(&self) -> impl Iterator<Item = &EnteredWorker> {
+        self.entered.values().filter_map(|entered| entered.worker.as_ref())
     }
 
     /// All roles have to be stored: the node joins.
     pub fn forget_published(&mut self) {
-        let roles: Vec<_> = self.entered.keys().cloned().collect();
-        for role in roles {
-            self.change(role);
-        }
-    }
-
-    /// These roles are stored. Those that the node does not have are to be removed.
-    pub fn found(&mut self, stored: impl IntoIterator<Item = Role>) {
-        for role in stored {
-            if !self.entered.contains_key(&role) {
-                self.change(role);
-            }
-        }
+        self.unpublished.extend(self.entered.keys().cloned());
     }
 
     pub fn is_published(&self) -> bool {
@@ -94,68 +94,19 @@ impl Roles {
 
     /// What has to be stored next, of at most `limit` roles.
     pub fn news(&self, limit: usize) -> Vec<News> {
-        let news = |(role, &change): (&Role, &u64)| {
-            let now = self.entered.get(role).map(|entered| (entered.max, entered.idle.clone()));
-            News { role: role.clone(), change, now }
-        };
-        self.unpublished.iter().take(limit).map(news).collect()
+        self.unpublished.iter().take(limit).map(|role| (role.clone(), self.to_store(role))).collect()
+    }
+
+    fn to_store(&self, role: &Role) -> Option<(u32, Option<Bytes>)> {
+        self.entered.get(role).map(|entered| (entered.max, entered.idle.clone()))
     }
 
     /// `news` are stored. What has changed since is not.
     pub fn were_published(&mut self, news: &[News]) {
-        for News { role, change, .. } in news {
-            if self.unpublished.get(role) == Some(change) {
+        for (role, stored) in news {
+            if self.to_store(role) == *stored {
                 self.unpublished.remove(role);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn role(name: &str) -> Role {
-        Role::new(name.to_owned()).unwrap()
-    }
-
-    fn entered(max: u32) -> Entered {
-        Entered { max, stop: None, idle: None }
-    }
-
-    /// The names of what has to be stored, with the maximum of each.
-    fn unpublished(roles: &Roles) -> Vec<(String, Option<u32>)> {
-        let news = roles.news(usize::MAX).into_iter();
-        news.map(|news| (news.role.to_string(), news.now.map(|(max, _)| max))).collect()
-    }
-
-    #[test]
-    fn only_what_has_changed_is_published() {
-        let mut roles = Roles::default();
-        assert!(roles.enter(&role("a"), entered(1)) && roles.enter(&role("b"), entered(2)));
-        assert!(!roles.enter(&role("a"), entered(3)), "it has it already");
-        let news = roles.news(1);
-        assert_eq!(news.len(), 1);
-        roles.were_published(&news);
-        assert_eq!(unpublished(&roles), [("b".to_owned(), Some(2))]);
-        let news = roles.news(usize::MAX);
-        // What changes while news are being stored is news again.
-        assert!(roles.set_max(&role("b"), 5) && !roles.set_max(&role("b"), 5));
-        roles.were_published(&news);
-        assert_eq!(unpublished(&roles), [("b".to_owned(), Some(5))]);
-        roles.were_published(&roles.news(usize::MAX));
-        assert!(roles.is_published());
-        roles.leave(&role("a"));
-        assert_eq!(unpublished(&roles), [("a".to_owned(), None)]);
-    }
-
-    #[test]
-    fn a_node_that_joins_again_publishes_all_and_removes_what_is_not_its_own() {
-        let mut roles = Roles::default();
-        roles.enter(&role("a"), entered(1));
-        roles.were_published(&roles.news(usize::MAX));
-        roles.forget_published();
-        roles.found([role("a"), role("old")]);
-        assert_eq!(unpublished(&roles), [("a".to_owned(), Some(1)), ("old".to_owned(), None)]);
     }
 }

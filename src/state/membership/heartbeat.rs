@@ -14,13 +14,13 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::mpsc;
 
 use super::{
-    NodeOptions,
     entered::{News, Roles},
     last_seen::LastSeen,
-    roles::{ROLES_MAX, clear_page, clear_role, members_changed, set_role, stored_roles},
+    roles::{ROLES_MAX, clear_role, members_changed, remove_page, set_role},
+    shared::{Command, Registration, Shared},
 };
 use crate::{
     base::{
@@ -28,32 +28,16 @@ use crate::{
         error::{Error, Result, panic_text},
         tasks::Ended,
     },
-    state::{
-        keys::{Config, Keys, NodeId, NodeRow},
-        stats::Stats,
-    },
-    store::{Database, Isolation, RetryPolicy, Transaction},
+    state::keys::{NodeId, NodeRow},
+    store::{Isolation, RetryPolicy, Transaction},
 };
 
 /// The name of the heartbeat in reports of trouble.
 const HEARTBEAT: &str = "heartbeat of a node";
 
-/// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
-pub(super) type Registration = Option<[u8; 16]>;
-
-/// The roles, shared by the heartbeat and the guards of the roles.
-pub(super) type SharedRoles = watch::Sender<Roles>;
-
 /// 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
-}
-
-pub(super) enum Command {
-    /// Beat now if the roles have changed, so that other nodes see them.
-    Publish(oneshot::Sender<Result<()>>),
-    /// Remove the row, and end.
-    Leave(oneshot::Sender<Result<()>>),
 }
 
 /// The result of a write of the node's row.
@@ -68,15 +52,7 @@ pub(super) enum Claim {
 }
 
 pub(super) struct Heartbeat {
-    id: NodeId,
-    db: Database,
-    keys: Keys,
-    /// The configuration that the bus was opened with; `None` if it is not compared.
-    config: Option<Config>,
-    stats: Arc<Stats>,
-    options: NodeOptions,
-    roles: SharedRoles,
-    registration: watch::Sender<Registration>,
+    shared: Arc<Shared>,
     /// The last written row, or the one to be written.
     row: NodeRow,
     /// The token of a claim whose result is not certain yet.
@@ -89,43 +65,38 @@ pub(super) struct Heartbeat {
     strangers: LastSeen<(), NodeRow>,
 }
 
+/// What an attempt at writing the node's row did.
+enum Written {
+    Row,
+    /// It has removed a page of the roles of a dead process under the node's id.
+    Page,
+    /// Nothing: another process may live under the id, or the row of the member is gone.
+    Nothing(Option<NodeRow>),
+}
+
 impl Heartbeat {
-    /// The heartbeat of node `id`, which has not joined yet.
-    pub fn new(
-        (db, keys, config): (&Database, &Keys, Option<Config>),
-        stats: &Arc<Stats>,
-        id: NodeId,
-        options: &NodeOptions,
-        roles: &SharedRoles,
-        registration: watch::Sender<Registration>,
-    ) -> Self {
-        let row = NodeRow { beat: 0, token: draw(db.env()), started_ms: 0, expiry_ms: options.expiry_ms() };
+    /// The heartbeat of a node that has not joined yet.
+    pub fn new(shared: &Arc<Shared>) -> Self {
+        let (env, expiry_ms) = (shared.db.env(), shared.options.expiry_ms());
         Self {
-            id,
-            db: db.clone(),
-            keys: keys.clone(),
-            config,
-            stats: Arc::clone(stats),
-            options: options.clone(),
-            roles: roles.clone(),
-            registration,
-            row,
+            shared: Arc::clone(shared),
+            row: NodeRow { beat: 0, token: draw(env), started_ms: 0, expiry_ms },
             claiming: None,
-            beaten: db.env().now(),
+            beaten: env.now(),
             strangers: LastSeen::default(),
         }
     }
 
     /// Beats until it gets the command to leave.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let env = self.db.env().clone();
+        let (env, interval) = (self.shared.db.env().clone(), self.shared.options.heartbeat);
         // This is a fixed moment, so that commands which write nothing do not move it.
-        let mut next = env.now().saturating_add(self.options.heartbeat);
+        let mut next = env.now().saturating_add(interval);
         loop {
             tokio::select! {
                 biased;
-                command = commands.recv() => match command {
-                    Some(Command::Publish(reply)) => {
+                Some(command) = commands.recv() => match command {
+                    Command::Publish(reply) => {
                         if self.is_published() {
                             let _ = reply.send(Ok(()));
                             continue;
@@ -133,18 +104,17 @@ impl Heartbeat {
                         // The caller may be gone.
                         let _ = reply.send(self.beat().await);
                     }
-                    Some(Command::Leave(reply)) => {
+                    Command::Leave(reply) => {
                         let left = self.leave().await;
                         // After the answer the caller may close the store at once, and open it again.
                         drop(self);
                         let _ = reply.send(left);
                         return;
                     }
-                    None => return,
                 },
                 () = env.sleep(next.saturating_sub(env.now())) => {
                     let beaten = self.beat().await;
-                    let health = &self.stats.health;
+                    let health = &self.shared.stats.health;
                     match beaten {
                         Ok(()) => health.works(HEARTBEAT, 0),
                         Err(error) => health.failed(&env, HEARTBEAT, 0, &error),
@@ -152,45 +122,40 @@ impl Heartbeat {
                 }
             }
             // A failed beat is not tried again at once.
-            let soonest = env.now().saturating_add(self.options.heartbeat / 8);
-            next = self.beaten.saturating_add(self.options.heartbeat).max(soonest);
+            let soonest = env.now().saturating_add(interval / 8);
+            next = self.beaten.saturating_add(interval).max(soonest);
         }
     }
 
     /// Whether the stored roles are the present ones.
     fn is_published(&self) -> bool {
-        self.registration.borrow().is_some() && self.roles.borrow().is_published()
+        self.shared.is_member() && self.shared.roles.borrow().is_published()
     }
 
-    /// Beats until all roles are stored.
+    /// Beats until all roles are stored. A panic costs one beat, which has failed.
     async fn beat(&mut self) -> Result<()> {
         loop {
-            self.guarded_pulse().await?;
+            let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
+            pulse.unwrap_or_else(|panic| {
+                let panic = panic_text(&*panic).to_owned();
+                self.shared.stats.panicked(self.shared.db.env(), HEARTBEAT, &panic);
+                let source = Arc::new(Ended::Panicked(panic));
+                Err(Error::Task { shard: None, attempts: 1, source })
+            })?;
             if self.is_published() {
                 return Ok(());
             }
         }
     }
 
-    /// [`Heartbeat::pulse`]; a panic in it costs one beat, which has failed.
-    async fn guarded_pulse(&mut self) -> Result<()> {
-        let pulse = AssertUnwindSafe(self.pulse()).catch_unwind().await;
-        pulse.unwrap_or_else(|panic| {
-            let panic = panic_text(&*panic).to_owned();
-            self.stats.panicked(self.db.env(), HEARTBEAT, &panic);
-            let source = Arc::new(Ended::Panicked(panic));
-            Err(Error::Task { shard: None, attempts: 1, source })
-        })
-    }
-
     /// Beats, or joins again if the node has fallen out. Once the bus is gone it does neither.
     async fn pulse(&mut self) -> Result<()> {
-        if let Some(ended) = self.stats.health.ended() {
+        if let Some(ended) = self.shared.stats.health.ended() {
             return Err(ended.clone());
         }
         let beaten = self.beat_or_join().await;
         if let Err(gone @ Error::BusGone { .. }) = &beaten {
-            self.stats.health.end(gone.clone());
+            self.shared.stats.health.end(gone.clone());
             self.fall_out("its bus is gone");
         }
         beaten
@@ -198,9 +163,10 @@ impl Heartbeat {
 
     /// Beats, or joins again if the node has fallen out. Fails unless the node is a member afterwards.
     async fn beat_or_join(&mut self) -> Result<()> {
-        let env = self.db.env().clone();
-        if self.registration.borrow().is_some() {
-            let left = self.beaten.saturating_add(self.options.expiry).saturating_sub(env.now());
+        let shared = Arc::clone(&self.shared);
+        if shared.is_member() {
+            let env = shared.db.env();
+            let left = self.beaten.saturating_add(shared.options.expiry).saturating_sub(env.now());
             let beaten = tokio::select! {
                 biased;
                 () = env.sleep(left) => None,
@@ -214,11 +180,11 @@ impl Heartbeat {
         }
         match self.write().await? {
             // This has the level of the line about the fall, so that a log shows both lines or none.
-            Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
+            Claim::Joined => tracing::warn!(node = %shared.id, "node is a member again"),
             Claim::Taken { .. } => {
                 let reason = format!(
                     "the row of node {} is of another process: if it lives, give each its own id",
-                    self.id
+                    shared.id
                 );
                 return Err(Error::invalid("node id", reason));
             }
@@ -229,20 +195,21 @@ impl Heartbeat {
     /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another
     /// bus.
     async fn check_bus(&self, tx: &Transaction) -> Result<()> {
-        let Some(config) = self.config else { return Ok(()) };
-        let stored = tx.get(&self.keys.config(), Isolation::Snapshot).await?;
+        let Some(config) = self.shared.config else { return Ok(()) };
+        let stored = tx.get(&self.shared.keys.config(), Isolation::Snapshot).await?;
         config.check_stored(stored.as_deref())
     }
 
     /// Writes what has changed of the roles.
     fn publish(&self, tx: &Transaction, news: &[News]) {
-        members_changed(tx, &self.keys, news.iter().map(|news| &news.role));
-        for News { role, now, .. } in news {
+        let Shared { id, keys, .. } = &*self.shared;
+        members_changed(tx, keys, news.iter().map(|(role, _)| role));
+        for (role, now) in news {
             let Some((max, idle)) = now else {
-                clear_role(tx, &self.keys, self.id, role);
+                clear_role(tx, keys, *id, role);
                 continue;
             };
-            set_role(tx, &self.keys, self.id, role, *max);
+            set_role(tx, keys, *id, role, *max);
             if let Some(key) = idle {
                 tx.clear(key);
             }
@@ -251,113 +218,113 @@ impl Heartbeat {
 
     /// Changes the roles. Nobody waits for that.
     fn change_roles(&self, change: impl FnOnce(&mut Roles)) {
-        self.roles.send_if_modified(|roles| {
+        self.shared.roles.send_if_modified(|roles| {
             change(roles);
             false
         });
     }
 
-    /// Informs the workers that the node is no longer a member.
-    fn fall_out(&mut self, reason: &'static str) {
-        tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
-        self.stats.nodes_fallen_out.add(1);
-        self.registration.send_replace(None);
-        self.stats.health.set_membership(self.id.0, None);
+    /// The node is a member under this token; its workers and `ready` are informed.
+    fn register(&self, token: Registration) {
+        self.shared.registration.send_replace(token);
+        self.shared.stats.health.set_membership(self.shared.id.0, token);
     }
 
-    /// Writes the next beat, and at most [`ROLES_MAX`] roles that have changed, so that the others follow at once in the next beats. A member writes over its own row only. Another node joins: it writes under a new
-    /// token, unless another process may live under the id.
+    /// The node is no longer a member.
+    fn fall_out(&self, reason: &'static str) {
+        tracing::warn!(node = %self.shared.id, reason, "node has fallen out and gives everything up");
+        self.shared.stats.nodes_fallen_out.add(1);
+        self.register(None);
+    }
+
+    /// Writes the next beat, and at most [`ROLES_MAX`] roles that have changed; the others follow at once in the next
+    /// beats. A member writes over its own row only. Another node joins: it writes under a new token, unless another
+    /// process may live under the id. What a dead one has left there is removed first.
     pub async fn write(&mut self) -> Result<Claim> {
-        let (env, policy) = (self.db.env().clone(), self.policy());
-        let (before, began) = (self.row.token, env.now());
-        let is_member = self.registration.borrow().is_some();
+        let shared = Arc::clone(&self.shared);
+        let env = shared.db.env();
+        let (before, began, is_member) = (self.row.token, env.now(), shared.is_member());
         if !is_member {
             self.change_roles(Roles::forget_published);
         }
-        let news = self.roles.borrow().news(ROLES_MAX);
+        let news = shared.roles.borrow().news(ROLES_MAX);
         // The beat grows even if the commit fails here, because other nodes may have seen it.
         self.row.beat += 1;
         let mut row = self.row;
         if !is_member {
             // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
             // recognised.
-            row.token = *self.claiming.get_or_insert_with(|| draw(&env));
+            row.token = *self.claiming.get_or_insert_with(|| draw(env));
             row.started_ms = env.wall_ms();
         }
-        let written = OnceLock::new();
-        let result = self.db.run_with(&policy, async |tx| {
+        // No attempt begins once the next beat is due.
+        let policy = RetryPolicy { elapsed_max: Some(shared.options.heartbeat), ..RetryPolicy::default() };
+        let time = OnceLock::new();
+        let write = async |tx: Transaction| {
             self.check_bus(&tx).await?;
-            let key = self.keys.node(self.id);
-            let found = read(&tx, &key).await?;
-            let may_write = match &found {
-                None => !is_member,
-                Some(found) if is_member => found.token == row.token,
-                Some(found) => {
-                    [before, row.token, NodeRow::CONDEMNED].contains(&found.token)
-                        || self.strangers.age(&(), found, began) >= found.expiry()
+            let found = shared.row(&tx, Isolation::Serializable).await?;
+            match &found {
+                None if is_member => return Ok(Written::Nothing(None)),
+                Some(found) if is_member && found.token != row.token => {
+                    return Ok(Written::Nothing(Some(*found)));
                 }
-            };
-            if !may_write {
-                return Ok(Err(found));
+                // What it has stored itself stays: the node knows what has changed of it.
+                Some(found) if !is_member && ![before, row.token].contains(&found.token) => {
+                    let is_dead = self.strangers.age(&(), found, began) >= found.expiry();
+                    if found.token != NodeRow::CONDEMNED && !is_dead {
+                        return Ok(Written::Nothing(Some(*found)));
+                    }
+                    remove_page(&tx, &shared.keys, shared.id, found).await?;
+                    return Ok(Written::Page);
+                }
+                _ => {}
             }
-            tx.set(&key, &row.to_bytes());
-            let stored = if is_member { Vec::new() } else { stored_roles(&tx, &self.keys, self.id).await? };
+            tx.set(&shared.keys.node(shared.id), &row.to_bytes());
             self.publish(&tx, &news);
-            written.get_or_init(|| env.now());
-            Ok(Ok(stored))
-        });
-        match result.await? {
-            Ok(stored) => {
-                (self.row, self.claiming) = (row, None);
-                self.change_roles(|roles| {
-                    roles.were_published(&news);
-                    roles.found(stored);
-                });
-            }
-            Err(found) => {
-                let now = env.now();
-                let changed = found.is_some_and(|found| self.strangers.age(&(), &found, now).is_zero());
-                self.strangers.adopt(found.map(|found| ((), found)), now);
-                return Ok(Claim::Taken { changed });
+            time.get_or_init(|| env.now());
+            Ok(Written::Row)
+        };
+        loop {
+            match shared.db.run_with(&policy, &write).await? {
+                Written::Page => {}
+                Written::Row => break,
+                Written::Nothing(found) => {
+                    let now = env.now();
+                    let changed = found.is_some_and(|found| self.strangers.age(&(), &found, now).is_zero());
+                    self.strangers.adopt(found.map(|found| ((), found)), now);
+                    return Ok(Claim::Taken { changed });
+                }
             }
         }
-        self.beaten = written.into_inner().expect("the row was written");
+        (self.row, self.claiming) = (row, None);
+        self.change_roles(|roles| roles.were_published(&news));
+        self.beaten = time.into_inner().expect("the row was written");
         if !is_member {
-            self.registration.send_replace(Some(row.token));
-            self.stats.health.set_membership(self.id.0, Some(row.token));
+            self.register(Some(row.token));
         }
         Ok(Claim::Joined)
     }
 
     /// Removes the row and the roles, if they are those of this process.
     async fn leave(&mut self) -> Result<()> {
-        self.registration.send_replace(None);
-        if self.stats.health.ended().is_some() {
+        let Shared { id, db, keys, stats, registration, .. } = &*self.shared;
+        registration.send_replace(None);
+        if stats.health.ended().is_some() {
             return Ok(());
         }
-        let key = self.keys.node(self.id);
-        let leave_page = async |tx: Transaction| match read(&tx, &key).await? {
-            Some(found) if found.token == self.row.token => clear_page(&tx, &self.keys, self.id).await,
+        let leave_page = async |tx: Transaction| match self.shared.row(&tx, Isolation::Serializable).await? {
+            Some(found) if [self.row.token, NodeRow::CONDEMNED].contains(&found.token) => {
+                remove_page(&tx, keys, *id, &found).await
+            }
             _ => Ok(true),
         };
-        while !self.db.run(leave_page).await? {}
+        while !db.run(leave_page).await? {}
         Ok(())
-    }
-
-    /// A policy under which no attempt at a beat begins once the next beat is due.
-    fn policy(&self) -> RetryPolicy {
-        RetryPolicy { elapsed_max: Some(self.options.heartbeat), ..RetryPolicy::default() }
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        self.stats.health.left(self.id.0);
+        self.shared.stats.health.left(self.shared.id.0);
     }
-}
-
-/// The row at `key`, read serializably.
-async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<NodeRow>> {
-    let value = tx.get(key, Isolation::Serializable).await?;
-    value.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(key))).transpose()
 }

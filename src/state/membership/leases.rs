@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
-use super::roles::changed;
 use crate::{
     base::error::{Error, Result},
     state::keys::{Keys, Lease, Owner},
-    store::{Database, Isolation, Transaction},
+    store::{Isolation, Transaction},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,35 +49,6 @@ impl Held {
     }
 }
 
-/// How many leases one transaction releases.
-const RELEASES_MAX: usize = 1_000;
-
-/// Releases those of `leases` that are still held. Their epochs stay.
-pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Result<()> {
-    for leases in leases.chunks(RELEASES_MAX) {
-        db.run(async |tx| {
-            let mut is_any_held = false;
-            let checks = join_all(leases.iter().map(|lease| lease.check(&tx))).await;
-            for (lease, checked) in leases.iter().zip(checks) {
-                match checked {
-                    Ok(()) => {
-                        tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes());
-                        is_any_held = true;
-                    }
-                    Err(Error::LeaseLost { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            if let Some(lease) = leases.first().filter(|_| is_any_held) {
-                changed(&tx, keys, &lease.pool);
-            }
-            Ok(())
-        })
-        .await?;
-    }
-    Ok(())
-}
-
 /// Asks work to end at the next good moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(watch::Receiver<bool>);
@@ -110,17 +80,13 @@ impl Stop {
 /// The work on the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
     /// The resources, each once. Read by snapshot in the transaction of a round; each change of them calls
-    /// [`changed`]. If a resource disappears, its work is dropped and its lease is removed. So the same resource must
-    /// never appear again, or its work must be safe with only the owner as its fence.
+    /// [`changed`](super::changed). If a resource disappears, its work is dropped and its lease is removed. So the same resource must
+    /// never appear again, or its work must be safe with only the owner as its fence. With [`Error::NoConsumer`] the pool is no longer that
+    /// of this work: the worker ends, so that others own what it would.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
     /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
-    fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);
-
-    /// Whether the node may own none of the resources any more, as [`Work::resources`] has found.
-    fn is_over(&self) -> bool {
-        false
-    }
+    fn acquired(&self, _tx: &Transaction, _resource: u64, _epoch: u64) {}
 
     /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is
     /// given, once it has saved its progress, so that another node can go on. It is dropped if that takes too long,
@@ -129,51 +95,4 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// Any other end, even a panic, is reported, and the resource is taken again with the next epoch, after a pause
     /// that doubles with each failure.
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::state::keys::NodeId;
-
-    /// Takes the lease of a resource from any holder.
-    async fn acquire(db: &Database, epoch: u64) -> Held {
-        let keys = Keys::new(b"p").unwrap();
-        let owner = Owner { node: NodeId([1; 16]), token: [epoch as u8; 16] };
-        let held = Held::new(&keys, &"work".into(), 1, epoch, owner);
-        db.run(async |tx| {
-            tx.set(&held.key, &Lease { epoch, owner: Some(owner) }.to_bytes());
-            Ok(())
-        })
-        .await
-        .unwrap();
-        held
-    }
-
-    #[tokio::test]
-    async fn only_the_newest_acquisition_holds_it_and_can_give_it_back() {
-        let db = Database::memory();
-        let first = acquire(&db, 1).await;
-        let second = acquire(&db, 2).await;
-        let lost = db.run(async |tx| first.check(&tx).await).await.unwrap_err();
-        assert!(matches!(lost, Error::LeaseLost { held: 1, found: 2, .. }), "{lost}");
-        assert!(lost.to_string().contains("work 1"), "{lost}");
-
-        let keys = Keys::new(b"p").unwrap();
-        release(&db, &keys, std::slice::from_ref(&first)).await.unwrap();
-        db.run(async |tx| second.check(&tx).await).await.unwrap();
-        release(&db, &keys, &[first, second.clone()]).await.unwrap();
-        let stored = db.begin().get(&second.key, Isolation::Snapshot).await.unwrap().unwrap();
-        let released = Lease { epoch: 2, owner: None };
-        assert_eq!(Lease::from_bytes(&stored).unwrap(), released, "a released lease keeps its epoch");
-    }
-
-    #[tokio::test]
-    async fn a_stop_whose_sender_is_gone_is_given() {
-        let (sender, mut stop) = Stop::new();
-        assert!(!stop.is_requested());
-        drop(sender);
-        assert!(stop.is_requested() && !stop.was_given());
-        stop.requested().await;
-    }
 }

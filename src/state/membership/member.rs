@@ -1,28 +1,19 @@
 //! [`Member`]: a node in its own process, with its heartbeat and its watch over others.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     task::JoinSet,
 };
 
 use super::{
-    NodeOptions, Pool,
+    NodeOptions,
     entered::{Entered, Roles},
-    heartbeat::{Claim, Command, Heartbeat, Registration, SharedRoles},
-    leases::Stop,
-    neighbours::{Interests, NeighbourWatch},
-    roles::Versions,
+    heartbeat::{Claim, Heartbeat},
+    neighbours::NeighbourWatch,
+    shared::{Command, RoleGuard, Shared},
 };
 use crate::{
     base::{
@@ -51,69 +42,6 @@ pub(crate) struct Member {
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// What the handles on a node share with its workers.
-pub(super) struct Shared {
-    pub id: NodeId,
-    pub db: Database,
-    pub keys: Keys,
-    pub stats: Arc<Stats>,
-    roles: SharedRoles,
-    commands: mpsc::Sender<Command>,
-    /// The node's membership. Once the heartbeat has ended there is no sender.
-    pub registration: watch::Receiver<Registration>,
-    /// Whether its workers should end.
-    pub stop: watch::Sender<bool>,
-    /// The pools of its workers, and how often each worker polls.
-    interests: watch::Sender<Interests>,
-    next_worker: AtomicU64,
-    /// The last versions that were read.
-    pub versions: watch::Receiver<Option<Arc<Versions>>>,
-}
-
-/// A role of a node, until it is dropped. Others are informed at once.
-#[derive(Debug)]
-pub(crate) struct RoleGuard {
-    roles: SharedRoles,
-    role: Role,
-    /// To the heartbeat, if it lives.
-    commands: mpsc::WeakSender<Command>,
-}
-
-impl Drop for RoleGuard {
-    fn drop(&mut self) {
-        self.roles.send_modify(|roles| roles.leave(&self.role));
-        if let Some(commands) = self.commands.upgrade() {
-            // If the queue is full, the heartbeat publishes soon anyway.
-            let _ = commands.try_send(Command::Publish(oneshot::channel().0));
-        }
-    }
-}
-
-/// A worker of a node, until it is dropped.
-pub(super) struct WorkerGuard {
-    /// The pools of all workers of the node.
-    interests: watch::Sender<Interests>,
-    number: u64,
-}
-
-impl WorkerGuard {
-    /// Makes the worker poll once per `interval` from now on.
-    pub fn set_interval(&self, interval: Duration) {
-        self.interests.send_if_modified(|interests| {
-            let (_, known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
-            let is_new = *known != interval;
-            *known = interval;
-            is_new
-        });
-    }
-}
-
-impl Drop for WorkerGuard {
-    fn drop(&mut self) {
-        self.interests.send_modify(|interests| drop(interests.remove(&self.number)));
-    }
-}
-
 impl Member {
     /// Joins the nodes of the bus, whose configuration must stay `config`. Fails with [`Error::Invalid`] if another
     /// process lives under the same id. If a process has died under it, waits until that is certain.
@@ -121,44 +49,41 @@ impl Member {
         db: &Database,
         keys: &Keys,
         config: Option<Config>,
-        reports @ (stats, _): (&Arc<Stats>, &Arc<Polls>),
+        (stats, polls): (&Arc<Stats>, &Arc<Polls>),
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
         options.check()?;
-        let id = options.id.unwrap_or_else(|| NodeId::random(db.env()));
-        let roles = SharedRoles::new(Roles::default());
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
-        let (registration, observed) = watch::channel(None);
-        let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, registration);
+        let shared = Arc::new(Shared {
+            id: options.id.unwrap_or_else(|| NodeId::random(db.env())),
+            db: db.clone(),
+            keys: keys.clone(),
+            config,
+            options,
+            stats: Arc::clone(stats),
+            polls: Arc::clone(polls),
+            roles: watch::Sender::new(Roles::default()),
+            commands,
+            registration: watch::Sender::new(None),
+            stop: watch::Sender::new(false),
+            versions: watch::Sender::default(),
+        });
+        let mut heartbeat = Heartbeat::new(&shared);
         let mut known = false;
         while let Claim::Taken { changed } = heartbeat.write().await? {
             if known && changed {
+                let id = shared.id;
                 return Err(Error::invalid(
                     "node id",
                     format!("another process lives as node {id}: give each its own, or have one drawn"),
                 ));
             }
             known = true;
-            db.env().sleep(options.pace()).await;
+            db.env().sleep(shared.options.pace()).await;
         }
         let mut tasks = JoinSet::new();
         tasks.spawn(heartbeat.run(received));
-        let (interests, (seen, versions)) = (watch::Sender::new(BTreeMap::new()), watch::channel(None));
-        let watch = NeighbourWatch::new((db, keys), reports, id, options.pace(), observed.clone());
-        tasks.spawn(watch.run(interests.subscribe(), seen));
-        let shared = Arc::new(Shared {
-            id,
-            db: db.clone(),
-            keys: keys.clone(),
-            stats: Arc::clone(stats),
-            roles,
-            commands,
-            registration: observed,
-            stop: watch::Sender::new(false),
-            interests,
-            next_worker: AtomicU64::new(0),
-            versions,
-        });
+        tasks.spawn(NeighbourWatch::new(&shared).run());
         Ok(Arc::new(Self { shared, tasks: Mutex::new(tasks) }))
     }
 
@@ -176,14 +101,15 @@ impl Member {
 
     /// [`Shared::enter`] without a limit or a worker.
     pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
-        self.shared.enter(role, Entered { max: u32::MAX, stop: None, idle: None }).await
+        self.shared.enter(role, Entered { max: u32::MAX, idle: None, worker: None }).await
     }
 
     /// Ends the workers of the node, which release what they hold, and removes its row.
     pub async fn leave(&self) -> Result<()> {
         self.shared.stop.send_replace(true);
-        let mut workers = self.shared.interests.subscribe();
-        workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in what is shared");
+        let mut roles = self.shared.roles.subscribe();
+        let left = roles.wait_for(|roles| roles.workers().next().is_none()).await;
+        drop(left.expect("the sender is in what is shared"));
         let left = in_time(
             self.shared.db.env(),
             "leaving the nodes of the bus",
@@ -202,62 +128,8 @@ impl Member {
     }
 }
 
-impl Shared {
-    /// Publishes `role`, so that others see it when this returns. If the node has the role already, waits for the end of an ending worker,
-    /// and else fails with [`Error::Invalid`].
-    pub async fn enter(&self, role: Role, entered: Entered) -> Result<RoleGuard> {
-        let is_ending = |before: &Entered| before.stop.as_ref().is_some_and(Stop::is_requested);
-        let mut roles = self.roles.subscribe();
-        let ended = roles.wait_for(|roles| !roles.get(&role).is_some_and(is_ending)).await;
-        drop(ended.expect("the sender is here"));
-        let is_free = self.roles.send_if_modified(|roles| roles.enter(&role, entered));
-        if !is_free {
-            let reason = format!("node {} is {role} already: start it on another node", self.id);
-            return Err(Error::invalid("role", reason));
-        }
-        let guard = RoleGuard { roles: self.roles.clone(), role, commands: self.commands.downgrade() };
-        self.publish().await?;
-        Ok(guard)
-    }
-
-    /// Publishes that the node may own `max` resources by `role`. With less than before, others take them as soon as
-    /// they are released.
-    pub async fn own_at_most(&self, role: &RoleGuard, max: u32) -> Result<()> {
-        let is_news = self.roles.send_if_modified(|roles| roles.set_max(&role.role, max));
-        if is_news { self.publish().await } else { Ok(()) }
-    }
-
-    /// Publishes the present roles.
-    pub async fn publish(&self) -> Result<()> {
-        self.command(Command::Publish).await
-    }
-
-    /// Sends a command to the heartbeat and waits for its result. A heartbeat that has ended does nothing.
-    async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
-        let (reply, done) = oneshot::channel();
-        if self.commands.send(command(reply)).await.is_err() {
-            return Err(has_left());
-        }
-        done.await.unwrap_or_else(|_| Err(has_left()))
-    }
-
-    /// Adds a worker that polls changes of `pool` once per `interval`.
-    pub fn add_worker(&self, pool: &Pool, interval: Duration) -> WorkerGuard {
-        let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
-        self.interests.send_modify(|interests| {
-            interests.insert(number, (Arc::clone(&pool.name), interval));
-        });
-        WorkerGuard { interests: self.interests.clone(), number }
-    }
-}
-
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Member").field(&self.id()).finish()
     }
-}
-
-/// The error of calls on a node that has left.
-pub(super) fn has_left() -> Error {
-    Error::invalid("node", "it has been shut down: join with another one")
 }

@@ -50,20 +50,23 @@ mod neighbours;
 mod options;
 mod plan;
 mod roles;
-mod round;
+mod shared;
 mod silence;
 mod status;
 mod worker;
 
+#[cfg(feature = "test-util")]
+pub(crate) use assignment::assign;
 #[cfg(feature = "http")]
 pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
-pub(crate) use member::{Member, RoleGuard};
+pub(crate) use member::Member;
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
 #[cfg(feature = "http")]
 pub(crate) use roles::member_rows;
 pub(crate) use roles::{changed, members};
+pub(crate) use shared::RoleGuard;
 pub(crate) use silence::Silence;
 pub use status::NodeStatus;
 pub(crate) use status::statuses;

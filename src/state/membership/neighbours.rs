@@ -3,26 +3,20 @@
 //! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not
 //! grow with the number of nodes, and several nodes watch each node. A node whose row has not changed for as long as
 //! the row allows, by the observer's clock, is dead; the observer removes its roles, a page in a transaction, and its
-//! row last. After a removal the observer watches all nodes until an expiry has passed without another one. So when
-//! many die at once, the last is found about as soon as the first, even by the only survivor.
+//! row last. After a removal the observer watches eight times as many as it has removed, besides, until an expiry has
+//! passed without another one. So when many die at once, the last is found about as soon as the first, also behind a
+//! row of dead ones; and what all survivors read together grows with the dead, not with the square of the nodes.
 //!
 //! In the same transaction it reads whether pools have changed, for the workers of the node.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use futures_util::{FutureExt, future::join_all};
-use tokio::sync::watch;
+use futures_util::{FutureExt, StreamExt, stream};
 
 use super::{
-    heartbeat::Registration,
     last_seen::LastSeen,
-    roles::{Versions, clear_page, node_rows},
+    roles::{Versions, node_rows, remove_page},
+    shared::Shared,
 };
 use crate::{
     base::{
@@ -31,16 +25,15 @@ use crate::{
     },
     state::{
         keys::{Keys, NodeId, NodeRow},
-        polls::{self, Poll, Polls},
-        stats::Stats,
+        polls::{self, Poll},
     },
-    store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
+    store::{Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
 };
 
 /// The name of the watch in reports of trouble.
 const WATCH: &str = "watch over other nodes";
 
-/// How many nodes each one watches.
+/// How many nodes each one watches, unless it has just removed some.
 const NEIGHBOURS: usize = 8;
 
 /// The most nodes that are removed at once, each in transactions of its own.
@@ -49,84 +42,58 @@ const REMOVALS_MAX: usize = 10;
 /// How much shorter than its pace the least pause of the watch is.
 const HASTE: u32 = 32;
 
-/// The pools of the workers of a node, by the workers' numbers, and how often each polls.
-pub(super) type Interests = BTreeMap<u64, (Arc<str>, Duration)>;
-
 /// The watch of a node over others.
 pub(super) struct NeighbourWatch {
-    db: Database,
-    keys: Keys,
-    stats: Arc<Stats>,
-    polls: Arc<Polls>,
-    me: NodeId,
+    shared: Arc<Shared>,
     /// How often it polls, unless a worker wants it more often.
     pace: Duration,
-    /// The node's membership: a node that has fallen out removes no others.
-    registration: watch::Receiver<Registration>,
     /// Since when the rows of the watched nodes have not changed.
     seen: LastSeen<NodeId, NodeRow>,
-    /// Until when it watches all nodes.
-    all_until: Duration,
+    /// How many nodes it watches, and until when it watches more than [`NEIGHBOURS`].
+    width: usize,
+    wide_until: Duration,
     /// The last pause.
     pause: Duration,
-    /// The last versions that were read.
-    versions: Arc<Versions>,
 }
 
 impl NeighbourWatch {
-    pub fn new(
-        (db, keys): (&Database, &Keys),
-        (stats, polls): (&Arc<Stats>, &Arc<Polls>),
-        me: NodeId,
-        pace: Duration,
-        registration: watch::Receiver<Registration>,
-    ) -> Self {
+    pub fn new(shared: &Arc<Shared>) -> Self {
+        let pace = shared.options.pace();
         Self {
-            db: db.clone(),
-            keys: keys.clone(),
-            stats: Arc::clone(stats),
-            polls: Arc::clone(polls),
-            me,
+            shared: Arc::clone(shared),
             pace,
-            registration,
             seen: LastSeen::default(),
-            all_until: Duration::ZERO,
+            width: NEIGHBOURS,
+            wide_until: Duration::ZERO,
             pause: pace,
-            versions: Arc::default(),
         }
     }
 
     fn env(&self) -> &Env {
-        self.db.env()
+        self.shared.db.env()
     }
 
     /// Watches until the node ends, or the bus is gone, and publishes the versions to its workers.
-    pub async fn run(
-        mut self,
-        mut interests: watch::Receiver<Interests>,
-        seen: watch::Sender<Option<Arc<Versions>>>,
-    ) {
-        let env = self.env().clone();
+    pub async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let (env, health, mut roles) = (self.env().clone(), &shared.stats.health, shared.roles.subscribe());
         let mut polled = env.now();
         let mut due = polled.saturating_add(self.pace);
         loop {
-            let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
+            let wanted = roles.borrow_and_update().workers().map(|worker| worker.interval).min();
             let pace = wanted.map_or(self.pace, |wanted| wanted.min(self.pace));
             due = due.min(polled.saturating_add(pace));
             let poll = tokio::select! {
                 biased;
-                changed = interests.changed() => match changed {
-                    Ok(()) => continue,
-                    Err(_) => return,
-                },
-                poll = self.polls.due(due.saturating_sub(env.now())) => poll,
+                Ok(()) = roles.changed() => continue,
+                poll = shared.polls.due(due.saturating_sub(env.now())) => poll,
             };
-            if self.stats.health.ended().is_some() {
+            if health.ended().is_some() {
                 // The rows that are there now belong to another bus.
                 return;
             }
-            let pools: BTreeSet<_> = interests.borrow().values().map(|(pool, _)| Arc::clone(pool)).collect();
-            let result = AssertUnwindSafe(self.poll(poll, pools, &seen)).catch_unwind().await;
+            let slots = roles.borrow().workers().map(|worker| worker.slot).collect();
+            let result = AssertUnwindSafe(self.poll(poll, slots)).catch_unwind().await;
             polled = env.now();
             due = polled.saturating_add(self.pace);
             match result {
@@ -134,33 +101,28 @@ impl NeighbourWatch {
                 Ok(Ok(true)) => due = polled,
                 Ok(Ok(false)) => due = due.min(self.next_expiry(polled)),
                 // What is due already would be due again at once, for as long as the poll fails.
-                Ok(Err(error)) => self.stats.health.complain(&env, WATCH, &error),
-                Err(panic) => self.stats.panicked(&env, WATCH, panic_text(&*panic)),
+                Ok(Err(error)) => health.complain(&env, WATCH, &error),
+                Err(panic) => shared.stats.panicked(&env, WATCH, panic_text(&*panic)),
             }
             self.pause = due.saturating_sub(polled);
         }
     }
 
-    /// Polls once, publishes the versions of `pools`, and removes dead nodes. Returns whether there were any.
-    async fn poll(
-        &mut self,
-        poll: Poll,
-        pools: BTreeSet<Arc<str>>,
-        seen: &watch::Sender<Option<Arc<Versions>>>,
-    ) -> Result<bool> {
-        let began = poll.at;
-        let watches_all = began < self.all_until;
-        let read = async |tx: Transaction| {
-            let nodes = async { if watches_all { self.all(&tx).await } else { self.neighbours(&tx).await } };
-            tokio::try_join!(nodes, Versions::read(&tx, &self.keys, pools.clone(), &self.versions))
-        };
-        let (nodes, versions) = polls::read(Some(poll), &self.db, read).await?;
-        if versions != *self.versions {
-            self.versions = Arc::new(versions);
+    /// Polls once, publishes the versions of the pools in `slots`, and removes dead nodes. Returns whether there were any.
+    async fn poll(&mut self, poll: Poll, slots: BTreeSet<u16>) -> Result<bool> {
+        let (began, shared) = (poll.at, Arc::clone(&self.shared));
+        if began >= self.wide_until {
+            self.width = NEIGHBOURS;
         }
+        let before = Arc::clone(&*shared.versions.borrow());
+        let read = async |tx: Transaction| {
+            tokio::try_join!(self.neighbours(&tx), Versions::read(&tx, &shared.keys, &slots, &before))
+        };
+        let (nodes, versions) = polls::read(Some(poll), &shared.db, read).await?;
         // The versions are published first, because removals may fail again and again.
-        seen.send_replace(Some(Arc::clone(&self.versions)));
-        if self.registration.borrow().is_none() {
+        shared.versions.send_replace(if versions == *before { before } else { Arc::new(versions) });
+        if !shared.is_member() {
+            // A node that has fallen out removes no others.
             self.seen = LastSeen::default();
             return Ok(false);
         }
@@ -172,10 +134,11 @@ impl NeighbourWatch {
         let dead: Vec<_> = nodes.iter().filter(is_dead).copied().collect();
         self.seen.adopt(nodes, now);
         let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() else { return Ok(false) };
-        let removed = self.remove_all(&dead).await;
+        self.width = self.width.max(NEIGHBOURS * (1 + dead.len()));
+        let removed = self.remove_all(dead).await;
         let now = self.env().now();
         // A node seen for the first time can expire an expiry from now, and must be read once more then.
-        self.all_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
+        self.wide_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         removed?;
         // However long the removals took, the store has answered meanwhile.
         self.seen.keep(now);
@@ -184,36 +147,24 @@ impl NeighbourWatch {
 
     /// The next nodes in the ring, read by snapshot.
     async fn neighbours(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
-        let (all, mine) = (self.keys.nodes(), self.keys.node(self.me));
-        if self.seen.iter().count() < NEIGHBOURS {
+        let (keys, me, width) = (&self.shared.keys, self.shared.id, self.width);
+        let rows = async |range: KeyRange, limit| {
+            let range = RangeRead::new(range).limit(limit);
+            node_rows(keys, &tx.get_range(&range, Isolation::Snapshot).await?.rows)
+        };
+        let (all, mine) = (keys.nodes(), keys.node(me));
+        if self.seen.iter().count() < width {
             // While there are few nodes, as at the last poll, one read returns all of them.
-            let rows = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
-            if rows.len() <= NEIGHBOURS + 1 {
-                let mut nodes = node_rows(&self.keys, &rows)?;
-                nodes.retain(|(node, _)| *node != self.me);
+            let mut nodes = rows(all.clone(), width + 2).await?;
+            if nodes.len() <= width + 1 {
+                nodes.retain(|(node, _)| *node != me);
                 return Ok(nodes);
             }
         }
-        let after = KeyRange { begin: key_after(&mine), end: all.end };
-        let mut rows = self.rows(tx, after, NEIGHBOURS).await?;
-        if rows.len() < NEIGHBOURS {
-            let before = KeyRange { begin: all.begin, end: mine.into() };
-            let more = self.rows(tx, before, NEIGHBOURS - rows.len()).await?;
-            rows.extend(more);
+        let mut nodes = rows(KeyRange { begin: key_after(&mine), end: all.end }, width).await?;
+        if nodes.len() < width {
+            nodes.extend(rows(KeyRange { begin: all.begin, end: mine.into() }, width - nodes.len()).await?);
         }
-        node_rows(&self.keys, &rows)
-    }
-
-    /// Up to `limit` rows of nodes in `range`.
-    async fn rows(&self, tx: &Transaction, range: KeyRange, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
-        Ok(tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?.rows)
-    }
-
-    /// All other nodes, read by snapshot.
-    async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
-        let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
-        let mut nodes = node_rows(&self.keys, &rows)?;
-        nodes.retain(|(node, _)| *node != self.me);
         Ok(nodes)
     }
 
@@ -223,40 +174,35 @@ impl NeighbourWatch {
         dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
     }
 
-    /// Removes a page of each of `dead`, until it is time for the next poll: it finds the rest. If some cannot be removed, the others
-    /// are removed nevertheless.
-    async fn remove_all(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
-        let end = self.env().now().saturating_add(self.pace / 2);
-        let mut removed = Ok(());
-        for some in dead.chunks(REMOVALS_MAX) {
-            let left = end.saturating_sub(self.env().now());
-            if left.is_zero() {
-                break;
-            }
-            let pages = join_all(some.iter().map(|(node, row)| self.remove(*node, row, left))).await;
-            removed = pages.into_iter().fold(removed, Result::and);
-        }
-        removed
+    /// Removes a page of each of `dead`, until it is time for the next poll, which finds the rest. It begins with another one each time,
+    /// so that however many cannot be removed, the others are.
+    async fn remove_all(&self, mut dead: Vec<(NodeId, NodeRow)>) -> Result<()> {
+        let env = self.env();
+        let end = env.now().saturating_add(self.pace / 2);
+        let first = env.random() % dead.len() as u64;
+        dead.rotate_left(first as usize);
+        let removals = dead.into_iter().map(|(node, row)| async move {
+            let left = end.saturating_sub(env.now());
+            if left.is_zero() { Ok(()) } else { self.remove(node, &row, left).await }
+        });
+        stream::iter(removals)
+            .buffer_unordered(REMOVALS_MAX)
+            .fold(Ok(()), async |all, one| Result::and(all, one))
+            .await
     }
 
     /// Removes a page of the roles of `node`, and its row with the last one, if `seen` is still its row. Its resources are free from then
-    /// on. A row that stays is condemned: its roles are no longer complete, so nobody may take the node for living. Begins no attempt
-    /// after `limit`.
+    /// on. Begins no attempt after `limit`.
     async fn remove(&self, node: NodeId, seen: &NodeRow, limit: Duration) -> Result<()> {
-        let key = self.keys.node(node);
-        let policy = RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() };
+        let Shared { db, keys, .. } = &*self.shared;
+        let (key, policy) =
+            (keys.node(node), RetryPolicy { elapsed_max: Some(limit), ..RetryPolicy::default() });
         let remove_page = async |tx: Transaction| {
             let row = tx.get(&key, Isolation::Serializable).await?;
-            if row.is_none_or(|row| row[..] != seen.to_bytes()[..]) {
-                return Ok(false);
-            }
-            let is_last = clear_page(&tx, &self.keys, node).await?;
-            if !is_last {
-                tx.set(&key, &NodeRow { token: NodeRow::CONDEMNED, ..*seen }.to_bytes());
-            }
-            Ok(is_last)
+            let is_seen = row.is_some_and(|row| row[..] == seen.to_bytes()[..]);
+            Ok(is_seen && remove_page(&tx, keys, node, seen).await?)
         };
-        if self.db.run_with(&policy, remove_page).await? {
+        if db.run_with(&policy, remove_page).await? {
             tracing::warn!(%node, "removed a dead node");
         }
         Ok(())

@@ -6,17 +6,14 @@
 //! Every change of a pool, of its members, leases or resources, moves the version of the pool and a common version. A node reads the
 //! common one only, until it moves; and whatever its number of workers, one task reads.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use crate::{
     base::error::{Error, Result},
-    state::keys::{Keys, NodeId, NodeRow, Role, role_max, role_of_pool, stamp_operand},
+    state::keys::{Keys, NodeId, NodeRow, Role, role_max, role_of_pool, slot_of_pool, stamp_operand},
     store::{AtomicOp, Isolation, RangeRead, Transaction},
 };
 
@@ -33,28 +30,25 @@ pub(super) fn clear_role(tx: &Transaction, keys: &Keys, node: NodeId, role: &Rol
     keys.role(node, role).iter().for_each(|key| tx.clear(key));
 }
 
-/// The role in the key of a row by node.
-fn role_at(keys: &Keys, key: &[u8]) -> Result<Role> {
-    Ok(keys.role_of_node(key).map_err(|error| error.at(key))?.1)
-}
-
-/// The stored roles of `node`.
-pub(super) async fn stored_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<Vec<Role>> {
-    let rows = tx.all_rows(keys.roles_of(node), Isolation::Serializable).await?;
-    rows.iter().map(|(key, _)| role_at(keys, key)).collect()
-}
-
-/// Removes a page of the roles of `node`, and its row with the last page. Returns whether it was the last. `tx` has the row in its
-/// conflict set.
-pub(super) async fn clear_page(tx: &Transaction, keys: &Keys, node: NodeId) -> Result<bool> {
+/// Removes a page of the roles of `node`, and its row `found` with the last one. Returns whether it was the last. A row that stays is
+/// condemned: its roles are no longer complete, so nobody may take the node for living. `tx` has the row in its conflict set.
+pub(super) async fn remove_page(
+    tx: &Transaction,
+    keys: &Keys,
+    node: NodeId,
+    found: &NodeRow,
+) -> Result<bool> {
     let page = RangeRead::new(keys.roles_of(node)).limit(ROLES_MAX);
     let page = tx.get_range(&page, Isolation::Serializable).await?;
-    let roles = page.rows.iter().map(|(key, _)| role_at(keys, key)).collect::<Result<Vec<_>>>()?;
+    let roles = page.rows.iter().map(|(key, _)| Ok(keys.role_of_node(key).map_err(|error| error.at(key))?.1));
+    let roles = roles.collect::<Result<Vec<_>>>()?;
     for role in &roles {
         clear_role(tx, keys, node, role);
     }
     members_changed(tx, keys, &roles);
-    if !page.more {
+    if page.more {
+        tx.set(&keys.node(node), &NodeRow { token: NodeRow::CONDEMNED, ..*found }.to_bytes());
+    } else {
         tx.clear(&keys.node(node));
     }
     Ok(!page.more)
@@ -95,6 +89,9 @@ pub(crate) async fn member_rows(
     Ok(try_join_all(rows).await?.into_iter().flatten().collect())
 }
 
+/// The most versions of pools that are read one by one; more are read in one range, of all there are.
+const GETS_MAX: usize = 64;
+
 /// The time of the last change; `None` for never.
 pub(super) type Version = Option<Bytes>;
 
@@ -103,29 +100,37 @@ pub(super) type Version = Option<Bytes>;
 pub(super) struct Versions {
     /// Of any pool.
     common: Version,
-    /// Of each pool that the node works on.
-    pub of_pool: BTreeMap<Arc<str>, Version>,
+    /// Of the pools that the node works on, by slot.
+    pub of_slot: BTreeMap<u16, Version>,
 }
 
 impl Versions {
-    /// Reads them by snapshot: those of pools in `before` only if any pool has changed since.
-    pub async fn read(
-        tx: &Transaction,
-        keys: &Keys,
-        pools: BTreeSet<Arc<str>>,
-        before: &Self,
-    ) -> Result<Self> {
+    /// Reads them by snapshot: those in `before` only if any pool has changed since. What it reads has a bound, whatever the number of
+    /// pools.
+    pub async fn read(tx: &Transaction, keys: &Keys, slots: &BTreeSet<u16>, before: &Self) -> Result<Self> {
         let common = tx.get(&keys.common_version(), Isolation::Snapshot).await?;
-        let known = if common == before.common { &before.of_pool } else { &BTreeMap::new() };
-        let read = pools.into_iter().map(|pool| async move {
-            let version = match known.get(&pool) {
-                Some(version) => version.clone(),
-                None => tx.get(&keys.role_version(&role_of_pool(&pool)), Isolation::Snapshot).await?,
-            };
-            Ok::<_, Error>((pool, version))
-        });
-        let of_pool = try_join_all(read).await?.into_iter().collect();
-        Ok(Self { common, of_pool })
+        let known = if common == before.common { &before.of_slot } else { &BTreeMap::new() };
+        let (mut of_slot, mut missing) = (BTreeMap::new(), Vec::new());
+        for &slot in slots {
+            match known.get(&slot) {
+                Some(version) => drop(of_slot.insert(slot, version.clone())),
+                None => missing.push(slot),
+            }
+        }
+        if missing.len() > GETS_MAX {
+            of_slot.extend(missing.into_iter().map(|slot| (slot, None)));
+            for (key, version) in tx.all_rows(keys.pool_versions(), Isolation::Snapshot).await? {
+                if let Some(known) = of_slot.get_mut(&keys.slot_of(&key).map_err(|error| error.at(&key))?) {
+                    *known = Some(version);
+                }
+            }
+        } else {
+            let gets = missing.into_iter().map(|slot| async move {
+                Ok::<_, Error>((slot, tx.get(&keys.pool_version(slot), Isolation::Snapshot).await?))
+            });
+            of_slot.extend(try_join_all(gets).await?);
+        }
+        Ok(Self { common, of_slot })
     }
 }
 
@@ -136,7 +141,8 @@ pub(crate) fn changed(tx: &Transaction, keys: &Keys, pool: &str) {
 
 /// Makes `tx` move the versions because it changes which nodes have these `roles`, or what they may own by them.
 pub(super) fn members_changed<'a>(tx: &Transaction, keys: &Keys, roles: impl IntoIterator<Item = &'a Role>) {
-    let mut moved: BTreeSet<_> = roles.into_iter().map(|role| keys.role_version(role)).collect();
+    let mut moved: BTreeSet<_> =
+        roles.into_iter().map(|role| keys.pool_version(slot_of_pool(role))).collect();
     if !moved.is_empty() {
         moved.insert(keys.common_version());
     }

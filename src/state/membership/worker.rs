@@ -4,7 +4,12 @@
 //! In between it supervises the work, which runs in a task per resource. If the worker's task panics, its work ends
 //! and begins again.
 
-use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -14,36 +19,30 @@ use tokio::{
 
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
-    entered::Entered,
-    heartbeat::Registration,
-    leases::release,
-    member::{Member, RoleGuard, Shared, WorkerGuard, has_left},
-    plan::OwnState,
-    roles::{Version, Versions, changed},
-    round::{Round, RoundOutcome},
+    entered::{Entered, EnteredWorker},
+    heartbeat::draw,
+    last_seen::LastSeen,
+    member::Member,
+    plan::{RoundPlan, View},
+    roles::{Version, Versions, changed, members},
+    shared::{Registration, RoleGuard, Shared, has_left},
 };
 use crate::{
     base::{
+        backoff::{Backoff, FAILURE_PAUSE, Failures},
         env::Env,
         error::{Error, Result, panic_text},
         tasks::in_time,
     },
-    state::keys::{Lease, NodeRow, role_of_pool},
-    store::{Isolation, KeyRange, RetryPolicy},
+    state::keys::{Lease, Owner, role_of_pool, slot_of_pool},
+    store::{Isolation, KeyRange, Transaction},
 };
 
 /// How much more often the node polls while it waits for a lease of another node.
 const HASTE: u32 = 8;
 
-/// The longest time without a round. It is not needed for correctness.
-const REST: Duration = Duration::from_hours(1);
-
-/// The longest pause before a resource is taken again after the first failure of its work, and before a failed round
-/// is repeated.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
-
-/// The longest pause after failures of work. Work that has lasted for longer starts with a short pause again.
-const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
+/// The most leases that are acquired in one transaction; the rest follows at once in the next.
+const ACQUISITIONS_MAX: usize = 1_000;
 
 /// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -67,13 +66,13 @@ impl Worker {
     ) -> Result<Self> {
         options.check()?;
         let shared = member.shared();
-        let interest = shared.add_worker(&pool, options.interval);
         let (stop, stopped) = Stop::new();
-        let (max, idle) = (options.leases_max.unwrap_or(u32::MAX), pool.idle.clone());
-        let entered = Entered { max, stop: Some(stopped.clone()), idle };
-        let enter = shared.enter(role_of_pool(&pool.name), entered);
-        let role = unless_left(shared, enter).await?;
-        let registration = shared.registration.clone();
+        let (role, max) = (role_of_pool(&pool.name), options.leases_max.unwrap_or(u32::MAX));
+        let slot = slot_of_pool(&role);
+        let entered = EnteredWorker { stop: stopped.clone(), slot, interval: options.interval };
+        let entered = Entered { max, idle: pool.idle.clone(), worker: Some(entered) };
+        let role = unless_left(shared, shared.enter(role, entered)).await?;
+        let registration = shared.registration.subscribe();
         let joined = *registration.borrow();
         let mut worker = WorkerTask {
             member: Arc::clone(shared),
@@ -82,21 +81,19 @@ impl Worker {
             options,
             joined,
             registration,
-            versions: shared.versions.clone(),
-            interest,
+            versions: shared.versions.subscribe(),
+            slot,
             role: Some(Arc::new(role)),
             tasks: JoinSet::new(),
             held: BTreeMap::new(),
-            awaited: BTreeMap::new(),
+            awaited: LastSeen::default(),
             failures: BTreeMap::new(),
             due: Duration::ZERO,
             settled: None,
         };
         if let Err(error) = unless_left(shared, worker.round()).await {
             worker.abort_all().await;
-            worker.role = None;
-            // Leases that this cannot release are free once the node no longer has the role.
-            if let Err(error) = in_time(worker.env(), "releasing leases", worker.clean_up()).await {
+            if let Err(error) = worker.clean_up().await {
                 tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
             }
             return Err(error);
@@ -136,6 +133,16 @@ struct Job {
 /// The end of the work on a resource, under the epoch of its lease; the inner error is the text of a panic.
 type Ended = (u64, u64, Result<Result<()>, String>);
 
+/// The result of a round.
+struct RoundOutcome {
+    plan: RoundPlan,
+    acquired: Vec<Held>,
+    /// Whether more leases are to be acquired than fit a transaction.
+    more: bool,
+    /// The version of the pool before the round.
+    version: Version,
+}
+
 struct WorkerTask {
     member: Arc<Shared>,
     pool: Pool,
@@ -146,18 +153,18 @@ struct WorkerTask {
     /// The present membership of the node.
     registration: watch::Receiver<Registration>,
     /// The last versions that the node has read.
-    versions: watch::Receiver<Option<Arc<Versions>>>,
-    /// How often the node has to poll for this worker.
-    interest: WorkerGuard,
+    versions: watch::Receiver<Arc<Versions>>,
+    /// The slot of the pool's version.
+    slot: u16,
     /// The role of the node, until the worker and all of its jobs have ended.
     role: Option<Arc<RoleGuard>>,
     tasks: JoinSet<Ended>,
     /// The leases with running work.
     held: BTreeMap<u64, Job>,
-    /// The leases that others have not released, each with its epoch and since when the worker waits for it.
-    awaited: BTreeMap<u64, (u64, Duration)>,
+    /// The epochs of the leases that others have not released, since the worker waits for them.
+    awaited: LastSeen<u64, u64>,
     /// The resources whose work has failed: how often in a row, and the end of the pause.
-    failures: BTreeMap<u64, (u32, Duration)>,
+    failures: BTreeMap<u64, (Failures, Duration)>,
     /// When the next round is due at the latest.
     due: Duration,
     /// The version of the pool before the last round; `None` if another round is needed in any case.
@@ -169,18 +176,19 @@ impl WorkerTask {
         self.member.db.env()
     }
 
-    /// Supervises the pool until it is asked to stop, also after panics.
+    /// Supervises the pool until it is asked to stop or the pool is no longer the work's, also after panics.
     async fn run(mut self, mut stopped: Stop) -> Result<()> {
         let mut leaving = self.member.stop.subscribe();
         loop {
             // A round or a release can take long when the store does not answer. A dropped one may have been committed:
             // then the next round, or the end, finds its leases.
-            let Err(panic) = tokio::select! {
+            let served = tokio::select! {
                 biased;
                 () = stopped.requested() => break,
                 _ = leaving.wait_for(|stop| *stop) => break,
                 served = AssertUnwindSafe(self.serve()).catch_unwind() => served,
             };
+            let Err(panic) = served else { break };
             let what = format!("worker of the pool {}", self.pool.name);
             self.member.stats.health.panicked(self.env(), &what, panic_text(&*panic));
             self.member.stats.work_panics.add(1);
@@ -188,38 +196,36 @@ impl WorkerTask {
             self.due = self.env().now().saturating_add(FAILURE_PAUSE);
         }
         self.stop_all().await;
-        self.role = None;
-        let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
-        // Before the worker counts as ended: then the caller may close the store at once.
-        drop(self.interest);
-        ended
+        self.clean_up().await
     }
 
     /// Supervises the pool, whether the node is a member or not.
-    async fn serve(&mut self) -> Infallible {
+    async fn serve(&mut self) {
         loop {
             let fallen_out = fallen_out(self.registration.clone(), self.joined);
             tokio::select! {
                 biased;
                 () = fallen_out => self.fall_out().await,
-                never = self.supervise() => match never {},
+                () = self.supervise() => return,
             }
         }
     }
 
-    /// Supervises the pool of a member.
-    async fn supervise(&mut self) -> Infallible {
+    /// Supervises the pool of a member, until it is no longer the work's.
+    async fn supervise(&mut self) {
         let env = self.env().clone();
         loop {
             tokio::select! {
                 biased;
-                Some(ended) = self.tasks.join_next() => self.tidy(ended).await,
-                () = env.sleep(self.due.saturating_sub(env.now())) => {
-                    if let Err(error) = self.round().await {
+                Some(ended) = self.tasks.join_next() => self.tidy(ended),
+                () = env.sleep(self.due.saturating_sub(env.now())) => match self.round().await {
+                    Ok(()) => {}
+                    Err(Error::NoConsumer { .. }) => return self.abort_all().await,
+                    Err(error) => {
                         self.member.stats.health.complain(&env, "balancing of leases", &error);
-                        self.due_within(self.pause_min());
+                        self.due_within(FAILURE_PAUSE);
                     }
-                }
+                },
                 Ok(()) = self.versions.changed() => self.poll(),
             }
         }
@@ -234,12 +240,7 @@ impl WorkerTask {
                 break;
             }
         }
-        // Others would wait for what this node is to own, and does not take.
-        let max = if self.work.is_over() { 0 } else { self.options.leases_max.unwrap_or(u32::MAX) };
-        match &self.role {
-            Some(role) => self.member.own_at_most(role, max).await,
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
@@ -249,20 +250,89 @@ impl WorkerTask {
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
-        let round = Round {
-            member: &self.member,
-            joined,
-            pool: &self.pool,
-            work: &*self.work,
-            own: OwnState {
-                held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
-                awaited: &self.awaited,
-                paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
-                now,
-                handover: self.options.handover,
-            },
+        self.member.db.run(async |tx| self.plan_in(&tx, joined).await).await
+    }
+
+    /// Reads members, leases and resources by snapshot, decides, and writes. So rounds of several nodes conflict only where they meet: each
+    /// written lease, and the members of the pool, are in the conflict set.
+    async fn plan_in(&self, tx: &Transaction, joined: [u8; 16]) -> Result<Option<RoundOutcome>> {
+        let Shared { id, keys, .. } = &*self.member;
+        let (role, version) = (role_of_pool(&self.pool.name), keys.pool_version(self.slot));
+        let (row, version, members, leases, resources) = tokio::try_join!(
+            self.member.row(tx, Isolation::Snapshot),
+            tx.get(&version, Isolation::Snapshot),
+            members(tx, keys, &role),
+            self.leases(tx),
+            self.work.resources(tx),
+        )?;
+        if row.is_none_or(|row| row.token != joined) {
+            return Ok(None);
+        }
+        let view = View {
+            me: *id,
+            members,
+            resources,
+            leases,
+            held: self.held.iter().map(|(&resource, job)| (resource, job.lease.stored())).collect(),
+            awaited: &self.awaited,
+            paused: self.failures.iter().map(|(&resource, &(_, until))| (resource, until)).collect(),
+            now: self.env().now(),
+            handover: self.options.handover,
         };
-        self.member.db.run(async |tx| round.run(&tx).await).await
+        let mut plan = view.plan();
+        let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
+        plan.acquire.truncate(ACQUISITIONS_MAX);
+        plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
+        let acquired = self.write(tx, &view, &plan);
+        Ok(Some(RoundOutcome { plan, acquired, more, version }))
+    }
+
+    /// The leases of the pool, read by snapshot.
+    async fn leases(&self, tx: &Transaction) -> Result<BTreeMap<u64, Lease>> {
+        let keys = &self.member.keys;
+        let rows = tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await?;
+        let leases = rows.iter().map(|(key, value)| {
+            let (_, resource, lease) = keys.lease_row(key, value)?;
+            Ok((resource, lease))
+        });
+        leases.collect()
+    }
+
+    /// Writes `plan`; returns the acquired leases.
+    fn write(&self, tx: &Transaction, view: &View<'_>, plan: &RoundPlan) -> Vec<Held> {
+        let (keys, pool) = (&self.member.keys, &self.pool.name);
+        let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
+        // Leases were read by snapshot, so a written one must not have changed since.
+        let claim = |resource| {
+            let key = keys.lease(pool, resource);
+            tx.add_read_conflict(&KeyRange::key(&key));
+            key
+        };
+        if plan.concerns_others() || !plan.renew.is_empty() {
+            tx.add_read_conflict(&keys.nodes_with(&role_of_pool(pool)));
+        }
+        if plan.concerns_others() {
+            changed(tx, keys, pool);
+        }
+        for &resource in &plan.release {
+            let lease = Lease { epoch: lease_of(resource).epoch, owner: None };
+            tx.set(&claim(resource), &lease.to_bytes());
+        }
+        for &resource in &plan.gone {
+            let Some(Lease { owner, .. }) = view.leases.get(&resource) else { continue };
+            if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {
+                tx.clear(&claim(resource));
+            }
+        }
+        // After an unknown result the next attempt acquires again: the lease may be its own, and has no work.
+        let owner = Owner { node: view.me, token: draw(self.member.db.env()) };
+        let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
+            let epoch = lease_of(resource).epoch + 1;
+            tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());
+            self.work.acquired(tx, resource, epoch);
+            Held::new(keys, pool, resource, epoch, owner)
+        });
+        acquire.collect()
     }
 
     /// Starts and ends jobs as a round has decided, and schedules the next round.
@@ -287,19 +357,15 @@ impl WorkerTask {
         self.failures.retain(|resource, _| {
             self.held.contains_key(resource) || plan.paused.binary_search(resource).is_ok()
         });
-        let before = std::mem::take(&mut self.awaited);
-        let since = |resource, epoch| match before.get(&resource) {
-            Some(known) if known.0 == epoch => *known,
-            _ => (epoch, now),
-        };
-        self.awaited =
-            plan.awaits.iter().map(|&(resource, epoch)| (resource, since(resource, epoch))).collect();
         let interval = self.options.interval;
-        self.interest.set_interval(if self.awaited.is_empty() { interval } else { interval / HASTE });
+        if let Some(role) = &self.role {
+            role.set_interval(if plan.awaits.is_empty() { interval } else { interval / HASTE });
+        }
+        self.awaited.adopt(plan.awaits, now);
         self.settled = Some(version);
-        let handovers = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover));
+        let handovers = self.awaited.iter().map(|(_, since)| since.saturating_add(self.options.handover));
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
-        self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX).min(now.saturating_add(REST));
+        self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX);
         if !plan.lost.is_empty() {
             // A lost lease may be this node's to take again.
             self.due_within(interval / HASTE);
@@ -321,52 +387,39 @@ impl WorkerTask {
 
     /// Reads the new versions, and makes a round due if it might have something to do.
     fn poll(&mut self) {
-        let Some(versions) = self.versions.borrow_and_update().clone() else { return };
+        let versions = Arc::clone(&*self.versions.borrow_and_update());
         // A pool that is not among them was not read yet.
-        let Some(version) = versions.of_pool.get(&self.pool.name) else { return };
+        let Some(version) = versions.of_slot.get(&self.slot) else { return };
         if self.settled.as_ref() != Some(version) {
             self.due = self.due.min(self.env().now());
         }
     }
 
-    /// Handles ended jobs: releases the leases of jobs that were asked to end, and takes the others again.
-    async fn tidy(&mut self, first: Result<Ended, JoinError>) {
-        let mut released = Vec::new();
-        let mut next = Some(first);
-        while let Some(ended) = next {
-            released.extend(self.account(ended));
-            next = self.tasks.try_join_next();
-        }
-        if let Err(error) = release(&self.member.db, &self.member.keys, &released).await {
-            self.member.stats.health.complain(self.env(), "release of leases", &error);
-            self.due_within(self.pause_min());
-        }
-    }
-
-    /// Removes an ended job, and reports how it ended. Returns its lease if it should be released.
-    fn account(&mut self, ended: Result<Ended, JoinError>) -> Option<Held> {
+    /// Handles an ended job. The next round finds that the node owns its lease without work on it: then it is released, or taken again.
+    fn tidy(&mut self, ended: Result<Ended, JoinError>) {
         // An aborted job has no more to tell.
-        let (resource, epoch, result) = ended.ok()?;
-        self.held.get(&resource).filter(|job| job.lease.epoch == epoch)?;
-        let job = self.held.remove(&resource)?;
+        let Ok((resource, epoch, result)) = ended else { return };
+        let Entry::Occupied(known) = self.held.entry(resource) else { return };
+        if known.get().lease.epoch != epoch {
+            return;
+        }
+        let job = known.remove();
         let was_asked = *job.stop.borrow();
-        let stats = &self.member.stats;
+        let (env, stats) = (self.member.db.env(), &self.member.stats);
         match &result {
             Ok(Ok(())) => {}
             Ok(Err(Error::LeaseLost { .. })) => self.note_loss(resource),
-            Ok(Err(error)) => stats.health.complain(self.env(), "work on a lease", error),
+            Ok(Err(error)) => stats.health.complain(env, "work on a lease", error),
             Err(panic) => {
                 let what = format!("work on the pool {}", self.pool.name);
-                stats.health.panicked(self.env(), &what, &format!("resource {resource}: {panic}"));
+                stats.health.panicked(env, &what, &format!("resource {resource}: {panic}"));
                 stats.work_panics.add(1);
             }
         }
-        if was_asked {
-            return Some(job.lease);
-        }
-        // The next round finds that the node owns the lease without work on it, or that the resource is gone.
         match result {
-            Ok(Err(Error::LeaseLost { .. })) => self.due_within(self.pause_min()),
+            _ if was_asked => self.due_within(Duration::ZERO),
+            Ok(Err(Error::LeaseLost { .. })) => self.due_within(FAILURE_PAUSE),
+            // The resource may be gone.
             Ok(Ok(())) => {
                 self.failed(resource, job.began);
                 self.due_within(Duration::ZERO);
@@ -377,7 +430,6 @@ impl WorkerTask {
                 self.due_within(pause);
             }
         }
-        None
     }
 
     /// Counts and reports that another node has taken the lease of `resource`.
@@ -392,31 +444,18 @@ impl WorkerTask {
 
     /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
-        let now = self.env().now();
-        let has_lasted = now.saturating_sub(began) > FAILURE_PAUSE_MAX;
-        let before = self.failures.get(&resource).filter(|_| !has_lasted);
-        let count = before.map_or(1, |(count, _)| count.saturating_add(1));
-        let (backoff_min, backoff_max) = (self.pause_min(), FAILURE_PAUSE_MAX);
-        let pause =
-            RetryPolicy { backoff_min, backoff_max, ..RetryPolicy::default() }.backoff(count, self.env());
-        self.failures.insert(resource, (count, now.saturating_add(pause)));
+        let (env, failures) = (self.member.db.env(), self.failures.entry(resource).or_default());
+        let now = env.now();
+        let pause = failures.0.again(&Backoff::ROLE, now.saturating_sub(began), env);
+        failures.1 = now.saturating_add(pause);
         pause
-    }
-
-    /// The pause after the first failure.
-    fn pause_min(&self) -> Duration {
-        FAILURE_PAUSE.min(self.options.interval)
     }
 
     /// Gives everything up, because others may have taken over long ago, and waits until the node is a member again.
     async fn fall_out(&mut self) {
         self.abort_all().await;
-        if self.registration.wait_for(Option::is_some).await.is_err() {
-            tracing::error!(pool = &*self.pool.name, "the heartbeat of the node has ended");
-            // Wait until the worker is asked to stop, which drops this.
-            std::future::pending::<()>().await;
-        }
-        self.joined = *self.registration.borrow();
+        let joined = self.registration.wait_for(Option::is_some).await;
+        self.joined = *joined.expect("the sender is in what is shared");
         self.due = Duration::ZERO;
     }
 
@@ -424,7 +463,7 @@ impl WorkerTask {
     async fn abort_all(&mut self) {
         self.tasks.shutdown().await;
         self.held.clear();
-        self.awaited.clear();
+        self.awaited = LastSeen::default();
         self.settled = None;
     }
 
@@ -447,29 +486,23 @@ impl WorkerTask {
         self.abort_all().await;
     }
 
-    /// Waits until all jobs have ended. Releases leases of ended jobs while others go on; [`WorkerTask::clean_up`]
-    /// releases the rest together.
+    /// Waits until all jobs have ended. Leases of those that end sooner than others are released meanwhile.
     async fn end_all(&mut self) {
         let env = self.env().clone();
-        loop {
-            let mut ended = Vec::new();
-            let all = async {
-                while let Some(next) = self.tasks.join_next().await {
-                    ended.extend(self.account(next));
-                }
-            };
+        while !self.held.is_empty() {
+            let (before, together) = (self.held.len(), env.sleep(TOGETHER));
             tokio::select! {
                 biased;
-                () = all => return,
-                () = env.sleep(TOGETHER) => {}
+                () = async { while let Some(next) = self.tasks.join_next().await { self.tidy(next) } } => return,
+                () = together => {}
             }
-            if ended.is_empty() {
+            if self.held.len() == before {
                 continue;
             }
             // Others take the released leases only once the node may own nothing.
             let role = self.role.as_ref().expect("the worker has it until its end");
-            let result = match self.member.own_at_most(role, 0).await {
-                Ok(()) => release(&self.member.db, &self.member.keys, &ended).await,
+            let result = match role.give_up().await {
+                Ok(()) => self.release_idle().await,
                 error => error,
             };
             if let Err(error) = result {
@@ -478,29 +511,43 @@ impl WorkerTask {
         }
     }
 
-    /// Removes the role from the node, and releases its leases. Either makes the leases free.
-    async fn clean_up(&self) -> Result<()> {
-        if self.member.stats.health.ended().is_some() {
+    /// Releases the leases of the node, and removes its role. Either makes the leases free.
+    async fn clean_up(&mut self) -> Result<()> {
+        let member = Arc::clone(&self.member);
+        if member.stats.health.ended().is_some() {
             // The leases belonged to a bus that is gone.
+            self.role = None;
             return Ok(());
         }
-        let published = self.member.publish().await;
-        let Shared { keys, db, .. } = &*self.member;
-        let me = self.member.id;
+        let end = async {
+            let released = self.release_idle().await;
+            // Only now may another worker of the node begin.
+            self.role = None;
+            let published = member.publish().await;
+            // A node that has fallen out has nothing published; one whose bus is gone says so.
+            let is_gone = matches!(published, Err(Error::BusGone { .. }));
+            released.and(if member.is_member() || is_gone { published } else { Ok(()) })
+        };
+        let ended = in_time(member.db.env(), "releasing leases", end).await;
+        self.role = None;
+        ended
+    }
+
+    /// Releases all leases that the node owns without working on them, also those that it does not know of. Their epochs stay.
+    async fn release_idle(&self) -> Result<()> {
+        let Shared { id, keys, db, .. } = &*self.member;
         let token = *self.registration.borrow();
-        // A node that has fallen out has nothing published; one whose bus is gone says so.
-        let is_gone = matches!(published, Err(Error::BusGone { .. }));
-        let published = if token.is_none() && !is_gone { Ok(()) } else { published };
-        let released = db.run(async |tx| {
-            let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
-            let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
-            if token.is_none() || row.map(|row| row.token) != token {
+        let release = async |tx: Transaction| {
+            let row = self.member.row(&tx, Isolation::Snapshot).await?;
+            if row.is_some_and(|row| Some(row.token) != token) {
+                // They may be those of another process under the same id.
                 return Ok(());
             }
             let mut is_any_mine = false;
-            for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                let (_, _, lease) = keys.lease_row(&key, &value)?;
-                if lease.owner.is_some_and(|owner| owner.node == me) {
+            for (resource, lease) in self.leases(&tx).await? {
+                let is_mine = lease.owner.is_some_and(|owner| owner.node == *id);
+                if is_mine && !self.held.contains_key(&resource) {
+                    let key = keys.lease(&self.pool.name, resource);
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
                     is_any_mine = true;
@@ -510,8 +557,8 @@ impl WorkerTask {
                 changed(&tx, keys, &self.pool.name);
             }
             Ok(())
-        });
-        released.await.and(published)
+        };
+        db.run(release).await
     }
 
     /// Makes the next round due within `pause`.
@@ -535,6 +582,3 @@ async fn fallen_out(mut registration: watch::Receiver<Registration>, joined: Reg
     // A heartbeat that has ended sends no more.
     let _ = registration.wait_for(|registration| *registration != joined).await;
 }
-
-#[cfg(test)]
-mod tests;

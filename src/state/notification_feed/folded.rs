@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::NotificationFeed;
 use crate::{
     base::{
+        backoff::{Backoff, Failures},
         encoding::{Counters, Sequence},
         error::{Error, Result},
         event::Db,
@@ -16,8 +17,8 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// The first and the longest pause between two polls for unfolded events.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+/// The pauses between polls for unfolded events.
+const POLLS: Backoff = Backoff { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
 /// How many rows one transaction reads, or databases it looks up.
 const READS_MAX: usize = 200;
@@ -27,10 +28,10 @@ impl NotificationFeed {
     /// last row at that time.
     pub(crate) async fn folded(&self, version: u64) -> Result<Sequence> {
         let mut waiting = self.unfolded(version).await?;
-        let mut pause = PAUSES.0;
+        let mut polls = Failures::default();
         while !waiting.is_empty() {
-            self.context.env().sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            let env = self.context.env();
+            env.sleep(polls.again(&POLLS, Duration::ZERO, env)).await;
             let all: Vec<_> = waiting.into_iter().collect();
             waiting = BTreeMap::new();
             for some in all.chunks(READS_MAX) {

@@ -435,7 +435,7 @@ where
             if let Some(unsaid) = health.remark(db.env(), "failed task of a parallel job") {
                 tracing::warn!(shard, attempt, error = %source, unsaid, "task failed, trying again");
             }
-            db.env().sleep(RetryPolicy::default().backoff(attempt, db.env())).await;
+            db.env().sleep(RetryPolicy::default().backoff().pause(attempt, db.env())).await;
             attempt += 1;
         }
     }

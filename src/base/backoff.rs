@@ -1,0 +1,62 @@
+//! [`Backoff`]: the pauses before something that has failed is tried again; and [`Failures`]: how often it has failed in a row.
+//!
+//! All that is tried again waits by this one rule: transactions, work on leases, tasks that have panicked, listeners, handlers of
+//! consumers. Options that name the shortest and the longest pause become a [`Backoff`].
+
+use std::time::Duration;
+
+use crate::base::env::Env;
+
+/// The pause of a loop whose next attempt costs little and depends on no other, such as one more read of the store.
+pub(crate) const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Pauses that double with each failure in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Backoff {
+    pub min: Duration,
+    pub max: Duration,
+}
+
+impl Backoff {
+    /// The pauses of work that lasts as long as its role.
+    pub const ROLE: Self = Self { min: FAILURE_PAUSE, max: Duration::from_mins(1) };
+
+    /// The pause after failure number `failures` in a row, counted from 1: at random between half and all of `min * 2^(failures - 1)`,
+    /// at most `max`, so that what has failed together is not tried again together.
+    pub fn pause(&self, failures: u32, env: &Env) -> Duration {
+        let doubled = self.min.saturating_mul(1 << failures.saturating_sub(1).min(20));
+        env.spread(doubled.min(self.max), 0.5, 1.0)
+    }
+}
+
+/// How often something has failed in a row.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Failures(u32);
+
+impl Failures {
+    /// Counts one more, after `lasted` of work, and returns the pause before the next attempt. Work that has lasted for longer than the
+    /// longest pause was well until then, so its failure is the first one again.
+    pub fn again(&mut self, backoff: &Backoff, lasted: Duration, env: &Env) -> Duration {
+        self.0 = if lasted > backoff.max { 1 } else { self.0.saturating_add(1) };
+        backoff.pause(self.0, env)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_their_limit_until_work_has_lasted() {
+        let (env, mut failures) = (Env::system(), Failures::default());
+        let mut next = |lasted| failures.again(&Backoff::ROLE, Duration::from_secs(lasted), &env);
+        for most in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let (pause, most) = (next(60), Duration::from_secs(most));
+            assert!(pause <= most && pause >= most / 2, "{pause:?} of {most:?}");
+        }
+        assert!(next(61) <= Duration::from_secs(1));
+        assert!(next(0) > Duration::from_millis(999));
+        let late = Backoff::ROLE.pause(u32::MAX, &env);
+        assert!(late >= Duration::from_secs(30) && late <= Duration::from_mins(1), "{late:?}");
+    }
+}

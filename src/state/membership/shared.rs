@@ -1,0 +1,134 @@
+//! [`Shared`]: the state of a node that its handles, its heartbeat, its watch over others and its workers share; and [`RoleGuard`].
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{
+    NodeOptions,
+    entered::{Entered, Roles},
+    roles::Versions,
+};
+use crate::{
+    base::error::{Error, Result},
+    state::{
+        keys::{Config, Keys, NodeId, NodeRow, Role},
+        polls::Polls,
+        stats::Stats,
+    },
+    store::{Database, Isolation, Transaction},
+};
+
+/// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
+pub(super) type Registration = Option<[u8; 16]>;
+
+/// What the heartbeat does for others.
+pub(super) enum Command {
+    /// Beat now if the roles have changed, so that other nodes see them.
+    Publish(oneshot::Sender<Result<()>>),
+    /// Remove the row, and end.
+    Leave(oneshot::Sender<Result<()>>),
+}
+
+/// What the handles on a node share with its tasks.
+pub(super) struct Shared {
+    pub id: NodeId,
+    pub db: Database,
+    pub keys: Keys,
+    /// The configuration that the bus was opened with; `None` if it is not compared.
+    pub config: Option<Config>,
+    pub options: NodeOptions,
+    pub stats: Arc<Stats>,
+    pub polls: Arc<Polls>,
+    pub roles: watch::Sender<Roles>,
+    pub commands: mpsc::Sender<Command>,
+    pub registration: watch::Sender<Registration>,
+    /// Whether its workers should end.
+    pub stop: watch::Sender<bool>,
+    /// The last versions that were read.
+    pub versions: watch::Sender<Arc<Versions>>,
+}
+
+/// A role of a node, until it is dropped. Others are informed at once.
+pub(crate) struct RoleGuard {
+    shared: Arc<Shared>,
+    role: Role,
+}
+
+impl RoleGuard {
+    /// Makes the node ask for changes of the pool once per `interval` from now on.
+    pub(super) fn set_interval(&self, interval: Duration) {
+        self.shared.roles.send_if_modified(|roles| roles.set_interval(&self.role, interval));
+    }
+
+    /// Publishes that the node may own nothing by the role, so that others take what it releases.
+    pub(super) async fn give_up(&self) -> Result<()> {
+        let is_news = self.shared.roles.send_if_modified(|roles| roles.give_up(&self.role));
+        if is_news { self.shared.publish().await } else { Ok(()) }
+    }
+}
+
+impl Drop for RoleGuard {
+    fn drop(&mut self) {
+        self.shared.roles.send_modify(|roles| roles.leave(&self.role));
+        // If the queue is full, the heartbeat publishes soon anyway; if it has ended, nobody is to be informed.
+        let _ = self.shared.commands.try_send(Command::Publish(oneshot::channel().0));
+    }
+}
+
+impl fmt::Debug for RoleGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RoleGuard").field(&self.role).finish()
+    }
+}
+
+impl Shared {
+    /// Publishes `role`, so that others see it when this returns. If the node has the role already, waits for the end of an ending worker,
+    /// and else fails with [`Error::Invalid`].
+    pub async fn enter(self: &Arc<Self>, role: Role, entered: Entered) -> Result<RoleGuard> {
+        let is_ending =
+            |before: &Entered| before.worker.as_ref().is_some_and(|worker| worker.stop.is_requested());
+        let mut roles = self.roles.subscribe();
+        let ended = roles.wait_for(|roles| !roles.get(&role).is_some_and(is_ending)).await;
+        drop(ended.expect("the sender is here"));
+        let is_free = self.roles.send_if_modified(|roles| roles.enter(&role, entered));
+        if !is_free {
+            let reason = format!("node {} is {role} already: start it on another node", self.id);
+            return Err(Error::invalid("role", reason));
+        }
+        let guard = RoleGuard { shared: Arc::clone(self), role };
+        self.publish().await?;
+        Ok(guard)
+    }
+
+    /// Publishes the present roles.
+    pub async fn publish(&self) -> Result<()> {
+        self.command(Command::Publish).await
+    }
+
+    /// Sends a command to the heartbeat and waits for its result. A heartbeat that has ended does nothing.
+    pub async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
+        let (reply, done) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_err() {
+            return Err(has_left());
+        }
+        done.await.unwrap_or_else(|_| Err(has_left()))
+    }
+
+    /// The stored row of the node.
+    pub async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<NodeRow>> {
+        let key = self.keys.node(self.id);
+        let value = tx.get(&key, isolation).await?;
+        value.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+    }
+
+    /// Whether the node is a member, as far as it knows.
+    pub fn is_member(&self) -> bool {
+        self.registration.borrow().is_some()
+    }
+}
+
+/// The error of calls on a node that has left.
+pub(super) fn has_left() -> Error {
+    Error::invalid("node", "it has been shut down: join with another one")
+}
