@@ -101,7 +101,7 @@ pub mod consumer {
             IndexDdocs, IndexHandler, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Run, Scan,
             ScanHandler, Work, index, replicate,
         },
-        state::keys::ConsumerName,
+        state::{failing::ShardFailure, keys::ConsumerName},
     };
 }
 
@@ -154,6 +154,7 @@ pub mod node {
         bus::{
             Announced, Node,
             running::{Roles, Running},
+            snapshot::Unanswered,
             status::{Backlog, BusStatus, ConsumerReport, FeedStatus, PartitionBacklog},
         },
         state::{

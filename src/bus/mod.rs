@@ -2,8 +2,6 @@
 
 mod node;
 #[cfg(feature = "http")]
-pub(crate) mod observed;
-#[cfg(feature = "http")]
 mod ownership;
 #[cfg(feature = "http")]
 mod readiness;
@@ -11,17 +9,19 @@ mod relocation;
 pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]
 mod signals;
+pub(crate) mod snapshot;
 pub(crate) mod status;
 mod waiting;
 
 use std::{
     io::{Read, Write},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use self::waiting::Waiting;
+use self::snapshot::{Observations, full};
 pub use self::{
     node::{Announced, Node},
     relocation::{ExportOptions, Exported},
@@ -33,7 +33,7 @@ use crate::{
     },
     roles::{
         changes::Changes,
-        consumer::{self, ConsumerHandle, ConsumerStatus},
+        consumer::{ConsumerHandle, ConsumerStatus},
         dispatcher::{Dispatcher, DispatcherOptions},
         producer::{Producer, ProducerOptions, RINGER, ringer},
     },
@@ -42,7 +42,7 @@ use crate::{
         exactly_once::{CommittedOnce, exactly_once},
         feed::{NewTopology, RawFeed},
         keys::{self, Config, Keys, Partition},
-        membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
+        membership::{Member, NodeOptions, NodeStatus, forget_nodes},
         notification_feed::NotificationFeed,
         routing::Schemes,
         skipped::SkippedRow,
@@ -121,14 +121,6 @@ where
 pub struct Bus {
     context: Arc<Context>,
     seen: Arc<Observations>,
-}
-
-/// What this process has seen of the bus, for facts that take more than one look.
-#[derive(Debug, Default)]
-struct Observations {
-    waiting: Waiting,
-    #[cfg(feature = "http")]
-    owners: ownership::Owners,
 }
 
 impl Bus {
@@ -312,10 +304,12 @@ impl Bus {
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
-    /// The nodes that have joined and not left, in the order of their ids. Some may have died: a node lives only if its heartbeat
-    /// changes. Read-only.
+    /// The nodes that have joined and not left, in the order of their ids. Some may have died: [`NodeStatus::is_silent`], which takes two
+    /// looks of this process. Read-only. Fails if the store does not answer within 2 s.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
-        statuses(&self.context.db, &self.context.keys).await
+        let (members, holdings) =
+            tokio::try_join!(self.members(Duration::ZERO), self.holdings(Duration::ZERO))?;
+        Ok(members.statuses(&holdings))
     }
 
     /// Starts a dispatcher in this process. It shares no work, and so needs no node.
@@ -349,9 +343,12 @@ impl Bus {
         ConsumerHandle::new(&self.context, name)
     }
 
-    /// The stored state of all consumers, in the order of their names.
+    /// The state of all consumers, in the order of their names. Fails if the store does not answer within 2 s.
     pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
-        consumer::statuses(&self.context).await
+        let now = Duration::ZERO;
+        let (stored, holdings, deferred) =
+            tokio::try_join!(self.stored_consumers(now), self.holdings(now), self.deferred(now))?;
+        Ok(full(&self.context, &stored, &holdings, &deferred))
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

@@ -1,22 +1,28 @@
 //! [`BusStatus`]: the status of a bus, for people and for programs.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
-use super::Bus;
+use super::{
+    Bus,
+    snapshot::{Snapshot, Unanswered, answer},
+    waiting::Ages,
+};
 use crate::{
-    base::{encoding::Sequence, error::Result},
-    roles::consumer::{ConsumerHandle, ConsumerLag, ConsumerStatus},
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+    },
+    roles::consumer::{ConsumerLag, ConsumerStatus},
     state::{
-        feed::TopologyEntry, keys::Partition, membership::NodeStatus, skipped::SkippedRow,
+        context::Context, feed::TopologyEntry, keys::Partition, membership::NodeStatus, skipped::SkippedRow,
         stats::StatsSnapshot,
     },
-    store::{Isolation, KeyRange, RangeRead},
+    store::{Isolation, RangeRead, Transaction},
 };
 
-/// The status of a bus.
+/// The status of a bus. Parts that the store has not answered in time are `None`, and named in [`BusStatus::unanswered`].
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct BusStatus {
@@ -29,13 +35,15 @@ pub struct BusStatus {
     /// Number of partitions of the counters.
     pub partitions: u32,
     /// The notification feed.
-    pub feed: FeedStatus,
+    pub feed: Option<FeedStatus>,
     /// Recorded events that are not folded yet.
-    pub backlog: Backlog,
+    pub backlog: Option<Backlog>,
     /// The nodes that have joined and not left.
-    pub nodes: Vec<NodeStatus>,
+    pub nodes: Option<Vec<NodeStatus>>,
     /// The consumers, in the order of their names.
-    pub consumers: Vec<ConsumerReport>,
+    pub consumers: Option<Vec<ConsumerReport>>,
+    /// What is missing, and why.
+    pub unanswered: Vec<Unanswered>,
     /// The rows that this process cannot decode.
     pub skipped_rows: Vec<SkippedRow>,
     /// Counts of the roles of this process.
@@ -93,83 +101,68 @@ pub struct ConsumerReport {
     /// The consumer.
     #[serde(flatten)]
     pub consumer: ConsumerStatus,
-    /// The lag in each shard; `None` if the consumer was deleted meanwhile, or the store took too long to answer.
+    /// The lag in each shard; `None` if the store took too long to answer, if the feed is gone, or if it is beyond the first 100 feeds.
     pub lag: Option<Vec<ConsumerLag>>,
 }
 
-/// How long the lags of all consumers may take.
-const LAGS_MAX: Duration = Duration::from_secs(10);
-
-/// About how many consumers are asked at once.
-const ASKED_AT_ONCE: usize = 16;
-
 impl Bus {
-    /// What `ask` says of each of `consumers`; `None` where it fails, and where it has not answered within `limit`.
-    pub(super) async fn of_each<T>(
-        &self,
-        consumers: &[ConsumerStatus],
-        limit: Duration,
-        ask: impl AsyncFn(ConsumerHandle, &ConsumerStatus) -> Result<T>,
-    ) -> Vec<Option<T>> {
-        let ask = &ask;
-        let asked = consumers.iter().map(|status| async move {
-            let handle = self.consumer(status.name.as_str())?;
-            ask(handle, status).await
-        });
-        // Collected first, because the compiler cannot name the type of the futures otherwise.
-        let asked: Vec<_> = asked.collect();
-        let in_time = stream::iter(asked).buffered(ASKED_AT_ONCE).take_until(self.store().env().sleep(limit));
-        let mut answers: Vec<_> = in_time.map(Result::ok).collect().await;
-        answers.resize_with(consumers.len(), || None);
-        answers
-    }
-
-    /// The status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It costs some reads per consumer, and counts
-    /// at most [`Backlog::ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
+    /// The status of the bus: its feed, its backlog, its nodes, and its consumers with their lag. It is for people: what it reads grows with
+    /// all that the bus has, and a part may take up to 2 s.
+    ///
+    /// Fails if the store answers no part, with the reason of one.
     pub async fn status(&self) -> Result<BusStatus> {
-        let feed = self.feed();
-        let (now, last_seq, horizon, topology, nodes, consumers, backlog) = tokio::try_join!(
-            feed.now(),
-            feed.last_sequence(),
-            feed.horizon(),
-            feed.topology(),
-            self.nodes(),
-            self.consumers(),
-            self.backlog(),
-        )?;
-        let lags = self.of_each(&consumers, LAGS_MAX, async |handle, _| handle.lag().await).await;
-        let reports = consumers.into_iter().zip(lags);
-        let reports = reports.map(|(consumer, lag)| ConsumerReport { consumer, lag }).collect();
+        let now = Duration::ZERO;
+        let (mut snapshot, last_row) = tokio::join!(self.snapshot(now), self.last_row(now));
+        let last_row = answer(&mut snapshot.unanswered, "last row", last_row);
+        let consumers = snapshot.full_consumers(&self.context);
+        let Snapshot { members, holdings, ends, ages, backlog, lags, unanswered, .. } = snapshot;
+        if members.is_none() && ends.is_none() && backlog.is_none() && consumers.is_none() {
+            let error = unanswered.into_iter().next();
+            return Err(error.expect("it says what is missing").1);
+        }
+        let report = |consumer: ConsumerStatus| {
+            let lag = lags.as_ref().and_then(|lags| lags.get(&consumer.name).cloned());
+            ConsumerReport { consumer, lag }
+        };
+        let feed = ends.zip(last_row).map(|(ends, last_seq)| FeedStatus {
+            now: ends.now,
+            last_seq: *last_seq,
+            horizon: ends.horizon,
+            topology: ends.topology.entries().iter().map(TopologyEntry::from).collect(),
+        });
+        let named = |(part, error): (&'static str, Error)| Unanswered { part, reason: error.to_string() };
         Ok(BusStatus {
             version: env!("CARGO_PKG_VERSION"),
             failure: self.store().failure().map(|error| error.to_string()),
             incarnation: self.incarnation().0,
             partitions: self.context.config.partitions,
-            feed: FeedStatus { now, last_seq, horizon, topology },
-            backlog,
-            nodes,
-            consumers: reports,
+            feed,
+            backlog: backlog.zip(ages).map(|(backlog, ages)| backlog.aged(&ages)),
+            nodes: members.zip(holdings).map(|(members, holdings)| members.statuses(&holdings)),
+            consumers: consumers.map(|consumers| consumers.into_iter().map(report).collect()),
+            unanswered: unanswered.into_iter().map(named).collect(),
             skipped_rows: self.skipped_rows(),
             stats: self.stats(),
         })
     }
 
-    /// The partitions in which events wait, and for how long this process has seen each of them wait without a fold.
-    pub(super) async fn waiting(&self) -> Result<BTreeMap<u32, Duration>> {
-        self.context.db.run(async |tx| self.seen.waiting.ages(&self.context, &tx).await).await
-    }
-
-    /// Reads the recorded events that are not folded yet. It counts at most [`Backlog::ROWS_MAX`] rows, from the lowest partition on.
+    /// Reads the recorded events that are not folded yet. It counts at most [`Backlog::ROWS_MAX`] rows, from the lowest partition on. Fails if the
+    /// store does not answer within 2 s.
     pub async fn backlog(&self) -> Result<Backlog> {
-        let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
-        let oldest = self.waiting().await?.into_values().max().unwrap_or_default();
-        let oldest_ms = u64::try_from(oldest.as_millis()).unwrap_or(u64::MAX);
-        let mut backlog = Backlog { oldest_ms, ..Backlog::default() };
-        let mut rest = keys.drains(Partition(0), last);
-        loop {
-            let left = Backlog::ROWS_MAX - backlog.rows as usize;
-            let wanted = &RangeRead::new(rest.clone()).limit(left.min(1_000));
-            let page = self.store().run(async |tx| tx.get_range(wanted, Isolation::Snapshot).await).await?;
+        let (backlog, ages) =
+            tokio::try_join!(self.backlog_rows(Duration::ZERO), self.ages(Duration::ZERO))?;
+        Ok(backlog.aged(&ages))
+    }
+}
+
+impl Backlog {
+    /// Counts the events that wait, by snapshot.
+    pub(super) async fn read(context: &Context, tx: &Transaction) -> Result<Self> {
+        let (keys, last) = (&context.keys, Partition(context.config.partitions - 1));
+        let mut backlog = Self::default();
+        let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(1_000));
+        while let Some(read) = rest.take_if(|_| (backlog.rows as usize) < Self::ROWS_MAX) {
+            let page = tx.get_range(&read, Isolation::Snapshot).await?;
             for (key, _) in &page.rows {
                 // A key that is not ours counts for the partition in whose range it lies.
                 let (partition, _) = keys.partition_at(key, Partition(0), last);
@@ -179,14 +172,16 @@ impl Bus {
                     _ => backlog.partitions.push(PartitionBacklog { partition: partition.0, rows: 1 }),
                 }
             }
-            let Some((key, _)) = page.rows.last().filter(|_| page.more) else {
-                backlog.is_exact = true;
-                return Ok(backlog);
-            };
-            if backlog.rows as usize >= Backlog::ROWS_MAX {
-                return Ok(backlog);
-            }
-            rest = KeyRange::new([&key[..], &[0]].concat(), rest.end);
+            rest = read.after(&page);
         }
+        backlog.is_exact = rest.is_none();
+        Ok(backlog)
+    }
+
+    /// With the age of the oldest events.
+    fn aged(&self, ages: &Ages) -> Self {
+        let oldest = ages.values().max().copied().unwrap_or_default();
+        let oldest_ms = u64::try_from(oldest.as_millis()).unwrap_or(u64::MAX);
+        Self { oldest_ms, ..self.clone() }
     }
 }

@@ -17,6 +17,9 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
+/// For how long this process has seen events of each partition wait without a fold.
+pub(super) type Ages = BTreeMap<u32, Duration>;
+
 /// How many runs of partitions are searched at the same time.
 const RUNS: u32 = 16;
 

@@ -55,16 +55,13 @@ mod silence;
 mod status;
 mod worker;
 
-#[cfg(feature = "http")]
 pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
 pub(crate) use member::{Member, RoleGuard};
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
-#[cfg(feature = "http")]
-pub(crate) use roles::member_rows;
 pub(crate) use roles::{changed, members};
 pub(crate) use silence::Silence;
 pub use status::NodeStatus;
-pub(crate) use status::statuses;
+pub(crate) use status::{Holdings, all_nodes};
 pub(crate) use {options::Pool, worker::Worker};
