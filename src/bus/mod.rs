@@ -21,7 +21,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use self::snapshot::{Observations, full};
+use self::snapshot::Observations;
 pub use self::{
     node::{Announced, Node},
     relocation::{ExportOptions, Exported},
@@ -33,7 +33,7 @@ use crate::{
     },
     roles::{
         changes::Changes,
-        consumer::{ConsumerHandle, ConsumerStatus},
+        consumer::ConsumerHandle,
         dispatcher::{Dispatcher, DispatcherOptions},
         producer::{Producer, ProducerOptions, RINGER, ringer},
     },
@@ -341,14 +341,6 @@ impl Bus {
     /// The consumer `name` as a whole, whether it exists or not. Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn consumer(&self, name: &str) -> Result<ConsumerHandle> {
         ConsumerHandle::new(&self.context, name)
-    }
-
-    /// The state of all consumers, in the order of their names. Fails if the store does not answer within 2 s.
-    pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
-        let now = Duration::ZERO;
-        let (stored, holdings, deferred) =
-            tokio::try_join!(self.stored_consumers(now), self.holdings(now), self.deferred(now))?;
-        Ok(full(&self.context, &stored, &holdings, &deferred))
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

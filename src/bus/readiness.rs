@@ -166,7 +166,11 @@ impl Bus {
             Error::BusGone { reason } => Unready::Gone(reason),
             Error::GaveUp { .. } => Unready::Away(None),
             Error::Store(error) | Error::RetriesExhausted { last: error, .. } => {
-                if error == StoreError::DATABASE_LOCKED { Unready::Locked } else { Unready::Away(Some(error)) }
+                if error == StoreError::DATABASE_LOCKED {
+                    Unready::Locked
+                } else {
+                    Unready::Away(Some(error))
+                }
             }
             error => {
                 self.context.stats.health.failed(self.context.env(), READINESS, 0, &error);

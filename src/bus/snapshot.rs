@@ -199,15 +199,22 @@ pub(crate) struct Snapshot {
 impl Bus {
     /// The snapshot, with parts that were read less than `age_max` ago.
     pub(crate) async fn snapshot(&self, age_max: Duration) -> Snapshot {
-        let (members, holdings, ends, ages, backlog, consumers, deferred, lags) = tokio::join!(
+        let consumers = async {
+            match self.stored_consumers(age_max).await {
+                Ok(stored) => {
+                    let more = tokio::join!(self.deferred(age_max, &stored), self.lags(age_max, &stored));
+                    (Ok(stored), more.0, more.1)
+                }
+                Err(error) => (Err(error.clone()), Err(error.clone()), Err(error)),
+            }
+        };
+        let (members, holdings, ends, ages, backlog, (consumers, deferred, lags)) = tokio::join!(
             self.members(age_max),
             self.holdings(age_max),
             self.ends(age_max),
             self.ages(age_max),
             self.backlog_rows(age_max),
-            self.stored_consumers(age_max),
-            self.deferred(age_max),
-            self.lags(age_max),
+            consumers,
         );
         let mut unanswered = Vec::new();
         Snapshot {
@@ -269,24 +276,42 @@ impl Bus {
         self.seen.backlog.get(self, age_max, read).await
     }
 
-    pub(super) async fn stored_consumers(&self, age_max: Duration) -> Result<Arc<Consumers>> {
+    async fn stored_consumers(&self, age_max: Duration) -> Result<Arc<Consumers>> {
         let read = self.answered(async |tx| consumer::stored(&tx, &self.context.keys, None).await);
         self.seen.consumers.get(self, age_max, read).await
     }
 
-    /// How many ids each consumer has deferred.
-    pub(super) async fn deferred(&self, age_max: Duration) -> Result<Arc<BTreeMap<ConsumerName, u64>>> {
-        let consumers = self.stored_consumers(age_max).await?;
+    /// How many ids each of `consumers` has deferred.
+    async fn deferred(
+        &self,
+        age_max: Duration,
+        consumers: &Consumers,
+    ) -> Result<Arc<BTreeMap<ConsumerName, u64>>> {
         let names: &Vec<_> = &consumers.keys().collect();
         let read = self.answered(async |tx| consumer::deferred(&tx, &self.context.keys, names).await);
         self.seen.deferred.get(self, age_max, read).await
     }
 
-    /// How far consumers are behind.
-    pub(super) async fn lags(&self, age_max: Duration) -> Result<Arc<BTreeMap<ConsumerName, Vec<ConsumerLag>>>> {
-        let consumers = &self.stored_consumers(age_max).await?;
+    /// How far `consumers` are behind.
+    async fn lags(
+        &self,
+        age_max: Duration,
+        consumers: &Consumers,
+    ) -> Result<Arc<BTreeMap<ConsumerName, Vec<ConsumerLag>>>> {
         let read = self.answered(async |tx| consumer::lags(&self.context, &tx, consumers).await);
         self.seen.lags.get(self, age_max, read).await
+    }
+
+    /// The state of all consumers, in the order of their names. Fails if the store does not answer within some seconds.
+    pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
+        let now = Duration::ZERO;
+        let counted = async {
+            let stored = self.stored_consumers(now).await?;
+            let deferred = self.deferred(now, &stored).await?;
+            Ok((stored, deferred))
+        };
+        let ((stored, deferred), holdings) = tokio::try_join!(counted, self.holdings(now))?;
+        Ok(full(&self.context, &stored, &holdings, &deferred))
     }
 
     /// What the store answers to `read` in time. Its last error is the reason if it does not.
@@ -337,7 +362,7 @@ impl Snapshot {
 }
 
 /// The consumers, with who works for them, what fails in this process, and whether ids are deferred.
-pub(super) fn full(
+fn full(
     context: &Context,
     stored: &Consumers,
     holdings: &Holdings,

@@ -149,8 +149,7 @@ impl Bus {
     /// Reads the recorded events that are not folded yet. It counts at most [`Backlog::ROWS_MAX`] rows, from the lowest partition on. Fails if the
     /// store does not answer within 2 s.
     pub async fn backlog(&self) -> Result<Backlog> {
-        let (backlog, ages) =
-            tokio::try_join!(self.backlog_rows(Duration::ZERO), self.ages(Duration::ZERO))?;
+        let (backlog, ages) = tokio::try_join!(self.backlog_rows(Duration::ZERO), self.ages(Duration::ZERO))?;
         Ok(backlog.aged(&ages))
     }
 }

@@ -166,7 +166,8 @@ fn register_consumers(registry: &mut Registry, inner: &Inner, snapshot: &Snapsho
         if let Some(holdings) = &snapshot.holdings {
             status.add(&inner.feed.context, holdings, 0);
             members.set("consumer", name, status.members.len() as u64);
-            let count = |is: fn(&ConsumerShard) -> bool| status.shards.iter().filter(|shard| is(shard)).count();
+            let count =
+                |is: fn(&ConsumerShard) -> bool| status.shards.iter().filter(|shard| is(shard)).count();
             unowned.set("consumer", name, count(|shard| shard.owner.is_none()) as u64);
             failing.set("consumer", name, count(|shard| shard.failing.is_some()) as u64);
         }
@@ -180,7 +181,8 @@ fn register_consumers(registry: &mut Registry, inner: &Inner, snapshot: &Snapsho
             ages.get_or_create(&vec![("consumer", name.to_owned())]).set(age);
         }
     }
-    let what = "Rows that consumers of the notifications are behind; of the newest 40,000 of the feed at least";
+    let what =
+        "Rows that consumers of the notifications are behind; of the newest 40,000 of the feed at least";
     registry.register("consumer_lag_rows", what, rows.0);
     registry.register_with_unit(
         "consumer_lag",

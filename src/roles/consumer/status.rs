@@ -157,7 +157,8 @@ impl ConsumerStatus {
         for shard in &self.shards {
             if let Some(ShardFailure { id, attempts, error, .. }) = &shard.failing {
                 let what = id.as_ref().map_or_else(|| "a batch of rows".to_owned(), |id| format!("{id:?}"));
-                let held = format!("shard {} waits for {what}, which has failed {attempts} times", shard.shard.0);
+                let held =
+                    format!("shard {} waits for {what}, which has failed {attempts} times", shard.shard.0);
                 troubles.push(format!("{held}: {error}"));
             }
         }
@@ -204,12 +205,9 @@ impl ConsumerStatus {
 pub(crate) async fn stored(tx: &Transaction, keys: &Keys, only: Option<&ConsumerName>) -> Result<Consumers> {
     let one = |key: Vec<u8>| KeyRange::key(&key);
     let [rows, checkpoints, low, idle] = match only {
-        None => [
-            keys.consumers(),
-            keys.all_consumer_checkpoints(),
-            keys.low_watermarks(),
-            keys.consumers_idle(),
-        ],
+        None => {
+            [keys.consumers(), keys.all_consumer_checkpoints(), keys.low_watermarks(), keys.consumers_idle()]
+        }
         Some(name) => [
             one(keys.consumer(name)),
             keys.consumer_checkpoints(name),
@@ -403,11 +401,13 @@ async fn oldest_before(
     now: Sequence,
 ) -> Result<Oldest> {
     let all = positions.iter().flat_map(|(_, positions)| positions);
-    let is_far = |(shard, after): &&(ShardId, Sequence)| tails.get(shard).is_some_and(|tail| !tail.reaches(*after));
+    let is_far =
+        |(shard, after): &&(ShardId, Sequence)| tails.get(shard).is_some_and(|tail| !tail.reaches(*after));
     let far: BTreeSet<_> = all.filter(is_far).map(|&(shard, after)| (after, shard)).collect();
     let first = far.into_iter().take(OLDEST_MAX).map(|(after, shard)| async move {
         let space = &tails[&shard].space;
-        let page = tx.get_range(&RangeRead::new(space.rows(after, now)).limit(1), Isolation::Snapshot).await?;
+        let page =
+            tx.get_range(&RangeRead::new(space.rows(after, now)).limit(1), Isolation::Snapshot).await?;
         let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
         Ok::<_, Error>(Some(((after, shard), (space.sequence(&key)?, value))))
     });

@@ -107,7 +107,8 @@ impl Holdings {
     /// How many leases somebody owns, of the pools that `is_of` selects.
     #[cfg(feature = "http")]
     pub fn count(&self, is_of: impl Fn(&str) -> bool) -> u64 {
-        let of_pools = self.leases.iter().filter(|(pool, _)| is_of(pool)).flat_map(|(_, leases)| leases.values());
+        let of_pools =
+            self.leases.iter().filter(|(pool, _)| is_of(pool)).flat_map(|(_, leases)| leases.values());
         of_pools.filter(|lease| lease.owner.is_some()).count() as u64
     }
 
