@@ -155,8 +155,9 @@ pub mod node {
             Announced, Node,
             running::{Roles, Running},
             snapshot::Unanswered,
-            status::{Backlog, BusStatus, ConsumerReport, FeedStatus, PartitionBacklog},
+            status::{BusStatus, ConsumerReport, FeedStatus},
         },
+        roles::notifier::{Backlog, PartitionBacklog},
         state::{
             keys::{NodeId, Role},
             membership::{BalanceOptions, NodeOptions, NodeStatus},

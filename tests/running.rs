@@ -19,7 +19,7 @@ async fn one_handle_delivers_and_leaves_nothing_behind() {
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     assert_eq!(updates.next().await.unwrap().unwrap().notification().name.as_str(), "a");
 
-    let status = running.status().await.unwrap();
+    let status = running.bus().status().await.unwrap();
     let roles: Vec<_> =
         status.nodes.as_ref().unwrap()[0].roles.iter().map(notibus::node::Role::as_str).collect();
     assert_eq!(roles, ["dispatcher", "janitor", "notifier"]);

@@ -131,7 +131,8 @@ impl Bus {
         }
         let own = context.stats.health.nodes();
         let now = Duration::ZERO;
-        let (members, ages, ends) = tokio::join!(self.members(now), self.ages(now), self.ends(now));
+        let seen = &self.seen;
+        let (members, ages, ends) = tokio::join!(seen.members(now), seen.ages(now), seen.ends(now));
         let members = members.map_err(|error| self.unanswered(error))?;
         let is_member = |(node, token): ([u8; 16], Option<[u8; 16]>)| {
             token.is_some() && members.nodes.get(&NodeId(node)).map(|row| row.token) == token
@@ -143,7 +144,7 @@ impl Bus {
         let ends = ends.map_err(|error| self.unanswered(error))?;
         context.stats.health.works(READINESS, 0);
         // Every call observes all facts, because some of them take two reads.
-        let unowned = self.seen.handovers.unowned(context.config.partitions, &members, context.env().now());
+        let unowned = self.handovers.unowned(context.config.partitions, &members, context.env().now());
         let lag = dispatcher.lag(ends.now);
         if !unowned.is_empty() {
             return Err(Unready::Unowned(unowned));

@@ -6,20 +6,18 @@ use serde::Serialize;
 
 use super::{
     Bus,
-    snapshot::{Snapshot, Unanswered, answer},
-    waiting::Ages,
+    snapshot::{Snapshot, Unanswered},
 };
 use crate::{
     base::{
         encoding::Sequence,
         error::{Error, Result},
     },
-    roles::consumer::{ConsumerLag, ConsumerStatus},
-    state::{
-        context::Context, feed::TopologyEntry, keys::Partition, membership::NodeStatus, skipped::SkippedRow,
-        stats::StatsSnapshot,
+    roles::{
+        consumer::{ConsumerLag, ConsumerStatus},
+        notifier::Backlog,
     },
-    store::{Isolation, RangeRead, Transaction},
+    state::{feed::TopologyEntry, membership::NodeStatus, skipped::SkippedRow, stats::StatsSnapshot},
 };
 
 /// The status of a bus. Parts that the store has not answered in time are `None`, and named in [`BusStatus::unanswered`].
@@ -64,36 +62,6 @@ pub struct FeedStatus {
     pub topology: Vec<TopologyEntry>,
 }
 
-/// Recorded events that are not folded yet.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Backlog {
-    /// Number of waiting rows of counters: one for each database with events, and some for design documents.
-    pub rows: u64,
-    /// Whether `rows` is exact; otherwise there are more than [`Backlog::ROWS_MAX`], and the count stopped there.
-    pub is_exact: bool,
-    /// The rows of each partition that has any.
-    pub partitions: Vec<PartitionBacklog>,
-    /// For how long this process has seen events of a partition wait without a fold, in milliseconds; the longest of all partitions.
-    /// Counters store no time, so this is a lower bound: it begins with the first look after the start of the process.
-    pub oldest_ms: u64,
-}
-
-impl Backlog {
-    /// The most rows of counters that are counted.
-    pub const ROWS_MAX: usize = 10_000;
-}
-
-/// The backlog of a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct PartitionBacklog {
-    /// Its number.
-    pub partition: u32,
-    /// Number of waiting rows of counters.
-    pub rows: u64,
-}
-
 /// A consumer and its lag.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
@@ -112,14 +80,17 @@ impl Bus {
     /// Fails if the store answers no part, with the reason of one.
     pub async fn status(&self) -> Result<BusStatus> {
         let now = Duration::ZERO;
-        let (mut snapshot, last_row) = tokio::join!(self.snapshot(now), self.last_row(now));
-        let last_row = answer(&mut snapshot.unanswered, "last row", last_row);
-        let consumers = snapshot.full_consumers(&self.context);
-        let Snapshot { members, holdings, ends, ages, backlog, lags, unanswered, .. } = snapshot;
+        let (mut snapshot, last_row) = tokio::join!(self.snapshot(now), self.seen.last_row(now));
+        let last_row = snapshot.take("last row", last_row);
+        let Snapshot { members, holdings, ends, ages, backlog, consumers, deferred, lags, unanswered } =
+            snapshot;
         if members.is_none() && ends.is_none() && backlog.is_none() && consumers.is_none() {
             let error = unanswered.into_iter().next();
             return Err(error.expect("it says what is missing").1);
         }
+        let consumers = consumers.zip(holdings.as_ref()).zip(deferred);
+        let consumers =
+            consumers.map(|((stored, holdings), deferred)| self.seen.complete(&stored, holdings, &deferred));
         let report = |consumer: ConsumerStatus| {
             let lag = lags.as_ref().and_then(|lags| lags.get(&consumer.name).cloned());
             ConsumerReport { consumer, lag }
@@ -144,43 +115,5 @@ impl Bus {
             skipped_rows: self.skipped_rows(),
             stats: self.stats(),
         })
-    }
-
-    /// Reads the recorded events that are not folded yet. It counts at most [`Backlog::ROWS_MAX`] rows, from the lowest partition on. Fails if the
-    /// store does not answer within 2 s.
-    pub async fn backlog(&self) -> Result<Backlog> {
-        let (backlog, ages) = tokio::try_join!(self.backlog_rows(Duration::ZERO), self.ages(Duration::ZERO))?;
-        Ok(backlog.aged(&ages))
-    }
-}
-
-impl Backlog {
-    /// Counts the events that wait, by snapshot.
-    pub(super) async fn read(context: &Context, tx: &Transaction) -> Result<Self> {
-        let (keys, last) = (&context.keys, Partition(context.config.partitions - 1));
-        let mut backlog = Self::default();
-        let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(1_000));
-        while let Some(read) = rest.take_if(|_| (backlog.rows as usize) < Self::ROWS_MAX) {
-            let page = tx.get_range(&read, Isolation::Snapshot).await?;
-            for (key, _) in &page.rows {
-                // A key that is not ours counts for the partition in whose range it lies.
-                let (partition, _) = keys.partition_at(key, Partition(0), last);
-                backlog.rows += 1;
-                match backlog.partitions.last_mut() {
-                    Some(counted) if counted.partition == partition.0 => counted.rows += 1,
-                    _ => backlog.partitions.push(PartitionBacklog { partition: partition.0, rows: 1 }),
-                }
-            }
-            rest = read.after(&page);
-        }
-        backlog.is_exact = rest.is_none();
-        Ok(backlog)
-    }
-
-    /// With the age of the oldest events.
-    fn aged(&self, ages: &Ages) -> Self {
-        let oldest = ages.values().max().copied().unwrap_or_default();
-        let oldest_ms = u64::try_from(oldest.as_millis()).unwrap_or(u64::MAX);
-        Self { oldest_ms, ..self.clone() }
     }
 }

@@ -1,7 +1,7 @@
 //! [`Failing`]: what has failed last in each shard that members of this process work on.
 //!
 //! Nobody has to clear it. A failure counts only while the member still works under the lease under which it failed, and while the
-//! checkpoint of the shard is before the row that failed: both are stored, and whoever asks has read them.
+//! checkpoint of the shard is before the row that failed: both are stored, and the reader of a status has read them.
 
 use std::collections::BTreeMap;
 

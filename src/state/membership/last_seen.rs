@@ -43,6 +43,11 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
             .collect();
     }
 
+    /// Forgets what was seen under `key`.
+    pub fn forget(&mut self, key: &K) {
+        self.seen.remove(key);
+    }
+
     /// Forgets everything if the last read was longer ago than `gap`: an observer that was paused, or without the
     /// store, cannot know whether it missed a change.
     pub fn forget_after(&mut self, gap: Duration, now: Duration) {

@@ -62,6 +62,8 @@ pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
 pub(crate) use roles::{changed, members};
 pub(crate) use silence::Silence;
+#[cfg(feature = "http")]
+pub(crate) use status::Handovers;
 pub use status::NodeStatus;
-pub(crate) use status::{Holdings, all_nodes};
+pub(crate) use status::{Holdings, Members};
 pub(crate) use {options::Pool, worker::Worker};
