@@ -77,12 +77,8 @@ impl Gauges {
 
 /// Registers what is known of the whole bus, and of the tail of this process. What the store has not answered is left out.
 fn register_snapshot(registry: &mut Registry, inner: &Inner, snapshot: &Snapshot) {
-    let unanswered = Gauges::new();
-    for (part, _) in &snapshot.unanswered {
-        unanswered.set("part", *part, 1);
-    }
     let what = "Parts of the figures of the bus that are missing, because the store has not answered them";
-    registry.register("unanswered", what, unanswered.0);
+    registry.register("unanswered", what, gauge(snapshot.unanswered.len()));
     if let Some(members) = &snapshot.members {
         let nodes = Gauges::new();
         let silent = members.silent.values().filter(|(_, is_silent)| *is_silent).count() as u64;

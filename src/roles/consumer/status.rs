@@ -28,6 +28,9 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
+/// From which age on a row that waits needs attention, in milliseconds. The alert has the same.
+const LATE_MS: u64 = 600_000;
+
 /// The most deferred ids of a consumer that are counted.
 const DEFERRED_MAX: u64 = 1_000;
 
@@ -140,8 +143,8 @@ impl ConsumerStatus {
         }
     }
 
-    /// What needs attention, in words.
-    pub fn troubles(&self) -> Vec<String> {
+    /// What needs attention, in words; `lag` is how far it is behind.
+    pub fn troubles(&self, lag: &[ConsumerLag]) -> Vec<String> {
         let mut troubles = Vec::new();
         if self.is_paused {
             troubles.push("it is paused: nothing is worked on until it is resumed".to_owned());
@@ -161,6 +164,16 @@ impl ConsumerStatus {
                     format!("shard {} waits for {what}, which has failed {attempts} times", shard.shard.0);
                 troubles.push(format!("{held}: {error}"));
             }
+        }
+        let is_failing = |lag: &ConsumerLag| {
+            self.shards.iter().any(|shard| shard.shard == lag.shard && shard.failing.is_some())
+        };
+        for lag in lag.iter().filter(|lag| lag.age_ms >= Some(LATE_MS) && !self.is_paused && !is_failing(lag))
+        {
+            let minutes = lag.age_ms.unwrap_or_default() / 60_000;
+            let late = format!("the oldest row of shard {} has waited for {minutes} min", lag.shard.0);
+            troubles
+                .push(format!("{late}: nobody works on it, or the work is slow or fails, as its owner says"));
         }
         if self.has_deferred {
             troubles.push("ids are deferred: their errors are in the list of deferred ids".to_owned());
