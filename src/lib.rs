@@ -101,7 +101,7 @@ pub mod consumer {
             IndexDdocs, IndexHandler, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Run, Scan,
             ScanHandler, Work, index, replicate,
         },
-        state::keys::ConsumerName,
+        state::{failing::ShardFailure, keys::ConsumerName},
     };
 }
 
@@ -154,8 +154,10 @@ pub mod node {
         bus::{
             Announced, Node,
             running::{Roles, Running},
-            status::{Backlog, BusStatus, ConsumerReport, FeedStatus, PartitionBacklog},
+            snapshot::Unanswered,
+            status::{BusStatus, ConsumerReport, FeedStatus},
         },
+        roles::notifier::{Backlog, PartitionBacklog},
         state::{
             keys::{NodeId, Role},
             membership::{BalanceOptions, NodeOptions, NodeStatus},

@@ -19,10 +19,12 @@ async fn one_handle_delivers_and_leaves_nothing_behind() {
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     assert_eq!(updates.next().await.unwrap().unwrap().notification().name.as_str(), "a");
 
-    let status = running.status().await.unwrap();
-    let roles: Vec<_> = status.nodes[0].roles.iter().map(notibus::node::Role::as_str).collect();
+    let status = running.bus().status().await.unwrap();
+    let roles: Vec<_> =
+        status.nodes.as_ref().unwrap()[0].roles.iter().map(notibus::node::Role::as_str).collect();
     assert_eq!(roles, ["dispatcher", "janitor", "notifier"]);
-    assert_eq!((status.backlog.rows, status.backlog.is_exact), (0, true));
+    let backlog = status.backlog.unwrap();
+    assert_eq!((backlog.rows, backlog.is_exact, status.unanswered.len()), (0, true, 0));
 
     running.shutdown().await.unwrap();
     assert!(bus.nodes().await.unwrap().is_empty(), "the others need not wait until it expires");

@@ -2,30 +2,28 @@
 
 mod node;
 #[cfg(feature = "http")]
-pub(crate) mod observed;
-#[cfg(feature = "http")]
-mod ownership;
-#[cfg(feature = "http")]
 mod readiness;
 mod relocation;
 pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]
 mod signals;
+pub(crate) mod snapshot;
 pub(crate) mod status;
-mod waiting;
 
 use std::{
-    io::{Read, Write},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use self::waiting::Waiting;
+use self::snapshot::{Observer, Snapshot};
 pub use self::{
     node::{Announced, Node},
     relocation::{ExportOptions, Exported},
 };
+#[cfg(feature = "http")]
+use crate::state::membership::Handovers;
 use crate::{
     base::{
         encoding::Incarnation,
@@ -33,8 +31,9 @@ use crate::{
     },
     roles::{
         changes::Changes,
-        consumer::{self, ConsumerHandle, ConsumerStatus},
+        consumer::{ConsumerHandle, ConsumerStatus},
         dispatcher::{Dispatcher, DispatcherOptions},
+        notifier::Backlog,
         producer::{Producer, ProducerOptions, RINGER, ringer},
     },
     state::{
@@ -42,7 +41,7 @@ use crate::{
         exactly_once::{CommittedOnce, exactly_once},
         feed::{NewTopology, RawFeed},
         keys::{self, Config, Keys, Partition},
-        membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
+        membership::{Member, NodeOptions, NodeStatus, forget_nodes},
         notification_feed::NotificationFeed,
         routing::Schemes,
         skipped::SkippedRow,
@@ -120,15 +119,9 @@ where
 #[derive(Debug, Clone)]
 pub struct Bus {
     context: Arc<Context>,
-    seen: Arc<Observations>,
-}
-
-/// What this process has seen of the bus, for facts that take more than one look.
-#[derive(Debug, Default)]
-struct Observations {
-    waiting: Waiting,
+    seen: Arc<Observer>,
     #[cfg(feature = "http")]
-    owners: ownership::Owners,
+    handovers: Arc<Handovers>,
 }
 
 impl Bus {
@@ -161,57 +154,6 @@ impl Bus {
             Err(Config::missing(prefix))
         });
         Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
-    }
-
-    /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. It blocks the
-    /// thread whenever `out` does.
-    ///
-    /// Stop producers and roles first, and do not write to this bus afterwards. To find out whether a node lives, it watches the
-    /// heartbeats for as long as they may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)); it notices a producer that writes
-    /// meanwhile. With [`ExportOptions::while_running`] it exports beside them.
-    ///
-    /// Fails with [`Error::BusInUse`] if nodes live, with [`Error::Invalid`] if it notices a write meanwhile, and with [`Error::Io`]
-    /// if `out` fails.
-    pub async fn export(&self, out: &mut impl Write, options: ExportOptions) -> Result<Exported> {
-        relocation::export(&self.context, out, options).await
-    }
-
-    /// Imports the output of [`Bus::export`] into `db`, under `prefix`, and raises the incarnation by one: positions of
-    /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
-    ///
-    /// Until it has ended, opening a bus there fails with [`Error::ImportUnderWay`]. If it fails, it removes what it has written. If
-    /// its process dies or the future is dropped, the next import removes that, and begins again.
-    ///
-    /// Fails with [`Error::Invalid`] if there is data under the prefix, or the export is damaged, with [`Error::BusInUse`]
-    /// if nodes live under the prefix, and with [`Error::Io`] if `input` fails or ends too early.
-    pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
-        relocation::import(db, &Keys::new(prefix)?, input).await
-    }
-
-    /// The incarnation of the bus in `db` under `prefix`, without opening it.
-    ///
-    /// Fails with [`Error::Invalid`] if there is none.
-    pub async fn stored_incarnation(db: &Database, prefix: &[u8]) -> Result<Incarnation> {
-        let keys = Keys::new(prefix)?;
-        Ok(db.run(async |tx| relocation::stored(&tx, &keys).await).await?.incarnation)
-    }
-
-    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the whole store was moved to
-    /// another cluster, for instance by a backup and a restore. No process may have the bus open. Returns the new incarnation; a retry
-    /// after a failure does not raise it twice.
-    ///
-    /// Unless `force` is set, it watches the heartbeats of listed nodes for as long as they may pause. It removes all nodes, leases and fold
-    /// marks: work of a forgotten process in a role cannot commit any more. Producers and
-    /// writers of documents have no lease: stop them.
-    ///
-    /// Fails with [`Error::BusInUse`] if nodes live, and with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it.
-    pub async fn raise_incarnation(
-        db: &Database,
-        prefix: &[u8],
-        from: Incarnation,
-        force: bool,
-    ) -> Result<Incarnation> {
-        relocation::raise(db, &Keys::new(prefix)?, from, force).await
     }
 
     /// Runs `body` in a transaction of the bus's store and commits it exactly once: as [`Database::run`], but never twice,
@@ -289,7 +231,12 @@ impl Bus {
         let make = move || ringer(Arc::clone(&signals), Weak::clone(&weak));
         let ringing = tokio::spawn(context.stats.supervised(context.env(), RINGER, make));
         context.ringer.set(Background(ringing)).expect("the context is new");
-        Self { context, seen: Arc::default() }
+        Self {
+            seen: Arc::new(Observer::new(&context)),
+            #[cfg(feature = "http")]
+            handovers: Arc::default(),
+            context,
+        }
     }
 
     /// Makes a producer with the default options.
@@ -312,10 +259,10 @@ impl Bus {
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 
-    /// The nodes that have joined and not left, in the order of their ids. Some may have died: a node lives only if its heartbeat
-    /// changes. Read-only.
+    /// The nodes that have joined and not left, in the order of their ids. Some may have died: [`NodeStatus::is_silent`], which takes two
+    /// looks of this process. Read-only. Fails if the store does not answer within 2 s.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
-        statuses(&self.context.db, &self.context.keys).await
+        self.seen.nodes().await
     }
 
     /// Starts a dispatcher in this process. It shares no work, and so needs no node.
@@ -349,9 +296,22 @@ impl Bus {
         ConsumerHandle::new(&self.context, name)
     }
 
-    /// The stored state of all consumers, in the order of their names.
+    /// The state of all consumers, in the order of their names. Fails if the store does not answer within some seconds.
     pub async fn consumers(&self) -> Result<Vec<ConsumerStatus>> {
-        consumer::statuses(&self.context).await
+        self.seen.all_of_consumers().await
+    }
+
+    /// What is known of the bus, with parts that were read less than `age_max` ago.
+    pub(crate) async fn snapshot(&self, age_max: Duration) -> Snapshot {
+        Box::pin(self.seen.snapshot(age_max)).await
+    }
+
+    /// Reads the recorded events that are not folded yet. It counts about [`Backlog::ROWS_MAX`] rows, from the lowest partition on. Fails if
+    /// the store does not answer within 2 s.
+    pub async fn backlog(&self) -> Result<Backlog> {
+        let now = Duration::ZERO;
+        let (backlog, ages) = tokio::try_join!(self.seen.backlog(now), self.seen.ages(now))?;
+        Ok(backlog.aged(&ages))
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

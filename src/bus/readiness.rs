@@ -1,34 +1,19 @@
 //! Readiness: whether an event that is recorded now would be delivered, derived from facts.
 //!
 //! The store answers, the process's nodes are members, each partition has a living owner, the oldest event that waits to be folded is
-//! young, and the tail stands where the feed ends. It reads the data that the work of the process depends on. An answer alone proves
-//! nothing: a cluster returns read versions while its storage is away, and a store that was wiped answers every read.
+//! young, and the tail stands where the feed ends. It reads parts of the [snapshot](super::snapshot) on which the work of the process depends.
+//! An answer alone proves nothing: a cluster returns read versions while its storage is away, and a store that was wiped answers every read.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use parking_lot::Mutex;
-
-use super::{
-    Bus,
-    ownership::{Ownership, ranges},
-};
+use super::Bus;
 use crate::{
-    base::{
-        encoding::Sequence,
-        error::{Error, Result, StoreError},
-    },
+    base::error::{Error, StoreError},
     roles::dispatcher::Dispatcher,
-    state::{
-        feed::RawFeed,
-        keys::{NodeId, NodeRow},
-    },
-    store::{Isolation, RetryPolicy, Transaction},
+    state::keys::NodeId,
 };
 
 const READINESS: &str = "readiness";
-
-/// How long the store may take to answer.
-const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// The age from which events that wait to be folded are no longer young. Others need some of it to take over from a dead notifier.
 const YOUNG_MAX: Duration = Duration::from_secs(10);
@@ -125,15 +110,6 @@ impl fmt::Display for Unready {
     }
 }
 
-/// What one read of the store shows.
-struct Facts {
-    ownership: Ownership,
-    /// The partitions whose events have waited for too long, and the age of the oldest.
-    waiting: (BTreeSet<u32>, Duration),
-    /// The end of the feed.
-    end: Sequence,
-}
-
 impl Bus {
     /// Why this process can never work again, so that only a restart helps; `None` if it can.
     pub(crate) fn permanent_failure(&self) -> Option<Unready> {
@@ -153,15 +129,30 @@ impl Bus {
         if let Some(unready) = self.permanent_failure() {
             return Err(unready);
         }
-        let Facts { ownership, waiting: (late, oldest), end } = self.facts().await?;
+        let own = context.stats.health.nodes();
+        let now = Duration::ZERO;
+        let seen = &self.seen;
+        let (members, ages, ends) = tokio::join!(seen.members(now), seen.ages(now), seen.ends(now));
+        let members = members.map_err(|error| self.unanswered(error))?;
+        let is_member = |(node, token): ([u8; 16], Option<[u8; 16]>)| {
+            token.is_some() && members.nodes.get(&NodeId(node)).map(|row| row.token) == token
+        };
+        if !own.into_iter().all(is_member) {
+            return Err(Unready::FallenOut);
+        }
+        let ages = ages.map_err(|error| self.unanswered(error))?;
+        let ends = ends.map_err(|error| self.unanswered(error))?;
         context.stats.health.works(READINESS, 0);
         // Every call observes all facts, because some of them take two reads.
-        let unowned = self.seen.owners.unowned(context.config.partitions, &ownership, context.env().now());
-        let lag = dispatcher.lag(end);
+        let unowned = self.handovers.unowned(context.config.partitions, &members, context.env().now());
+        let lag = dispatcher.lag(ends.now);
         if !unowned.is_empty() {
             return Err(Unready::Unowned(unowned));
         }
+        let late: BTreeSet<_> =
+            ages.iter().filter(|(_, age)| **age > YOUNG_MAX).map(|(partition, _)| *partition).collect();
         if !late.is_empty() {
+            let oldest = ages.values().max().copied().unwrap_or_default();
             return Err(Unready::Waiting(late, oldest, self.failing()));
         }
         if lag > TAIL_LAG_MAX {
@@ -170,69 +161,23 @@ impl Bus {
         Ok(())
     }
 
-    /// Reads the store, for a bounded time.
-    async fn facts(&self) -> Result<Facts, Unready> {
-        let context = &*self.context;
-        let last = Mutex::new(None);
-        let policy = RetryPolicy { elapsed_max: Some(ANSWER_MAX), ..RetryPolicy::default() };
-        let read = context.db.run_with(&policy, async |tx| {
-            let read = self.facts_in(&tx).await;
-            if let Err(Error::Store(error)) = &read {
-                *last.lock() = Some(error.clone());
+    /// Why the store has not answered a part.
+    fn unanswered(&self, error: Error) -> Unready {
+        match error {
+            Error::BusGone { reason } => Unready::Gone(reason),
+            Error::GaveUp { .. } => Unready::Away(None),
+            Error::Store(error) | Error::RetriesExhausted { last: error, .. } => {
+                if error == StoreError::DATABASE_LOCKED {
+                    Unready::Locked
+                } else {
+                    Unready::Away(Some(error))
+                }
             }
-            read
-        });
-        let read = tokio::select! {
-            biased;
-            read = read => read,
-            () = context.env().sleep(ANSWER_MAX) => Err(Error::Store(StoreError::TRANSACTION_TIMED_OUT)),
-        };
-        let last = last.into_inner();
-        match read {
-            Ok(Some(facts)) => Ok(facts),
-            Ok(None) => Err(Unready::FallenOut),
-            Err(Error::BusGone { reason }) => Err(Unready::Gone(reason)),
-            Err(Error::Store(error) | Error::RetriesExhausted { last: error, .. }) => {
-                let is_locked = |error: &StoreError| *error == StoreError::DATABASE_LOCKED;
-                Err(match last {
-                    _ if is_locked(&error) => Unready::Locked,
-                    Some(last) if is_locked(&last) => Unready::Locked,
-                    last => Unready::Away(last),
-                })
-            }
-            Err(error) => {
-                context.stats.health.failed(context.env(), READINESS, 0, &error);
-                Err(Unready::Unreadable(error))
+            error => {
+                self.context.stats.health.failed(self.context.env(), READINESS, 0, &error);
+                Unready::Unreadable(error)
             }
         }
-    }
-
-    /// Reads the configuration, the rows of the process's nodes, the owners of the partitions, their backlogs, and the feed's topology
-    /// and end.
-    /// Returns `None` if not all nodes of the process are members.
-    async fn facts_in(&self, tx: &Transaction) -> Result<Option<Facts>> {
-        let context = &*self.context;
-        let keys = &context.keys;
-        let stored = tx.get(&keys.config(), Isolation::Snapshot).await?;
-        context.config.check_stored(stored.as_deref())?;
-        for (node, token) in context.stats.health.nodes() {
-            let key = keys.node(NodeId(node));
-            let row = tx.get(&key, Isolation::Snapshot).await?;
-            let row = row.map(|row| NodeRow::from_bytes(&row)).transpose().map_err(|error| error.at(&key))?;
-            if token.is_none() || row.map(|row| row.token) != token {
-                return Ok(None);
-            }
-        }
-        let feed = RawFeed::notifications(context);
-        let (ownership, mut waiting, end, _) = tokio::try_join!(
-            Ownership::read(tx, keys),
-            self.seen.waiting.ages(&self.context, tx),
-            feed.last_readable(tx),
-            feed.topology(tx),
-        )?;
-        waiting.retain(|_, age| *age > YOUNG_MAX);
-        let oldest = waiting.values().max().copied().unwrap_or_default();
-        Ok(Some(Facts { ownership, waiting: (waiting.into_keys().collect(), oldest), end }))
     }
 
     /// What fails in this process and is tried again, as a sentence; empty if nothing does.
@@ -244,5 +189,25 @@ impl Bus {
             return String::new();
         }
         format!(" Failing here: {}.", named.into_iter().collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Numbers in order, as ranges of the first and the last.
+fn ranges(numbers: &BTreeSet<u32>) -> String {
+    let numbers: Vec<_> = numbers.iter().copied().collect();
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [only] => only.to_string(),
+        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_named_in_runs() {
+        assert_eq!(ranges(&BTreeSet::from([0, 1, 2, 7])), "0-2, 7");
     }
 }

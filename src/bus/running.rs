@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::{Bus, Node, node::Announced, status::BusStatus};
+use super::{Bus, Node, node::Announced};
 use crate::{
     base::{
         error::{Error, Result},
@@ -163,11 +163,6 @@ impl Running {
     /// The changes feeds of the databases' documents.
     pub fn changes(&self) -> Changes {
         self.bus.changes()
-    }
-
-    /// The status of the bus, as from [`Bus::status`].
-    pub async fn status(&self) -> Result<BusStatus> {
-        self.bus.status().await
     }
 
     /// Calls `ending` before the roles end, after endings that were added before.

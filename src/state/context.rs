@@ -7,6 +7,7 @@ use tokio::task::JoinHandle;
 use crate::{
     base::{env::Env, error::Error},
     state::{
+        failing::Failing,
         feed_wakeups::FeedWakeups,
         keys::{Config, FeedId, Keys},
         page_cache::PageCache,
@@ -36,6 +37,8 @@ pub(crate) struct Context {
     pub polls: Arc<Polls>,
     pub stats: Arc<Stats>,
     pub skipped: Arc<Skipped>,
+    /// What holds up shards of consumers.
+    pub failing: Failing,
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
     pub ringer: OnceLock<Background>,
@@ -69,6 +72,7 @@ impl Context {
             polls,
             stats,
             skipped,
+            failing: Failing::default(),
             feed,
             ringer,
         })

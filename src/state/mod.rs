@@ -5,6 +5,7 @@
 
 pub(crate) mod context;
 pub(crate) mod exactly_once;
+pub(crate) mod failing;
 pub(crate) mod feed;
 pub(crate) mod feed_wakeups;
 pub(crate) mod feed_watcher;

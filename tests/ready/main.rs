@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod parts;
+mod snapshot;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -160,13 +161,13 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
     tokio::time::sleep(Duration::from_mins(1)).await;
     let ages = gauges(&api, &["notibus_backlog_oldest"]).await;
     assert!(ages.len() == 16 && ages.values().all(|age| *age >= 60.0), "{ages:?}");
-    assert!(bus.status().await.unwrap().backlog.oldest_ms >= 60_000);
+    assert!(bus.status().await.unwrap().backlog.unwrap().oldest_ms >= 60_000);
 
     let running = bus.start(Roles::default()).await.unwrap();
     common::until("all to be folded", async || bus.is_drained().await.unwrap()).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(gauges(&api, &["notibus_backlog"]).await.is_empty());
-    assert_eq!(bus.status().await.unwrap().backlog.oldest_ms, 0);
+    assert_eq!(bus.status().await.unwrap().backlog.unwrap().oldest_ms, 0);
     let nodes = gauges(&api, &["notibus_nodes"]).await;
     assert_eq!(nodes, BTreeMap::from([("notibus_nodes{state=\"living\"}".to_owned(), 1.0)]));
 
@@ -181,6 +182,8 @@ async fn the_backlog_of_each_partition_ages_until_it_is_folded() {
         BTreeMap::from([("notibus_nodes{state=\"silent\"}".to_owned(), 1.0)]),
         "nobody is left to remove it"
     );
+    let nodes = bus.nodes().await.unwrap();
+    assert!(nodes[0].is_silent && nodes[0].silent_ms >= 120_000, "the list reads the same: {nodes:?}");
 }
 
 /// Bug: the lag of the tail began with the first question that found it behind, so that one was answered "ok". Fix: the tail notes when

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) async fn get(api: &Api, path: &str) -> (u16, String) {
     let answer = api.routes().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
     let status = answer.status().as_u16();
-    let body = axum::body::to_bytes(answer.into_body(), 1_000_000).await.unwrap();
+    let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
     (status, String::from_utf8(body.to_vec()).unwrap())
 }
 

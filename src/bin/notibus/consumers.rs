@@ -294,6 +294,7 @@ pub fn state(consumer: &Value) -> String {
     let states = [
         (consumer["is_paused"] == true, "paused"),
         (!has_members, "no member"),
+        (items(&consumer["shards"]).iter().any(|shard| !shard["failing"].is_null()), "work fails"),
         (consumer["has_deferred"] == true, "ids deferred"),
     ];
     let found: Vec<_> = states.iter().filter(|(is, _)| *is).map(|(_, state)| *state).collect();

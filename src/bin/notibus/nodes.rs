@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     failure::Failure,
     status::leases,
-    table::{self, items, text, time},
+    table::{self, duration, items, text, time},
     target::{Intent, Target},
 };
 
@@ -17,51 +17,33 @@ pub struct Args {
     /// Where they are.
     #[command(flatten)]
     target: Target,
-    /// How long to watch for heartbeats: at least two intervals. A node that is not heard of in that time may be dead.
+    /// How long to watch for heartbeats: longer than the longest expiry of a node (5 s by default), to find all dead ones.
     #[arg(long, env = "NOTIBUS_WATCH", default_value = "6s", value_parser = humantime::parse_duration)]
     watch: Duration,
 }
 
 /// Prints the nodes.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    // An opened folder shows one moment, so it is opened again to see which nodes live.
-    let nodes = async || {
-        let opened = args.target.open(Intent::Reads, timeout).await?;
-        Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take())
-    };
-    let before = nodes().await?;
-    if !items(&before).is_empty() {
+    let opened = args.target.open(Intent::Reads, timeout).await?;
+    let nodes = async || Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take());
+    let mut seen = nodes().await?;
+    // An opened folder shows one moment. Its nodes are of the process that has it open: its opening removed all others.
+    let is_moment = args.target.is_folder()?;
+    if !is_moment && !items(&seen).is_empty() {
         tokio::time::sleep(args.watch).await;
+        // Who answers has compared the two moments.
+        seen = nodes().await?;
     }
-    let seen = compare(&before, nodes().await?);
     let header = ["NODE", "LIFE", "ROLES", "LEASES", "JOINED"];
-    table::print(args.target.json, &seen, &header, |node| cells(node, args.watch), "no node has joined")
+    table::print(args.target.json, items(&seen), &header, |node| cells(node, is_moment), "no node has joined")
 }
 
-/// The nodes of `after`, each with its `beats` since `before`, null if it was not there then or has joined again, and whether it `lives`.
-fn compare(before: &Value, after: Value) -> Vec<Value> {
-    let known = |node: &Value| {
-        let same = |it: &&Value| it["id"] == node["id"] && it["started_ms"] == node["started_ms"];
-        items(before)
-            .iter()
-            .find(same)
-            .and_then(|it| node["beat"].as_u64()?.checked_sub(it["beat"].as_u64()?))
-    };
-    let Value::Array(mut nodes) = after else { return Vec::new() };
-    for node in &mut nodes {
-        let beats = known(node);
-        node["beats"] = beats.into();
-        node["lives"] = (beats != Some(0)).into();
-    }
-    nodes
-}
-
-fn cells(node: &Value, watched: Duration) -> Vec<String> {
-    let watched = humantime::format_duration(watched);
-    let life = match node["beats"].as_u64() {
-        Some(0) => format!("silent for {watched}"),
-        Some(beats) => format!("alive, {beats} beats in {watched}"),
-        None => format!("alive, joined within {watched}"),
+fn cells(node: &Value, is_moment: bool) -> Vec<String> {
+    let silent = duration(&node["silent_ms"].as_u64().map(|ms| ms / 1_000 * 1_000).into());
+    let life = match node["is_silent"].as_bool() {
+        _ if is_moment => "has the folder open".to_owned(),
+        Some(true) => format!("silent for {silent}"),
+        _ => format!("alive, heard of {silent} ago"),
     };
     let roles: Vec<_> = items(&node["roles"]).iter().map(text).collect();
     let roles = if roles.is_empty() { "-".to_owned() } else { roles.join(",") };
@@ -75,15 +57,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_lives_if_its_beat_has_changed() {
-        let at = |beat: u64, started_ms: u64| json!([{ "id": "0f", "started_ms": started_ms, "beat": beat, "roles": ["http"], "leases": {} }]);
-        let seen = |before: Value, after: Value| {
-            let seen = compare(&before, after);
-            (seen[0]["lives"].clone(), cells(&seen[0], Duration::from_secs(6))[1].clone())
+    fn the_life_of_a_node_is_said_in_words() {
+        let life = |silent_ms: u64, is_silent: bool, is_moment: bool| {
+            let node = json!({ "id": "0f", "silent_ms": silent_ms, "is_silent": is_silent, "roles": [], "leases": {} });
+            cells(&node, is_moment)[1].clone()
         };
-        assert_eq!(seen(at(1, 7), at(2, 7)), (true.into(), "alive, 1 beats in 6s".to_owned()));
-        assert_eq!(seen(at(2, 7), at(2, 7)), (false.into(), "silent for 6s".to_owned()));
-        assert_eq!(seen(at(2, 7), at(2, 8)), (true.into(), "alive, joined within 6s".to_owned()));
-        assert_eq!(seen(json!([]), at(1, 7)).0, true);
+        assert_eq!(life(1_234, false, false), "alive, heard of 1s ago");
+        assert_eq!(life(6_100, true, false), "silent for 6s");
+        assert_eq!(life(0, false, true), "has the folder open");
     }
 }

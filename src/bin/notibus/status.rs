@@ -1,6 +1,6 @@
 //! `notibus status`: prints the status of a bus on one screen.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{fmt::Write as _, io::IsTerminal, time::Duration};
 
 use serde_json::Value;
 
@@ -11,6 +11,9 @@ use crate::{
     table::{Table, duration, items, text, time},
     target::{Intent, Opened, Target},
 };
+
+/// What the store has not answered.
+const UNKNOWN: &str = "unknown";
 
 /// How to print the status.
 #[derive(Debug, clap::Args)]
@@ -77,13 +80,20 @@ fn screen(status: &Value) -> String {
         format!("skipped  {} rows that cannot be decoded", count(&status["skipped_rows"])),
     ];
     out.push_str(&lines.join("\n"));
+    for missing in items(&status["unanswered"]) {
+        let (part, reason) = (text(&missing["part"]), text(&missing["reason"]));
+        write!(out, "\nMISSING  {part}: {reason}").expect("a string takes everything");
+    }
     out.push_str("\n\n");
-    let mut nodes = Table::new(&["NODE", "ROLES", "LEASES", "JOINED"]);
+    let empty = |part: &str, none: &str| if status[part].is_null() { UNKNOWN } else { none }.to_owned();
+    let mut nodes = Table::new(&["NODE", "ROLES", "LEASES", "JOINED", "STATE"]);
     for node in items(&status["nodes"]) {
         let roles: Vec<_> = items(&node["roles"]).iter().map(text).collect();
-        nodes.row([text(&node["id"]), roles.join(","), leases(node), time(&node["started_ms"])]);
+        let state = if node["is_silent"] == true { "silent" } else { "" };
+        let joined = time(&node["started_ms"]);
+        nodes.row([text(&node["id"]), roles.join(","), leases(node), joined, state.to_owned()]);
     }
-    out.push_str(&nodes.text("no node has joined: nothing is delivered"));
+    out.push_str(&nodes.text(&empty("nodes", "no node has joined: nothing is delivered")));
     out.push('\n');
     let mut consumers = Table::new(&["CONSUMER", "FEED", "MEMBERS", "BEHIND", "OLDEST", "STATE"]);
     for consumer in items(&status["consumers"]) {
@@ -95,13 +105,13 @@ fn screen(status: &Value) -> String {
             text(&consumer["name"]),
             feed_of(consumer),
             count(&consumer["members"]).to_string(),
-            format!("{rows}{more}"),
+            if consumer["lag"].is_null() { UNKNOWN.to_owned() } else { format!("{rows}{more}") },
             // To the second: it is read by people.
             duration(&oldest.map(|ms| ms / 1_000 * 1_000).into()),
             state(consumer),
         ]);
     }
-    out.push_str(&consumers.text("no consumer"));
+    out.push_str(&consumers.text(&empty("consumers", "no consumer")));
     out
 }
 
@@ -118,6 +128,9 @@ fn count(value: &Value) -> usize {
 
 /// Formats the feed on a line.
 fn feed(feed: &Value, incarnation: &Value) -> String {
+    if feed.is_null() {
+        return UNKNOWN.to_owned();
+    }
     let topology = items(&feed["topology"]);
     let shards = topology.last().map_or(0, |entry| count(&entry["shards"]));
     let last = feed["last_seq"].as_str().unwrap_or("none");
@@ -130,6 +143,9 @@ fn feed(feed: &Value, incarnation: &Value) -> String {
 
 /// Formats the backlog on a line.
 fn backlog(backlog: &Value) -> String {
+    if backlog.is_null() {
+        return UNKNOWN.to_owned();
+    }
     let rows = &backlog["rows"];
     if rows == 0 {
         return "nothing waits to be folded".to_owned();
@@ -146,7 +162,8 @@ mod tests {
 
     #[test]
     fn a_screen_has_tables_with_headers_and_says_what_is_empty() {
-        let empty = screen(&json!({ "version": "1", "backlog": { "rows": 0 } }));
+        let empty = json!({ "version": "1", "backlog": { "rows": 0 }, "nodes": [], "consumers": [] });
+        let empty = screen(&empty);
         assert!(
             empty.contains("nothing waits")
                 && empty.contains("no node has joined")
@@ -156,7 +173,7 @@ mod tests {
         let full = screen(&json!({
             "version": "1", "ready": "Behind: the fold has failed for 4 s.",
             "backlog": { "rows": 10_000, "is_exact": false, "partitions": [{ "partition": 3, "rows": 10_000 }] },
-            "nodes": [{ "id": "00ff", "roles": ["notifier"], "leases": { "partition": 64 }, "started_ms": 0 }],
+            "nodes": [{ "id": "00ff", "roles": ["notifier"], "leases": { "partition": 64 }, "started_ms": 0, "is_silent": true }],
             "consumers": [{
                 "name": "mailer", "members": ["00ff"], "has_deferred": true,
                 "lag": [{ "rows": 2, "is_exact": true, "age_ms": 61_000 }, { "rows": 1, "is_exact": true }],
@@ -165,12 +182,15 @@ mod tests {
         for line in [
             "notibus 1  NOT READY: Behind: the fold has failed for 4 s.",
             "backlog  10000 or more rows wait to be folded, in 1 partitions",
-            "NODE  ROLES     LEASES        JOINED",
-            "00ff  notifier  partition 64  1970-01-01T00:00:00Z",
+            "NODE  ROLES     LEASES        JOINED                STATE",
+            "00ff  notifier  partition 64  1970-01-01T00:00:00Z  silent",
             "CONSUMER  FEED           MEMBERS  BEHIND  OLDEST  STATE",
             "mailer    notifications  1        3       1m 1s   ids deferred",
         ] {
             assert!(full.lines().any(|it| it == line), "{line}\n{full}");
         }
+        let missing = json!([{ "part": "nodes", "reason": "gave up" }]);
+        let partial = screen(&json!({ "version": "1", "backlog": { "rows": 0 }, "unanswered": missing }));
+        assert!(partial.contains("\nMISSING  nodes: gave up\n\nunknown\n\nunknown"), "{partial}");
     }
 }

@@ -115,6 +115,11 @@ impl Target {
         }
     }
 
+    /// Whether it is a folder, which shows one moment.
+    pub fn is_folder(&self) -> Result<bool, Failure> {
+        Ok(matches!(self.place()?, (Some(Store::Dir(_)), None)))
+    }
+
     /// Opens it.
     pub async fn open(&self, intent: Intent, timeout: Duration) -> Result<Opened, Failure> {
         let store = match self.place()? {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     base::{env::Env, error::Result, health::EndsWithBus},
-    bus::{Bus, observed::Watch},
+    bus::Bus,
     roles::dispatcher::Dispatcher,
     state::notification_feed::NotificationFeed,
 };
@@ -38,8 +38,6 @@ pub(super) struct Inner {
     pub doc_reads: Semaphore,
     pub admission: Arc<Admission>,
     pub metrics: AnswerCounts,
-    /// Remembers earlier observations of the bus, for values that need several.
-    pub watch: Watch,
     /// Counts the reshards that this process was asked for, and so wakes the feeds of single shards.
     pub reshards: watch::Sender<u64>,
     /// Becomes true when all feeds have to end.
@@ -93,7 +91,6 @@ impl Api {
             doc_reads: Semaphore::new(options.doc_reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: AnswerCounts::default(),
-            watch: Watch::default(),
             reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             options,

@@ -121,7 +121,7 @@ async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, pa
     reads(&parts, &[])?;
     let consumer = find(&inner, &name)?;
     let (status, lag) = tokio::try_join!(consumer.status(), consumer.lag())?;
-    let troubles = status.troubles();
+    let troubles = status.troubles(&lag);
     Ok(answer(StatusCode::OK, &json!({ "consumer": status, "lag": lag, "troubles": troubles })))
 }
 

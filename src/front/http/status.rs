@@ -1,7 +1,7 @@
 //! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics` describe the state of the node and the bus. `/_notibus/` is a
 //! page that shows it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -20,7 +20,13 @@ use super::{
     metrics,
     refusals::Refusals,
 };
-use crate::base::error::Result;
+use crate::base::{error::Result, tasks::within};
+
+/// How old the figures of the bus may be that metrics have: they cost some reads.
+const FRESH_FOR: Duration = Duration::from_secs(5);
+
+/// How long it may take to count the rows that the tail has not read.
+const UNDELIVERED_MAX: Duration = Duration::from_secs(2);
 
 impl Api {
     /// Serves the state of the node and the bus: `/_notibus/health/live` and `/_notibus/health/ready` for everyone,
@@ -98,18 +104,19 @@ async fn status(State(inner): State<Arc<Inner>>) -> Response {
     }
 }
 
-/// Reads the whole state of the bus.
+/// Reads the whole state of the bus, as far as the store answers.
 async fn read(inner: &Inner) -> Result<Value> {
     let Inner { bus, feed, dispatcher, .. } = inner;
     let tailed = dispatcher.position();
-    let (status, is_drained, undelivered) =
-        tokio::try_join!(bus.status(), bus.is_drained(), feed.pending(tailed))?;
+    let undelivered = within(inner.env(), UNDELIVERED_MAX, "counting rows", feed.pending(tailed));
+    let (status, undelivered) = tokio::join!(bus.status(), undelivered);
+    let status = status?;
     let mut answer_body = serde_json::to_value(&status).expect("a status can be written as JSON");
-    let tail_lag_ms = dispatcher.lag(status.feed.now).as_millis() as u64;
+    let tail_lag_ms = status.feed.map(|feed| dispatcher.lag(feed.now).as_millis() as u64);
     answer_body["lag"] = json!({
-        "is_drained": is_drained,
+        "is_drained": status.backlog.map(|backlog| backlog.rows == 0),
         "tailed_seq": tailed,
-        "undelivered_rows": undelivered,
+        "undelivered_rows": undelivered.ok(),
         "tail_lag_ms": tail_lag_ms,
     });
     answer_body["http"] =
@@ -133,8 +140,11 @@ async fn page() -> Response {
 async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let refusals = parts.extensions.get::<Refusals>();
-    let observed = inner.watch.observe(&inner.bus, &inner.dispatcher).await;
-    let mut response = Response::new(Body::from(metrics::encode(&inner, refusals, observed.as_deref())));
+    let snapshot = inner.bus.snapshot(FRESH_FOR).await;
+    for (part, error) in &snapshot.unanswered {
+        inner.feed.context.stats.health.complain(inner.env(), part, error);
+    }
+    let mut response = Response::new(Body::from(metrics::encode(&inner, refusals, &snapshot)));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     response

@@ -54,7 +54,7 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::watch;
 
-pub(crate) use self::status::statuses;
+pub(crate) use self::status::{Consumers, deferred, lags, stored};
 pub use self::{
     admin::{ConsumerHandle, ConsumerSettings, DeferredId},
     exactly_once::{CommitState, FencingToken, Run},

@@ -510,7 +510,10 @@ impl<R: ConsumedRow> ShardTask<R> {
             let options = &self.member.options;
             let pause = options.backoff().pause(attempts, self.env());
             match self.ordered.has_failed((len, last), failure.is_stall, options) {
-                Next::Again => self.ordered.resume_at = self.now().saturating_add(pause),
+                Next::Again => {
+                    self.holds(only.as_ref().map(|row| row.id()), last, attempts, &failure.error);
+                    self.ordered.resume_at = self.now().saturating_add(pause);
+                }
                 Next::Defer => {
                     let row = only.as_ref().expect("rows of several are tried one by one");
                     let id = Bytes::copy_from_slice(row.id());
@@ -576,7 +579,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         let failed = KeyChange::Failed { job, attempts, error, defer };
         match persist!(self, "ending work that has failed", self.change_key(id, failed).await) {
             Changed::Done => return self.finish_in_hand(hand, id, true).await,
-            Changed::Open => hand.ids.retry(id, until, newest),
+            Changed::Open => {
+                let last = sequence_of(hand.ids.get(id).expect("it has run").work.row.as_ref());
+                self.holds(Some(id), last.unwrap_or(Sequence::MIN), attempts, error);
+                hand.ids.retry(id, until, newest);
+            }
             Changed::Deferred => {
                 self.held.context.stats.consumer_deferred.add(u64::from(!is_covered));
                 self.is_dirty = true;

@@ -29,6 +29,7 @@ use crate::{
         error::{Error, Result},
     },
     state::{
+        failing::ShardFailure,
         feed::{RawFeed, StoredRow},
         feed_wakeups::FeedHeads,
         keys::{ConsumerRow, DeferredRow, ShardId},
@@ -38,6 +39,9 @@ use crate::{
     },
     store::{Database, Isolation, Transaction},
 };
+
+/// The most bytes of an error that is shown.
+const ERROR_LEN_MAX: usize = 1_000;
 
 /// Does `$work` with the store, again and again until it succeeds, or the work on the shard is over.
 macro_rules! persist {
@@ -575,6 +579,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.report(None, self.openings, panic);
         let pause = self.member.options.backoff().pause(self.openings, self.env());
         if self.sleep(pause).await.is_ok() { End::Panicked } else { End::Stopped }
+    }
+
+    /// The work on rows up to `last` has failed and is tried again: until it succeeds, it holds the checkpoint.
+    pub fn holds(&self, id: Option<&[u8]>, last: Sequence, attempts: u32, error: &str) {
+        let HeldShard { context, consumer, shard, lease, .. } = &*self.held;
+        let failure = ShardFailure {
+            id: id.map(|id| String::from_utf8_lossy(id).into_owned()),
+            attempts,
+            error: error[..error.floor_char_boundary(ERROR_LEN_MAX)].to_owned(),
+            at_ms: self.env().wall_ms(),
+        };
+        context.failing.note((consumer, *shard, lease.epoch), last, failure);
     }
 
     /// Logs a failure of the handler.

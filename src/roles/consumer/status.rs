@@ -1,29 +1,62 @@
 //! The state of consumers, as it is stored: what has trouble is what has a key, or a shard that waits.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use serde::Serialize;
 
 use super::ConsumerHandle;
 use crate::{
     base::{
-        cursor::Cursor, encoding::Sequence, error::Result, event::DbInstance, notification::Notification,
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        event::DbInstance,
+        notification::Notification,
     },
     state::{
         context::Context,
-        feed::{FeedRow, RawFeed, SHARDS_READ_AT_ONCE},
+        failing::ShardFailure,
+        feed::{FeedRow, RawFeed, SHARDS_READ_AT_ONCE, Topology},
         keys::{
-            ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, MemberlessSince, NodeId, ShardId, watermark,
+            ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, Keys, MemberlessSince, NodeId, RowSpace,
+            ShardId, watermark,
         },
-        membership::members,
+        membership::Holdings,
     },
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// How many keys are looked at to find whether ids are deferred: those of finished ids stay until the checkpoint has passed them.
-const KEYS_MAX: usize = 10_000;
+/// From which age on a row that waits needs attention, in milliseconds. The alert has the same.
+const LATE_MS: u64 = 600_000;
+
+/// The most deferred ids of a consumer that are counted.
+const DEFERRED_MAX: u64 = 1_000;
+
+/// How many keys of a consumer are looked at for that: those of finished ids stay until the checkpoint has passed them.
+const KEYS_MAX: u64 = 10_000;
+
+/// How many runs of consumers are read at the same time.
+const RUNS: usize = 16;
+
+/// How many rows of one page are read.
+const PAGE_ROWS: usize = 1_000;
+
+/// About how many rows, of all shards of a feed, are read to find how far all of its consumers are behind.
+const TAIL_ROWS: usize = 40_000;
+
+/// The fewest of them in each shard.
+const TAIL_ROWS_MIN: usize = 16;
+
+/// The most positions from before these rows for which the oldest row is read, the oldest positions first.
+const OLDEST_MAX: usize = 1_000;
+
+/// The most feeds of which it is found how far their consumers are behind, notifications first.
+const FEEDS_MAX: usize = 100;
+
+/// Consumers by their names.
+pub(crate) type Consumers = BTreeMap<ConsumerName, ConsumerStatus>;
 
 /// The stored state of a consumer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -67,6 +100,8 @@ pub struct ConsumerShard {
     pub owner: Option<NodeId>,
     /// Everything up to here is finished, or deferred.
     pub checkpoint: Sequence,
+    /// What fails there and holds the checkpoint, if this process works on the shard. Of shards of other processes only their lag is known.
+    pub failing: Option<ShardFailure>,
 }
 
 /// How far a consumer is behind in a shard.
@@ -77,7 +112,7 @@ pub struct ConsumerLag {
     pub shard: ShardId,
     /// The number of rows behind the checkpoint, wanted or not.
     pub rows: u64,
-    /// Whether `rows` is exact; otherwise there are more than [`ConsumerLag::ROWS_MAX`].
+    /// Whether `rows` is exact; otherwise there are more.
     pub is_exact: bool,
     /// The age of the oldest of these rows in milliseconds, by the wall clocks of the notifier and of this process. `None` if there is none,
     /// and for rows without a time, such as documents.
@@ -85,7 +120,7 @@ pub struct ConsumerLag {
 }
 
 impl ConsumerLag {
-    /// The most rows of a shard that are counted.
+    /// The most rows of a shard that are counted. The status and the metrics, which show all consumers, count fewer if a feed has many shards.
     pub const ROWS_MAX: u64 = 10_000;
 }
 
@@ -108,8 +143,8 @@ impl ConsumerStatus {
         }
     }
 
-    /// What needs attention, in words.
-    pub fn troubles(&self) -> Vec<String> {
+    /// What needs attention, in words; `lag` is how far it is behind.
+    pub fn troubles(&self, lag: &[ConsumerLag]) -> Vec<String> {
         let mut troubles = Vec::new();
         if self.is_paused {
             troubles.push("it is paused: nothing is worked on until it is resumed".to_owned());
@@ -122,6 +157,24 @@ impl ConsumerStatus {
                 troubles.push(format!("{without} of {} shards have no owner", self.shards.len()));
             }
         }
+        for shard in &self.shards {
+            if let Some(ShardFailure { id, attempts, error, .. }) = &shard.failing {
+                let what = id.as_ref().map_or_else(|| "a batch of rows".to_owned(), |id| format!("{id:?}"));
+                let held =
+                    format!("shard {} waits for {what}, which has failed {attempts} times", shard.shard.0);
+                troubles.push(format!("{held}: {error}"));
+            }
+        }
+        let is_failing = |lag: &ConsumerLag| {
+            self.shards.iter().any(|shard| shard.shard == lag.shard && shard.failing.is_some())
+        };
+        for lag in lag.iter().filter(|lag| lag.age_ms >= Some(LATE_MS) && !self.is_paused && !is_failing(lag))
+        {
+            let minutes = lag.age_ms.unwrap_or_default() / 60_000;
+            let late = format!("the oldest row of shard {} has waited for {minutes} min", lag.shard.0);
+            troubles
+                .push(format!("{late}: nobody works on it, or the work is slow or fails, as its owner says"));
+        }
         if self.has_deferred {
             troubles.push("ids are deferred: their errors are in the list of deferred ids".to_owned());
         }
@@ -129,99 +182,275 @@ impl ConsumerStatus {
     }
 }
 
-/// The stored states of all consumers, in the order of their names.
-pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<ConsumerStatus>> {
-    let keys = &context.keys;
-    let ranges = [keys.consumers(), keys.all_consumer_checkpoints(), keys.low_watermarks()];
-    let rest = read_rows(context, ranges).await?.into_values().map(|status| async move {
-        let handle = &ConsumerHandle { context: Arc::clone(context), name: status.name.clone() };
-        let status = &status;
-        context.db.run(async |tx| handle.fill_in(&tx, status.clone()).await).await
-    });
-    // Collected first, because the compiler cannot name the type of the futures otherwise.
-    let rest: Vec<_> = rest.collect();
-    stream::iter(rest).buffered(SHARDS_READ_AT_ONCE).try_collect().await
+impl ConsumerStatus {
+    fn feed(&self) -> FeedId {
+        self.instance.map_or_else(FeedId::notifications, FeedId::documents)
+    }
+
+    /// Adds who works for it, what fails in this process, and whether ids are deferred.
+    pub(crate) fn add(&mut self, context: &Context, holdings: &Holdings, deferred: u64) {
+        let pool = self.name.pool();
+        self.members = holdings.nodes_with(&self.name.role()).to_vec();
+        self.has_deferred = deferred > 0;
+        for status in &mut self.shards {
+            let Some((owner, epoch)) = holdings.owned(&pool, status.shard.0) else { continue };
+            status.owner = Some(owner);
+            let place = (&self.name, status.shard, epoch);
+            status.failing = context.failing.of(place, status.checkpoint.max(self.low_watermark));
+        }
+    }
+
+    /// The shards that it reads, or will read after a reshard, each with the position up to which nothing is left.
+    fn positions(&self, topology: &Topology) -> Vec<(ShardId, Sequence)> {
+        let low = self.low_watermark;
+        let mut shards: Vec<_> =
+            self.shards.iter().map(|shard| (shard.shard, shard.checkpoint.max(low))).collect();
+        // Rows of entries that it has not begun wait as well.
+        if let Some((last, _)) = shards.last().copied() {
+            let later = topology.entries().iter().filter(|entry| entry.shards().all(|shard| shard > last));
+            shards.extend(later.flat_map(|entry| entry.shards().map(|shard| (shard, entry.first.before()))));
+        }
+        shards
+    }
 }
 
-/// The consumers with rows, checkpoints and low watermarks in these ranges, which are read a page at a time.
-async fn read_rows(
-    context: &Context,
-    [rows, checkpoints, low]: [KeyRange; 3],
-) -> Result<BTreeMap<ConsumerName, ConsumerStatus>> {
-    let keys = &context.keys;
+/// The stored state of the consumer `only`, or of all of them, without what [`ConsumerStatus::add`] adds.
+pub(crate) async fn stored(tx: &Transaction, keys: &Keys, only: Option<&ConsumerName>) -> Result<Consumers> {
+    let one = |key: Vec<u8>| KeyRange::key(&key);
+    let [rows, checkpoints, low, idle] = match only {
+        None => {
+            [keys.consumers(), keys.all_consumer_checkpoints(), keys.low_watermarks(), keys.consumers_idle()]
+        }
+        Some(name) => [
+            one(keys.consumer(name)),
+            keys.consumer_checkpoints(name),
+            one(keys.low_watermark(name)),
+            one(keys.consumer_idle(name)),
+        ],
+    };
+    let read = |range| tx.all_rows(range, Isolation::Snapshot);
+    let (rows, checkpoints, low, idle) =
+        tokio::try_join!(read(rows), read(checkpoints), read(low), read(idle))?;
     let mut statuses = BTreeMap::new();
-    for (key, value) in all_rows(context, rows).await? {
+    for (key, value) in rows {
         let row = ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))?;
         let name = keys.consumer_of(&key)?;
         statuses.insert(name.clone(), ConsumerStatus::new(name, row));
     }
-    for (key, value) in all_rows(context, checkpoints).await? {
+    for (key, value) in checkpoints {
         let (name, shard) = keys.consumer_checkpoint_of(&key)?;
         let checkpoint = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?.position();
         if let Some(status) = statuses.get_mut(&name) {
-            status.shards.push(ConsumerShard { shard, owner: None, checkpoint });
+            status.shards.push(ConsumerShard { shard, owner: None, checkpoint, failing: None });
         }
     }
-    for (key, value) in all_rows(context, low).await? {
+    for (key, value) in low {
         if let Some(status) = statuses.get_mut(&keys.consumer_of(&key)?) {
             status.low_watermark = watermark(&value).map_err(|error| error.at(&key))?;
+        }
+    }
+    for (key, value) in idle {
+        if let Some(status) = statuses.get_mut(&keys.consumer_of(&key)?) {
+            let since = MemberlessSince::from_bytes(&value).map_err(|error| error.at(&key))?;
+            status.memberless_ms = since.idle_ms;
         }
     }
     Ok(statuses)
 }
 
-/// All rows of `range`, of as many transactions as needed.
-async fn all_rows(context: &Context, range: KeyRange) -> Result<Vec<(Bytes, Bytes)>> {
-    let (mut rest, mut found) = (Some(RangeRead::new(range).limit(1_000)), Vec::new());
+/// How many ids these consumers have deferred, each up to [`DEFERRED_MAX`]; those with none are left out. They are in the order of their names.
+pub(crate) async fn deferred(
+    tx: &Transaction,
+    keys: &Keys,
+    consumers: &[&ConsumerName],
+) -> Result<BTreeMap<ConsumerName, u64>> {
+    let runs = consumers.chunks(consumers.len().div_ceil(RUNS).max(1));
+    let runs = runs.map(|run| deferred_in(tx, keys, run[0], run[run.len() - 1]));
+    Ok(try_join_all(runs).await?.into_iter().flatten().collect())
+}
+
+/// As [`deferred`], of the consumers from `first` to `last`.
+async fn deferred_in(
+    tx: &Transaction,
+    keys: &Keys,
+    first: &ConsumerName,
+    last: &ConsumerName,
+) -> Result<BTreeMap<ConsumerName, u64>> {
+    let range = |begin, name| KeyRange { begin, end: keys.deferred_of(name, None).end };
+    let all = RangeRead::new(range(keys.deferred_of(first, None).begin, last)).limit(PAGE_ROWS);
+    let (mut counts, mut rest) = (BTreeMap::new(), Some(all));
+    let (mut looked_at, mut current) = (0, None);
     while let Some(read) = rest {
-        let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        let page = tx.get_range(&read, Isolation::Snapshot).await?;
+        for (key, value) in &page.rows {
+            let name = keys.deferred_consumer(key)?;
+            if current.as_ref() != Some(&name) {
+                (looked_at, current) = (0, Some(name.clone()));
+            }
+            looked_at += 1;
+            if DeferredRow::from_bytes(value).map_err(|error| error.at(key))?.due != Due::Never {
+                let count = counts.entry(name).or_insert(0);
+                *count = DEFERRED_MAX.min(*count + 1);
+            }
+        }
         rest = read.after(&page);
-        found.extend(page.rows);
+        // The rest of this consumer's keys changes nothing.
+        if let Some(name) = &current
+            && (looked_at >= KEYS_MAX || counts.get(name).is_some_and(|count| *count >= DEFERRED_MAX))
+        {
+            let after = range(keys.deferred_of(name, None).end, last);
+            rest = rest.filter(|_| !after.is_empty()).map(|_| RangeRead::new(after).limit(PAGE_ROWS));
+        }
     }
-    Ok(found)
+    Ok(counts)
+}
+
+/// How far all of `consumers` are behind, by shard. What it reads does not grow with their number, except for a read for each position that
+/// is far behind: the newest rows of each shard, back to the lowest position, or to a share of [`TAIL_ROWS`]. A consumer that is further
+/// behind has at least these rows before it. Left out are consumers whose feed is gone, and those of feeds beyond [`FEEDS_MAX`].
+pub(crate) async fn lags(
+    context: &Context,
+    tx: &Transaction,
+    consumers: &Consumers,
+) -> Result<BTreeMap<ConsumerName, Vec<ConsumerLag>>> {
+    let mut feeds: BTreeMap<Option<DbInstance>, Vec<&ConsumerStatus>> = BTreeMap::new();
+    for status in consumers.values() {
+        feeds.entry(status.instance).or_default().push(status);
+    }
+    let feeds = feeds.into_values().take(FEEDS_MAX).map(|consumers| lags_in(context, tx, consumers));
+    // Collected first, because the compiler cannot name the type of the futures otherwise.
+    let feeds: Vec<_> = feeds.collect();
+    let lags: Vec<_> = stream::iter(feeds).buffered(RUNS).try_collect().await?;
+    Ok(lags.into_iter().flatten().collect())
+}
+
+/// As [`lags`], of the consumers of one feed, at least one.
+async fn lags_in(
+    context: &Context,
+    tx: &Transaction,
+    consumers: Vec<&ConsumerStatus>,
+) -> Result<Vec<(ConsumerName, Vec<ConsumerLag>)>> {
+    let feed = consumers[0].feed();
+    let raw = RawFeed::new(context, &feed);
+    let (now, topology) = match tokio::try_join!(raw.last_readable(tx), raw.topology(tx)) {
+        Err(Error::NoFeed { .. }) => return Ok(Vec::new()),
+        read => read?,
+    };
+    let positions: Vec<_> =
+        consumers.into_iter().map(|status| (status.name.clone(), status.positions(&topology))).collect();
+    let mut lowest: BTreeMap<ShardId, Sequence> = BTreeMap::new();
+    for &(shard, position) in positions.iter().flat_map(|(_, positions)| positions) {
+        lowest.entry(shard).and_modify(|lowest| *lowest = position.min(*lowest)).or_insert(position);
+    }
+    let limit = (TAIL_ROWS / lowest.len().max(1)).clamp(TAIL_ROWS_MIN, ConsumerLag::ROWS_MAX as usize);
+    let spaces = topology.entries().iter().flat_map(|entry| entry.shards().zip(raw.spaces(entry)));
+    let tails = spaces.filter_map(|(shard, space)| {
+        let after = *lowest.get(&shard)?;
+        Some(async move { Ok::<_, Error>((shard, Tail::read(tx, space, (after, now), limit).await?)) })
+    });
+    let tails: BTreeMap<_, _> = try_join_all(tails).await?.into_iter().collect();
+    let oldest = oldest_before(tx, &positions, &tails, now).await?;
+    let lag = |&(shard, after): &(ShardId, Sequence)| {
+        // A shard that was dropped has no rows.
+        let none = ConsumerLag { shard, rows: 0, is_exact: true, age_ms: None };
+        let Some(tail) = tails.get(&shard) else { return none };
+        let rows = tail.count(after);
+        let first = oldest.get(&(after, shard)).or_else(|| tail.rows.get(rows.checked_sub(1)?));
+        let age_ms = first.and_then(|(sequence, value)| age_ms(context, &feed, *sequence, value));
+        ConsumerLag { rows: rows as u64, is_exact: tail.reaches(after), age_ms, ..none }
+    };
+    let lags = positions.iter().map(|(name, positions)| (name.clone(), positions.iter().map(lag).collect()));
+    Ok(lags.collect())
+}
+
+/// The newest rows of a shard, the newest first.
+struct Tail {
+    space: RowSpace,
+    rows: Vec<(Sequence, Bytes)>,
+    /// Whether the rows reach to the lowest position that is asked for.
+    is_whole: bool,
+}
+
+impl Tail {
+    async fn read(
+        tx: &Transaction,
+        space: RowSpace,
+        (after, now): (Sequence, Sequence),
+        limit: usize,
+    ) -> Result<Self> {
+        let newest = RangeRead::new(space.rows(after, now)).limit(limit.min(PAGE_ROWS)).reverse();
+        let (mut rows, mut rest) = (Vec::new(), (after < now).then_some(newest));
+        while let Some(read) = rest.take() {
+            let page = tx.get_range(&read, Isolation::Snapshot).await?;
+            for (key, value) in &page.rows {
+                rows.push((space.sequence(key)?, value.clone()));
+            }
+            rest = read.after(&page);
+            if rows.len() >= limit {
+                break;
+            }
+        }
+        Ok(Self { space, rows, is_whole: rest.is_none() })
+    }
+
+    /// The number of rows after `position`.
+    fn count(&self, position: Sequence) -> usize {
+        self.rows.partition_point(|(sequence, _)| *sequence > position)
+    }
+
+    /// Whether all rows after `position` are here.
+    fn reaches(&self, position: Sequence) -> bool {
+        self.is_whole || self.count(position) < self.rows.len()
+    }
+}
+
+type Oldest = BTreeMap<(Sequence, ShardId), (Sequence, Bytes)>;
+
+/// The first rows after the positions to which the tails do not reach.
+async fn oldest_before(
+    tx: &Transaction,
+    positions: &[(ConsumerName, Vec<(ShardId, Sequence)>)],
+    tails: &BTreeMap<ShardId, Tail>,
+    now: Sequence,
+) -> Result<Oldest> {
+    let all = positions.iter().flat_map(|(_, positions)| positions);
+    let is_far =
+        |(shard, after): &&(ShardId, Sequence)| tails.get(shard).is_some_and(|tail| !tail.reaches(*after));
+    let far: BTreeSet<_> = all.filter(is_far).map(|&(shard, after)| (after, shard)).collect();
+    let first = far.into_iter().take(OLDEST_MAX).map(|(after, shard)| async move {
+        let space = &tails[&shard].space;
+        let page =
+            tx.get_range(&RangeRead::new(space.rows(after, now)).limit(1), Isolation::Snapshot).await?;
+        let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
+        Ok::<_, Error>(Some(((after, shard), (space.sequence(&key)?, value))))
+    });
+    let first: Vec<_> = first.collect();
+    let first: Vec<_> = stream::iter(first).buffered(SHARDS_READ_AT_ONCE).try_collect().await?;
+    Ok(first.into_iter().flatten().collect())
+}
+
+/// How long ago a row was written. Rows of documents have no time, and one that cannot be decoded has none either.
+fn age_ms(context: &Context, feed: &FeedId, sequence: Sequence, value: &[u8]) -> Option<u64> {
+    let row = feed.instance().is_none().then(|| Notification::from_stored(sequence, value).ok())??;
+    Some(context.env().wall_ms().saturating_sub(row.written_ms))
 }
 
 impl ConsumerHandle {
-    /// The stored state of the consumer. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer).
+    /// The state of the consumer. Fails with [`Error::NoConsumer`](crate::Error::NoConsumer).
     pub async fn status(&self) -> Result<ConsumerStatus> {
-        let keys = &self.context.keys;
-        let key = |key: Vec<u8>| KeyRange::key(&key);
-        let (row, low) = (key(keys.consumer(&self.name)), key(keys.low_watermark(&self.name)));
-        let ranges = [row, keys.consumer_checkpoints(&self.name), low];
-        let status = read_rows(&self.context, ranges).await?.remove(&self.name);
-        let status = &status.ok_or_else(|| self.missing())?;
-        self.context.db.run(async |tx| self.fill_in(&tx, status.clone()).await).await
-    }
-
-    /// Adds members, owners and deferred ids.
-    async fn fill_in(&self, tx: &Transaction, mut status: ConsumerStatus) -> Result<ConsumerStatus> {
-        let keys = &self.context.keys;
-        for (key, value) in tx.all_rows(keys.leases(&self.name.pool()), Isolation::Snapshot).await? {
-            let (_, resource, lease) = keys.lease_row(&key, &value)?;
-            let shard = status.shards.iter_mut().find(|status| status.shard == ShardId(resource));
-            if let Some(shard) = shard {
-                shard.owner = lease.owner.map(|owner| owner.node);
-            }
-        }
-        let members = members(tx, keys, &self.name.role()).await?;
-        status.members = members.into_iter().map(|(node, _)| node).collect();
-        let key = keys.consumer_idle(&self.name);
-        if let Some(value) = tx.get(&key, Isolation::Snapshot).await? {
-            status.memberless_ms =
-                MemberlessSince::from_bytes(&value).map_err(|error| error.at(&key))?.idle_ms;
-        }
-        let mut left = KEYS_MAX;
-        let mut rest = Some(RangeRead::new(keys.deferred_of(&self.name, None)).limit(100));
-        while let Some(read) = rest.filter(|_| !status.has_deferred && left > 0) {
-            let page = tx.get_range(&read, Isolation::Snapshot).await?;
-            for (key, value) in &page.rows {
-                let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
-                status.has_deferred |= row.due != Due::Never;
-            }
-            left = left.saturating_sub(page.rows.len());
-            rest = read.after(&page).map(|read| read.limit(1_000));
-        }
-        Ok(status)
+        let (keys, name) = (&self.context.keys, &self.name);
+        let read = async |tx: Transaction| {
+            let (pool, only) = (name.pool(), [name]);
+            let (mut stored, holdings, deferred) = tokio::try_join!(
+                stored(&tx, keys, Some(name)),
+                Holdings::read(&tx, keys, Some(&pool)),
+                deferred(&tx, keys, &only),
+            )?;
+            let mut status = stored.remove(name).ok_or_else(|| self.missing())?;
+            status.add(&self.context, &holdings, deferred.get(name).copied().unwrap_or_default());
+            Ok(status)
+        };
+        self.context.db.run(read).await
     }
 
     /// How far the consumer is behind in each shard that it reads, or will read after a reshard, in the order of their ids, even if no node
@@ -236,14 +465,7 @@ impl ConsumerHandle {
         };
         let (feed, now, topology) = self.context.db.run(read).await?;
         let status = self.status().await?;
-        let low = status.low_watermark;
-        let mut shards: Vec<_> =
-            status.shards.iter().map(|shard| (shard.shard, shard.checkpoint.max(low))).collect();
-        // Rows of entries that it has not begun wait as well.
-        if let Some((last, _)) = shards.last().copied() {
-            let later = topology.entries().iter().filter(|entry| entry.shards().all(|shard| shard > last));
-            shards.extend(later.flat_map(|entry| entry.shards().map(|shard| (shard, entry.first.before()))));
-        }
+        let shards = status.positions(&topology);
         let lags: Vec<_> =
             shards.into_iter().map(|(shard, after)| self.measure(&feed, shard, (after, now))).collect();
         stream::iter(lags).buffered(SHARDS_READ_AT_ONCE).try_collect().await
@@ -267,10 +489,7 @@ impl ConsumerHandle {
         let mut lag = ConsumerLag { shard, rows: rows as u64, is_exact: next.is_none(), age_ms: None };
         if rows > 0 && feed.instance().is_none() {
             let oldest = db.run(async |tx| raw.oldest(&tx, shard, (begin, now)).await).await?;
-            // A row that cannot be decoded counts as behind, but has no time.
-            lag.age_ms = oldest
-                .and_then(|row| Notification::from_stored(row.sequence, &row.value).ok())
-                .map(|row| self.env().wall_ms().saturating_sub(row.written_ms));
+            lag.age_ms = oldest.and_then(|row| age_ms(&self.context, feed, row.sequence, &row.value));
         }
         Ok(lag)
     }

@@ -251,7 +251,7 @@ async fn present(
 }
 
 /// Whether a fold would take anything out of `partition`, as far as its first rows show. What a fold skips stays in the store.
-pub(crate) async fn has_events(context: &Context, tx: &Transaction, partition: Partition) -> Result<bool> {
+pub(super) async fn has_events(context: &Context, tx: &Transaction, partition: Partition) -> Result<bool> {
     let (drain, entries) = tokio::join!(
         Drain::read(tx, &context.keys, partition, None, (LOOKED_AT_MAX, SIZE_MAX)),
         Entries::open(tx, RawFeed::notifications(context), Isolation::Snapshot),

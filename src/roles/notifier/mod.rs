@@ -6,6 +6,7 @@
 //! transaction; a pure function ([`algorithm`]) decides how it changes a database's row.
 
 mod algorithm;
+mod backlog;
 mod drain;
 mod fold;
 mod held;
@@ -20,11 +21,12 @@ mod row_if_folded;
 
 use std::sync::Arc;
 
+pub(crate) use self::backlog::{Ages, Waiting};
+pub use self::backlog::{Backlog, PartitionBacklog};
 use self::held::HeldPartitions;
 pub use self::options::NotifierOptions;
 #[cfg(feature = "http")]
 pub(crate) use self::row_if_folded::row_if_folded;
-pub(crate) use self::{fold::has_events, poll::occupied};
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 

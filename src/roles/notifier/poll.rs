@@ -71,7 +71,7 @@ async fn poll_run(context: &Context, tx: &Transaction, run: (u32, u32)) -> Resul
 
 /// The partitions from `first` to `last` that have rows of counters. It reads keys only, at most one of each partition, so rows that
 /// cannot be decoded do not stop it.
-pub(crate) async fn occupied(
+pub(super) async fn occupied(
     context: &Context,
     tx: &Transaction,
     (first, last): (u32, u32),

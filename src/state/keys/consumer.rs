@@ -333,6 +333,11 @@ impl Keys {
         self.pack(&(family::CONSUMER, part::IDLE, consumer.as_str()))
     }
 
+    /// [`Keys::consumer_idle`] of all consumers.
+    pub fn consumers_idle(&self) -> KeyRange {
+        self.range(&(family::CONSUMER, part::IDLE))
+    }
+
     /// Everything that is stored of `consumer`, its leases included.
     pub fn whole_consumer(&self, consumer: &ConsumerName) -> [KeyRange; 6] {
         [
@@ -369,6 +374,13 @@ impl Keys {
         }
         named(number, &name)?;
         Ok((ShardId(shard), id.into_owned().into()))
+    }
+
+    /// The consumer of the key of a deferred id.
+    pub fn deferred_consumer(&self, key: &[u8]) -> Result<ConsumerName> {
+        type Key<'k> = (u16, u16, String, u64, foundationdb_tuple::Bytes<'k>);
+        let (number, _, name, ..) = self.unpack::<Key<'_>>("deferred id", key)?;
+        named(number, &name)
     }
 }
 
@@ -420,6 +432,7 @@ mod tests {
         let deferred = keys.deferred(&name, ShardId(1), b"db");
         assert_eq!(deferred, b"p\x15\x19\x15\x02\x02m\x00\x15\x01\x01db\x00");
         assert_eq!(keys.deferred_id(&deferred).unwrap(), (ShardId(1), Bytes::from_static(b"db")));
+        assert_eq!(keys.deferred_consumer(&deferred).unwrap(), name);
         assert_eq!(keys.low_watermark(&name), b"p\x15\x19\x15\x03\x02m\x00");
         assert_eq!(keys.consumer_idle(&name), b"p\x15\x19\x15\x04\x02m\x00");
         assert_eq!(keys.consumer_of(&keys.consumer(&name)).unwrap(), name);

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use crate::state::keys::{NodeId, NodeRow};
+
 /// The values seen under each key, and since when.
 #[derive(Debug, Clone)]
 pub(crate) struct LastSeen<K, V> {
@@ -41,6 +43,11 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
             .collect();
     }
 
+    /// Forgets what was seen under `key`.
+    pub fn forget(&mut self, key: &K) {
+        self.seen.remove(key);
+    }
+
     /// Forgets everything if the last read was longer ago than `gap`: an observer that was paused, or without the
     /// store, cannot know whether it missed a change.
     pub fn forget_after(&mut self, gap: Duration, now: Duration) {
@@ -57,6 +64,13 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
     /// All values, each with since when it has been seen unchanged.
     pub fn iter(&self) -> impl Iterator<Item = (&V, Duration)> {
         self.seen.values().map(|(value, since)| (value, *since))
+    }
+}
+
+impl LastSeen<NodeId, NodeRow> {
+    /// Whether the node is dead, as far as this observer has seen: no beat for as long as its row declares, or its removal has begun.
+    pub fn is_silent(&self, node: &NodeId, row: &NodeRow, now: Duration) -> bool {
+        row.token == NodeRow::CONDEMNED || self.age(node, row, now) >= row.expiry()
     }
 }
 

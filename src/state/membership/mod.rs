@@ -57,17 +57,16 @@ mod worker;
 
 #[cfg(feature = "test-util")]
 pub(crate) use assignment::assign;
-#[cfg(feature = "http")]
 pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
 pub(crate) use member::Member;
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
-#[cfg(feature = "http")]
-pub(crate) use roles::member_rows;
 pub(crate) use roles::{changed, members};
 pub(crate) use shared::RoleGuard;
 pub(crate) use silence::Silence;
+#[cfg(feature = "http")]
+pub(crate) use status::Handovers;
 pub use status::NodeStatus;
-pub(crate) use status::statuses;
+pub(crate) use status::{Holdings, Members};
 pub(crate) use {options::Pool, worker::Worker};

@@ -73,22 +73,6 @@ pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Resul
     rows.iter().map(member).collect()
 }
 
-/// The rows of the nodes with `role`, read by snapshot.
-#[cfg(feature = "http")]
-pub(crate) async fn member_rows(
-    tx: &Transaction,
-    keys: &Keys,
-    role: &Role,
-) -> Result<BTreeMap<NodeId, NodeRow>> {
-    let rows = members(tx, keys, role).await?.into_iter().map(|(node, _)| async move {
-        let key = keys.node(node);
-        let row = tx.get(&key, Isolation::Snapshot).await?;
-        let row = row.map(|value| NodeRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()?;
-        Ok::<_, Error>(row.map(|row| (node, row)))
-    });
-    Ok(try_join_all(rows).await?.into_iter().flatten().collect())
-}
-
 /// The most versions of pools that are read one by one; more are read in one range, of all there are.
 const GETS_MAX: usize = 64;
 

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::roles::node_rows;
+use super::status::all_nodes;
 use crate::{
     base::error::{Error, Result},
     state::keys::{Keys, NodeId, NodeRow},
@@ -20,11 +20,6 @@ const WATCH_MAX: Duration = Duration::from_mins(1);
 
 type NodeRows = BTreeMap<NodeId, NodeRow>;
 
-/// All nodes of the bus, read with `isolation`.
-async fn nodes(tx: &Transaction, keys: &Keys, isolation: Isolation) -> Result<NodeRows> {
-    Ok(node_rows(keys, &tx.all_rows(keys.nodes(), isolation).await?)?.into_iter().collect())
-}
-
 /// Proof that no node of a bus lived at the time of the watch.
 pub(crate) struct Silence(NodeRows);
 
@@ -32,7 +27,7 @@ impl Silence {
     /// Watches all nodes of the bus until one of them is known to live, or all have been silent for their expiry. Fails with
     /// [`Error::BusInUse`] if one lives.
     pub async fn of_bus(db: &Database, keys: &Keys) -> Result<Self> {
-        let (read, env) = (|| db.run(async |tx| nodes(&tx, keys, Isolation::Snapshot).await), db.env());
+        let (read, env) = (|| db.run(async |tx| all_nodes(&tx, keys, Isolation::Snapshot).await), db.env());
         let first = read().await?;
         let began = env.now();
         let mut seen = first.clone();
@@ -54,7 +49,7 @@ impl Silence {
 
     /// Fails with [`Error::BusInUse`] if a node has beaten or joined since, and makes `tx` fail if one does before the commit.
     pub async fn check(&self, tx: &Transaction, keys: &Keys) -> Result<()> {
-        let found = nodes(tx, keys, Isolation::Serializable).await?;
+        let found = all_nodes(tx, keys, Isolation::Serializable).await?;
         match found.iter().filter(|(node, row)| self.0.get(node) != Some(row)).count() {
             0 => Ok(()),
             nodes => Err(Error::BusInUse { nodes }),

@@ -1,17 +1,25 @@
-//! [`NodeStatus`]: the rows of a node and its leases, for people.
+//! What is stored of nodes: their rows, their roles, and the leases that they own.
 
-use std::collections::BTreeMap;
-
-use serde::Serialize;
-
-use super::roles::node_rows;
-use crate::{
-    base::error::Result,
-    state::keys::{Keys, NodeId, Role},
-    store::{Database, Isolation},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
 };
 
-/// The stored state of a node. The node may be dead: only a changing beat shows that it lives.
+#[cfg(feature = "http")]
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::{
+    last_seen::LastSeen,
+    roles::{members, node_rows},
+};
+use crate::{
+    base::error::Result,
+    state::keys::{Config, Keys, Lease, NodeId, NodeRow, Role, role_of_pool},
+    store::{Isolation, Transaction},
+};
+
+/// The state of a node. The node may be dead: [`NodeStatus::is_silent`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodeStatus {
@@ -25,35 +33,237 @@ pub struct NodeStatus {
     pub started_ms: u64,
     /// After how many milliseconds without a heartbeat others take it for dead; `u64::MAX` for never.
     pub expiry_ms: u64,
+    /// For how many milliseconds this process has seen no new heartbeat; 0 at its first look.
+    pub silent_ms: u64,
+    /// Whether that is as long as its expiry: others take it for dead.
+    pub is_silent: bool,
     /// How many leases it owns, by pool.
     pub leases: BTreeMap<String, u64>,
 }
 
-/// The nodes that have a row, in the order of their ids.
-pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatus>> {
-    db.run(async |tx| {
-        let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
-        for (key, value) in tx.all_rows(keys.all_leases(), Isolation::Snapshot).await? {
-            let (pool, _, lease) = keys.lease_row(&key, &value)?;
-            if let Some(owner) = lease.owner {
-                *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;
+/// The rows of all nodes.
+pub(crate) async fn all_nodes(
+    tx: &Transaction,
+    keys: &Keys,
+    isolation: Isolation,
+) -> Result<BTreeMap<NodeId, NodeRow>> {
+    Ok(node_rows(keys, &tx.all_rows(keys.nodes(), isolation).await?)?.into_iter().collect())
+}
+
+/// The nodes of the bus, and the owners of its partitions.
+#[derive(Debug, Default)]
+#[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reads the rest"))]
+pub(crate) struct Members {
+    /// The rows of all nodes.
+    pub nodes: BTreeMap<NodeId, NodeRow>,
+    /// For how long each has been seen without a heartbeat, and whether that is as long as its expiry.
+    pub silent: BTreeMap<NodeId, (Duration, bool)>,
+    /// The nodes with a notifier.
+    pub notifiers: BTreeSet<NodeId>,
+    /// The owner of each partition, if it has one, and the epoch of its lease.
+    pub owners: BTreeMap<u32, (Option<NodeId>, u64)>,
+}
+
+impl Members {
+    /// Reads by snapshot. Fails with [`Error::BusGone`](crate::Error::BusGone) if the store does not have the bus that was `opened`.
+    pub async fn read(tx: &Transaction, keys: &Keys, opened: Config) -> Result<Self> {
+        let config = keys.config();
+        let (config, nodes, notifiers, leases) = tokio::try_join!(
+            tx.get(&config, Isolation::Snapshot),
+            all_nodes(tx, keys, Isolation::Snapshot),
+            members(tx, keys, &Role::NOTIFIER),
+            tx.all_rows(keys.leases("partition"), Isolation::Snapshot),
+        )?;
+        opened.check_stored(config.as_deref())?;
+        let mut owners = BTreeMap::new();
+        for (key, value) in leases {
+            let (_, partition, lease) = keys.lease_row(&key, &value)?;
+            if let Ok(partition) = u32::try_from(partition) {
+                owners.insert(partition, (lease.owner.map(|owner| owner.node), lease.epoch));
             }
         }
-        let mut roles: BTreeMap<NodeId, Vec<Role>> = BTreeMap::new();
-        for (key, _) in tx.all_rows(keys.all_roles(), Isolation::Snapshot).await? {
-            let (node, role) = keys.role_of_node(&key).map_err(|error| error.at(&key))?;
-            roles.entry(node).or_default().push(role);
-        }
-        let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
-        let nodes = node_rows(keys, &rows)?.into_iter().map(|(id, row)| NodeStatus {
-            id,
-            roles: roles.remove(&id).unwrap_or_default(),
-            beat: row.beat,
-            started_ms: row.started_ms,
-            expiry_ms: row.expiry_ms,
-            leases: leases.remove(&id).unwrap_or_default(),
+        let notifiers = notifiers.into_iter().map(|(node, _)| node).collect();
+        Ok(Self { nodes, silent: BTreeMap::new(), notifiers, owners })
+    }
+
+    /// Finds out who lives from what was seen before. The rows were read from `began` to `now`.
+    pub fn judge(&mut self, seen: &mut LastSeen<NodeId, NodeRow>, (began, now): (Duration, Duration)) {
+        let judged = |(node, row): (&NodeId, &NodeRow)| {
+            (*node, (seen.age(node, row, began), seen.is_silent(node, row, began)))
+        };
+        self.silent = self.nodes.iter().map(judged).collect();
+        seen.adopt(self.nodes.iter().map(|(node, row)| (*node, *row)), now);
+    }
+
+    /// The states of all nodes, in the order of their ids.
+    pub fn statuses(&self, holdings: &Holdings) -> Vec<NodeStatus> {
+        let mut held = holdings.by_node();
+        let nodes = self.nodes.iter().map(|(&id, row)| {
+            let (roles, leases) = held.remove(&id).unwrap_or_default();
+            let (silent, is_silent) = self.silent.get(&id).copied().unwrap_or_default();
+            let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
+            let NodeRow { beat, started_ms, expiry_ms, .. } = *row;
+            NodeStatus { id, roles, beat, started_ms, expiry_ms, silent_ms, is_silent, leases }
         });
-        Ok(nodes.collect())
-    })
-    .await
+        nodes.collect()
+    }
+}
+
+/// How long a partition that had an owner may be without one while a notifier lives: nodes that come and go hand partitions over.
+#[cfg(feature = "http")]
+const HANDOVER_MAX: Duration = Duration::from_secs(3);
+
+/// Since when partitions have had no living owner.
+#[cfg(feature = "http")]
+#[derive(Debug, Default)]
+pub(crate) struct Handovers(Mutex<HandoversState>);
+
+#[cfg(feature = "http")]
+#[derive(Debug, Default)]
+struct HandoversState {
+    /// Whether all partitions had an owner at some time.
+    were_owned: bool,
+    /// The epochs of the leases of the others: the next handover has another one.
+    unowned: LastSeen<u32, u64>,
+}
+
+#[cfg(feature = "http")]
+impl Handovers {
+    /// The partitions of `count` that no living node owns at `now`; none while they may be handed over.
+    pub fn unowned(&self, count: u32, found: &Members, now: Duration) -> BTreeSet<u32> {
+        let mut state = self.0.lock();
+        // Its neighbours remove a dead node after its expiry. If it has no neighbours, this check finds it.
+        let lives = |node: &NodeId| found.silent.get(node).is_some_and(|(_, is_silent)| !is_silent);
+        let living: BTreeSet<_> = found.notifiers.iter().filter(|node| lives(node)).collect();
+        let leases =
+            (0..count).map(|number| (number, found.owners.get(&number).copied().unwrap_or_default()));
+        let unowned: Vec<_> = leases
+            .filter(|(_, (owner, _))| owner.is_none_or(|owner| !living.contains(&owner)))
+            .map(|(number, (_, epoch))| (number, epoch))
+            .collect();
+        state.were_owned |= unowned.is_empty();
+        state.unowned.adopt(unowned.iter().copied(), now);
+        let may_be_handed_over = state.were_owned && !living.is_empty();
+        let is_late = |(number, epoch): &(u32, u64)| {
+            !may_be_handed_over || state.unowned.age(number, epoch, now) >= HANDOVER_MAX
+        };
+        unowned.iter().filter(|unowned| is_late(unowned)).map(|(number, _)| *number).collect()
+    }
+}
+
+/// Which nodes have which roles, and the leases of pools.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    /// The nodes of each role, in order.
+    nodes: BTreeMap<Role, Vec<NodeId>>,
+    /// The leases of each pool, by resource.
+    leases: BTreeMap<String, BTreeMap<u64, Lease>>,
+}
+
+impl Holdings {
+    /// Those of all pools, or of the only one that is asked for, read by snapshot.
+    pub async fn read(tx: &Transaction, keys: &Keys, only: Option<&str>) -> Result<Self> {
+        let leases = only.map_or_else(|| keys.all_leases(), |pool| keys.leases(pool));
+        let nodes = async {
+            let mut nodes: BTreeMap<_, Vec<_>> = BTreeMap::new();
+            if let Some(pool) = only {
+                let role = role_of_pool(pool);
+                let members = members(tx, keys, &role).await?;
+                nodes.insert(role, members.into_iter().map(|(node, _)| node).collect());
+                return Ok(nodes);
+            }
+            for (key, _) in tx.all_rows(keys.all_roles(), Isolation::Snapshot).await? {
+                let (node, role) = keys.role_of_node(&key).map_err(|error| error.at(&key))?;
+                nodes.entry(role).or_default().push(node);
+            }
+            Ok(nodes)
+        };
+        let (nodes, rows) = tokio::try_join!(nodes, tx.all_rows(leases, Isolation::Snapshot))?;
+        let mut holdings = Self { nodes, leases: BTreeMap::new() };
+        for (key, value) in rows {
+            let (pool, resource, lease) = keys.lease_row(&key, &value)?;
+            holdings.leases.entry(pool).or_default().insert(resource, lease);
+        }
+        Ok(holdings)
+    }
+
+    /// The nodes with `role`. Some may have died.
+    pub fn nodes_with(&self, role: &Role) -> &[NodeId] {
+        self.nodes.get(role).map_or(&[], Vec::as_slice)
+    }
+
+    /// The lease of `resource` of `pool`, if somebody owns it.
+    pub fn owned(&self, pool: &str, resource: u64) -> Option<(NodeId, u64)> {
+        let lease = self.leases.get(pool)?.get(&resource)?;
+        lease.owner.map(|owner| (owner.node, lease.epoch))
+    }
+
+    /// How many leases somebody owns, of the pools that `is_of` selects.
+    #[cfg(feature = "http")]
+    pub fn count(&self, is_of: impl Fn(&str) -> bool) -> u64 {
+        let of_pools =
+            self.leases.iter().filter(|(pool, _)| is_of(pool)).flat_map(|(_, leases)| leases.values());
+        of_pools.filter(|lease| lease.owner.is_some()).count() as u64
+    }
+
+    /// The roles and the leases of each node, by pool.
+    pub fn by_node(&self) -> BTreeMap<NodeId, (Vec<Role>, BTreeMap<String, u64>)> {
+        let mut nodes: BTreeMap<NodeId, (Vec<Role>, BTreeMap<String, u64>)> = BTreeMap::new();
+        for (role, holders) in &self.nodes {
+            for node in holders {
+                nodes.entry(*node).or_default().0.push(role.clone());
+            }
+        }
+        for (pool, leases) in &self.leases {
+            for owner in leases.values().filter_map(|lease| lease.owner) {
+                *nodes.entry(owner.node).or_default().1.entry(pool.clone()).or_default() += 1;
+            }
+        }
+        nodes
+    }
+}
+
+#[cfg(all(test, feature = "http"))]
+mod tests {
+    use super::*;
+
+    /// Three partitions, of which one node owns the first and another one the rest, with these beats.
+    fn found(beats: [u64; 2]) -> Members {
+        let [a, b] = [1, 2].map(|id| NodeId([id; 16]));
+        let row = |beat| NodeRow { beat, token: [1; 16], started_ms: 0, expiry_ms: 10_000 };
+        Members {
+            owners: BTreeMap::from([(0, (Some(a), 1)), (1, (Some(b), 1)), (2, (Some(b), 1))]),
+            nodes: BTreeMap::from([(a, row(beats[0])), (b, row(beats[1]))]),
+            notifiers: BTreeSet::from([a, b]),
+            ..Members::default()
+        }
+    }
+
+    #[test]
+    fn a_partition_is_owned_while_its_owner_beats() {
+        let (handovers, mut seen, second) = (Handovers::default(), LastSeen::default(), Duration::from_secs);
+        let none = BTreeSet::new();
+        let mut unowned = |count, mut found: Members, now| {
+            found.judge(&mut seen, (now, now));
+            handovers.unowned(count, &found, now)
+        };
+        assert_eq!(unowned(4, found([1, 1]), second(0)), BTreeSet::from([3]), "it never had one");
+        assert_eq!(unowned(3, found([1, 1]), second(1)), none);
+        assert_eq!(unowned(3, found([2, 1]), second(9)), none);
+        // The second one has been silent for its expiry; and for as long as a handover may take.
+        assert_eq!(unowned(3, found([3, 1]), second(11)), none);
+        assert_eq!(unowned(3, found([4, 1]), second(14)), BTreeSet::from([1, 2]));
+        assert_eq!(unowned(3, found([4, 2]), second(15)), none, "it beats again");
+        let gone = |beats, left: &[u8]| {
+            let mut gone = found(beats);
+            gone.nodes.retain(|node, _| left.contains(&node.0[0]));
+            gone.notifiers.retain(|node| left.contains(&node.0[0]));
+            gone
+        };
+        assert_eq!(unowned(3, gone([5, 3], &[2]), second(16)), none);
+        assert_eq!(unowned(3, gone([5, 3], &[2]), second(19)), BTreeSet::from([0]), "its row is gone");
+        // Nobody is left who could take over.
+        assert_eq!(unowned(3, found([6, 4]), second(20)), none);
+        assert_eq!(unowned(3, gone([6, 4], &[]), second(21)), BTreeSet::from([0, 1, 2]));
+    }
 }

@@ -1,0 +1,74 @@
+//! [`Failing`]: what has failed last in each shard that members of this process work on.
+//!
+//! Nobody has to clear it. A failure counts only while the member still works under the lease under which it failed, and while the
+//! checkpoint of the shard is before the row that failed: both are stored, and the reader of a status has read them.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::{
+    base::encoding::Sequence,
+    state::keys::{ConsumerName, ShardId},
+};
+
+/// How many failures are kept. Beyond that, the one that is the longest ago is forgotten.
+const FAILURES_MAX: usize = 10_000;
+
+/// Why a shard does not get on: the work on its next rows fails, and is tried again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ShardFailure {
+    /// The id whose work fails; `None` for a batch of several rows.
+    pub id: Option<String>,
+    /// How often it has failed.
+    pub attempts: u32,
+    /// Why it failed last.
+    pub error: String,
+    /// When it failed last, in milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+/// A failure, and how to find whether it still matters.
+#[derive(Debug)]
+struct Noted {
+    /// The epoch of the lease.
+    epoch: u64,
+    /// The last row that failed.
+    last: Sequence,
+    failure: ShardFailure,
+}
+
+/// The last failure in each shard of each consumer.
+#[derive(Debug, Default)]
+pub(crate) struct Failing(Mutex<BTreeMap<(ConsumerName, ShardId), Noted>>);
+
+impl Failing {
+    /// The work on the rows up to `last` of the shard has failed, under the lease with this epoch.
+    pub fn note(
+        &self,
+        (consumer, shard, epoch): (&ConsumerName, ShardId, u64),
+        last: Sequence,
+        failure: ShardFailure,
+    ) {
+        let mut failures = self.0.lock();
+        failures.insert((consumer.clone(), shard), Noted { epoch, last, failure });
+        if failures.len() > FAILURES_MAX {
+            let oldest = failures.iter().min_by_key(|(_, noted)| noted.failure.at_ms);
+            let oldest = oldest.map(|(place, _)| place.clone()).expect("there are many");
+            failures.remove(&oldest);
+        }
+    }
+
+    /// Why the shard does not get on, if it stands at `checkpoint` under the lease with this epoch.
+    pub fn of(
+        &self,
+        (consumer, shard, epoch): (&ConsumerName, ShardId, u64),
+        checkpoint: Sequence,
+    ) -> Option<ShardFailure> {
+        let failures = self.0.lock();
+        let noted = failures.get(&(consumer.clone(), shard))?;
+        (noted.epoch == epoch && checkpoint < noted.last).then(|| noted.failure.clone())
+    }
+}
