@@ -6,7 +6,6 @@
 pub(crate) mod context;
 pub(crate) mod exactly_once;
 pub(crate) mod feed;
-pub(crate) mod feed_wakeups;
 pub(crate) mod feed_watcher;
 pub(crate) mod keys;
 pub(crate) mod membership;
@@ -17,3 +16,4 @@ pub(crate) mod routing;
 pub(crate) mod signals;
 pub(crate) mod skipped;
 pub(crate) mod stats;
+pub(crate) mod wakeups;

@@ -1,12 +1,19 @@
-//! [`Signals`]: wake-ups between the roles of one process.
+//! [`Signals`]: wake-ups of notifiers by the producers of their process, and the rate of hints that come for nothing.
 //!
 //! A signal is a hint that saves latency and polling. Everything works without it, only later: each receiver also polls.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
 
-use tokio::sync::{Notify, watch};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::state::keys::Partition;
+
+/// The pause between two hints that come for nothing. Each costs up to three transactions: what it finds nothing in, and the next watch.
+const USELESS_HINT_INTERVAL: Duration = Duration::from_millis(400);
 
 /// The wake-ups of one bus in one process.
 #[derive(Debug)]
@@ -16,8 +23,8 @@ pub(crate) struct Signals {
     dirty: Box<[AtomicU64]>,
     /// Wakes the doorbell ringer.
     ringer: Notify,
-    /// The version of the last append to a feed by this process.
-    appends: watch::Sender<u64>,
+    /// When the next watch that fires for nothing counts.
+    next_hint: Mutex<Duration>,
 }
 
 /// The wake-ups of a partition.
@@ -35,7 +42,7 @@ impl Signals {
             partitions: (0..partitions).map(|_| PartitionSignal::default()).collect(),
             dirty: (0..partitions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             ringer: Notify::new(),
-            appends: watch::Sender::new(0),
+            next_hint: Mutex::default(),
         }
     }
 
@@ -103,18 +110,13 @@ impl Signals {
         self.of(partition).wake.notified().await;
     }
 
-    /// Reports that rows were appended to a feed at `version`.
-    pub fn appended(&self, version: u64) {
-        self.appends.send_if_modified(|last| {
-            let is_later = version > *last;
-            *last = version.max(*last);
-            is_later
-        });
-    }
-
-    /// A receiver of [`Signals::appended`].
-    pub fn appends(&self) -> watch::Receiver<u64> {
-        self.appends.subscribe()
+    /// A watch of this process has fired for nothing. Returns from when on the next one like that counts: all watches of a process
+    /// together cost a bounded rate of transactions, if the store fires them for nothing. Hints that are good are not counted.
+    pub fn useless_hint(&self, now: Duration) -> Duration {
+        let mut next = self.next_hint.lock();
+        let at = now.max(*next);
+        *next = at.saturating_add(USELESS_HINT_INTERVAL);
+        at
     }
 }
 

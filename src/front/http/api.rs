@@ -40,8 +40,6 @@ pub(super) struct Inner {
     pub metrics: AnswerCounts,
     /// Remembers earlier observations of the bus, for values that need several.
     pub watch: Watch,
-    /// Counts the reshards that this process was asked for, and so wakes the feeds of single shards.
-    pub reshards: watch::Sender<u64>,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Sender<bool>,
 }
@@ -94,7 +92,6 @@ impl Api {
             admission: Admission::new(options.feeds_per_client_max),
             metrics: AnswerCounts::default(),
             watch: Watch::default(),
-            reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             options,
         };

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 
 #[cfg(feature = "http")]
-pub(crate) use self::tail::{FALLBACK_INTERVAL, some_time};
+pub(crate) use self::tail::FALLBACK_INTERVAL;
 pub use self::{
     doc::{Change, DocId, DocSummary, Revision},
     rows::{ChangeRow, ChangesPage, ChangesQuery, DocSource, Leaf},

@@ -23,6 +23,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 const FOLD: &str = "fold of a partition";
 
+/// How often in a row a doorbell may ring for nothing: two rings for the events of one fold are no sign of trouble.
+const USELESS_MAX: u32 = 3;
+
 pub(super) struct Task {
     context: Arc<Context>,
     partition: Partition,
@@ -34,6 +37,11 @@ pub(super) struct Task {
     unsettled: Done,
     /// Fires when another process rings; `None` if it has fired or could not be set.
     doorbell: Option<Watch>,
+    /// Whether the doorbell has caused this pass, and how often in a row it has rung for nothing.
+    has_rung: bool,
+    useless: u32,
+    /// When a doorbell that has rung for nothing too often is watched again.
+    doorbell_at: Option<Duration>,
     /// Bytes of a fold's transaction at which it ends.
     size_max: usize,
     /// Rests between passes.
@@ -88,6 +96,9 @@ impl Task {
             folds: 0,
             unsettled: Done::default(),
             doorbell: None,
+            has_rung: false,
+            useless: 0,
+            doorbell_at: None,
             size_max: SIZE_MAX,
             pace: Pace::default(),
         }
@@ -96,8 +107,9 @@ impl Task {
     /// Folds until it is asked to stop; fails if the lease is lost.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            let began = self.context.env().now();
+            let (began, folds) = (self.context.env().now(), self.folds);
             let passed = self.pass(&stop).await;
+            self.has_passed(self.folds > folds);
             self.pace.folded(began, self.context.env().now(), &self.options);
             match passed {
                 Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
@@ -124,7 +136,9 @@ impl Task {
 
     /// Folds all waiting events, unless it is asked to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
-        if self.doorbell.is_none() {
+        let now = self.context.env().now();
+        if self.doorbell.is_none() && !self.is_suspect() && self.doorbell_at.is_none_or(|at| at <= now) {
+            self.doorbell_at = None;
             self.doorbell = listen(&self.context, self.partition).await;
         }
         let mut from = None;
@@ -177,7 +191,7 @@ impl Task {
 
     /// Counts the outcome of a fold, and wakes readers of the feed.
     fn account(&mut self, done: &Done) {
-        let Context { stats, signals, .. } = &*self.context;
+        let Context { stats, wakeups, .. } = &*self.context;
         stats.fold_retries.add(done.retries);
         for (place, error) in &done.skipped {
             self.context.skip(place, error);
@@ -201,7 +215,7 @@ impl Task {
             );
         }
         if done.rows > 0 {
-            signals.appended(done.version);
+            wakeups.appended(done.version);
         }
     }
 
@@ -217,27 +231,60 @@ impl Task {
 
     /// Completes when events may be waiting.
     async fn hint(&mut self) {
-        match &mut self.doorbell {
-            None => self.context.signals.woken(self.partition).await,
-            Some(doorbell) => tokio::select! {
-                () = self.context.signals.woken(self.partition) => {}
-                rung = doorbell => {
-                    self.doorbell = None;
-                    if let Err(error) = rung {
-                        // A watch can be refused as late as this. Another one might fail at once and cause a busy loop; the poll finds the
-                        // events.
-                        self.context.stats.health.complain(self.context.env(), "watch of a doorbell", &error);
-                        self.context.signals.woken(self.partition).await;
-                    }
+        let context = &self.context;
+        let env = context.env();
+        let Some(doorbell) = &mut self.doorbell else {
+            let pause = self.doorbell_at.map_or(Duration::MAX, |at| at.saturating_sub(env.now()));
+            tokio::select! {
+                () = context.signals.woken(self.partition) => {}
+                () = env.sleep(pause) => {}
+            }
+            return;
+        };
+        tokio::select! {
+            () = context.signals.woken(self.partition) => {}
+            rung = doorbell => {
+                self.doorbell = None;
+                self.has_rung = rung.is_ok();
+                if let Err(error) = rung {
+                    // A watch can be refused as late as this. Another one might fail at once and cause a busy loop; the poll finds the
+                    // events.
+                    context.stats.health.complain(env, "watch of a doorbell", &error);
+                    context.signals.woken(self.partition).await;
                 }
-            },
+            }
         }
+    }
+
+    /// Whether the doorbell has caused this pass, and has rung for nothing too often. Then the pass does not watch it again.
+    fn is_suspect(&self) -> bool {
+        self.has_rung && self.useless >= USELESS_MAX
+    }
+
+    /// A pass is over. A store whose watches fire for nothing costs a bounded rate of passes; meanwhile the poll finds events.
+    fn has_passed(&mut self, has_folded: bool) {
+        let now = self.context.env().now();
+        if self.is_suspect() {
+            self.doorbell_at = Some(if has_folded { now } else { self.context.signals.useless_hint(now) });
+        }
+        if has_folded {
+            self.useless = 0;
+        } else if self.has_rung {
+            self.useless += 1;
+        }
+        self.has_rung = false;
     }
 }
 
-/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Without a watch, the poll finds the events.
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. It is tried once: without a watch, the poll finds
+/// the events.
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
-    let key = &context.keys.doorbell(partition);
-    let watch = context.db.run(async |tx| tx.watch(key).await).await;
+    let (key, tx) = (context.keys.doorbell(partition), context.db.begin());
+    let set = async {
+        let watch = tx.watch(&key).await?;
+        tx.commit().await?;
+        Ok::<_, Error>(watch)
+    };
+    let watch = set.await;
     watch.inspect_err(|error| context.stats.health.complain(context.env(), "watch of a doorbell", error)).ok()
 }

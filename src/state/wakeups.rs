@@ -1,0 +1,284 @@
+//! [`Wakeups`]: up to where the feeds of a bus may have rows, as far as this process knows, and who waits for more.
+//!
+//! Commits of this process and the one [watcher](super::feed_watcher) of the process publish here, and everybody who waits for rows
+//! waits here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the
+//! position up to which the watcher has looked. So a reader that compares its own position with the head loses no message, whenever
+//! the message came.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, watch},
+    task::{AbortHandle, JoinSet},
+};
+
+use crate::{
+    base::encoding::Sequence,
+    state::keys::{FeedId, Lanes, ShardId},
+};
+
+/// The last position at which the shards of each lane may have rows.
+pub(crate) type LaneHeads = [Sequence; Lanes::COUNT];
+
+/// The heads of a feed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    /// The number of the last change. No other change of the process has it, of whatever feed.
+    pub count: u64,
+    lanes: LaneHeads,
+}
+
+impl Heads {
+    /// Nothing is known, so all shards may have rows.
+    fn unknown(count: u64) -> Self {
+        Self { count, lanes: [Sequence::MAX; Lanes::COUNT] }
+    }
+
+    /// Whether `shard` may have rows after `after`.
+    pub fn may_have_rows(&self, shard: ShardId, after: Sequence) -> bool {
+        self.lanes[Lanes::of(shard)] > after
+    }
+
+    /// Whether any shard may have rows after `after`.
+    pub fn any_may_have_rows(&self, after: Sequence) -> bool {
+        self.lanes.iter().any(|head| *head > after)
+    }
+
+    /// The lanes whose shards may have rows after `after`.
+    pub fn lanes_after(&self, after: Sequence) -> Lanes {
+        (0..Lanes::COUNT as u64).map(ShardId).filter(|shard| self.may_have_rows(*shard, after)).collect()
+    }
+}
+
+/// How far the watcher has looked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Looked {
+    /// The last position that it could see. Rows of notifications up to it are at or before the heads.
+    pub to: Sequence,
+    /// How often it has looked.
+    pub times: u64,
+}
+
+/// How many listeners want to be served within each interval.
+#[derive(Debug, Default)]
+struct Intervals(BTreeMap<Duration, usize>);
+
+impl Intervals {
+    fn add(&mut self, interval: Duration) {
+        *self.0.entry(interval).or_default() += 1;
+    }
+
+    fn remove(&mut self, interval: Duration) {
+        let count = self.0.get_mut(&interval).expect("it was added");
+        *count -= 1;
+        if *count == 0 {
+            self.0.remove(&interval);
+        }
+    }
+
+    fn shortest(&self) -> Duration {
+        self.0.keys().next().copied().unwrap_or(Duration::MAX)
+    }
+}
+
+/// What the listeners want.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// How often the watcher is to look.
+    polls: Intervals,
+    /// How often it is to look at each feed of documents.
+    turns: Intervals,
+    /// How many listeners to documents want it to read the notifications.
+    followers: usize,
+    documents: BTreeMap<FeedId, watch::Sender<Heads>>,
+}
+
+/// What a listener wants of the watcher.
+#[derive(Debug, Clone)]
+pub(crate) struct Interest {
+    pub feed: FeedId,
+    /// How often the watcher is to look.
+    pub poll: Duration,
+    /// Of documents: how often edits without a notification are looked for.
+    pub turn: Duration,
+    /// Of documents: whether the watcher is to read the notifications, because nobody else tells the listener of them.
+    pub follows: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Wakeups {
+    notifications: watch::Sender<Heads>,
+    looked: watch::Sender<Looked>,
+    /// The version of the last append of this process to the notifications.
+    appends: watch::Sender<u64>,
+    /// How many changes there were.
+    count: AtomicU64,
+    wanted: Mutex<Wanted>,
+    /// Wakes the watcher when a listener wants more of it.
+    more_wanted: Notify,
+    /// The watcher, as long as there are listeners.
+    watcher: Mutex<Option<(Weak<JoinSet<()>>, AbortHandle)>>,
+}
+
+impl Default for Wakeups {
+    fn default() -> Self {
+        Self {
+            notifications: watch::Sender::new(Heads::unknown(0)),
+            looked: watch::Sender::new(Looked { to: Sequence::MIN, times: 0 }),
+            appends: watch::Sender::new(0),
+            count: AtomicU64::new(1),
+            wanted: Mutex::default(),
+            more_wanted: Notify::new(),
+            watcher: Mutex::default(),
+        }
+    }
+}
+
+impl Wakeups {
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Adds a listener; [`Wakeups::leave`] removes it.
+    pub fn listen(&self, interest: &Interest) -> (watch::Receiver<Heads>, watch::Receiver<Looked>) {
+        let mut wanted = self.wanted.lock();
+        let before = (wanted.polls.shortest(), wanted.turns.shortest(), wanted.followers > 0);
+        wanted.polls.add(interest.poll);
+        let heads = if interest.feed.instance().is_some() {
+            wanted.turns.add(interest.turn);
+            wanted.followers += usize::from(interest.follows);
+            let first = || watch::Sender::new(Heads::unknown(self.next()));
+            wanted.documents.entry(interest.feed.clone()).or_insert_with(first).subscribe()
+        } else {
+            self.notifications.subscribe()
+        };
+        if before != (wanted.polls.shortest(), wanted.turns.shortest(), wanted.followers > 0) {
+            self.more_wanted.notify_one();
+        }
+        (heads, self.looked.subscribe())
+    }
+
+    /// Removes a listener, whose receivers are gone.
+    pub fn leave(&self, interest: &Interest) {
+        let mut wanted = self.wanted.lock();
+        wanted.polls.remove(interest.poll);
+        if interest.feed.instance().is_some() {
+            wanted.turns.remove(interest.turn);
+            wanted.followers -= usize::from(interest.follows);
+            if wanted.documents.get(&interest.feed).is_some_and(|heads| heads.receiver_count() == 0) {
+                wanted.documents.remove(&interest.feed);
+            }
+        }
+    }
+
+    /// Completes when a listener has come that wants more of the watcher. Cancel safe.
+    pub async fn more_wanted(&self) {
+        self.more_wanted.notified().await;
+    }
+
+    /// How often the watcher is to look.
+    pub fn poll_interval(&self) -> Duration {
+        self.wanted.lock().polls.shortest()
+    }
+
+    /// How often the watcher is to look at each feed of documents, and whether it is to read the notifications for such feeds.
+    pub fn of_documents(&self) -> (Duration, bool) {
+        let wanted = self.wanted.lock();
+        (wanted.turns.shortest(), wanted.followers > 0)
+    }
+
+    /// The feeds of documents that have listeners.
+    pub fn documents(&self) -> Vec<FeedId> {
+        self.wanted.lock().documents.keys().cloned().collect()
+    }
+
+    /// Rows may have been appended to `lanes` of the notifications, up to `to`.
+    pub fn moved(&self, lanes: Lanes, to: Sequence) {
+        if lanes.is_empty() {
+            return;
+        }
+        let count = self.next();
+        self.notifications.send_modify(|heads| {
+            heads.count = count;
+            for (number, head) in heads.lanes.iter_mut().enumerate() {
+                if lanes.has(ShardId(number as u64)) {
+                    *head = to;
+                }
+            }
+        });
+    }
+
+    /// The watcher has looked at the notifications up to `to`, and has published what it saw.
+    pub fn looked(&self, to: Sequence) {
+        self.looked.send_modify(|looked| *looked = Looked { to, times: looked.times + 1 });
+    }
+
+    /// A feed of documents may have rows anywhere.
+    pub fn documents_moved(&self, feed: &FeedId) {
+        if let Some(heads) = self.wanted.lock().documents.get(feed) {
+            heads.send_replace(Heads::unknown(self.next()));
+        }
+    }
+
+    /// All feeds of documents may have rows anywhere.
+    pub fn all_documents_moved(&self) {
+        for heads in self.wanted.lock().documents.values() {
+            heads.send_replace(Heads::unknown(self.next()));
+        }
+    }
+
+    /// The heads of a feed of documents were read, after change number `count` of the process; `None` if they cannot be read.
+    pub fn found(&self, feed: &FeedId, count: u64, found: Option<LaneHeads>) {
+        if let Some(heads) = self.wanted.lock().documents.get(feed) {
+            let lanes = found.unwrap_or([Sequence::MAX; Lanes::COUNT]);
+            heads.send_if_modified(|heads| {
+                // What was published since may not have been read.
+                let is_news = heads.count < count && (heads.lanes != lanes || found.is_none());
+                if is_news {
+                    *heads = Heads { count: self.next(), lanes };
+                }
+                is_news
+            });
+        }
+    }
+
+    /// The number of the next change.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// This process has appended rows to the notifications at `version`. The watcher finds out in which shards.
+    pub fn appended(&self, version: u64) {
+        self.appends.send_if_modified(|last| {
+            let is_later = version > *last;
+            *last = version.max(*last);
+            is_later
+        });
+    }
+
+    /// A receiver of [`Wakeups::appended`].
+    pub fn appends(&self) -> watch::Receiver<u64> {
+        self.appends.subscribe()
+    }
+
+    /// The watcher, which `start` starts if there is none, or if its runtime has ended. It ends with its last handle.
+    pub fn watcher(&self, start: impl FnOnce() -> (JoinSet<()>, AbortHandle)) -> Arc<JoinSet<()>> {
+        let mut watcher = self.watcher.lock();
+        let living = watcher.as_ref().filter(|(_, task)| !task.is_finished());
+        living.and_then(|(tasks, _)| tasks.upgrade()).unwrap_or_else(|| {
+            let (tasks, task) = start();
+            let tasks = Arc::new(tasks);
+            *watcher = Some((Arc::downgrade(&tasks), task));
+            tasks
+        })
+    }
+}
