@@ -5,8 +5,9 @@
 //! have moved, and up to where it has looked; so an idle process makes one read per interval, whatever waits in it.
 //!
 //! Feeds of documents have no pulse, which would cost each edit a mutation. Notifications tell of nearly all edits. For the others the
-//! watcher looks at the ends of these feeds in turns: at each feed once in the interval that its listeners want, a page of feeds at a
-//! time, and at so many shards a second at most. Only a listener that has something to read is woken by that.
+//! watcher looks at the ends of these feeds in turns: at each feed once a minute, a page of feeds at a time, and at so many shards a
+//! second at most. With F feeds a turn takes a minute, or F / 16 s if that is longer. Only a listener that has something to read is woken
+//! by it.
 //!
 //! If the watcher cannot poll, each listener looks for itself, by an interval of its own.
 
@@ -51,6 +52,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// How many notifications it reads at once.
 const PAGE_ROWS: usize = 1_000;
 
+/// How often it looks at each feed of documents, if there are not too many.
+const TURN: Duration = Duration::from_mins(1);
+
 /// At how many feeds of documents it looks at once.
 const PAGE_FEEDS: usize = 16;
 
@@ -81,31 +85,27 @@ impl Listener {
     /// Listens to the notifications, at which the watcher looks within each `interval`.
     pub fn to_notifications(context: &Arc<Context>, interval: Duration) -> Self {
         let poll = interval.max(POLL_INTERVAL_MIN);
-        let interest =
-            Interest { feed: context.feed.clone(), poll, turn: Duration::MAX, follows: false };
+        let interest = Interest { feed: context.feed.clone(), poll, follows: false };
         Self::new(context, interest, poll.saturating_mul(2))
     }
 
-    /// Listens to the notifications for a consumer, which looks for itself after about `patience`.
+    /// Listens to any feed for a consumer, which looks for itself after about `patience`.
     pub fn of_consumer(context: &Arc<Context>, feed: &FeedId, patience: Duration) -> Self {
-        let interest =
-            Interest { feed: feed.clone(), poll: POLL_INTERVAL, turn: patience, follows: true };
+        let interest = Interest { feed: feed.clone(), poll: POLL_INTERVAL, follows: true };
         Self::new(context, interest, patience)
     }
 
-    /// Listens to a feed of documents on behalf of one who receives its notifications. Edits without a notification are looked for
-    /// within each `turn`.
-    pub fn to_documents(context: &Arc<Context>, feed: &FeedId, turn: Duration) -> Self {
-        let interest = Interest { feed: feed.clone(), poll: POLL_INTERVAL, turn, follows: false };
-        Self::new(context, interest, turn.saturating_mul(2))
+    /// Listens to a feed of documents on behalf of one who receives its notifications.
+    pub fn to_documents(context: &Arc<Context>, feed: &FeedId) -> Self {
+        let interest = Interest { feed: feed.clone(), poll: POLL_INTERVAL, follows: false };
+        Self::new(context, interest, TURN.saturating_mul(2))
     }
 
     fn new(context: &Arc<Context>, interest: Interest, patience: Duration) -> Self {
         let received = Some(context.wakeups.listen(&interest));
         let watcher = watcher(context);
         let poll = (Duration::ZERO, 0);
-        let mut listener =
-            Self { context: Arc::clone(context), interest, patience, received, watcher, poll };
+        let mut listener = Self { context: Arc::clone(context), interest, patience, received, watcher, poll };
         listener.plan_poll();
         listener
     }
@@ -317,7 +317,8 @@ impl Watcher {
         let context = Arc::clone(&self.context);
         let (env, wakeups) = (context.env(), &context.wakeups);
         let key = context.keys.pulse(&context.feed);
-        let read = async |tx: Transaction| tokio::try_join!(tx.get(&key, Isolation::Snapshot), tx.read_version());
+        let read =
+            async |tx: Transaction| tokio::try_join!(tx.get(&key, Isolation::Snapshot), tx.read_version());
         let (pulse, version) = polls::read(self.poll.take(), &context.db, read).await?;
         let pulse = PulseValue::new(pulse);
         let moved = self.known.as_ref().map_or(Lanes::ALL, |known| pulse.moved_since(known));
@@ -370,7 +371,7 @@ impl Watcher {
     /// Tells listeners to documents whose databases have new notifications, if there are such listeners.
     async fn follow_documents(&mut self) -> Result<()> {
         let wakeups = &self.context.wakeups;
-        if !wakeups.of_documents().1 {
+        if !wakeups.are_followed() {
             self.followed = None;
             return Ok(());
         }
@@ -417,8 +418,7 @@ impl Watcher {
             return Ok(());
         }
         if self.turn.is_empty() {
-            let (interval, _) = context.wakeups.of_documents();
-            if self.turn_began.is_some_and(|began| now < began.saturating_add(interval)) {
+            if self.turn_began.is_some_and(|began| now < began.saturating_add(TURN)) {
                 return Ok(());
             }
             (self.turn, self.turn_began) = (context.wakeups.documents().into(), Some(now));
@@ -429,7 +429,8 @@ impl Watcher {
             return Ok(());
         }
         let count = context.wakeups.count();
-        let read = async |tx: Transaction| try_join_all(feeds.iter().map(|feed| heads(&tx, context, feed))).await;
+        let read =
+            async |tx: Transaction| try_join_all(feeds.iter().map(|feed| heads(&tx, context, feed))).await;
         let found = match context.db.run(read).await {
             Ok(found) => found,
             Err(error) => {

@@ -67,38 +67,20 @@ pub(crate) struct Looked {
     pub times: u64,
 }
 
-/// How many listeners want to be served within each interval.
-#[derive(Debug, Default)]
-struct Intervals(BTreeMap<Duration, usize>);
-
-impl Intervals {
-    fn add(&mut self, interval: Duration) {
-        *self.0.entry(interval).or_default() += 1;
-    }
-
-    fn remove(&mut self, interval: Duration) {
-        let count = self.0.get_mut(&interval).expect("it was added");
-        *count -= 1;
-        if *count == 0 {
-            self.0.remove(&interval);
-        }
-    }
-
-    fn shortest(&self) -> Duration {
-        self.0.keys().next().copied().unwrap_or(Duration::MAX)
-    }
-}
-
 /// What the listeners want.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// How often the watcher is to look.
-    polls: Intervals,
-    /// How often it is to look at each feed of documents.
-    turns: Intervals,
+    /// How many listeners want the watcher to look within each interval.
+    polls: BTreeMap<Duration, usize>,
     /// How many listeners to documents want it to read the notifications.
     followers: usize,
     documents: BTreeMap<FeedId, watch::Sender<Heads>>,
+}
+
+impl Wanted {
+    fn poll_interval(&self) -> Duration {
+        self.polls.keys().next().copied().unwrap_or(Duration::MAX)
+    }
 }
 
 /// What a listener wants of the watcher.
@@ -107,8 +89,6 @@ pub(crate) struct Interest {
     pub feed: FeedId,
     /// How often the watcher is to look.
     pub poll: Duration,
-    /// Of documents: how often edits without a notification are looked for.
-    pub turn: Duration,
     /// Of documents: whether the watcher is to read the notifications, because nobody else tells the listener of them.
     pub follows: bool,
 }
@@ -151,17 +131,16 @@ impl Wakeups {
     /// Adds a listener; [`Wakeups::leave`] removes it.
     pub fn listen(&self, interest: &Interest) -> (watch::Receiver<Heads>, watch::Receiver<Looked>) {
         let mut wanted = self.wanted.lock();
-        let before = (wanted.polls.shortest(), wanted.turns.shortest(), wanted.followers > 0);
-        wanted.polls.add(interest.poll);
+        let before = (wanted.poll_interval(), wanted.followers > 0);
+        *wanted.polls.entry(interest.poll).or_default() += 1;
         let heads = if interest.feed.instance().is_some() {
-            wanted.turns.add(interest.turn);
             wanted.followers += usize::from(interest.follows);
             let first = || watch::Sender::new(Heads::unknown(self.next()));
             wanted.documents.entry(interest.feed.clone()).or_insert_with(first).subscribe()
         } else {
             self.notifications.subscribe()
         };
-        if before != (wanted.polls.shortest(), wanted.turns.shortest(), wanted.followers > 0) {
+        if before != (wanted.poll_interval(), wanted.followers > 0) {
             self.more_wanted.notify_one();
         }
         (heads, self.looked.subscribe())
@@ -170,9 +149,11 @@ impl Wakeups {
     /// Removes a listener, whose receivers are gone.
     pub fn leave(&self, interest: &Interest) {
         let mut wanted = self.wanted.lock();
-        wanted.polls.remove(interest.poll);
+        if let Some(listeners) = wanted.polls.get_mut(&interest.poll) {
+            *listeners -= 1;
+        }
+        wanted.polls.retain(|_, listeners| *listeners > 0);
         if interest.feed.instance().is_some() {
-            wanted.turns.remove(interest.turn);
             wanted.followers -= usize::from(interest.follows);
             if wanted.documents.get(&interest.feed).is_some_and(|heads| heads.receiver_count() == 0) {
                 wanted.documents.remove(&interest.feed);
@@ -187,13 +168,12 @@ impl Wakeups {
 
     /// How often the watcher is to look.
     pub fn poll_interval(&self) -> Duration {
-        self.wanted.lock().polls.shortest()
+        self.wanted.lock().poll_interval()
     }
 
-    /// How often the watcher is to look at each feed of documents, and whether it is to read the notifications for such feeds.
-    pub fn of_documents(&self) -> (Duration, bool) {
-        let wanted = self.wanted.lock();
-        (wanted.turns.shortest(), wanted.followers > 0)
+    /// Whether the watcher is to read the notifications for listeners to documents.
+    pub fn are_followed(&self) -> bool {
+        self.wanted.lock().followers > 0
     }
 
     /// The feeds of documents that have listeners.
@@ -280,5 +260,98 @@ impl Wakeups {
             *watcher = Some((Arc::downgrade(&tasks), task));
             tasks
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{
+        encoding::{Incarnation, Versionstamp},
+        event::DbInstance,
+    };
+
+    fn position(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    fn interest(feed: &FeedId) -> Interest {
+        Interest { feed: feed.clone(), poll: Duration::from_secs(1), follows: true }
+    }
+
+    #[tokio::test]
+    async fn listeners_are_woken_for_their_feed_and_the_watcher_for_what_they_want() {
+        let (wakeups, documents) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let (mut one, _) = wakeups.listen(&interest(&FeedId::notifications()));
+        wakeups.more_wanted().await;
+        assert!(!wakeups.are_followed());
+        let of_documents = interest(&documents);
+        let two = wakeups.listen(&of_documents);
+        wakeups.more_wanted().await;
+        assert!(wakeups.are_followed());
+        wakeups.moved([ShardId(1)].into_iter().collect(), position(5));
+        assert!(one.has_changed().unwrap() && !two.0.has_changed().unwrap());
+        let heads = *one.borrow_and_update();
+        assert!(!heads.may_have_rows(ShardId(1), position(5)), "it has none after its head");
+        assert!(heads.may_have_rows(ShardId(17), position(4)), "it is on the same lane");
+        assert!(heads.may_have_rows(ShardId(2), position(5)), "nothing is known of it");
+        wakeups.all_documents_moved();
+        assert!(!one.has_changed().unwrap() && two.0.has_changed().unwrap());
+        drop(two);
+        wakeups.leave(&of_documents);
+        assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
+    }
+
+    /// A message that comes while the watcher reads the heads of documents is not overwritten by what it reads: it may have read before.
+    #[test]
+    fn heads_that_were_read_do_not_hide_a_later_message() {
+        let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let (mut heads, _) = wakeups.listen(&interest(&feed));
+        let count = wakeups.count();
+        wakeups.documents_moved(&feed);
+        wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
+        assert!(heads.borrow_and_update().any_may_have_rows(position(9)));
+        let count = wakeups.count();
+        wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
+        assert!(heads.has_changed().unwrap());
+        assert!(!heads.borrow_and_update().any_may_have_rows(position(5)));
+        wakeups.found(&feed, wakeups.count(), Some([position(5); Lanes::COUNT]));
+        assert!(!heads.has_changed().unwrap(), "nobody is woken for what is known");
+    }
+
+    /// Bug: the numbers of a feed began again with its listeners, so a page that was read before nobody listened counted as new. Fix: they
+    /// are those of the process.
+    #[test]
+    fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
+        let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let listener = wakeups.listen(&interest(&feed));
+        let before = listener.0.borrow().count;
+        drop(listener);
+        wakeups.leave(&interest(&feed));
+        let listener = wakeups.listen(&interest(&feed)).0;
+        assert_ne!(listener.borrow().count, before);
+        wakeups.documents_moved(&feed);
+        assert!(listener.borrow().count > before + 1);
+    }
+
+    #[tokio::test]
+    async fn one_watcher_serves_all_and_ends_with_its_last_handle_or_its_runtime() {
+        let wakeups = Wakeups::default();
+        let start = || {
+            let mut tasks = JoinSet::new();
+            let task = tasks.spawn(std::future::pending());
+            (tasks, task)
+        };
+        let one = wakeups.watcher(start);
+        let two = wakeups.watcher(|| panic!("there is one"));
+        assert!(Arc::ptr_eq(&one, &two));
+        drop((one, two));
+        let mut ended = wakeups.watcher(|| {
+            let mut tasks = JoinSet::new();
+            let task = tasks.spawn(async {});
+            (tasks, task)
+        });
+        Arc::get_mut(&mut ended).expect("nobody else has it").join_next().await;
+        assert!(!Arc::ptr_eq(&ended, &wakeups.watcher(start)), "another is started");
     }
 }

@@ -17,16 +17,13 @@ use crate::{
 /// How often the tail polls after its dispatcher has ended.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often changes without a notification are looked for, unless a reader says so.
-pub(crate) const FALLBACK_INTERVAL: Duration = Duration::from_mins(5);
-
 /// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are one
 /// transaction, so a notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has
 /// ended, it polls every 10 s.
 ///
 /// Some changes have no notification: changes that were removed without the event that their database was deleted, and
-/// edits of a database that the bus takes for replaced. The poll of the process finds these within
-/// [`ChangesTail::with_fallback_interval`], or later if very many feeds have readers.
+/// edits of a database that the bus takes for replaced. The poll of the process finds these within a minute, or later if more than
+/// 1,000 feeds of documents have readers in it.
 #[derive(Debug)]
 pub struct ChangesTail {
     feed: Feed<Change>,
@@ -37,35 +34,19 @@ pub struct ChangesTail {
     updates: Option<Subscription>,
     /// Whether everything was read.
     is_at_end: bool,
-    /// How often changes without a notification are looked for.
-    fallback_interval: Duration,
     /// Waits for what the poll of the process finds.
     listener: Option<Listener>,
 }
 
 impl ChangesTail {
     pub(super) fn new(feed: Feed<Change>, after: Cursor, updates: Subscription) -> Self {
-        Self {
-            feed,
-            cursor: after,
-            limit: 1_000,
-            updates: Some(updates),
-            is_at_end: false,
-            fallback_interval: FALLBACK_INTERVAL,
-            listener: None,
-        }
+        Self { feed, cursor: after, limit: 1_000, updates: Some(updates), is_at_end: false, listener: None }
     }
 
     /// Limits a page to `limit` rows, 1 to 10,000. Default: 1,000.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {
         Self { limit, ..self }
-    }
-
-    /// Sets how often changes without a notification are looked for. Default: 5 min; at least 1 s.
-    #[must_use]
-    pub fn with_fallback_interval(self, fallback_interval: Duration) -> Self {
-        Self { fallback_interval: fallback_interval.max(Duration::from_secs(1)), ..self }
     }
 
     /// Waits for the next page. It has rows, unless the page before said that there was more.
@@ -96,8 +77,8 @@ impl ChangesTail {
         let Some(updates) = &mut self.updates else {
             return context.env().sleep(POLL_INTERVAL).await;
         };
-        let (id, turn, read) = (&self.feed.id, self.fallback_interval, self.cursor.position());
-        let listener = self.listener.get_or_insert_with(|| Listener::to_documents(context, id, turn));
+        let (id, read) = (&self.feed.id, self.cursor.position());
+        let listener = self.listener.get_or_insert_with(|| Listener::to_documents(context, id));
         // The notification only wakes; the feed has the rows.
         tokio::select! {
             update = updates.next() => {

@@ -2,9 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{
-    NewTopology, RawFeed, Resharded, TopologyEntry, merge::StoredRow, reader::StoredPage,
-};
+use super::{NewTopology, RawFeed, Resharded, TopologyEntry, merge::StoredRow, reader::StoredPage};
 use crate::{
     base::{
         cursor::Cursor,

@@ -106,7 +106,8 @@ impl NotificationTail {
         self.had_more = false;
     }
 
-    /// The next page, once there is one. A page is empty only after a page that had more after it, or if all its rows were left out.
+    /// The next page, once there is one. A page is empty only after a page that had more after it, or if it moves the position alone:
+    /// at the beginning, if its rows were left out, or if the poll of the process has failed.
     ///
     /// # Cancel safety
     ///
@@ -163,7 +164,8 @@ impl NotificationTail {
     /// The next rows in the shards that have moved since everything was read, as they are where the poll has looked. `None` if that is not
     /// known, or too long ago.
     async fn read_moved(&self) -> Result<Option<NotificationPage>> {
-        let (Some(looked), Some(complete), Some(listener)) = (self.looked, self.complete, &self.listener) else {
+        let (Some(looked), Some(complete), Some(listener)) = (self.looked, self.complete, &self.listener)
+        else {
             return Ok(None);
         };
         let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);

@@ -152,8 +152,7 @@ impl DocChanges {
         // The subscription comes before the first read, so that the feed misses nothing in between.
         let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
         let feed = served.changes.feed(&db);
-        let turn = served.inner.options.fallback_interval;
-        let listener = is_live.then(|| Listener::to_documents(&feed.context, &feed.id, turn));
+        let listener = is_live.then(|| Listener::to_documents(&feed.context, &feed.id));
         let (with_docs, is_chosen) = (query.include_docs, shown.lens.is_some());
         let most = if with_docs || is_chosen { PAGE_DOCS } else { PAGE_ROWS };
         let limit = match shown.wanted {
