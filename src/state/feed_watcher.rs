@@ -46,6 +46,9 @@ const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// The shortest time between two hints of other processes. After an append of this process it sets no watch for as long.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
 
+/// The same for a hint after one that came for nothing. Each costs two transactions: one that finds nothing, and one that sets a watch.
+const USELESS_HINT_INTERVAL: Duration = Duration::from_millis(250);
+
 /// Pause after a failure.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -74,8 +77,8 @@ pub(crate) struct Listener {
     interest: Interest,
     /// How long it waits for the watcher before it looks for itself.
     patience: Duration,
-    /// `None` while it is dropped.
-    received: Option<(watch::Receiver<Heads>, watch::Receiver<Looked>)>,
+    heads: watch::Receiver<Heads>,
+    looked: watch::Receiver<Looked>,
     watcher: Arc<JoinSet<()>>,
     /// When it looks for itself, and how often the watcher had looked when that was set.
     poll: (Duration, u64),
@@ -102,26 +105,22 @@ impl Listener {
     }
 
     fn new(context: &Arc<Context>, interest: Interest, patience: Duration) -> Self {
-        let received = Some(context.wakeups.listen(&interest));
-        let watcher = watcher(context);
-        let poll = (Duration::ZERO, 0);
-        let mut listener = Self { context: Arc::clone(context), interest, patience, received, watcher, poll };
+        let (heads, looked) = context.wakeups.listen(&interest);
+        let (watcher, poll) = (watcher(context), (Duration::ZERO, 0));
+        let context = Arc::clone(context);
+        let mut listener = Self { context, interest, patience, heads, looked, watcher, poll };
         listener.plan_poll();
         listener
     }
 
-    fn received(&mut self) -> &mut (watch::Receiver<Heads>, watch::Receiver<Looked>) {
-        self.received.as_mut().expect("it is not dropped yet")
-    }
-
     /// The heads of the feed.
     pub fn heads(&self) -> Heads {
-        *self.received.as_ref().expect("it is not dropped yet").0.borrow()
+        *self.heads.borrow()
     }
 
     /// Messages that come from now on are news: a read follows.
     pub fn reads(&mut self) {
-        self.received().0.mark_unchanged();
+        self.heads.mark_unchanged();
         self.plan_poll();
     }
 
@@ -129,7 +128,7 @@ impl Listener {
     fn plan_poll(&mut self) {
         let env = self.context.env();
         let at = env.now().saturating_add(env.spread(self.patience, 0.75, 1.25));
-        self.poll = (at, self.times());
+        self.poll = (at, self.looked.borrow().times);
     }
 
     /// Completes when the heads have changed and `may_have_rows`, or when the watcher has not looked for too long. Cancel safe.
@@ -137,12 +136,11 @@ impl Listener {
         let env = self.context.env().clone();
         loop {
             let (at, times) = self.poll;
-            let heads = &mut self.received().0;
             tokio::select! {
                 biased;
-                changed = heads.changed() => {
+                changed = self.heads.changed() => {
                     // An error is impossible: the shared context owns the sender.
-                    if changed.is_err() || may_have_rows(&heads.borrow_and_update()) {
+                    if changed.is_err() || may_have_rows(&self.heads.borrow_and_update()) {
                         return;
                     }
                 }
@@ -161,10 +159,9 @@ impl Listener {
     /// Cancel safe.
     pub async fn looked(&mut self, after: u64) -> Option<Looked> {
         let (env, at) = (self.context.env().clone(), self.poll.0);
-        let looked = &mut self.received().1;
         let looked = tokio::select! {
             biased;
-            looked = looked.wait_for(|looked| looked.times > after) => {
+            looked = self.looked.wait_for(|looked| looked.times > after) => {
                 Some(*looked.expect("the shared context owns the sender"))
             }
             () = env.sleep(at.saturating_sub(env.now())) => None,
@@ -176,11 +173,6 @@ impl Listener {
         looked
     }
 
-    /// How often the watcher has looked.
-    fn times(&self) -> u64 {
-        self.received.as_ref().expect("it is not dropped yet").1.borrow().times
-    }
-
     /// The watcher has not looked for too long. Its runtime may have ended: then another one begins in that of this listener.
     fn has_waited(&mut self) {
         self.watcher = watcher(&self.context);
@@ -189,7 +181,6 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.received = None;
         self.context.wakeups.leave(&self.interest);
     }
 }
@@ -273,6 +264,11 @@ impl Watcher {
 
     /// Completes when there may be rows, or when the poll is due. Cancel safe.
     async fn wait(&mut self) -> Woken {
+        if self.is_behind {
+            // The listeners get their turn between two pages.
+            tokio::task::yield_now().await;
+            return Woken::Other;
+        }
         loop {
             let (env, wakeups) = (self.context.env(), &self.context.wakeups);
             let interval = wakeups.poll_interval();
@@ -288,6 +284,7 @@ impl Watcher {
                 }
             };
             tokio::select! {
+                biased;
                 appended = self.appends.wait_for(|version| *version > seen) => {
                     // The shared context owns the sender.
                     drop(appended);
@@ -330,12 +327,9 @@ impl Watcher {
         let now = env.now();
         if self.hint.is_none() && self.watch_at <= now {
             // A store whose watches fire for nothing costs a bounded rate.
-            let next = if woken == Woken::Hint && moved.is_empty() {
-                context.signals.useless_hint(now)
-            } else {
-                now.saturating_add(HINT_INTERVAL)
-            };
-            self.watch(&key, version, next).await;
+            let is_useless = woken == Woken::Hint && moved.is_empty();
+            let pause = if is_useless { USELESS_HINT_INTERVAL } else { HINT_INTERVAL };
+            self.watch(&key, version, now.saturating_add(pause)).await;
         }
         self.follow_documents().await?;
         self.look_at_documents().await
@@ -368,21 +362,22 @@ impl Watcher {
         }
     }
 
-    /// Tells listeners to documents whose databases have new notifications, if there are such listeners.
+    /// Reads a page of notifications for listeners to documents, if there are such listeners, and tells those whose databases are in it.
     async fn follow_documents(&mut self) -> Result<()> {
         let wakeups = &self.context.wakeups;
         if !wakeups.are_followed() {
-            self.followed = None;
+            (self.followed, self.is_behind) = (None, false);
             return Ok(());
         }
         let feed = RawFeed::notifications(&self.context);
-        let Some(mut after) = self.followed else {
+        let Some(after) = self.followed else {
             self.followed = Some(self.context.db.run(async |tx| feed.last_readable(&tx).await).await?);
             // Edits before that may not have been seen.
             wakeups.all_documents_moved();
+            self.is_behind = false;
             return Ok(());
         };
-        while self.is_behind {
+        if self.is_behind {
             let read = async |tx| feed.page(&tx, Cursor::from(after), PAGE_ROWS).await;
             let page = match self.context.db.run(read).await {
                 Err(Error::Expired { .. }) => {
@@ -405,8 +400,7 @@ impl Watcher {
                     }
                 }
             }
-            after = page.next.position();
-            (self.followed, self.is_behind) = (Some(after), page.more);
+            (self.followed, self.is_behind) = (Some(page.next.position()), page.more);
         }
         Ok(())
     }

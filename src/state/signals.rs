@@ -1,19 +1,12 @@
-//! [`Signals`]: wake-ups of notifiers by the producers of their process, and the rate of hints that come for nothing.
+//! [`Signals`]: wake-ups of notifiers by the producers of their process, and the doorbells that are to be rung for those of others.
 //!
 //! A signal is a hint that saves latency and polling. Everything works without it, only later: each receiver also polls.
 
-use std::{
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::state::keys::Partition;
-
-/// The pause between two hints that come for nothing. Each costs up to three transactions: what it finds nothing in, and the next watch.
-const USELESS_HINT_INTERVAL: Duration = Duration::from_millis(400);
 
 /// The wake-ups of one bus in one process.
 #[derive(Debug)]
@@ -23,8 +16,6 @@ pub(crate) struct Signals {
     dirty: Box<[AtomicU64]>,
     /// Wakes the doorbell ringer.
     ringer: Notify,
-    /// When the next watch that fires for nothing counts.
-    next_hint: Mutex<Duration>,
 }
 
 /// The wake-ups of a partition.
@@ -42,7 +33,6 @@ impl Signals {
             partitions: (0..partitions).map(|_| PartitionSignal::default()).collect(),
             dirty: (0..partitions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             ringer: Notify::new(),
-            next_hint: Mutex::default(),
         }
     }
 
@@ -108,15 +98,6 @@ impl Signals {
     /// Completes when the notifier of `partition` is woken; at once if it was since the last time. Cancel safe.
     pub async fn woken(&self, partition: Partition) {
         self.of(partition).wake.notified().await;
-    }
-
-    /// A watch of this process has fired for nothing. Returns from when on the next one like that counts: all watches of a process
-    /// together cost a bounded rate of transactions, if the store fires them for nothing. Hints that are good are not counted.
-    pub fn useless_hint(&self, now: Duration) -> Duration {
-        let mut next = self.next_hint.lock();
-        let at = now.max(*next);
-        *next = at.saturating_add(USELESS_HINT_INTERVAL);
-        at
     }
 }
 

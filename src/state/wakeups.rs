@@ -146,7 +146,7 @@ impl Wakeups {
         (heads, self.looked.subscribe())
     }
 
-    /// Removes a listener, whose receivers are gone.
+    /// Removes a listener, which is dropped next.
     pub fn leave(&self, interest: &Interest) {
         let mut wanted = self.wanted.lock();
         if let Some(listeners) = wanted.polls.get_mut(&interest.poll) {
@@ -155,7 +155,7 @@ impl Wakeups {
         wanted.polls.retain(|_, listeners| *listeners > 0);
         if interest.feed.instance().is_some() {
             wanted.followers -= usize::from(interest.follows);
-            if wanted.documents.get(&interest.feed).is_some_and(|heads| heads.receiver_count() == 0) {
+            if wanted.documents.get(&interest.feed).is_some_and(|heads| heads.receiver_count() <= 1) {
                 wanted.documents.remove(&interest.feed);
             }
         }
@@ -191,7 +191,8 @@ impl Wakeups {
             heads.count = count;
             for (number, head) in heads.lanes.iter_mut().enumerate() {
                 if lanes.has(ShardId(number as u64)) {
-                    *head = to;
+                    // A watcher that is being replaced may publish after the next one.
+                    *head = if *head == Sequence::MAX { to } else { to.max(*head) };
                 }
             }
         });

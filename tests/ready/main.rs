@@ -14,7 +14,7 @@ use notibus::{
     http::{Api, ApiOptions},
     store::{
         AtomicOp, Database, StoreError,
-        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, Operation, SimulatedDisk},
+        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, SimulatedDisk},
     },
 };
 use parts::{Asked, SOON, a_dead_notifier_is_named, a_dead_tail_is_named};

@@ -23,8 +23,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 const FOLD: &str = "fold of a partition";
 
-/// How often in a row a doorbell may ring for nothing: two rings for the events of one fold are no sign of trouble.
-const USELESS_MAX: u32 = 3;
+/// How often in a row a doorbell may ring for nothing. Some rings for the events of one fold are no sign of trouble; a store that fires
+/// watches for nothing never ends.
+const USELESS_MAX: u32 = 4;
 
 pub(super) struct Task {
     context: Arc<Context>,
@@ -40,8 +41,6 @@ pub(super) struct Task {
     /// Whether the doorbell has caused this pass, and how often in a row it has rung for nothing.
     has_rung: bool,
     useless: u32,
-    /// When a doorbell that has rung for nothing too often is watched again.
-    doorbell_at: Option<Duration>,
     /// Bytes of a fold's transaction at which it ends.
     size_max: usize,
     /// Rests between passes.
@@ -98,7 +97,6 @@ impl Task {
             doorbell: None,
             has_rung: false,
             useless: 0,
-            doorbell_at: None,
             size_max: SIZE_MAX,
             pace: Pace::default(),
         }
@@ -136,9 +134,7 @@ impl Task {
 
     /// Folds all waiting events, unless it is asked to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
-        let now = self.context.env().now();
-        if self.doorbell.is_none() && !self.is_suspect() && self.doorbell_at.is_none_or(|at| at <= now) {
-            self.doorbell_at = None;
+        if self.doorbell.is_none() && self.useless < USELESS_MAX {
             self.doorbell = listen(&self.context, self.partition).await;
         }
         let mut from = None;
@@ -234,12 +230,7 @@ impl Task {
         let context = &self.context;
         let env = context.env();
         let Some(doorbell) = &mut self.doorbell else {
-            let pause = self.doorbell_at.map_or(Duration::MAX, |at| at.saturating_sub(env.now()));
-            tokio::select! {
-                () = context.signals.woken(self.partition) => {}
-                () = env.sleep(pause) => {}
-            }
-            return;
+            return context.signals.woken(self.partition).await;
         };
         tokio::select! {
             () = context.signals.woken(self.partition) => {}
@@ -256,23 +247,14 @@ impl Task {
         }
     }
 
-    /// Whether the doorbell has caused this pass, and has rung for nothing too often. Then the pass does not watch it again.
-    fn is_suspect(&self) -> bool {
-        self.has_rung && self.useless >= USELESS_MAX
-    }
-
-    /// A pass is over. A store whose watches fire for nothing costs a bounded rate of passes; meanwhile the poll finds events.
+    /// A pass is over. A doorbell that has rung for nothing too often is left alone until events are found without it.
     fn has_passed(&mut self, has_folded: bool) {
-        let now = self.context.env().now();
-        if self.is_suspect() {
-            self.doorbell_at = Some(if has_folded { now } else { self.context.signals.useless_hint(now) });
+        if has_folded && self.useless >= USELESS_MAX {
+            // Another pass watches it again.
+            self.context.signals.wake(self.partition);
         }
-        if has_folded {
-            self.useless = 0;
-        } else if self.has_rung {
-            self.useless += 1;
-        }
-        self.has_rung = false;
+        let has_rung = std::mem::take(&mut self.has_rung);
+        self.useless = if has_folded { 0 } else { self.useless + u32::from(has_rung) };
     }
 }
 
