@@ -14,10 +14,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures_util::future::{BoxFuture, pending, try_join_all};
-use tokio::{
-    sync::watch,
-    task::{AbortHandle, JoinSet},
-};
+use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     base::{
@@ -32,7 +29,7 @@ use crate::{
         keys::{FeedId, Lanes, PulseValue},
         polls::{self, Poll},
         skipped::SkippedAt,
-        wakeups::{Heads, Interest, LaneHeads, Looked},
+        wakeups::{Heads, LaneHeads},
     },
     store::{Isolation, Transaction},
 };
@@ -74,42 +71,47 @@ const WATCH: &str = "watch of a feed";
 #[derive(Debug)]
 pub(crate) struct Listener {
     context: Arc<Context>,
-    interest: Interest,
-    /// How long it waits for the watcher before it looks for itself.
+    feed: FeedId,
+    /// How often the watcher looks for it.
+    poll: Duration,
+    /// Whether the watcher reads the notifications for it.
+    follows: bool,
+    /// How long it waits for the watcher before it looks for itself, and when it does so.
     patience: Duration,
+    looks_at: Duration,
     heads: watch::Receiver<Heads>,
-    looked: watch::Receiver<Looked>,
+    looked: watch::Receiver<u64>,
     watcher: Arc<JoinSet<()>>,
-    /// When it looks for itself, and how often the watcher had looked when that was set.
-    poll: (Duration, u64),
 }
 
 impl Listener {
     /// Listens to the notifications, at which the watcher looks within each `interval`.
     pub fn to_notifications(context: &Arc<Context>, interval: Duration) -> Self {
         let poll = interval.max(POLL_INTERVAL_MIN);
-        let interest = Interest { feed: context.feed.clone(), poll, follows: false };
-        Self::new(context, interest, poll.saturating_mul(2))
+        Self::new(context, &context.feed, (poll, poll.saturating_mul(2)), false)
     }
 
     /// Listens to any feed for a consumer, which looks for itself after about `patience`.
     pub fn of_consumer(context: &Arc<Context>, feed: &FeedId, patience: Duration) -> Self {
-        let interest = Interest { feed: feed.clone(), poll: POLL_INTERVAL, follows: true };
-        Self::new(context, interest, patience)
+        Self::new(context, feed, (POLL_INTERVAL, patience), true)
     }
 
     /// Listens to a feed of documents on behalf of one who receives its notifications.
     pub fn to_documents(context: &Arc<Context>, feed: &FeedId) -> Self {
-        let interest = Interest { feed: feed.clone(), poll: POLL_INTERVAL, follows: false };
-        Self::new(context, interest, TURN.saturating_mul(2))
+        Self::new(context, feed, (POLL_INTERVAL, TURN.saturating_mul(2)), false)
     }
 
-    fn new(context: &Arc<Context>, interest: Interest, patience: Duration) -> Self {
-        let (heads, looked) = context.wakeups.listen(&interest);
-        let (watcher, poll) = (watcher(context), (Duration::ZERO, 0));
-        let context = Arc::clone(context);
-        let mut listener = Self { context, interest, patience, heads, looked, watcher, poll };
-        listener.plan_poll();
+    fn new(
+        context: &Arc<Context>,
+        feed: &FeedId,
+        (poll, patience): (Duration, Duration),
+        follows: bool,
+    ) -> Self {
+        let (heads, looked) = context.wakeups.listen(feed, poll, follows);
+        let (watcher, feed, context) = (watcher(context), feed.clone(), Arc::clone(context));
+        let looks_at = Duration::MAX;
+        let mut listener = Self { context, feed, poll, follows, patience, looks_at, heads, looked, watcher };
+        listener.waits_again();
         listener
     }
 
@@ -121,21 +123,20 @@ impl Listener {
     /// Messages that come from now on are news: a read follows.
     pub fn reads(&mut self) {
         self.heads.mark_unchanged();
-        self.plan_poll();
+        self.waits_again();
     }
 
     /// It looks for itself after another while, unless the watcher looks before.
-    fn plan_poll(&mut self) {
+    fn waits_again(&mut self) {
         let env = self.context.env();
-        let at = env.now().saturating_add(env.spread(self.patience, 0.75, 1.25));
-        self.poll = (at, self.looked.borrow().times);
+        self.looks_at = env.now().saturating_add(env.spread(self.patience, 0.75, 1.25));
+        self.looked.mark_unchanged();
     }
 
     /// Completes when the heads have changed and `may_have_rows`, or when the watcher has not looked for too long. Cancel safe.
     pub async fn changed(&mut self, may_have_rows: impl Fn(&Heads) -> bool) {
         let env = self.context.env().clone();
         loop {
-            let (at, times) = self.poll;
             tokio::select! {
                 biased;
                 changed = self.heads.changed() => {
@@ -144,33 +145,33 @@ impl Listener {
                         return;
                     }
                 }
-                () = env.sleep(at.saturating_sub(env.now())) => {
-                    self.plan_poll();
-                    if times == self.poll.1 {
+                () = env.sleep(self.looks_at.saturating_sub(env.now())) => {
+                    // If the watcher has looked, it has done so for all at once.
+                    let is_waiting = self.looked.has_changed().unwrap_or(false);
+                    self.waits_again();
+                    if !is_waiting {
                         return self.has_waited();
                     }
-                    // The watcher has looked for all at once.
                 }
             }
         }
     }
 
-    /// Completes with how far the watcher has looked, once that is `after` a former time; with `None` if it has not looked for too long.
-    /// Cancel safe.
-    pub async fn looked(&mut self, after: u64) -> Option<Looked> {
-        let (env, at) = (self.context.env().clone(), self.poll.0);
-        let looked = tokio::select! {
+    /// Completes when the watcher has looked again, with the last position that it could see; with `None` if it has not looked for too
+    /// long. Cancel safe.
+    pub async fn looked(&mut self) -> Option<Sequence> {
+        let env = self.context.env().clone();
+        let has_looked = tokio::select! {
             biased;
-            looked = self.looked.wait_for(|looked| looked.times > after) => {
-                Some(*looked.expect("the shared context owns the sender"))
-            }
-            () = env.sleep(at.saturating_sub(env.now())) => None,
+            looked = self.looked.changed() => looked.is_ok(),
+            () = env.sleep(self.looks_at.saturating_sub(env.now())) => false,
         };
-        if looked.is_none() {
+        if !has_looked {
             self.has_waited();
         }
-        self.plan_poll();
-        looked
+        self.waits_again();
+        let incarnation = self.context.config.incarnation;
+        has_looked.then(|| Sequence::last_at(incarnation, *self.looked.borrow()))
     }
 
     /// The watcher has not looked for too long. Its runtime may have ended: then another one begins in that of this listener.
@@ -181,22 +182,18 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.context.wakeups.leave(&self.interest);
+        self.context.wakeups.leave(&self.feed, self.poll, self.follows);
     }
 }
 
 /// The watcher of the process. It ends with its last handle.
 pub(crate) fn watcher(context: &Arc<Context>) -> Arc<JoinSet<()>> {
-    context.wakeups.watcher(|| start(context))
-}
-
-fn start(context: &Arc<Context>) -> (JoinSet<()>, AbortHandle) {
-    let shared = Arc::clone(context);
-    // After a panic another one begins, which knows nothing: so its listeners look at everything once more.
-    let make = move || Watcher::new(&shared).run();
-    let mut tasks = JoinSet::new();
-    let task = tasks.spawn(context.stats.supervised(context.env(), WATCHER, make));
-    (tasks, task)
+    context.wakeups.watcher(|tasks| {
+        let shared = Arc::clone(context);
+        // After a panic another one begins, which knows nothing: so its listeners look at everything once more.
+        let make = move || Watcher::new(&shared).run();
+        tasks.spawn(context.stats.supervised(context.env(), WATCHER, make))
+    })
 }
 
 struct Watcher {
@@ -222,14 +219,6 @@ struct Watcher {
     page_at: Duration,
 }
 
-/// Why it looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Woken {
-    /// A watch has fired.
-    Hint,
-    Other,
-}
-
 impl Watcher {
     fn new(context: &Arc<Context>) -> Self {
         Self {
@@ -250,24 +239,24 @@ impl Watcher {
 
     /// Looks until the bus is gone.
     async fn run(mut self) {
-        let mut woken = Woken::Other;
+        let mut has_hint = false;
         while self.context.stats.health.ended().is_none() {
-            if let Err(error) = self.look(woken).await {
+            if let Err(error) = self.look(has_hint).await {
                 self.context.stats.health.complain(self.context.env(), WATCHER, &error);
                 self.context.env().sleep(FAILURE_PAUSE).await;
-                (woken, self.poll) = (Woken::Other, None);
+                has_hint = false;
                 continue;
             }
-            woken = self.wait().await;
+            has_hint = self.wait().await;
         }
     }
 
-    /// Completes when there may be rows, or when the poll is due. Cancel safe.
-    async fn wait(&mut self) -> Woken {
+    /// Completes when there may be rows, or when the poll is due. Returns whether a watch has fired. Cancel safe.
+    async fn wait(&mut self) -> bool {
         if self.is_behind {
             // The listeners get their turn between two pages.
             tokio::task::yield_now().await;
-            return Woken::Other;
+            return false;
         }
         loop {
             let (env, wakeups) = (self.context.env(), &self.context.wakeups);
@@ -290,27 +279,27 @@ impl Watcher {
                     drop(appended);
                     // The watch would fire for that, too. Under steady load of this process there is none.
                     (self.hint, self.watch_at) = (None, env.now().saturating_add(HINT_INTERVAL));
-                    return Woken::Other;
+                    return false;
                 }
                 has_fired = hinted => {
                     self.hint = None;
                     if has_fired {
-                        return Woken::Hint;
+                        return true;
                     }
                     // It was refused late, and might be again at once.
                     self.watch_at = env.now().saturating_add(interval);
                 }
-                () = wakeups.more_wanted() => return Woken::Other,
+                () = wakeups.more_wanted() => return false,
                 poll = self.context.polls.due(pause) => {
                     self.poll = Some(poll);
-                    return Woken::Other;
+                    return false;
                 }
             }
         }
     }
 
     /// Looks for appended rows, and publishes what it finds.
-    async fn look(&mut self, woken: Woken) -> Result<()> {
+    async fn look(&mut self, has_hint: bool) -> Result<()> {
         let context = Arc::clone(&self.context);
         let (env, wakeups) = (context.env(), &context.wakeups);
         let key = context.keys.pulse(&context.feed);
@@ -323,11 +312,11 @@ impl Watcher {
         (self.known, self.seen) = (Some(pulse), version);
         self.is_behind |= !moved.is_empty();
         wakeups.moved(moved, to);
-        wakeups.looked(to);
+        wakeups.looked(version);
         let now = env.now();
         if self.hint.is_none() && self.watch_at <= now {
             // A store whose watches fire for nothing costs a bounded rate.
-            let is_useless = woken == Woken::Hint && moved.is_empty();
+            let is_useless = has_hint && moved.is_empty();
             let pause = if is_useless { USELESS_HINT_INTERVAL } else { HINT_INTERVAL };
             self.watch(&key, version, now.saturating_add(pause)).await;
         }

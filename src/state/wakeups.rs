@@ -36,6 +36,12 @@ pub(crate) struct Heads {
     lanes: LaneHeads,
 }
 
+impl Default for Heads {
+    fn default() -> Self {
+        Self::unknown(0)
+    }
+}
+
 impl Heads {
     /// Nothing is known, so all shards may have rows.
     fn unknown(count: u64) -> Self {
@@ -58,15 +64,6 @@ impl Heads {
     }
 }
 
-/// How far the watcher has looked.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Looked {
-    /// The last position that it could see. Rows of notifications up to it are at or before the heads.
-    pub to: Sequence,
-    /// How often it has looked.
-    pub times: u64,
-}
-
 /// What the listeners want.
 #[derive(Debug, Default)]
 struct Wanted {
@@ -83,21 +80,12 @@ impl Wanted {
     }
 }
 
-/// What a listener wants of the watcher.
-#[derive(Debug, Clone)]
-pub(crate) struct Interest {
-    pub feed: FeedId,
-    /// How often the watcher is to look.
-    pub poll: Duration,
-    /// Of documents: whether the watcher is to read the notifications, because nobody else tells the listener of them.
-    pub follows: bool,
-}
-
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Wakeups {
     notifications: watch::Sender<Heads>,
-    looked: watch::Sender<Looked>,
+    /// The version at which the watcher has looked. Rows of notifications up to it are at or before the heads.
+    looked: watch::Sender<u64>,
     /// The version of the last append of this process to the notifications.
     appends: watch::Sender<u64>,
     /// How many changes there were.
@@ -109,34 +97,26 @@ pub(crate) struct Wakeups {
     watcher: Mutex<Option<(Weak<JoinSet<()>>, AbortHandle)>>,
 }
 
-impl Default for Wakeups {
-    fn default() -> Self {
-        Self {
-            notifications: watch::Sender::new(Heads::unknown(0)),
-            looked: watch::Sender::new(Looked { to: Sequence::MIN, times: 0 }),
-            appends: watch::Sender::new(0),
-            count: AtomicU64::new(1),
-            wanted: Mutex::default(),
-            more_wanted: Notify::new(),
-            watcher: Mutex::default(),
-        }
-    }
-}
-
 impl Wakeups {
     fn next(&self) -> u64 {
         self.count.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a listener; [`Wakeups::leave`] removes it.
-    pub fn listen(&self, interest: &Interest) -> (watch::Receiver<Heads>, watch::Receiver<Looked>) {
+    /// Adds a listener to `feed`, for which the watcher looks within each `poll`, until it [leaves](Wakeups::leave). A listener to documents
+    /// that `follows` has the watcher read the notifications, because nobody else tells it of them.
+    pub fn listen(
+        &self,
+        feed: &FeedId,
+        poll: Duration,
+        follows: bool,
+    ) -> (watch::Receiver<Heads>, watch::Receiver<u64>) {
         let mut wanted = self.wanted.lock();
         let before = (wanted.poll_interval(), wanted.followers > 0);
-        *wanted.polls.entry(interest.poll).or_default() += 1;
-        let heads = if interest.feed.instance().is_some() {
-            wanted.followers += usize::from(interest.follows);
+        *wanted.polls.entry(poll).or_default() += 1;
+        let heads = if feed.instance().is_some() {
+            wanted.followers += usize::from(follows);
             let first = || watch::Sender::new(Heads::unknown(self.next()));
-            wanted.documents.entry(interest.feed.clone()).or_insert_with(first).subscribe()
+            wanted.documents.entry(feed.clone()).or_insert_with(first).subscribe()
         } else {
             self.notifications.subscribe()
         };
@@ -147,16 +127,16 @@ impl Wakeups {
     }
 
     /// Removes a listener, which is dropped next.
-    pub fn leave(&self, interest: &Interest) {
+    pub fn leave(&self, feed: &FeedId, poll: Duration, follows: bool) {
         let mut wanted = self.wanted.lock();
-        if let Some(listeners) = wanted.polls.get_mut(&interest.poll) {
+        if let Some(listeners) = wanted.polls.get_mut(&poll) {
             *listeners -= 1;
         }
         wanted.polls.retain(|_, listeners| *listeners > 0);
-        if interest.feed.instance().is_some() {
-            wanted.followers -= usize::from(interest.follows);
-            if wanted.documents.get(&interest.feed).is_some_and(|heads| heads.receiver_count() <= 1) {
-                wanted.documents.remove(&interest.feed);
+        if feed.instance().is_some() {
+            wanted.followers -= usize::from(follows);
+            if wanted.documents.get(feed).is_some_and(|heads| heads.receiver_count() <= 1) {
+                wanted.documents.remove(feed);
             }
         }
     }
@@ -198,9 +178,9 @@ impl Wakeups {
         });
     }
 
-    /// The watcher has looked at the notifications up to `to`, and has published what it saw.
-    pub fn looked(&self, to: Sequence) {
-        self.looked.send_modify(|looked| *looked = Looked { to, times: looked.times + 1 });
+    /// The watcher has looked at the notifications at `version`, and has published what it saw.
+    pub fn looked(&self, version: u64) {
+        self.looked.send_replace(version);
     }
 
     /// A feed of documents may have rows anywhere.
@@ -252,11 +232,12 @@ impl Wakeups {
     }
 
     /// The watcher, which `start` starts if there is none, or if its runtime has ended. It ends with its last handle.
-    pub fn watcher(&self, start: impl FnOnce() -> (JoinSet<()>, AbortHandle)) -> Arc<JoinSet<()>> {
+    pub fn watcher(&self, start: impl FnOnce(&mut JoinSet<()>) -> AbortHandle) -> Arc<JoinSet<()>> {
         let mut watcher = self.watcher.lock();
         let living = watcher.as_ref().filter(|(_, task)| !task.is_finished());
         living.and_then(|(tasks, _)| tasks.upgrade()).unwrap_or_else(|| {
-            let (tasks, task) = start();
+            let mut tasks = JoinSet::new();
+            let task = start(&mut tasks);
             let tasks = Arc::new(tasks);
             *watcher = Some((Arc::downgrade(&tasks), task));
             tasks
@@ -276,18 +257,15 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    fn interest(feed: &FeedId) -> Interest {
-        Interest { feed: feed.clone(), poll: Duration::from_secs(1), follows: true }
-    }
+    const POLL: Duration = Duration::from_secs(1);
 
     #[tokio::test]
     async fn listeners_are_woken_for_their_feed_and_the_watcher_for_what_they_want() {
         let (wakeups, documents) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
-        let (mut one, _) = wakeups.listen(&interest(&FeedId::notifications()));
+        let (mut one, _) = wakeups.listen(&FeedId::notifications(), POLL, true);
         wakeups.more_wanted().await;
         assert!(!wakeups.are_followed());
-        let of_documents = interest(&documents);
-        let two = wakeups.listen(&of_documents);
+        let two = wakeups.listen(&documents, POLL, true);
         wakeups.more_wanted().await;
         assert!(wakeups.are_followed());
         wakeups.moved([ShardId(1)].into_iter().collect(), position(5));
@@ -298,8 +276,7 @@ mod tests {
         assert!(heads.may_have_rows(ShardId(2), position(5)), "nothing is known of it");
         wakeups.all_documents_moved();
         assert!(!one.has_changed().unwrap() && two.0.has_changed().unwrap());
-        drop(two);
-        wakeups.leave(&of_documents);
+        wakeups.leave(&documents, POLL, true);
         assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
     }
 
@@ -307,7 +284,7 @@ mod tests {
     #[test]
     fn heads_that_were_read_do_not_hide_a_later_message() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
-        let (mut heads, _) = wakeups.listen(&interest(&feed));
+        let (mut heads, _) = wakeups.listen(&feed, POLL, true);
         let count = wakeups.count();
         wakeups.documents_moved(&feed);
         wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
@@ -325,11 +302,10 @@ mod tests {
     #[test]
     fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
-        let listener = wakeups.listen(&interest(&feed));
+        let listener = wakeups.listen(&feed, POLL, true);
         let before = listener.0.borrow().count;
-        drop(listener);
-        wakeups.leave(&interest(&feed));
-        let listener = wakeups.listen(&interest(&feed)).0;
+        wakeups.leave(&feed, POLL, true);
+        let listener = wakeups.listen(&feed, POLL, true).0;
         assert_ne!(listener.borrow().count, before);
         wakeups.documents_moved(&feed);
         assert!(listener.borrow().count > before + 1);
@@ -338,20 +314,12 @@ mod tests {
     #[tokio::test]
     async fn one_watcher_serves_all_and_ends_with_its_last_handle_or_its_runtime() {
         let wakeups = Wakeups::default();
-        let start = || {
-            let mut tasks = JoinSet::new();
-            let task = tasks.spawn(std::future::pending());
-            (tasks, task)
-        };
+        let start = |tasks: &mut JoinSet<()>| tasks.spawn(std::future::pending());
         let one = wakeups.watcher(start);
-        let two = wakeups.watcher(|| panic!("there is one"));
+        let two = wakeups.watcher(|_| panic!("there is one"));
         assert!(Arc::ptr_eq(&one, &two));
         drop((one, two));
-        let mut ended = wakeups.watcher(|| {
-            let mut tasks = JoinSet::new();
-            let task = tasks.spawn(async {});
-            (tasks, task)
-        });
+        let mut ended = wakeups.watcher(|tasks| tasks.spawn(async {}));
         Arc::get_mut(&mut ended).expect("nobody else has it").join_next().await;
         assert!(!Arc::ptr_eq(&ended, &wakeups.watcher(start)), "another is started");
     }

@@ -7,10 +7,7 @@ use parking_lot::Mutex;
 use super::{NotificationFeed, NotificationPage};
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
-    state::{
-        feed_watcher::{Listener, POLL_INTERVAL},
-        wakeups::Looked,
-    },
+    state::feed_watcher::{Listener, POLL_INTERVAL},
 };
 
 /// The default number of rows per read.
@@ -47,14 +44,12 @@ pub struct NotificationTail {
     /// The most rows per read.
     limit: usize,
     poll_interval: Duration,
-    /// Waits for the poll, once everything was read for the first time.
+    /// Waits for the poll, from the first read on.
     listener: Option<Listener>,
     /// The last position up to which all shards were read at once; `None` before that.
     complete: Option<Sequence>,
-    /// How often the poll had looked when the last wait ended.
-    times: u64,
-    /// What the poll had found then; `None` if it has not looked for too long.
-    looked: Option<Looked>,
+    /// Up to where the poll had looked when the last wait ended; `None` if it has not looked for too long.
+    looked: Option<Sequence>,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
     /// Whether the last page had more after it.
@@ -72,7 +67,6 @@ impl NotificationTail {
             poll_interval: POLL_INTERVAL,
             listener: None,
             complete: None,
-            times: 0,
             looked: None,
             is_at_end: false,
             had_more: false,
@@ -135,23 +129,22 @@ impl NotificationTail {
 
     /// Completes when there may be rows. While the poll finds none, the position goes along with it. Cancel safe.
     async fn wait(&mut self) {
-        let (context, interval) = (&self.feed.context, self.poll_interval);
-        let listener = self.listener.get_or_insert_with(|| Listener::to_notifications(context, interval));
-        loop {
-            self.looked = listener.looked(self.times).await;
-            let Some(looked) = self.looked else { return };
-            self.times = looked.times;
-            let complete = self.cursor.position();
-            if listener.heads().any_may_have_rows(complete) {
+        while let Some(listener) = &mut self.listener {
+            self.looked = listener.looked().await;
+            let Some(to) = self.looked else { return };
+            let position = self.cursor.position();
+            if listener.heads().any_may_have_rows(position) {
                 return;
             }
-            self.cursor = looked.to.max(complete).into();
-            self.progress.note(self.cursor.position(), context.env().now());
+            self.cursor = to.max(position).into();
+            self.progress.note(self.cursor.position(), self.feed.context.env().now());
         }
     }
 
     /// The next rows.
     async fn read(&mut self) -> Result<NotificationPage> {
+        let (context, interval) = (&self.feed.context, self.poll_interval);
+        self.listener.get_or_insert_with(|| Listener::to_notifications(context, interval));
         let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
         let page = match self.read_moved().await? {
             Some(page) => page,
@@ -164,17 +157,16 @@ impl NotificationTail {
     /// The next rows in the shards that have moved since everything was read, as they are where the poll has looked. `None` if that is not
     /// known, or too long ago.
     async fn read_moved(&self) -> Result<Option<NotificationPage>> {
-        let (Some(looked), Some(complete), Some(listener)) = (self.looked, self.complete, &self.listener)
-        else {
+        let (Some(to), Some(complete), Some(listener)) = (self.looked, self.complete, &self.listener) else {
             return Ok(None);
         };
         let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
-        if looked.to < cursor.position() {
+        if to < cursor.position() {
             return Ok(None);
         }
         let lanes = listener.heads().lanes_after(complete);
         let read = async |tx| feed.page_of_lanes_in(&tx, (cursor, lanes), limit).await;
-        feed.context.db.read_at(looked.to.versionstamp().version(), read).await
+        feed.context.db.read_at(to.versionstamp().version(), read).await
     }
 }
 
