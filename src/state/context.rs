@@ -8,7 +8,6 @@ use crate::{
     base::{env::Env, error::Error},
     state::{
         failing::Failing,
-        feed_wakeups::FeedWakeups,
         keys::{Config, FeedId, Keys},
         page_cache::PageCache,
         polls::Polls,
@@ -16,6 +15,7 @@ use crate::{
         signals::Signals,
         skipped::{Skipped, SkippedAt},
         stats::Stats,
+        wakeups::Wakeups,
     },
     store::Database,
 };
@@ -28,9 +28,10 @@ pub(crate) struct Context {
     /// The settings that are fixed when the bus is created.
     pub config: Config,
     pub schemes: Schemes,
+    /// Wakes the notifiers.
     pub signals: Arc<Signals>,
-    /// Informs consumers of feeds of new rows.
-    pub wakeups: FeedWakeups,
+    /// Wakes all who wait for rows.
+    pub wakeups: Wakeups,
     /// The last pages that consumers have read.
     pub pages: PageCache,
     /// The polls of everything that waits for hints.
@@ -59,7 +60,7 @@ impl Context {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        let (feed, wakeups, skipped) = (FeedId::notifications(), FeedWakeups::default(), Arc::default());
+        let (feed, wakeups, skipped) = (FeedId::notifications(), Wakeups::default(), Arc::default());
         let polls = Polls::new(db.env());
         Arc::new(Self {
             db,

@@ -1,10 +1,10 @@
-//! [`Signals`]: wake-ups between the roles of one process.
+//! [`Signals`]: wake-ups of notifiers by the producers of their process, and the doorbells that are to be rung for those of others.
 //!
 //! A signal is a hint that saves latency and polling. Everything works without it, only later: each receiver also polls.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use crate::state::keys::Partition;
 
@@ -16,8 +16,6 @@ pub(crate) struct Signals {
     dirty: Box<[AtomicU64]>,
     /// Wakes the doorbell ringer.
     ringer: Notify,
-    /// The version of the last append to a feed by this process.
-    appends: watch::Sender<u64>,
 }
 
 /// The wake-ups of a partition.
@@ -35,7 +33,6 @@ impl Signals {
             partitions: (0..partitions).map(|_| PartitionSignal::default()).collect(),
             dirty: (0..partitions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             ringer: Notify::new(),
-            appends: watch::Sender::new(0),
         }
     }
 
@@ -101,20 +98,6 @@ impl Signals {
     /// Completes when the notifier of `partition` is woken; at once if it was since the last time. Cancel safe.
     pub async fn woken(&self, partition: Partition) {
         self.of(partition).wake.notified().await;
-    }
-
-    /// Reports that rows were appended to a feed at `version`.
-    pub fn appended(&self, version: u64) {
-        self.appends.send_if_modified(|last| {
-            let is_later = version > *last;
-            *last = version.max(*last);
-            is_later
-        });
-    }
-
-    /// A receiver of [`Signals::appended`].
-    pub fn appends(&self) -> watch::Receiver<u64> {
-        self.appends.subscribe()
     }
 }
 

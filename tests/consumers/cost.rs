@@ -60,7 +60,7 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let _subscription = dispatcher.subscribe(Filter::all()).stream();
     let (changes, docs) = (bus.changes(), db("docs", 1));
-    let (producer, layout) = (bus.producer(), ChangesOptions::default().shards(shards));
+    let (producer, layout) = (bus.producer(), ChangesOptions::default());
     let create = async |tx| {
         producer.created(&tx, &docs);
         changes.create(&tx, &docs, &layout).await
@@ -84,14 +84,15 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     let before = faults.counts();
     pass(TIME).await;
     let spent = faults.counts() - before;
-    assert!(members.iter().all(|member| member.shards().len() == shards as usize));
+    let working: usize = members.iter().map(|member| member.shards().len()).sum();
+    assert_eq!(working, size.consumers * shards as usize + size.of_documents);
     assert_eq!(notifier.partitions().len(), partitions as usize);
     println!("{size:?}: {spent:?}");
     spent
 }
 
 /// A node with all roles begins a transaction each second, in which the notifier, the tail, the watcher and the watch over other nodes
-/// poll; each 2 s its heartbeat; each minute one read of a shard of documents.
+/// poll; each 2 s its heartbeat; each minute it looks at the end of each shard of documents (`waiting` counts that).
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     let options = ConsumerOptions::default();
@@ -117,21 +118,13 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     }
 }
 
-/// The watcher of the process polls for all shards at once, so their own polls have nothing to do; shards of documents share one.
+/// The watcher of the process polls for all shards at once, so their own polls have nothing to do.
 #[tokio::test(start_paused = true)]
 async fn shards_are_not_polled_while_the_watcher_polls() {
     let never = ConsumerOptions::default().poll_interval(Duration::MAX);
     let size = Size { shards: 16, consumers: 2, of_documents: 2, ..SMALL };
     let (without, with) = (idle(size, never).await, idle(size, ConsumerOptions::default()).await);
-    let minutes = TIME.as_secs() / 60;
-    assert!(
-        with.transactions <= without.transactions * 101 / 100 + minutes * 2,
-        "{with:?} after {without:?}"
-    );
-    assert!(
-        with.transactions > without.transactions,
-        "shards of documents are polled: {with:?} after {without:?}"
-    );
+    assert!(with.transactions <= without.transactions * 101 / 100, "{with:?} after {without:?}");
 }
 
 /// The attempts of a trace that write keys which begin with `prefix`.

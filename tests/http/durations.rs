@@ -37,7 +37,6 @@ async fn servers_bear_the_longest_durations() {
         .heartbeat_min(NEVER)
         .heartbeat_max(NEVER)
         .doc_reads_limit(NEVER)
-        .fallback_interval(NEVER)
         .longpoll_max_age(Some(NEVER));
     let limits =
         ServerOptions::default().header_timeout(NEVER).write_timeout(NEVER).drain_timeout(NEVER).cors(Some(
@@ -71,7 +70,7 @@ async fn servers_bear_the_longest_durations() {
 async fn zero_is_refused_where_it_makes_no_sense() {
     let fixture = HttpFixture::new().await;
     let (api, zero) = (ApiOptions::default, Duration::ZERO);
-    for options in [api().heartbeat_max(zero), api().doc_reads_limit(zero), api().fallback_interval(zero)] {
+    for options in [api().heartbeat_max(zero), api().doc_reads_limit(zero)] {
         let refused = Api::start(&fixture.bus, &fixture.dispatcher, options);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }

@@ -255,7 +255,6 @@ async fn options_out_of_their_limits_are_typed_errors() {
     let good = ApiOptions::default;
     for bad in [
         good().heartbeat_max(Duration::ZERO),
-        good().fallback_interval(Duration::ZERO),
         good().feeds_per_client_max(0),
         good().doc_reads_limit(Duration::ZERO),
         good().reads_max(0),

@@ -15,7 +15,7 @@ use notibus::{
     http::{Api, ApiOptions},
     store::{
         AtomicOp, Database, StoreError,
-        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, Operation, SimulatedDisk},
+        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, SimulatedDisk},
     },
 };
 use parts::{Asked, SOON, a_dead_notifier_is_named, a_dead_tail_is_named};
@@ -196,11 +196,7 @@ async fn a_tail_that_has_long_been_dead_is_named_by_the_first_question() {
     asked.record("delivered").await;
     asked.until_ready().await;
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let pulses = [PREFIX, b"\x15\x0f"].concat();
-    faults.plan_reads(move |read| {
-        let is_of_tail = matches!(read, Operation::Get { key, .. } if key.starts_with(&pulses));
-        is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)
-    });
+    parts::fail_tail(&faults, PREFIX);
     asked.record("not delivered").await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     let answer = asked.ready().await;

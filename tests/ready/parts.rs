@@ -117,17 +117,26 @@ pub(crate) async fn a_dead_notifier_is_named(store: &Database, prefix: &[u8]) {
     asked.end().await;
 }
 
-/// Exactly the reads of the tail fail, with which it finds out whether there are rows.
+/// Fails exactly the reads with which the process and its tail find out whether there are rows.
+pub(crate) fn fail_tail(faults: &Faults, prefix: &[u8]) {
+    let (pulses, rows) = ([prefix, b"\x15\x0f"].concat(), [prefix, b"\x15\x04"].concat());
+    faults.plan_reads(move |read| {
+        let is_of_tail = match read {
+            Operation::Get { key, .. } => key.starts_with(&pulses),
+            Operation::GetRange { range, .. } => range.begin.starts_with(&rows),
+            _ => false,
+        };
+        is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)
+    });
+}
+
+/// Exactly the reads of the tail fail.
 pub(crate) async fn a_dead_tail_is_named(store: &Database, prefix: &[u8]) {
     let faults = Faults::new(store);
     let asked = Asked::start(&faults.database(), prefix, Roles::default()).await;
     asked.record("delivered").await;
     asked.until_ready().await;
-    let pulses = [prefix, b"\x15\x0f"].concat();
-    faults.plan_reads(move |read| {
-        let is_of_tail = matches!(read, Operation::Get { key, .. } if key.starts_with(&pulses));
-        is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)
-    });
+    fail_tail(&faults, prefix);
     // Nothing is recorded: an idle tail is asked as well whether it lives.
     asked.names("dispatcher", SOON).await;
     faults.heal();

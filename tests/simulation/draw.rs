@@ -348,14 +348,16 @@ fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),
             Fault::PowerLoss | Fault::DiskFails => (0.001, 0.02),
-            Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
+            Fault::Pause | Fault::ClockJump => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
-            Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
+            // In some worlds all watches do so.
+            Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 3.0),
+            Fault::WatchRefused | Fault::WatchFailed => (0.02, 2.0),
             Fault::HandlerError | Fault::HandlerPanic => (0.005, 0.2),
             Fault::HandlerHangs | Fault::HandlerLeavesTask => (0.005, 0.1),
             _ => (0.001, 0.1),
         };
-        let rate = least * (most / least).powf(random.f64());
+        let rate = (least * (most / least).powf(random.f64())).min(1.0);
         if random.u32(0..5) < 2 {
             rates.push((fault, rate));
         }

@@ -38,8 +38,6 @@ pub(super) struct Inner {
     pub doc_reads: Semaphore,
     pub admission: Arc<Admission>,
     pub metrics: AnswerCounts,
-    /// Counts the reshards that this process was asked for, and so wakes the feeds of single shards.
-    pub reshards: watch::Sender<u64>,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Sender<bool>,
 }
@@ -91,7 +89,6 @@ impl Api {
             doc_reads: Semaphore::new(options.doc_reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: AnswerCounts::default(),
-            reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             options,
         };

@@ -103,7 +103,6 @@ async fn reshard(
         Some(instance) => inner.bus.changes().feed_of(instance).reshard(wanted.shards, scheme).await,
     };
     let entry = entry.map_err(named)?;
-    inner.reshards.send_modify(|count| *count += 1);
     Ok(answer(StatusCode::OK, &object(&entry)))
 }
 

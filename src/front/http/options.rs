@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use super::Access;
-use crate::{
-    base::error::{Error, Result},
-    roles::changes::FALLBACK_INTERVAL,
-};
+use crate::base::error::{Error, Result};
 
 /// How the routers answer.
 #[derive(Debug, Clone)]
@@ -34,10 +31,6 @@ pub struct ApiOptions {
     /// Whether there is `_db_updates`. Without it, the route answers as CouchDB does without its database `_global_changes`.
     /// Default: yes.
     pub keeps_db_updates: bool,
-    /// How long a live feed of `_changes` waits at most until it reads the store without a notification. Some changes cause no
-    /// notification: changes that were removed without an event, and edits of a database that the bus takes for replaced. The feeds
-    /// of one database share what such a read finds. Default: 5 min.
-    pub fallback_interval: Duration,
     /// How long a proxy may cache the answer to a `longpoll` of `_db_updates` with a sequence as `since`. So the proxy sends one
     /// request for all clients that wait at the same position. A slightly old answer is still right, because the client continues
     /// from its `last_seq`. This needs [`Access::Open`], where all clients may read the same. Default: not at all.
@@ -49,7 +42,7 @@ pub struct ApiOptions {
     pub bodies_len_max: usize,
 }
 
-crate::base::macros::setters!(ApiOptions { access: Access, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_client_max: usize, reads_max: usize, doc_reads_max: usize, doc_reads_limit: Duration, keeps_db_updates: bool, fallback_interval: Duration, longpoll_max_age: Option<Duration>, body_len_max: usize, bodies_len_max: usize });
+crate::base::macros::setters!(ApiOptions { access: Access, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_client_max: usize, reads_max: usize, doc_reads_max: usize, doc_reads_limit: Duration, keeps_db_updates: bool, longpoll_max_age: Option<Duration>, body_len_max: usize, bodies_len_max: usize });
 
 impl Default for ApiOptions {
     fn default() -> Self {
@@ -63,7 +56,6 @@ impl Default for ApiOptions {
             doc_reads_max: 16,
             doc_reads_limit: Duration::from_mins(1),
             keeps_db_updates: true,
-            fallback_interval: FALLBACK_INTERVAL,
             longpoll_max_age: None,
             body_len_max: 1 << 20,
             bodies_len_max: 64 << 20,
@@ -81,7 +73,6 @@ impl ApiOptions {
         let zero = |what| Err(Error::invalid(what, "it is zero"));
         match self {
             Self { heartbeat_max: Duration::ZERO, .. } => zero("heartbeat"),
-            Self { fallback_interval: Duration::ZERO, .. } => zero("fallback interval"),
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
             Self { doc_reads_limit: Duration::ZERO, .. } => zero("limit of the reads of documents"),
             Self { reads_max, doc_reads_max, .. }

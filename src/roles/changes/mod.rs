@@ -16,8 +16,6 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 
-#[cfg(feature = "http")]
-pub(crate) use self::tail::{FALLBACK_INTERVAL, some_time};
 pub use self::{
     doc::{Change, DocId, DocSummary, Revision},
     rows::{ChangeRow, ChangesPage, ChangesQuery, DocSource, Leaf},

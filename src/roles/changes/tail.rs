@@ -6,24 +6,24 @@ use tokio_stream::StreamExt;
 
 use super::Change;
 use crate::{
-    base::{cursor::Cursor, env::Env, error::Result},
+    base::{cursor::Cursor, error::Result},
     roles::dispatcher::Subscription,
-    state::feed::{Feed, FeedPage},
+    state::{
+        feed::{Feed, FeedPage},
+        feed_watcher::Listener,
+    },
 };
 
 /// How often the tail polls after its dispatcher has ended.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Default for the longest time between polls while the dispatcher runs.
-pub(crate) const FALLBACK_INTERVAL: Duration = Duration::from_mins(5);
 
 /// Reads the changes of a database as they appear. The database's notifications wake it: an edit and its event are one
 /// transaction, so a notification follows every edit, as long as a notifier runs on some node. Once its dispatcher has
 /// ended, it polls every 10 s.
 ///
 /// Some changes have no notification: changes that were removed without the event that their database was deleted, and
-/// edits of a database that the bus takes for replaced. So it also polls the store every few minutes, at a random time
-/// within [`ChangesTail::with_fallback_interval`].
+/// edits of a database that the bus takes for replaced. The poll of the process finds these within a minute, or later if more than
+/// 1,000 feeds of documents have readers in it.
 #[derive(Debug)]
 pub struct ChangesTail {
     feed: Feed<Change>,
@@ -34,36 +34,19 @@ pub struct ChangesTail {
     updates: Option<Subscription>,
     /// Whether everything was read.
     is_at_end: bool,
-    /// The longest time between polls without a notification.
-    fallback_interval: Duration,
-    /// When it polls next, while it waits.
-    poll_at: Option<Duration>,
+    /// Waits for what the poll of the process finds.
+    listener: Option<Listener>,
 }
 
 impl ChangesTail {
     pub(super) fn new(feed: Feed<Change>, after: Cursor, updates: Subscription) -> Self {
-        Self {
-            feed,
-            cursor: after,
-            limit: 1_000,
-            updates: Some(updates),
-            is_at_end: false,
-            fallback_interval: FALLBACK_INTERVAL,
-            poll_at: None,
-        }
+        Self { feed, cursor: after, limit: 1_000, updates: Some(updates), is_at_end: false, listener: None }
     }
 
     /// Limits a page to `limit` rows, 1 to 10,000. Default: 1,000.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {
         Self { limit, ..self }
-    }
-
-    /// Sets the longest time between polls without a notification; it polls after half of it at least. Default: 5 min; at least
-    /// 1 s.
-    #[must_use]
-    pub fn with_fallback_interval(self, fallback_interval: Duration) -> Self {
-        Self { fallback_interval: fallback_interval.max(Duration::from_secs(1)), ..self }
     }
 
     /// Waits for the next page. It has rows, unless the page before said that there was more.
@@ -90,26 +73,20 @@ impl ChangesTail {
 
     /// Completes when there may be rows.
     async fn wait(&mut self) {
-        let env = self.feed.context.env();
+        let context = &self.feed.context;
         let Some(updates) = &mut self.updates else {
-            return env.sleep(POLL_INTERVAL).await;
+            return context.env().sleep(POLL_INTERVAL).await;
         };
-        let poll_at = *self
-            .poll_at
-            .get_or_insert_with(|| env.now().saturating_add(some_time(env, self.fallback_interval)));
+        let (id, read) = (&self.feed.id, self.cursor.position());
+        let listener = self.listener.get_or_insert_with(|| Listener::to_documents(context, id));
         // The notification only wakes; the feed has the rows.
-        let is_woken = tokio::select! {
-        update = updates.next() => update.is_some(),
-            () = env.sleep(poll_at.saturating_sub(env.now())) => true,
-        };
-        self.poll_at = None;
-        if !is_woken {
-            self.updates = None;
+        tokio::select! {
+            update = updates.next() => {
+                if update.is_none() {
+                    self.updates = None;
+                }
+            }
+            () = listener.changed(|heads| heads.any_may_have_rows(read)) => {}
         }
     }
-}
-
-/// A random time in the second half of `interval`, so that tails that began together do not poll together.
-pub(crate) fn some_time(env: &Env, interval: Duration) -> Duration {
-    env.spread(interval, 0.5, 1.0)
 }

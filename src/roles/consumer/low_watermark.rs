@@ -9,7 +9,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::watch, task::JoinSet};
+use tokio::task::JoinSet;
 
 use super::member::{Shards, read_row};
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
     state::{
         context::Context,
         feed::{FeedRow, RawFeed},
-        feed_wakeups::FeedHeads,
+        feed_watcher::Listener,
         keys::{ConsumerName, FeedId, ShardId, watermark},
         notification_feed::NotificationFeed,
     },
@@ -73,16 +73,16 @@ impl LowWatermark {
     pub fn start(self: &Arc<Self>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if self.feed.instance().is_none() {
-            let hints = self.context.wakeups.listen(&self.feed);
+            let hints = Arc::new(Listener::of_consumer(&self.context, &self.feed, Duration::MAX));
             let low = Arc::clone(self);
-            let make = move || Arc::clone(&low).run(hints.clone());
+            let make = move || Arc::clone(&low).run(Arc::clone(&hints));
             tasks.spawn(self.context.stats.supervised(self.context.env(), WRITER, make));
         }
         tasks
     }
 
     /// Writes it whenever that is due, until it is dropped.
-    async fn run(self: Arc<Self>, hints: watch::Receiver<FeedHeads>) {
+    async fn run(self: Arc<Self>, hints: Arc<Listener>) {
         let env = self.context.env();
         let (mut seen, mut known) = (None, Sequence::MIN);
         let (mut pauses, mut waited) = (0, 0);
@@ -92,10 +92,8 @@ impl LowWatermark {
                 seen = None;
                 continue;
             };
-            let (now, is_behind) = {
-                let hints = hints.borrow();
-                (Some((hints.count, reads)), hints.any_may_have_rows(known))
-            };
+            let heads = hints.heads();
+            let (now, is_behind) = (Some((heads.count, reads)), heads.any_may_have_rows(known));
             waited += 1;
             if seen == now && (!is_behind || waited <= pauses) {
                 continue;

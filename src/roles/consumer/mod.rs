@@ -234,7 +234,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             filter: filter.clone(),
             shards: Arc::clone(&shards),
         });
-        let watcher = context.wakeups.watcher(|| feed_watcher::start(&context));
+        let watcher = feed_watcher::watcher(&context);
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), idle };
         let (balance, closing) = (options.balance.clone(), member::PendingCloses::default());

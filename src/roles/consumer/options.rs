@@ -63,7 +63,7 @@ pub struct ConsumerOptions {
     pub checkpoint_interval: Duration,
     /// The most ids of a shard in memory. The feed keeps the rest. Default: 10,000.
     pub in_hand_max: usize,
-    /// How often a shard is polled without a hint, give or take a quarter. The shards of documents of a process share one interval. Default: 1 min.
+    /// How often a shard is read while the one poll of its process fails, give or take a quarter. Default: 1 min.
     pub poll_interval: Duration,
     /// How nodes share the shards.
     pub balance: BalanceOptions,

@@ -31,7 +31,7 @@ use crate::{
     state::{
         failing::ShardFailure,
         feed::{RawFeed, StoredRow},
-        feed_wakeups::FeedHeads,
+        feed_watcher::Listener,
         keys::{ConsumerRow, DeferredRow, ShardId},
         membership::{Held, Stop},
         page_cache::Turn,
@@ -129,7 +129,7 @@ pub(super) struct ShardTask<R> {
     pub stop: Stop,
     pub part: Part,
     /// Says up to where shards may have rows.
-    hints: watch::Receiver<FeedHeads>,
+    hints: Listener,
     /// Changes with the consumer, its shards, and the requests to work again.
     pub changes: watch::Receiver<u64>,
     pub deferred: KnownKeys,
@@ -148,8 +148,6 @@ pub(super) struct ShardTask<R> {
     /// Whether something was finished that the stored checkpoint does not cover.
     pub is_dirty: bool,
     pub saved_at: Duration,
-    /// When it is read without a hint, and how often the watcher had polled when that was set.
-    poll: (Duration, u64),
     /// Rows that wait for their batch.
     pub ordered: Ordered<R>,
     /// How often a handler has panicked when it was opened.
@@ -162,7 +160,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (shard, epoch) = (ShardId(lease.resource), lease.epoch);
         let generation = member.generation.load(Ordering::Relaxed);
         let token = FencingToken { incarnation: context.config.incarnation, generation, shard, epoch };
-        let (hints, now) = (context.wakeups.listen(&member.feed), context.env().now());
+        let hints = Listener::of_consumer(&context, &member.feed, member.options.poll_interval);
+        let now = context.env().now();
         let consumer = member.name.clone();
         let reader = context.pages.reader(&member.feed, shard);
         Self {
@@ -182,7 +181,6 @@ impl<R: ConsumedRow> ShardTask<R> {
             caught_up: None,
             is_dirty: false,
             saved_at: now,
-            poll: (now, 0),
             ordered: Ordered::new(),
             openings: 0,
         }
@@ -358,7 +356,6 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Reads the next rows, at most `limit`.
     pub async fn next_page(&mut self, limit: usize) -> Result<Page<R>> {
-        self.plan_poll();
         let after = self.read;
         // A batch that has failed is read as it is now.
         let is_again = self.ordered.is_careful(after);
@@ -414,7 +411,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let reader = Arc::clone(&self.reader);
         let _turn = reader.lock().await;
         // Before the read: a hint that comes during it may be of rows that it does not show.
-        let hints = self.hints.borrow().count;
+        let hints = self.hints.heads().count;
         if let Some(page) = pages.get(feed, shard, after, self.read_version).filter(|_| !is_again) {
             self.read_version = page.version;
             let rows = page.rows.iter().filter(|(sequence, _)| *sequence > after);
@@ -523,53 +520,13 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Completes when there may be rows after what was read, or a poll is due.
     pub async fn rows_may_have_come(&mut self) {
-        let env = self.env().clone();
-        loop {
-            let (at, polls) = self.poll;
-            tokio::select! {
-                biased;
-                changed = self.hints.changed() => {
-                    // An error is impossible: the shared context owns the sender.
-                    if changed.is_err() || self.may_have_rows() {
-                        return;
-                    }
-                }
-                () = env.sleep(at.saturating_sub(env.now())) => {
-                    let is_documents = self.member.feed.instance().is_some();
-                    self.plan_poll();
-                    if polls == self.poll.1 || is_documents || self.may_have_rows() {
-                        return;
-                    }
-                    // The watcher has polled for all shards at once.
-                }
-            }
-        }
-    }
-
-    /// Another poll is due an interval from now.
-    fn plan_poll(&mut self) {
-        let interval = self.env().spread(self.poll_interval(), 0.75, 1.25);
-        self.poll = (self.now().saturating_add(interval), self.held.context.wakeups.polls());
-    }
-
-    /// Whether a hint says that there may be rows after what was read.
-    pub fn may_have_rows(&mut self) -> bool {
-        self.hints.borrow_and_update().may_have_rows(self.held.shard, self.read)
+        let (shard, read) = (self.held.shard, self.read);
+        self.hints.changed(|heads| heads.may_have_rows(shard, read)).await;
     }
 
     /// Hints that come from now on are news.
     pub fn forget_hints(&mut self) {
-        self.hints.mark_unchanged();
-    }
-
-    /// Shards of documents share the polls of one shard: notifications announce their rows.
-    fn poll_interval(&self) -> Duration {
-        let interval = self.member.options.poll_interval;
-        if self.member.feed.instance().is_none() {
-            return interval;
-        }
-        let sharers = self.held.context.wakeups.documents();
-        interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
+        self.hints.reads();
     }
 
     /// A handler has panicked when it was opened: waits before another one is.

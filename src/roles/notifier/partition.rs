@@ -23,6 +23,10 @@ use crate::{
 
 const FOLD: &str = "fold of a partition";
 
+/// How often in a row a doorbell may ring for nothing. Some rings for the events of one fold are no sign of trouble; a store that fires
+/// watches for nothing never ends.
+const USELESS_MAX: u32 = 4;
+
 pub(super) struct Task {
     context: Arc<Context>,
     partition: Partition,
@@ -34,6 +38,9 @@ pub(super) struct Task {
     unsettled: Done,
     /// Fires when another process rings; `None` if it has fired or could not be set.
     doorbell: Option<Watch>,
+    /// Whether the doorbell has caused this pass, and how often in a row it has rung for nothing.
+    has_rung: bool,
+    useless: u32,
     /// Bytes of a fold's transaction at which it ends.
     size_max: usize,
     /// Rests between passes.
@@ -88,6 +95,8 @@ impl Task {
             folds: 0,
             unsettled: Done::default(),
             doorbell: None,
+            has_rung: false,
+            useless: 0,
             size_max: SIZE_MAX,
             pace: Pace::default(),
         }
@@ -96,9 +105,10 @@ impl Task {
     /// Folds until it is asked to stop; fails if the lease is lost.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            let env = self.context.env().clone();
+            let (env, folds) = (self.context.env().clone(), self.folds);
             let began = env.now();
             let (passed, computed) = env.measured(self.pass(&stop)).await;
+            self.has_passed(self.folds > folds);
             self.pace.folded((began, env.now()), computed, &self.options);
             match passed {
                 Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
@@ -125,7 +135,7 @@ impl Task {
 
     /// Folds all waiting events, unless it is asked to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
-        if self.doorbell.is_none() {
+        if self.doorbell.is_none() && self.useless < USELESS_MAX {
             self.doorbell = listen(&self.context, self.partition).await;
         }
         let mut from = None;
@@ -178,7 +188,7 @@ impl Task {
 
     /// Counts the outcome of a fold, and wakes readers of the feed.
     fn account(&mut self, done: &Done) {
-        let Context { stats, signals, .. } = &*self.context;
+        let Context { stats, wakeups, .. } = &*self.context;
         stats.fold_retries.add(done.retries);
         for (place, error) in &done.skipped {
             self.context.skip(place, error);
@@ -202,7 +212,7 @@ impl Task {
             );
         }
         if done.rows > 0 {
-            signals.appended(done.version);
+            wakeups.appended(done.version);
         }
     }
 
@@ -218,27 +228,46 @@ impl Task {
 
     /// Completes when events may be waiting.
     async fn hint(&mut self) {
-        match &mut self.doorbell {
-            None => self.context.signals.woken(self.partition).await,
-            Some(doorbell) => tokio::select! {
-                () = self.context.signals.woken(self.partition) => {}
-                rung = doorbell => {
-                    self.doorbell = None;
-                    if let Err(error) = rung {
-                        // A watch can be refused as late as this. Another one might fail at once and cause a busy loop; the poll finds the
-                        // events.
-                        self.context.stats.health.complain(self.context.env(), "watch of a doorbell", &error);
-                        self.context.signals.woken(self.partition).await;
-                    }
+        let context = &self.context;
+        let env = context.env();
+        let Some(doorbell) = &mut self.doorbell else {
+            return context.signals.woken(self.partition).await;
+        };
+        tokio::select! {
+            () = context.signals.woken(self.partition) => {}
+            rung = doorbell => {
+                self.doorbell = None;
+                self.has_rung = rung.is_ok();
+                if let Err(error) = rung {
+                    // A watch can be refused as late as this. Another one might fail at once and cause a busy loop; the poll finds the
+                    // events.
+                    context.stats.health.complain(env, "watch of a doorbell", &error);
+                    context.signals.woken(self.partition).await;
                 }
-            },
+            }
         }
+    }
+
+    /// A pass is over. A doorbell that has rung for nothing too often is left alone until events are found without it.
+    fn has_passed(&mut self, has_folded: bool) {
+        if has_folded && self.useless >= USELESS_MAX {
+            // Another pass watches it again.
+            self.context.signals.wake(self.partition);
+        }
+        let has_rung = std::mem::take(&mut self.has_rung);
+        self.useless = if has_folded { 0 } else { self.useless + u32::from(has_rung) };
     }
 }
 
-/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Without a watch, the poll finds the events.
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. It is tried once: without a watch, the poll finds
+/// the events.
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
-    let key = &context.keys.doorbell(partition);
-    let watch = context.db.run(async |tx| tx.watch(key).await).await;
+    let (key, tx) = (context.keys.doorbell(partition), context.db.begin());
+    let set = async {
+        let watch = tx.watch(&key).await?;
+        tx.commit().await?;
+        Ok::<_, Error>(watch)
+    };
+    let watch = set.await;
     watch.inspect_err(|error| context.stats.health.complain(context.env(), "watch of a doorbell", error)).ok()
 }

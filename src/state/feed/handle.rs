@@ -2,9 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{
-    NewTopology, Probe, PulseRead, RawFeed, Resharded, TopologyEntry, merge::StoredRow, reader::StoredPage,
-};
+use super::{NewTopology, RawFeed, Resharded, TopologyEntry, merge::StoredRow, reader::StoredPage};
 use crate::{
     base::{
         cursor::Cursor,
@@ -13,7 +11,7 @@ use crate::{
     },
     state::{
         context::Context,
-        keys::{FeedId, ShardId},
+        keys::{FeedId, Lanes, ShardId},
         routing::SchemeId,
         skipped::SkippedAt,
     },
@@ -132,35 +130,16 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.page_of(&self.raw().page(tx, cursor.into(), limit).await?))
     }
 
-    /// The rows after `cursor`, up to which everything was read, at most `limit`; or the position up to which there are
-    /// none. Sets a watch, if it is time for one.
-    pub(crate) async fn appended_in(
+    /// [`Feed::page_in`] that reads only the shards on `lanes`, which must have all rows after the cursor.
+    pub(crate) async fn page_of_lanes_in(
         &self,
         tx: &Transaction,
-        cursor: Cursor,
+        (cursor, lanes): (Cursor, Lanes),
         limit: usize,
-        probe: Probe<'_>,
-    ) -> Result<(std::result::Result<FeedPage<R>, Sequence>, PulseRead)> {
+    ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        let feed = self.raw();
-        let (mut read, begun) = if probe.expects_rows {
-            let (read, begun) = tokio::try_join!(probe.read(tx), feed.begin(tx, cursor))?;
-            (read, Some(begun))
-        } else {
-            (probe.read(tx).await?, None)
-        };
-        let found = match (read.unchanged(), begun) {
-            (Some(to), _) => Err(to),
-            (None, Some(begun)) => Ok(feed.page_of_lanes(tx, begun, read.moved(), limit).await?),
-            (None, None) => {
-                let begun = feed.begin(tx, cursor).await?;
-                Ok(feed.page_of_lanes(tx, begun, read.moved(), limit).await?)
-            }
-        };
-        if !found.as_ref().is_ok_and(|page| page.more) {
-            probe.watch(tx, &mut read).await?;
-        }
-        Ok((found.map(|page| self.page_of(&page)), read))
+        let begun = self.raw().begin(tx, cursor).await?;
+        Ok(self.page_of(&self.raw().page_of_lanes(tx, begun, lanes, limit).await?))
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
@@ -251,7 +230,11 @@ impl<R: FeedRow> Feed<R> {
         let first = committed.map_or(entry.first, |committed| {
             Sequence::new(self.context.config.incarnation, committed.versionstamp, 0)
         });
-        self.context.signals.appended(first.versionstamp().version());
+        match self.id.instance() {
+            None => self.context.wakeups.appended(first.versionstamp().version()),
+            // The end of a shard causes no notification.
+            Some(_) => self.context.wakeups.documents_moved(&self.id),
+        }
         Ok(TopologyEntry { first, ..TopologyEntry::from(&entry) })
     }
 

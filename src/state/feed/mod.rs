@@ -22,7 +22,6 @@ mod counting;
 mod handle;
 mod merge;
 mod pending_rows;
-mod pulse;
 mod reader;
 mod reshard;
 mod shard_reader;
@@ -35,7 +34,6 @@ pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     merge::StoredRow,
     pending_rows::PendingRows,
-    pulse::{Probe, Pulse, PulseRead},
     reader::Newest,
     reshard::{NewTopology, check_legacy_prefix},
     topology::{Entries, Topology},

@@ -323,17 +323,26 @@ impl<'a> RawFeed<'a> {
     /// The sequence of the last row of the feed of this `topology`, if there is one.
     pub async fn last_row_of(self, tx: &Transaction, topology: &Topology) -> Result<Option<Sequence>> {
         for entry in topology.entries().iter().rev() {
-            let newest = self.spaces(entry).map(async |space| {
-                let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1).reverse();
-                let page = tx.get_range(&read, Isolation::Snapshot).await?;
-                page.rows.first().map(|(key, _)| space.sequence(key)).transpose()
-            });
-            let newest = try_join_all(newest).await?.into_iter().flatten().max();
+            let newest = self.last_rows(tx, entry).await?.into_iter().filter_map(|(_, last)| last).max();
             if newest.is_some() {
                 return Ok(newest);
             }
         }
         Ok(None)
+    }
+
+    /// The sequence of the last row of each shard of `entry`.
+    pub async fn last_rows(
+        self,
+        tx: &Transaction,
+        entry: &TopologyRow,
+    ) -> Result<Vec<(ShardId, Option<Sequence>)>> {
+        let last = entry.shards().zip(self.spaces(entry)).map(async |(shard, space)| {
+            let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1).reverse();
+            let page = tx.get_range(&read, Isolation::Snapshot).await?;
+            Ok((shard, page.rows.first().map(|(key, _)| space.sequence(key)).transpose()?))
+        });
+        try_join_all(last).await
     }
 
     /// The newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Leaves out damaged

@@ -23,6 +23,14 @@ impl Lanes {
     /// All of them.
     pub const ALL: Self = Self(u16::MAX);
 
+    /// How many there are.
+    pub const COUNT: usize = LANES as usize;
+
+    /// The number of the lane of `shard`.
+    pub fn of(shard: ShardId) -> usize {
+        (shard.0 % LANES) as usize
+    }
+
     /// Whether there are none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -30,12 +38,12 @@ impl Lanes {
 
     /// Adds the lane of `shard`.
     pub fn insert(&mut self, shard: ShardId) {
-        self.0 |= 1 << (shard.0 % LANES);
+        self.0 |= 1 << Self::of(shard);
     }
 
     /// Whether the lane of `shard` is one of them.
     pub fn has(self, shard: ShardId) -> bool {
-        self.0 & 1 << (shard.0 % LANES) != 0
+        self.0 & 1 << Self::of(shard) != 0
     }
 
     /// The operand of `ADD` that moves them.
@@ -45,6 +53,14 @@ impl Lanes {
             lane[0] = (self.0 >> number & 1) as u8;
         }
         operand
+    }
+}
+
+impl FromIterator<ShardId> for Lanes {
+    fn from_iter<I: IntoIterator<Item = ShardId>>(shards: I) -> Self {
+        let mut lanes = Self::default();
+        shards.into_iter().for_each(|shard| lanes.insert(shard));
+        lanes
     }
 }
 
@@ -86,11 +102,7 @@ mod tests {
     use super::*;
 
     fn lanes(shards: &[u64]) -> Lanes {
-        let mut lanes = Lanes::default();
-        for shard in shards {
-            lanes.insert(ShardId(*shard));
-        }
-        lanes
+        shards.iter().copied().map(ShardId).collect()
     }
 
     #[test]

@@ -7,10 +7,7 @@ use parking_lot::Mutex;
 use super::{NotificationFeed, NotificationPage};
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
-    state::{
-        feed::{Pulse, PulseRead},
-        polls,
-    },
+    state::feed_watcher::{Listener, POLL_INTERVAL},
 };
 
 /// The default number of rows per read.
@@ -38,15 +35,21 @@ impl TailProgress {
     }
 }
 
-/// Reads the feed as it grows. Between pages it waits for the notifiers of this process, for watches, and for a poll
-/// that finds rows without a hint.
+/// Reads the feed as it grows. Between pages it waits for the one poll of the process, which looks when a notifier of this process has
+/// appended, when a watch fires, and now and then; and then it reads the shards that may have rows.
 pub struct NotificationTail {
     feed: NotificationFeed,
     /// The position up to which rows were returned.
     cursor: Cursor,
     /// The most rows per read.
     limit: usize,
-    pulse: Pulse,
+    poll_interval: Duration,
+    /// Waits for the poll, from the first read on.
+    listener: Option<Listener>,
+    /// The last position up to which all shards were read at once; `None` before that.
+    complete: Option<Sequence>,
+    /// Up to where the poll had looked when the last wait ended; `None` if it has not looked for too long.
+    looked: Option<Sequence>,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
     /// Whether the last page had more after it.
@@ -58,10 +61,13 @@ pub struct NotificationTail {
 impl NotificationTail {
     pub(super) fn new(feed: NotificationFeed, after: Cursor) -> Self {
         Self {
-            pulse: Pulse::new(&feed.context, &feed.id),
             feed,
             cursor: after,
             limit: PAGE_ROWS,
+            poll_interval: POLL_INTERVAL,
+            listener: None,
+            complete: None,
+            looked: None,
             is_at_end: false,
             had_more: false,
             progress: TailProgress::new(after.position(), Duration::ZERO),
@@ -82,19 +88,20 @@ impl NotificationTail {
     /// Polls this often for rows without a hint. Default: 1 s; at least 10 ms.
     #[must_use]
     pub fn with_poll_interval(mut self, poll_interval: Duration) -> Self {
-        self.pulse.poll_every(poll_interval);
+        self.poll_interval = poll_interval;
         self
     }
 
     /// Goes on from another position, for example after [`Error::Expired`](crate::Error::Expired).
     pub fn restart(&mut self, after: impl Into<Cursor>) {
         self.cursor = after.into();
-        self.pulse.forget();
+        (self.complete, self.looked) = (None, None);
         self.is_at_end = false;
         self.had_more = false;
     }
 
-    /// The next page, once there is one. A page is empty only after a page that had more after it, or if all its rows were left out.
+    /// The next page, once there is one. A page is empty only after a page that had more after it, or if it moves the position alone:
+    /// at the beginning, if its rows were left out, or if the poll of the process has failed.
     ///
     /// # Cancel safety
     ///
@@ -102,21 +109,16 @@ impl NotificationTail {
     pub async fn next(&mut self) -> Result<NotificationPage> {
         loop {
             if self.is_at_end {
-                self.pulse.wait().await;
+                self.wait().await;
                 self.is_at_end = false;
             }
-            let (found, read) = self.read().await?;
-            let page = match found {
-                Ok(page) => page,
-                Err(to) => {
-                    self.pulse.adopt(read, true);
-                    (self.cursor, self.is_at_end) = (to.into(), true);
-                    continue;
-                }
-            };
+            let page = self.read().await?;
             let before = std::mem::replace(&mut self.cursor, page.next).position();
             self.is_at_end = !page.more;
-            self.pulse.adopt(read, self.is_at_end);
+            if self.is_at_end {
+                // All shards are read up to here, as the others have not moved.
+                self.complete = Some(page.next.position());
+            }
             let had_more = std::mem::replace(&mut self.had_more, page.more);
             // Rows that are left out move the position, too: barriers wait for it.
             if had_more || !page.rows.is_empty() || self.cursor.position() > before {
@@ -125,15 +127,46 @@ impl NotificationTail {
         }
     }
 
-    /// The next rows, or the position up to which there are none; and the result of the poll.
-    async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, PulseRead)> {
-        let poll = self.pulse.take_poll();
-        let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
-        let appended = async |tx| feed.appended_in(&tx, cursor, limit, probe).await;
-        let (found, read) = polls::read(poll, &feed.context.db, appended).await?;
-        let to = found.as_ref().map_or_else(|to| *to, |page: &NotificationPage| page.next.position());
-        self.progress.note(to, feed.context.env().now());
-        Ok((found, read))
+    /// Completes when there may be rows. While the poll finds none, the position goes along with it. Cancel safe.
+    async fn wait(&mut self) {
+        while let Some(listener) = &mut self.listener {
+            self.looked = listener.looked().await;
+            let Some(to) = self.looked else { return };
+            let position = self.cursor.position();
+            if listener.heads().any_may_have_rows(position) {
+                return;
+            }
+            self.cursor = to.max(position).into();
+            self.progress.note(self.cursor.position(), self.feed.context.env().now());
+        }
+    }
+
+    /// The next rows.
+    async fn read(&mut self) -> Result<NotificationPage> {
+        let (context, interval) = (&self.feed.context, self.poll_interval);
+        self.listener.get_or_insert_with(|| Listener::to_notifications(context, interval));
+        let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
+        let page = match self.read_moved().await? {
+            Some(page) => page,
+            None => feed.context.db.run(async |tx| feed.page_in(&tx, cursor, limit).await).await?,
+        };
+        self.progress.note(page.next.position(), feed.context.env().now());
+        Ok(page)
+    }
+
+    /// The next rows in the shards that have moved since everything was read, as they are where the poll has looked. `None` if that is not
+    /// known, or too long ago.
+    async fn read_moved(&self) -> Result<Option<NotificationPage>> {
+        let (Some(to), Some(complete), Some(listener)) = (self.looked, self.complete, &self.listener) else {
+            return Ok(None);
+        };
+        let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
+        if to < cursor.position() {
+            return Ok(None);
+        }
+        let lanes = listener.heads().lanes_after(complete);
+        let read = async |tx| feed.page_of_lanes_in(&tx, (cursor, lanes), limit).await;
+        feed.context.db.read_at(to.versionstamp().version(), read).await
     }
 }
 

@@ -6,7 +6,6 @@ mod ids;
 mod query;
 mod served;
 mod shards;
-mod shared_polls;
 mod source;
 
 use std::sync::Arc;
@@ -22,7 +21,6 @@ use axum::{
 use self::{
     counts::Counts,
     served::Served,
-    shared_polls::SharedPolls,
     source::{DocChanges, Shown},
 };
 use super::{
@@ -40,8 +38,7 @@ impl Api {
     /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}`, which reshards them.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
-        let polls = SharedPolls::new(inner.options.fallback_interval);
-        let served = Arc::new(Served { inner, changes, databases, polls, counts: Counts::default() });
+        let served = Arc::new(Served { inner, changes, databases, counts: Counts::default() });
         let feeds = routes(
             "/{db}/_changes",
             [("", any(whole)), ("/_meta", any(shards::meta)), ("/{shard}", any(one_shard))],

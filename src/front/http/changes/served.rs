@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{counts::Counts, shared_polls::SharedPolls};
+use super::counts::Counts;
 use crate::{
     base::event::{Db, DbName},
     front::http::{Asked, Caller, Databases, Failure, Inner, Lens},
@@ -14,7 +14,6 @@ pub(super) struct Served {
     pub inner: Arc<Inner>,
     pub changes: Changes,
     pub databases: Arc<dyn Databases>,
-    pub polls: SharedPolls,
     pub counts: Counts,
 }
 

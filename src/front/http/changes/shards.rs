@@ -60,7 +60,6 @@ pub(super) async fn administer(
             })?;
             let feed = served.changes.feed(&served.find(&name).await?);
             let written = feed.reshard(asked.shards, asked.scheme.map(SchemeId)).await?;
-            served.inner.reshards.send_modify(|count| *count += 1);
             Ok(json(StatusCode::CREATED, &entry(&name, &written)))
         }
         _ => Err(Failure::method_not_allowed("GET,HEAD,PUT")),

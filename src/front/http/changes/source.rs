@@ -3,12 +3,12 @@
 //! Notifications wake a waiting feed. Every edit records an event of its database in the same transaction, so a notification
 //! follows it, and the dispatcher of the process makes sure that no feed misses one. So such a feed needs a notifier on some node,
 //! as `_db_updates` does. A few things cause no notification: changes that were removed without an event, edits of a database that
-//! the bus takes for replaced, and a shard that another node has closed. So the feed also polls the store every few minutes.
+//! the bus takes for replaced, and a shard that another node has closed. The one poll of the process finds them.
 
-use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
+use std::{collections::VecDeque, io::Write as _, sync::Arc};
 
 use axum::body::Bytes;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 
 use super::{query::Wanted, served::Served};
@@ -27,10 +27,10 @@ use crate::{
         wire_format::{Writer, write_string},
     },
     roles::{
-        changes::{Change, ChangeRow, ChangesPage, ChangesQuery, some_time},
+        changes::{Change, ChangeRow, ChangesPage, ChangesQuery},
         dispatcher::{Filter, Subscription},
     },
-    state::keys::ShardId,
+    state::{feed_watcher::Listener, keys::ShardId},
 };
 
 /// The most rows of one read.
@@ -53,24 +53,10 @@ pub(super) struct Shown {
 }
 
 impl Load {
-    /// Begins to read what `query` asks for. A poll reads only if there may be news.
-    fn begin(
-        served: &Arc<Served>,
-        db: &Db,
-        query: &ChangesQuery,
-        lens: Option<Arc<dyn Lens>>,
-        is_poll: bool,
-    ) -> Self {
+    /// Begins to read what `query` asks for.
+    fn begin(served: &Arc<Served>, db: &Db, query: &ChangesQuery, lens: Option<Arc<dyn Lens>>) -> Self {
         let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
         Self(tokio::spawn(async move {
-            // Only the rows of a shard show that it was closed, so feeds of a shard always read.
-            if is_poll && query.shard.is_none() {
-                let feed = served.changes.feed(&db);
-                if !served.polls.has_news(&feed, &db, query.from.position()).await? {
-                    let (next, rows) = (query.from, Vec::new());
-                    return Ok((ChangesPage { rows, next, more: false, resharded: None }, Kept::new()));
-                }
-            }
             let inner = &served.inner;
             if !query.include_docs && !query.all_leaves && lens.is_none() {
                 let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
@@ -144,12 +130,8 @@ pub(super) struct DocChanges {
     seen: u64,
     /// The notifications of the database, if the feed is live.
     updates: Option<Subscription>,
-    /// Wakes the feed when this process reshards the changes of any database: a closed shard causes no notification.
-    reshards: watch::Receiver<u64>,
-    /// When the feed polls the store without a notification.
-    poll_at: Duration,
-    /// Whether the next read is such a poll.
-    is_poll: bool,
+    /// Wakes a live feed for what causes no notification.
+    listener: Option<Listener>,
     /// The page that is being read.
     load: Option<Load>,
 }
@@ -168,8 +150,9 @@ impl DocChanges {
         let is_live = query.mode != Mode::Normal && !query.descending;
         let filter = Filter::name(db.name.as_str()).expect("it is the name of a database");
         // The subscription comes before the first read, so that the feed misses nothing in between.
-        let reshards = served.inner.reshards.subscribe();
         let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
+        let feed = served.changes.feed(&db);
+        let listener = is_live.then(|| Listener::to_documents(&feed.context, &feed.id));
         let (with_docs, is_chosen) = (query.include_docs, shown.lens.is_some());
         let most = if with_docs || is_chosen { PAGE_DOCS } else { PAGE_ROWS };
         let limit = match shown.wanted {
@@ -186,8 +169,8 @@ impl DocChanges {
         };
         check(served, &db, shard, since).await?;
         // The headers are sent at once, however long the first page takes.
-        let load = Some(Load::begin(served, &db, &query, shown.lens.clone(), false));
-        let mut source = Self {
+        let load = Some(Load::begin(served, &db, &query, shown.lens.clone()));
+        Ok(Self {
             served: Arc::clone(served),
             db,
             query,
@@ -202,19 +185,9 @@ impl DocChanges {
             seq: since,
             seen: 0,
             updates,
-            reshards,
-            poll_at: Duration::ZERO,
-            is_poll: false,
+            listener,
             load,
-        };
-        source.look_later();
-        Ok(source)
-    }
-
-    /// Sets the time of the next poll. The result of that poll may be as old as a quarter of the interval.
-    fn look_later(&mut self) {
-        let (env, interval) = (self.served.inner.env(), self.served.inner.options.fallback_interval);
-        self.poll_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
+        })
     }
 
     /// Sends this page next.
@@ -275,11 +248,10 @@ impl Source for DocChanges {
             if out.rows() > 0 {
                 return Ok(Progress::More);
             }
-            let Self { served, db, query, shown, is_poll, .. } = self;
-            let load =
-                self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone(), *is_poll));
+            let Self { served, db, query, shown, .. } = self;
+            let load = self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone()));
             let page = load.done().await;
-            (self.load, self.is_poll) = (None, false);
+            self.load = None;
             match page {
                 Ok(page) => self.turn(page),
                 // The database was deleted, so no more rows come.
@@ -290,29 +262,29 @@ impl Source for DocChanges {
     }
 
     async fn wait(&mut self) {
-        let (is_shard, reshards) = (self.query.shard.is_some(), &mut self.reshards);
-        let resharded = async {
-            if !is_shard || reshards.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        let env = self.served.inner.env();
-        let poll = env.sleep(self.poll_at.saturating_sub(env.now()));
-        let updates = &mut self.updates;
+        let (shard, read) = (self.query.shard, self.query.from.position());
+        let Self { updates, listener, .. } = self;
         let delivered = async {
             match updates {
                 Some(updates) => updates.next().await.is_some(),
                 None => std::future::pending().await,
             }
         };
+        let found = async {
+            match (listener, shard) {
+                (Some(listener), Some(shard)) => {
+                    listener.changed(|heads| heads.may_have_rows(shard, read)).await;
+                }
+                (Some(listener), None) => listener.changed(|heads| heads.any_may_have_rows(read)).await,
+                (None, _) => std::future::pending().await,
+            }
+        };
         // The feed reads the store after each of these, and trusts only what it reads. Without a dispatcher no notifications come,
         // so the feed sends the rows that there are and ends, and the client tries again.
-        (self.is_over, self.is_poll) = tokio::select! {
-            is_more = delivered => (self.is_over || !is_more, false),
-            () = resharded => (self.is_over, false),
-            () = poll => (self.is_over, true),
-        };
-        self.look_later();
+        tokio::select! {
+            is_more = delivered => self.is_over |= !is_more,
+            () = found => {}
+        }
         self.is_at_end = false;
     }
 

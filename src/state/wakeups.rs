@@ -1,0 +1,326 @@
+//! [`Wakeups`]: up to where the feeds of a bus may have rows, as far as this process knows, and who waits for more.
+//!
+//! Commits of this process and the one [watcher](super::feed_watcher) of the process publish here, and everybody who waits for rows
+//! waits here, as a [`Listener`](super::feed_watcher::Listener). A head is never too low: a shard has no rows between its head and the
+//! position up to which the watcher has looked. So a reader that compares its own position with the head loses no message, whenever
+//! the message came.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, watch},
+    task::{AbortHandle, JoinSet},
+};
+
+use crate::{
+    base::encoding::Sequence,
+    state::keys::{FeedId, Lanes, ShardId},
+};
+
+/// The last position at which the shards of each lane may have rows.
+pub(crate) type LaneHeads = [Sequence; Lanes::COUNT];
+
+/// The heads of a feed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    /// The number of the last change. No other change of the process has it, of whatever feed.
+    pub count: u64,
+    lanes: LaneHeads,
+}
+
+impl Default for Heads {
+    fn default() -> Self {
+        Self::unknown(0)
+    }
+}
+
+impl Heads {
+    /// Nothing is known, so all shards may have rows.
+    fn unknown(count: u64) -> Self {
+        Self { count, lanes: [Sequence::MAX; Lanes::COUNT] }
+    }
+
+    /// Whether `shard` may have rows after `after`.
+    pub fn may_have_rows(&self, shard: ShardId, after: Sequence) -> bool {
+        self.lanes[Lanes::of(shard)] > after
+    }
+
+    /// Whether any shard may have rows after `after`.
+    pub fn any_may_have_rows(&self, after: Sequence) -> bool {
+        self.lanes.iter().any(|head| *head > after)
+    }
+
+    /// The lanes whose shards may have rows after `after`.
+    pub fn lanes_after(&self, after: Sequence) -> Lanes {
+        (0..Lanes::COUNT as u64).map(ShardId).filter(|shard| self.may_have_rows(*shard, after)).collect()
+    }
+}
+
+/// What the listeners want.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// How many listeners want the watcher to look within each interval.
+    polls: BTreeMap<Duration, usize>,
+    /// How many listeners to documents want it to read the notifications.
+    followers: usize,
+    documents: BTreeMap<FeedId, watch::Sender<Heads>>,
+}
+
+impl Wanted {
+    fn poll_interval(&self) -> Duration {
+        self.polls.keys().next().copied().unwrap_or(Duration::MAX)
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Wakeups {
+    notifications: watch::Sender<Heads>,
+    /// The version at which the watcher has looked. Rows of notifications up to it are at or before the heads.
+    looked: watch::Sender<u64>,
+    /// The version of the last append of this process to the notifications.
+    appends: watch::Sender<u64>,
+    /// How many changes there were.
+    count: AtomicU64,
+    wanted: Mutex<Wanted>,
+    /// Wakes the watcher when a listener wants more of it.
+    more_wanted: Notify,
+    /// The watcher, as long as there are listeners.
+    watcher: Mutex<Option<(Weak<JoinSet<()>>, AbortHandle)>>,
+}
+
+impl Wakeups {
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Adds a listener to `feed`, for which the watcher looks within each `poll`, until it [leaves](Wakeups::leave). A listener to documents
+    /// that `follows` has the watcher read the notifications, because nobody else tells it of them.
+    pub fn listen(
+        &self,
+        feed: &FeedId,
+        poll: Duration,
+        follows: bool,
+    ) -> (watch::Receiver<Heads>, watch::Receiver<u64>) {
+        let mut wanted = self.wanted.lock();
+        let before = (wanted.poll_interval(), wanted.followers > 0);
+        *wanted.polls.entry(poll).or_default() += 1;
+        let heads = if feed.instance().is_some() {
+            wanted.followers += usize::from(follows);
+            let first = || watch::Sender::new(Heads::unknown(self.next()));
+            wanted.documents.entry(feed.clone()).or_insert_with(first).subscribe()
+        } else {
+            self.notifications.subscribe()
+        };
+        if before != (wanted.poll_interval(), wanted.followers > 0) {
+            self.more_wanted.notify_one();
+        }
+        (heads, self.looked.subscribe())
+    }
+
+    /// Removes a listener, which is dropped next.
+    pub fn leave(&self, feed: &FeedId, poll: Duration, follows: bool) {
+        let mut wanted = self.wanted.lock();
+        if let Some(listeners) = wanted.polls.get_mut(&poll) {
+            *listeners -= 1;
+        }
+        wanted.polls.retain(|_, listeners| *listeners > 0);
+        if feed.instance().is_some() {
+            wanted.followers -= usize::from(follows);
+            if wanted.documents.get(feed).is_some_and(|heads| heads.receiver_count() <= 1) {
+                wanted.documents.remove(feed);
+            }
+        }
+    }
+
+    /// Completes when a listener has come that wants more of the watcher. Cancel safe.
+    pub async fn more_wanted(&self) {
+        self.more_wanted.notified().await;
+    }
+
+    /// How often the watcher is to look.
+    pub fn poll_interval(&self) -> Duration {
+        self.wanted.lock().poll_interval()
+    }
+
+    /// Whether the watcher is to read the notifications for listeners to documents.
+    pub fn are_followed(&self) -> bool {
+        self.wanted.lock().followers > 0
+    }
+
+    /// The feeds of documents that have listeners.
+    pub fn documents(&self) -> Vec<FeedId> {
+        self.wanted.lock().documents.keys().cloned().collect()
+    }
+
+    /// Rows may have been appended to `lanes` of the notifications, up to `to`.
+    pub fn moved(&self, lanes: Lanes, to: Sequence) {
+        if lanes.is_empty() {
+            return;
+        }
+        let count = self.next();
+        self.notifications.send_modify(|heads| {
+            heads.count = count;
+            for (number, head) in heads.lanes.iter_mut().enumerate() {
+                if lanes.has(ShardId(number as u64)) {
+                    // A watcher that is being replaced may publish after the next one.
+                    *head = if *head == Sequence::MAX { to } else { to.max(*head) };
+                }
+            }
+        });
+    }
+
+    /// The watcher has looked at the notifications at `version`, and has published what it saw.
+    pub fn looked(&self, version: u64) {
+        self.looked.send_replace(version);
+    }
+
+    /// A feed of documents may have rows anywhere.
+    pub fn documents_moved(&self, feed: &FeedId) {
+        if let Some(heads) = self.wanted.lock().documents.get(feed) {
+            heads.send_replace(Heads::unknown(self.next()));
+        }
+    }
+
+    /// All feeds of documents may have rows anywhere.
+    pub fn all_documents_moved(&self) {
+        for heads in self.wanted.lock().documents.values() {
+            heads.send_replace(Heads::unknown(self.next()));
+        }
+    }
+
+    /// The heads of a feed of documents were read, after change number `count` of the process; `None` if they cannot be read.
+    pub fn found(&self, feed: &FeedId, count: u64, found: Option<LaneHeads>) {
+        if let Some(heads) = self.wanted.lock().documents.get(feed) {
+            let lanes = found.unwrap_or([Sequence::MAX; Lanes::COUNT]);
+            heads.send_if_modified(|heads| {
+                // What was published since may not have been read.
+                let is_news = heads.count < count && (heads.lanes != lanes || found.is_none());
+                if is_news {
+                    *heads = Heads { count: self.next(), lanes };
+                }
+                is_news
+            });
+        }
+    }
+
+    /// The number of the next change.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// This process has appended rows to the notifications at `version`. The watcher finds out in which shards.
+    pub fn appended(&self, version: u64) {
+        self.appends.send_if_modified(|last| {
+            let is_later = version > *last;
+            *last = version.max(*last);
+            is_later
+        });
+    }
+
+    /// A receiver of [`Wakeups::appended`].
+    pub fn appends(&self) -> watch::Receiver<u64> {
+        self.appends.subscribe()
+    }
+
+    /// The watcher, which `start` starts if there is none, or if its runtime has ended. It ends with its last handle.
+    pub fn watcher(&self, start: impl FnOnce(&mut JoinSet<()>) -> AbortHandle) -> Arc<JoinSet<()>> {
+        let mut watcher = self.watcher.lock();
+        let living = watcher.as_ref().filter(|(_, task)| !task.is_finished());
+        living.and_then(|(tasks, _)| tasks.upgrade()).unwrap_or_else(|| {
+            let mut tasks = JoinSet::new();
+            let task = start(&mut tasks);
+            let tasks = Arc::new(tasks);
+            *watcher = Some((Arc::downgrade(&tasks), task));
+            tasks
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{
+        encoding::{Incarnation, Versionstamp},
+        event::DbInstance,
+    };
+
+    fn position(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    const POLL: Duration = Duration::from_secs(1);
+
+    #[tokio::test]
+    async fn listeners_are_woken_for_their_feed_and_the_watcher_for_what_they_want() {
+        let (wakeups, documents) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let (mut one, _) = wakeups.listen(&FeedId::notifications(), POLL, true);
+        wakeups.more_wanted().await;
+        assert!(!wakeups.are_followed());
+        let two = wakeups.listen(&documents, POLL, true);
+        wakeups.more_wanted().await;
+        assert!(wakeups.are_followed());
+        wakeups.moved([ShardId(1)].into_iter().collect(), position(5));
+        assert!(one.has_changed().unwrap() && !two.0.has_changed().unwrap());
+        let heads = *one.borrow_and_update();
+        assert!(!heads.may_have_rows(ShardId(1), position(5)), "it has none after its head");
+        assert!(heads.may_have_rows(ShardId(17), position(4)), "it is on the same lane");
+        assert!(heads.may_have_rows(ShardId(2), position(5)), "nothing is known of it");
+        wakeups.all_documents_moved();
+        assert!(!one.has_changed().unwrap() && two.0.has_changed().unwrap());
+        wakeups.leave(&documents, POLL, true);
+        assert!(!wakeups.are_followed() && wakeups.documents().is_empty());
+    }
+
+    /// A message that comes while the watcher reads the heads of documents is not overwritten by what it reads: it may have read before.
+    #[test]
+    fn heads_that_were_read_do_not_hide_a_later_message() {
+        let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let (mut heads, _) = wakeups.listen(&feed, POLL, true);
+        let count = wakeups.count();
+        wakeups.documents_moved(&feed);
+        wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
+        assert!(heads.borrow_and_update().any_may_have_rows(position(9)));
+        let count = wakeups.count();
+        wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
+        assert!(heads.has_changed().unwrap());
+        assert!(!heads.borrow_and_update().any_may_have_rows(position(5)));
+        wakeups.found(&feed, wakeups.count(), Some([position(5); Lanes::COUNT]));
+        assert!(!heads.has_changed().unwrap(), "nobody is woken for what is known");
+    }
+
+    /// Bug: the numbers of a feed began again with its listeners, so a page that was read before nobody listened counted as new. Fix: they
+    /// are those of the process.
+    #[test]
+    fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
+        let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
+        let listener = wakeups.listen(&feed, POLL, true);
+        let before = listener.0.borrow().count;
+        wakeups.leave(&feed, POLL, true);
+        let listener = wakeups.listen(&feed, POLL, true).0;
+        assert_ne!(listener.borrow().count, before);
+        wakeups.documents_moved(&feed);
+        assert!(listener.borrow().count > before + 1);
+    }
+
+    #[tokio::test]
+    async fn one_watcher_serves_all_and_ends_with_its_last_handle_or_its_runtime() {
+        let wakeups = Wakeups::default();
+        let start = |tasks: &mut JoinSet<()>| tasks.spawn(std::future::pending());
+        let one = wakeups.watcher(start);
+        let two = wakeups.watcher(|_| panic!("there is one"));
+        assert!(Arc::ptr_eq(&one, &two));
+        drop((one, two));
+        let mut ended = wakeups.watcher(|tasks| tasks.spawn(async {}));
+        Arc::get_mut(&mut ended).expect("nobody else has it").join_next().await;
+        assert!(!Arc::ptr_eq(&ended, &wakeups.watcher(start)), "another is started");
+    }
+}
