@@ -202,8 +202,7 @@ impl Life {
 }
 
 /// A node reads as much among many as among some, dead nodes are replaced as soon, however many die at once, and what it costs grows with
-/// the nodes, the partitions or the dead: with no product of them. Bug: after a removal a node read all others at each poll, so that all
-/// survivors together read the square of their number when many died.
+/// the nodes, the partitions or the dead: with no product of them.
 #[tokio::test(start_paused = true)]
 async fn many_nodes_live_as_few_do() {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
@@ -253,4 +252,34 @@ fn grows_linearly(less: &Life, more: &Life) {
         let moved = |life: &Life| life.partitions + life.nodes;
         assert!(many.writes <= 3 * moved(more), "{what}: {many:?}");
     }
+}
+
+/// The bytes that each survivor reads beyond rest when a third of `count` nodes that divide no work die at once.
+async fn watch_of_deaths(count: usize) -> u64 {
+    let faults = Faults::new(&Database::memory());
+    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let mut nodes = Vec::new();
+    for _ in 0..count {
+        nodes.push(joined(&bus).await);
+    }
+    let during = async || {
+        let before = faults.counts();
+        tokio::time::sleep(CHANGE).await;
+        (faults.counts() - before).read_bytes
+    };
+    tokio::time::sleep(REST).await;
+    let rest = during().await / count as u64;
+    nodes.truncate(count - count / 3);
+    let spent = during().await / nodes.len() as u64;
+    assert_eq!(bus.nodes().await.unwrap().len(), nodes.len());
+    println!("{count} nodes: each survivor reads {spent} bytes when a third dies, {rest} at rest");
+    spent.saturating_sub(rest)
+}
+
+/// Bug: after a removal a node read all others at each poll, so that all survivors together read the square of their number when many died.
+/// Fix: it watches so many more as it has removed.
+#[tokio::test(start_paused = true)]
+async fn a_survivor_of_many_deaths_reads_as_much_among_many_as_among_some() {
+    let (some, many) = (watch_of_deaths(60).await, watch_of_deaths(240).await);
+    assert!(many <= some * 3 / 2, "{some} bytes among 60 nodes, {many} among 240");
 }

@@ -17,10 +17,9 @@ use futures_util::FutureExt;
 use tokio::sync::mpsc;
 
 use super::{
-    entered::{News, Roles},
     last_seen::LastSeen,
     roles::{ROLES_MAX, clear_role, members_changed, remove_page, set_role},
-    shared::{Command, Registration, Shared},
+    shared::{Command, News, Registration, Roles, Shared},
 };
 use crate::{
     base::{

@@ -10,10 +10,9 @@ use tokio::{
 
 use super::{
     NodeOptions,
-    entered::{Entered, Roles},
     heartbeat::{Claim, Heartbeat},
     neighbours::NeighbourWatch,
-    shared::{Command, RoleGuard, Shared},
+    shared::{Command, Entered, RoleGuard, Roles, Shared},
 };
 use crate::{
     base::{

@@ -41,7 +41,6 @@
 //! 5. Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
 
 mod assignment;
-mod entered;
 mod heartbeat;
 mod last_seen;
 mod leases;

@@ -19,13 +19,12 @@ use tokio::{
 
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
-    entered::{Entered, EnteredWorker},
     heartbeat::draw,
     last_seen::LastSeen,
     member::Member,
     plan::{RoundPlan, View},
     roles::{Version, Versions, changed, members},
-    shared::{Registration, RoleGuard, Shared, has_left},
+    shared::{Entered, EnteredWorker, Registration, RoleGuard, Shared, has_left},
 };
 use crate::{
     base::{
