@@ -15,25 +15,25 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
-    ("src/state", 2_030),
-    ("src/state/keys", 2_500),
+    ("src/state", 2_110),
+    ("src/state/keys", 2_515),
     ("src/state/feed", 2_140),
-    ("src/state/membership", 3_210),
+    ("src/state/membership", 3_405),
     ("src/roles", 220),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_740),
+    ("src/roles/notifier", 1_890),
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_320),
-    ("src/bus", 1_670),
-    ("src/bus/relocation", 540),
-    ("src/front", 8_540),
-    ("src/bin", 2_490),
+    ("src/roles/consumer", 6_555),
+    ("src/bus", 1_390),
+    ("src/bus/relocation", 600),
+    ("src/front", 8_610),
+    ("src/bin", 2_495),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_880;
+const SRC_LINES: usize = 50_410;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
