@@ -15,20 +15,20 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
-    ("src/state", 2_030),
-    ("src/state/keys", 2_500),
-    ("src/state/feed", 2_140),
+    ("src/state", 2_470),
+    ("src/state/keys", 2_515),
+    ("src/state/feed", 1_875),
     ("src/state/membership", 3_210),
     ("src/roles", 220),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_740),
+    ("src/roles/notifier", 1_770),
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 790),
-    ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_320),
+    ("src/roles/changes", 855),
+    ("src/roles/consumer", 6_270),
     ("src/bus", 1_670),
     ("src/bus/relocation", 540),
-    ("src/front", 8_540),
+    ("src/front", 8_420),
     ("src/bin", 2_490),
 ];
 
@@ -36,7 +36,7 @@ const ROOMS: [(&str, usize); 21] = [
 const SRC_LINES: usize = 49_880;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 275;
+const SRC_FILES: usize = 272;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_000;
