@@ -6,8 +6,7 @@
 //!
 //! Feeds of documents have no pulse, which would cost each edit a mutation. Notifications tell of nearly all edits. For the others the
 //! watcher looks at the ends of these feeds in turns: at each feed once a minute, a page of feeds at a time, and at so many shards a
-//! second at most. With F feeds a turn takes a minute, or F / 16 s if that is longer. Only a listener that has something to read is woken
-//! by it.
+//! second at most. With F feeds a turn takes a minute, or F / 16 s if that is longer. It wakes only who has something to read.
 //!
 //! If the watcher cannot poll, each listener looks for itself, by an interval of its own.
 

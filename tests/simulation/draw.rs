@@ -339,7 +339,7 @@ fn processes(random: &mut Rng, nodes: usize, has_janitor: bool) -> Vec<ProcessPl
     processes
 }
 
-/// How often each fault that `is_meant` strikes: most never, the others between rarely and often.
+/// How often each fault that `is_meant` strikes: most never, the others between rarely and often, and watches in some worlds always.
 fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
     let mut rates = Vec::new();
     for fault in Fault::ALL.iter().copied().filter(|fault| is_meant(*fault)) {
@@ -350,7 +350,6 @@ fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
             Fault::PowerLoss | Fault::DiskFails => (0.001, 0.02),
             Fault::Pause | Fault::ClockJump => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
-            // In some worlds all watches do so.
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 3.0),
             Fault::WatchRefused | Fault::WatchFailed => (0.02, 2.0),
             Fault::HandlerError | Fault::HandlerPanic => (0.005, 0.2),

@@ -23,8 +23,7 @@ use crate::{
 
 const FOLD: &str = "fold of a partition";
 
-/// How often in a row a doorbell may ring for nothing. Some rings for the events of one fold are no sign of trouble; a store that fires
-/// watches for nothing never ends.
+/// How often in a row a doorbell may ring for nothing: a few rings for the events of one fold are no sign of trouble.
 const USELESS_MAX: u32 = 4;
 
 pub(super) struct Task {
