@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Db, Error, EventKind,
-    consumer::{DeletedDb, HandlerResult, IndexBuild, IndexDdocs, IndexHandler, index},
+    consumer::{DbHandler, DeletedDb, HandlerResult, IndexBuild, IndexDdocs, index},
     store::{
         Database, StoreError, Transaction,
         testing::{CommitFault, Operation},
@@ -34,7 +34,7 @@ async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
         fixture.event(&a, EventKind::Updated).await;
     }
     let build = reports.done().await;
-    assert_eq!((&build.db, build.is_fresh, build.attempt), (&a, true, 1));
+    assert_eq!((&build.db, build.is_fresh, build.attempt()), (&a, true, 1));
     assert_eq!(build.ddocs, IndexDdocs::All);
     assert!(reports.is_quiet().await, "ten updates, one build");
     fixture.ddoc(&a, Some("_design/x")).await;
@@ -118,7 +118,7 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
     let build = move |build: IndexBuild| {
         tried.lock().unwrap().push(tokio::time::Instant::now());
         async move {
-            match build.attempt {
+            match build.attempt() {
                 1 => Err("no disk".into()),
                 2 => panic!("it breaks"),
                 _ => Ok(()),
@@ -296,8 +296,8 @@ impl Fussy {
     }
 }
 
-impl IndexHandler for Fussy {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
+impl DbHandler<IndexBuild> for Fussy {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
         self.tries.fetch_add(1, Ordering::SeqCst);
         let name = build.db.name.as_str();
         if name.starts_with("hung") && !self.is_mended() {
@@ -446,8 +446,8 @@ async fn a_deferred_database_that_is_deleted_before_its_turn_is_not_built() {
 /// Builds an index of one key.
 struct OneKey(Database);
 
-impl IndexHandler for OneKey {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
+impl DbHandler<IndexBuild> for OneKey {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
         let write = async |tx: Transaction| {
             build.verify(&tx).await?;
             tx.set(b"index/a", b"");
@@ -467,7 +467,7 @@ impl IndexHandler for OneKey {
 }
 
 /// Bug: a commit continues without the task that has begun it. The commit of a build whose database is deleted meanwhile came after
-/// `deleted` had cleared the index, and stayed forever. Fix: the end of the run writes what [`IndexBuild::verify`] reads.
+/// `deleted` had cleared the index, and stayed forever. Fix: the end of the run writes what [`Run::verify`](notibus::consumer::Run::verify) reads.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_has_failed_does_not_happen() {
     let fixture = ConsumerFixture::new(1).await;

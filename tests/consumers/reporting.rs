@@ -6,8 +6,8 @@ use notibus::{
     Cursor, Db, EventKind,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     consumer::{
-        Consumer, ConsumerBuilder, ConsumerOptions, DeletedDb, HandlerResult, IndexBuild, IndexHandler, Scan,
-        ScanHandler, index, replicate,
+        Consumer, ConsumerBuilder, ConsumerOptions, DbHandler, DeletedDb, HandlerResult, IndexBuild, Scan,
+        index, replicate,
     },
     event::{Counters, DdocId},
     store::Transaction,
@@ -137,35 +137,15 @@ pub fn reporting<W>() -> (Reporting<W>, Reports<W>) {
     (Reporting { works, gone }, Reports { works: heard, gone: left })
 }
 
-impl<W: Send> Reporting<W> {
-    async fn decided(&self, work: W) -> HandlerResult {
+impl<W: Send + 'static> DbHandler<W> for Reporting<W> {
+    async fn handle(&self, work: W) -> HandlerResult {
         let (decide, decided) = oneshot::channel();
         self.works.send((work, decide)).map_err(|_| "nobody hears")?;
         decided.await?
     }
 
-    fn ended(&self, deleted: DeletedDb) -> HandlerResult {
+    async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
         Ok(self.gone.send(deleted)?)
-    }
-}
-
-impl IndexHandler for Reporting<IndexBuild> {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
-        self.decided(build).await
-    }
-
-    async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
-        self.ended(deleted)
-    }
-}
-
-impl ScanHandler for Reporting<Scan> {
-    async fn scan(&self, scan: Scan) -> HandlerResult {
-        self.decided(scan).await
-    }
-
-    async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
-        self.ended(deleted)
     }
 }
 

@@ -25,15 +25,6 @@ pub(super) struct Ordered<R> {
     pub was_deferred: bool,
 }
 
-/// What follows a failed batch.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Its rows are read again.
-    Again,
-    /// Its only row has failed too often.
-    Defer,
-}
-
 impl<R: FeedRow> Ordered<R> {
     pub fn new() -> Self {
         Self {
@@ -115,23 +106,24 @@ impl<R: FeedRow> Ordered<R> {
         self.lens.clear();
     }
 
-    /// The batch that runs, of `rows` and up to `last`, has failed once more.
-    pub fn has_failed(
+    /// The batch that runs, of `rows` and up to `last`, has failed once more. Returns whether it is one row, which has failed too often;
+    /// otherwise its rows are read again.
+    pub fn is_given_up(
         &mut self,
         (rows, last): (usize, Sequence),
         is_stall: bool,
         options: &ConsumerOptions,
-    ) -> Next {
+    ) -> bool {
         self.failed.1 = self.failed.1.saturating_add(1);
         let attempts = self.failed.1;
         let is_exhausted = is_stall || attempts >= options.attempts_max;
         if rows > 1 && (is_exhausted || attempts == 1) {
             (self.careful_to, self.failed.1) = (last, 0);
         } else if is_exhausted && options.failure == FailurePolicy::Defer {
-            return Next::Defer;
+            return true;
         }
         self.forget();
-        Next::Again
+        false
     }
 
     /// How often the batch that runs has failed.

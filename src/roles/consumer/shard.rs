@@ -17,7 +17,7 @@ use super::{
     exactly_once::{FencingToken, HeldShard},
     handler::ConsumedRow,
     known_keys::KnownKeys,
-    member::{Member, is_marked},
+    member::{Working, is_marked},
     ordered::Ordered,
 };
 use crate::{
@@ -121,7 +121,7 @@ pub(super) struct Page<R> {
 }
 
 pub(super) struct ShardTask<R> {
-    pub member: Arc<Member<R>>,
+    pub member: Arc<Working<R>>,
     pub held: Arc<HeldShard>,
     reader: Turn,
     pub stop: Stop,
@@ -155,16 +155,16 @@ pub(super) struct ShardTask<R> {
 }
 
 impl<R: ConsumedRow> ShardTask<R> {
-    pub fn new(member: Arc<Member<R>>, lease: Held, stop: Stop) -> Self {
+    pub fn new(member: Arc<Working<R>>, lease: Held, stop: Stop) -> Self {
         let context = Arc::clone(&member.context);
         let (shard, epoch) = (ShardId(lease.resource), lease.epoch);
         let generation = member.generation.load(Ordering::Relaxed);
         let token = FencingToken { incarnation: context.config.incarnation, generation, shard, epoch };
         let (hints, now) = (context.wakeups.listen(&member.feed), context.env().now());
-        let consumer = member.name.clone();
+        let consumer = member.consumer.clone();
         let reader = context.pages.reader(&member.feed, shard);
         Self {
-            held: Arc::new(HeldShard { context, consumer, shard, lease, token }),
+            held: Arc::new(HeldShard { consumer, shard, lease, token }),
             reader,
             stop,
             part: Part::Nothing,
@@ -284,10 +284,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.start = row.start;
         if row.generation != self.held.token.generation {
             let token = FencingToken { generation: row.generation, ..self.held.token };
-            let HeldShard { context, consumer, shard, lease, .. } = &*self.held;
-            let (context, lease) = (Arc::clone(context), lease.clone());
-            let held = HeldShard { context, consumer: consumer.clone(), shard: *shard, lease, token };
-            self.held = Arc::new(held);
+            self.held = Arc::new(HeldShard { token, ..HeldShard::clone(&self.held) });
         }
         self.load_deferred().await?;
         let Some(stored) = stored else {
@@ -342,8 +339,8 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn load_in(&self, tx: &Transaction) -> Result<(Option<ConsumerRow>, Option<Cursor>, Sequence)> {
         let (stored, row, low) = tokio::try_join!(
             self.held.checkpoint(tx, Isolation::Snapshot),
-            self.member.row(tx, Isolation::Snapshot),
-            self.member.low_watermark(tx),
+            self.held.row(tx, Isolation::Snapshot),
+            self.held.low_watermark(tx, Isolation::Snapshot),
         )?;
         self.held.lease.check(tx).await?;
         Ok((row, stored, low))
@@ -389,11 +386,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn read_keys(&self, ids: &[Bytes]) -> Result<Vec<Option<DeferredRow>>> {
         let read = async |tx: Transaction| {
             let keys = ids.iter().map(|id| async {
-                let key = self.held.key(id);
-                let stored = tx.get(&key, Isolation::Snapshot).await?;
-                stored
-                    .map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key)))
-                    .transpose()
+                self.held.deferred_at(&tx, &self.held.key(id), Isolation::Snapshot).await
             });
             futures_util::future::try_join_all(keys).await
         };
@@ -581,7 +574,7 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Logs a failure of the handler.
     pub fn report(&self, id: Option<&[u8]>, attempts: u32, error: &str) {
-        let HeldShard { context, consumer, shard, .. } = &*self.held;
+        let (context, consumer, shard) = (&self.held.context, &self.held.name, self.held.shard);
         context.stats.consumer_failures.add(1);
         if let Some(unsaid) = context.stats.health.remark(self.env(), &format!("work of {consumer}")) {
             let id = id.map(|id| String::from_utf8_lossy(id).into_owned());

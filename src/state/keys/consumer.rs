@@ -181,6 +181,12 @@ pub(crate) struct DeferredRow {
 }
 
 impl DeferredRow {
+    /// The key of an id of which nothing is known but that everything up to `done` is finished, due now.
+    pub fn new(done: Cursor) -> Self {
+        let (due, error) = (Due::NOW, String::new());
+        Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
+    }
+
     /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4, ended 8), due (1 and 8), instance (16), ended
     /// (16), again (16), attempts (4), time (8), and the error behind its length (2).
     pub fn to_bytes(&self) -> Vec<u8> {

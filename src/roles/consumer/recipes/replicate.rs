@@ -12,13 +12,13 @@
 //!   changes of db   ── · ──── edit ───┴───────────┴───►
 //! ```
 
-use std::{future::ready, sync::Arc};
+use std::{ops::Deref, sync::Arc};
 
 use parking_lot::Mutex;
 
 use super::{
     super::{Handler, HandlerResult, Work},
-    DeletedDb, databases,
+    DbHandler, databases,
 };
 use crate::{
     base::{
@@ -92,16 +92,6 @@ impl Scan {
         self.since
     }
 
-    /// 1, or more if the scan has failed before.
-    pub fn attempt(&self) -> u32 {
-        self.work.attempt()
-    }
-
-    /// The run of the consumer.
-    pub fn work(&self) -> &Work<Notification> {
-        &self.work
-    }
-
     /// The next changes, at most `limit`; none if all were read. If the handler succeeds, all that was returned counts as seen.
     ///
     /// Fails as [`Feed::page`] does: with [`Error::Expired`](crate::Error::Expired) if deletions after the position were dropped.
@@ -132,36 +122,13 @@ impl Scan {
         tx.set(&self.position.key, &to.to_bytes());
         Ok(())
     }
-
-    /// Makes `tx` fail if the scan is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that writes on its behalf.
-    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
-        self.work.verify(tx).await
-    }
 }
 
-/// Scans databases. A closure of a [`Scan`] does, too; it does nothing when a database is deleted.
-pub trait ScanHandler: Send + Sync + 'static {
-    /// Scans a database. After a failure it is called again, from the saved position on.
-    ///
-    /// If the database is deleted meanwhile, the future is dropped. Each transaction that writes must call [`Scan::verify`] or
-    /// [`Scan::save_in`]: a commit that is on its way when the future is dropped then fails.
-    fn scan(&self, scan: Scan) -> impl Future<Output = HandlerResult> + Send;
+impl Deref for Scan {
+    type Target = Work<Notification>;
 
-    /// Called when databases have ended, before a successor is scanned: stop what was started for all databases of the name but the
-    /// successor, in transactions that call [`DeletedDb::verify`]. It may be called again, or for a name that was never scanned.
-    fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
-        let _ = deleted;
-        ready(Ok(()))
-    }
-}
-
-impl<F, W> ScanHandler for F
-where
-    F: Fn(Scan) -> W + Send + Sync + 'static,
-    W: Future<Output = HandlerResult> + Send,
-{
-    fn scan(&self, scan: Scan) -> impl Future<Output = HandlerResult> + Send {
-        self(scan)
+    fn deref(&self) -> &Work<Notification> {
+        &self.work
     }
 }
 
@@ -177,7 +144,7 @@ pub struct Replicate<H> {
 /// the consumer at [`Cursor::NOTHING`], with a filter of the databases that are to be scanned.
 ///
 /// All nodes that run a member scan. An update during a scan causes another one afterwards. If a database is deleted, its scan is
-/// cancelled, and [`ScanHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
+/// cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
 /// in the store.
 ///
 /// ```
@@ -217,11 +184,11 @@ pub struct Replicate<H> {
 /// running.shutdown().await
 /// # }
 /// ```
-pub fn replicate<H: ScanHandler>(prefix: impl Into<Vec<u8>>, handler: H) -> Replicate<H> {
+pub fn replicate<H: DbHandler<Scan>>(prefix: impl Into<Vec<u8>>, handler: H) -> Replicate<H> {
     Replicate { prefix: prefix.into(), handler }
 }
 
-impl<H: ScanHandler> Handler<Notification> for Replicate<H> {
+impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
     async fn handle(&self, work: Work<Notification>) -> HandlerResult {
         let (deleted, living) = databases(&work)?;
         if let Some(deleted) = deleted {
@@ -235,7 +202,7 @@ impl<H: ScanHandler> Handler<Notification> for Replicate<H> {
         let context = Arc::clone(&work.run.held.context);
         let feed = Feed::new(context, FeedId::documents(db.instance));
         let scan = Scan { db, feed, since, cursor: since, position: position.clone(), work: work.clone() };
-        self.handler.scan(scan).await?;
+        self.handler.handle(scan).await?;
         Ok(position.save(&work).await?)
     }
 }
