@@ -10,7 +10,6 @@ use bytes::Bytes;
 use super::{
     exactly_once::{IdScope, finished, is_finished},
     handler::{ConsumedRow, gone, left_instance, sequence_of},
-    known_keys::KnownKeys,
     shard::ShardTask,
 };
 use crate::{
@@ -162,7 +161,9 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn load_deferred(&mut self) -> Result<()> {
         let now = self.now();
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
-        self.deferred = KnownKeys::default();
+        // Some of these may come to be committed later than this.
+        let finished = std::mem::take(&mut self.deferred).finished;
+        finished.iter().for_each(|(done, id)| self.deferred.note_finished(id, *done));
         while let Some(read) = rest {
             let (ids, after) = self.db().run(async |tx| self.held.deferred_page(&tx, &read).await).await?;
             for (_, _, id, row) in ids {
