@@ -479,6 +479,15 @@ async fn a_node_is_a_member_once() {
     let consumer = member().run(Ids::new().handler()).await.unwrap();
     let refused = member().run(Ids::new().handler()).await;
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    // Nor does it create one that was deleted meanwhile.
+    fixture.handle().delete(true).await.unwrap();
+    let refused = member().run(Ids::new().handler()).await;
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    assert!(matches!(fixture.handle().status().await, Err(Error::NoConsumer { .. })));
+    // Once the member ends, another one begins, and creates it.
+    drop(consumer);
+    let consumer = member().run(Ids::new().handler()).await.unwrap();
+    until("it works", async || consumer.shards().len() == 1).await;
     consumer.shutdown().await.unwrap();
 }
 
@@ -588,7 +597,7 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     let log = Ids::doing(move |work: Work<Notification>| {
         let store = store.clone();
         async move {
-            store.run(async |tx: Transaction| Ok(drop(work.commit_in(&tx).await?))).await?;
+            let _ = store.run(async |tx: Transaction| work.commit_in(&tx).await).await?;
             Ok(())
         }
     });

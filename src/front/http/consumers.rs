@@ -102,6 +102,15 @@ async fn consumers(State(inner): Shared, request: Request) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "consumers": inner.bus.consumers().await? })))
 }
 
+/// Where a consumer starts, as it is posted.
+fn start_of(text: &str) -> Result<Start, Failure> {
+    text.parse().map_err(|_| {
+        let accepted =
+            "\"now\", \"0\" for everything, or a sequence of 26 hexadecimal digits, to start behind it";
+        Failure::bad_request(format!("{text:?} is no position: give {accepted}."))
+    })
+}
+
 /// Creates a consumer: 201, or 200 if it is there already.
 async fn create(inner: &Inner, request: Request) -> Answered {
     let asked: Posted = posted(inner, request, "{\"name\":\"mailer\"}").await?;
@@ -109,7 +118,7 @@ async fn create(inner: &Inner, request: Request) -> Answered {
     let settings = ConsumerSettings::default()
         .documents(instance_of(asked.feed.as_deref())?)
         .filter(filter)
-        .start(asked.start.map_or(Ok(Start::Now), |start| start.parse())?)
+        .start(asked.start.as_deref().map_or(Ok(Start::Now), start_of)?)
         .expiry(asked.expiry_ms.map(Duration::from_millis));
     let is_new = find(inner, &asked.name)?.create(&settings).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
@@ -139,7 +148,7 @@ async fn forced(inner: &Inner, name: &str, request: Request) -> Result<(Consumer
 async fn reset(State(inner): Shared, PathSegments(name): PathSegments<String>, request: Request) -> Answered {
     let (consumer, asked) = forced(&inner, &name, request).await?;
     let to = asked.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
-    consumer.reset(to.parse::<Start>()?, asked.force).await?;
+    consumer.reset(start_of(&to)?, asked.force).await?;
     Ok(done())
 }
 

@@ -124,6 +124,15 @@ impl ConsumerHandle {
     /// expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`]. Then nothing is
     /// changed.
     pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
+        Ok(self.create_unless(settings, None).await? == Some(true))
+    }
+
+    /// [`ConsumerHandle::create`], but creates nothing if `node` is a member of the consumer: `None` then.
+    pub(super) async fn create_unless(
+        &self,
+        settings: &ConsumerSettings,
+        node: Option<NodeId>,
+    ) -> Result<Option<bool>> {
         settings.check_filter()?;
         let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
         let (filter, filter_text) = (settings.filter.hash(), settings.filter.to_string());
@@ -149,7 +158,13 @@ impl ConsumerHandle {
                     let was = format!("was created with the filter {:?}", row.filter_text);
                     return differs("filter", &was, &format_args!("{filter_text:?}"));
                 }
-                return Ok(drawn.lock().contains(&row.identity));
+                return Ok(Some(drawn.lock().contains(&row.identity)));
+            }
+            if let Some(node) = node {
+                let members = members(&tx, &self.context.keys, &self.name.role()).await?;
+                if members.iter().any(|(member, _)| *member == node) {
+                    return Ok(None);
+                }
             }
             let identity = draw(self.env());
             drawn.lock().push(identity);
@@ -165,7 +180,7 @@ impl ConsumerHandle {
                 expiry_ms,
             };
             self.begin_at(&tx, settings.start, row).await?;
-            Ok(true)
+            Ok(Some(true))
         };
         self.context.db.run(create).await
     }

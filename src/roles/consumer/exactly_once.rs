@@ -387,29 +387,47 @@ pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
 
+    use super::*;
+    use crate::base::encoding::Versionstamp;
+
+    fn token((incarnation, generation, shard, epoch): (u8, u64, u64, u64)) -> FencingToken {
+        FencingToken { incarnation: Incarnation(incarnation), generation, shard: ShardId(shard), epoch }
+    }
+
+    /// The text is kept in other databases, so it never changes.
     #[test]
-    fn tokens_sort_as_their_texts_do() {
-        let token = |incarnation, generation, shard, epoch| FencingToken {
-            incarnation: Incarnation(incarnation),
-            generation,
-            shard: ShardId(shard),
-            epoch,
-        };
-        let tokens =
-            [token(0, 1, 1, 9), token(0, 1, 3, 1), token(0, 2, 1, 10), token(0, 10, 1, 1), token(1, 1, 1, 1)];
-        assert!(tokens.is_sorted_by(|a, b| a < b));
-        assert!(tokens.map(|token| token.to_string()).is_sorted_by(|a, b| a < b));
-        assert_eq!(tokens[0].to_string().len(), 50);
+    fn the_text_of_a_token_has_a_fixed_form() {
+        let texts = [(1, 2, 258, 10), (255, u64::MAX, u64::MAX, u64::MAX)].map(|of| token(of).to_string());
+        assert_eq!(texts[0], "0100000000000000020000000000000102000000000000000a");
+        assert_eq!(texts[1], "f".repeat(50));
+    }
+
+    proptest! {
+        /// The condition of the SQL that the page of [`FencingToken`] shows, on texts, is that of tokens and sequences.
+        #[test]
+        fn texts_of_tokens_and_sequences_compare_as_they_do(
+            tokens: [(u8, u64, u64, u64); 2],
+            few in [(0_u8..2, 0_u64..20, 0_u64..20, 0_u64..20), (0_u8..2, 0_u64..20, 0_u64..20, 0_u64..20)],
+            versions: [u64; 2],
+        ) {
+            let seq = versions.map(|version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0));
+            for [stored, new] in [tokens, few, [tokens[0]; 2]].map(|pair| pair.map(token)) {
+                let [stored_token, new_token] = [stored, new].map(|token| token.to_string());
+                let [stored_seq, new_seq] = seq.map(|seq| seq.to_string());
+                let updates = stored_token < new_token || stored_token == new_token && stored_seq < new_seq;
+                prop_assert_eq!(updates, (stored, seq[0]) < (new, seq[1]));
+                prop_assert_eq!(stored_token.as_bytes() < new_token.as_bytes(), stored < new);
+            }
+        }
     }
 
     /// Regression: the work on a row that had been read before the newest one was finished set the key back, and the newest one was worked
     /// on again.
     #[test]
     fn an_older_row_takes_nothing_back() {
-        let at =
-            |version| Sequence::new(Incarnation(0), crate::base::encoding::Versionstamp::new(version, 0), 0);
+        let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
         let scope = |version| IdScope {
             id: Bytes::from_static(b"a"),
             sequence: Some(at(version)),

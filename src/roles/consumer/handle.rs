@@ -60,7 +60,7 @@ pub struct Consumer {
 
 impl Consumer {
     pub(super) fn new(worker: Worker, member: Arc<Member>, watcher: Arc<JoinSet<()>>) -> Self {
-        let (dropped, writer) = (member.closing.flag(), member.start_low_watermark());
+        let (dropped, writer) = (DroppedFlag(Arc::clone(&member)), member.start_low_watermark());
         Self { dropped, worker, member, writer, watcher }
     }
 

@@ -7,7 +7,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use futures_util::FutureExt;
@@ -27,7 +26,6 @@ use crate::{
         filter::Filter,
     },
     state::{
-        context::Context,
         feed::{RawFeed, Topology},
         keys::{FeedId, ShardId, TopologyRow},
         membership::Stop,
@@ -49,6 +47,8 @@ pub(super) struct Member {
     /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
     pub changes: watch::Sender<u64>,
     pub closing: PendingCloses,
+    /// Whether the handle of the member is dropped.
+    is_dropped: AtomicBool,
     known: Mutex<Known>,
     /// Why the member can go on no more.
     ended: watch::Sender<Option<Error>>,
@@ -92,6 +92,7 @@ impl Member {
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
             closing: PendingCloses::default(),
+            is_dropped: AtomicBool::new(false),
             known: Mutex::default(),
             ended: watch::Sender::default(),
         }
@@ -218,28 +219,21 @@ impl Drop for Present {
 
 /// Calls of `closed` that are under way. They outlive the task of the shard.
 #[derive(Debug, Clone, Default)]
-pub(super) struct PendingCloses {
-    tasks: Arc<Mutex<JoinSet<()>>>,
-    is_dropped: Arc<AtomicBool>,
+pub(super) struct PendingCloses(Arc<Mutex<JoinSet<()>>>);
+
+impl PendingCloses {
+    pub async fn finish(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.lock());
+        while tasks.join_next().await.is_some() {}
+    }
 }
 
-/// Notes when it is dropped that the member is dropped.
-pub(super) struct DroppedFlag(Arc<AtomicBool>);
+/// Notes when it is dropped that the handle of the member is dropped.
+pub(super) struct DroppedFlag(pub Arc<Member>);
 
 impl Drop for DroppedFlag {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-impl PendingCloses {
-    pub fn flag(&self) -> DroppedFlag {
-        DroppedFlag(Arc::clone(&self.is_dropped))
-    }
-
-    pub async fn finish(&self) {
-        let mut tasks = std::mem::take(&mut *self.tasks.lock());
-        while tasks.join_next().await.is_some() {}
+        self.0.is_dropped.store(true, Ordering::Relaxed);
     }
 }
 
@@ -249,21 +243,13 @@ pub(super) struct OpenHandler<R: ConsumedRow> {
     handler: Option<Arc<dyn AnyHandler<R>>>,
     shard: ShardId,
     stop: Stop,
-    pending: PendingCloses,
-    context: Arc<Context>,
-    limit: Duration,
+    member: Arc<Member>,
 }
 
 impl<R: ConsumedRow> OpenHandler<R> {
-    pub fn new(member: &Working<R>, shard: ShardId, stop: Stop) -> Self {
-        Self {
-            handler: Some((member.factory)(shard)),
-            shard,
-            stop,
-            pending: member.closing.clone(),
-            context: Arc::clone(&member.context),
-            limit: member.options.balance.handover,
-        }
+    pub fn new(working: &Working<R>, shard: ShardId, stop: Stop) -> Self {
+        let member = Arc::clone(&working.member);
+        Self { handler: Some((working.factory)(shard)), shard, stop, member }
     }
 
     pub fn handler(&self) -> &Arc<dyn AnyHandler<R>> {
@@ -280,7 +266,32 @@ impl<R: ConsumedRow> OpenHandler<R> {
     /// Closes it.
     pub async fn close(mut self, reason: CloseReason) {
         let handler = self.handler.take().expect("it is open");
-        closed(handler, self.shard, reason, self.context.env().sleep(self.limit)).await;
+        closed(handler, self.shard, reason, self.deadline()).await;
+    }
+
+    fn deadline(&self) -> impl Future<Output = ()> + Send + use<R> {
+        self.member.env().sleep(self.member.options.balance.handover)
+    }
+}
+
+impl<R: ConsumedRow> Drop for OpenHandler<R> {
+    fn drop(&mut self) {
+        let (Some(handler), Ok(runtime)) = (self.handler.take(), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let is_shutdown = self.stop.was_given() || self.member.is_dropped.load(Ordering::Relaxed);
+        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
+        let owner = self.member.closing.clone();
+        let closing = closed(handler, self.shard, reason, self.deadline());
+        let closing = async move {
+            // The set of these tasks lives as long as one of them.
+            let _owner = owner;
+            closing.await;
+        };
+        let mut tasks = self.member.closing.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(closing, &runtime);
     }
 }
 
@@ -300,27 +311,6 @@ async fn closed<R>(
         () = deadline => {
             tracing::warn!(shard = shard_id, "a handler of a consumer does not close in time and is dropped");
         }
-    }
-}
-
-impl<R: ConsumedRow> Drop for OpenHandler<R> {
-    fn drop(&mut self) {
-        let (Some(handler), Ok(runtime)) = (self.handler.take(), tokio::runtime::Handle::try_current())
-        else {
-            return;
-        };
-        let is_shutdown = self.stop.was_given() || self.pending.is_dropped.load(Ordering::Relaxed);
-        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
-        let (owner, deadline) = (self.pending.clone(), self.context.env().sleep(self.limit));
-        let closing = closed(handler, self.shard, reason, deadline);
-        let closing = async move {
-            // The set of these tasks lives as long as one of them.
-            let _owner = owner;
-            closing.await;
-        };
-        let mut tasks = self.pending.tasks.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn_on(closing, &runtime);
     }
 }
 

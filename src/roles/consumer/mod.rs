@@ -224,14 +224,19 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         if context.keys.prefix() != node.keys().prefix() {
             return Err(Error::invalid("consumer", "it belongs to another bus than the node"));
         }
-        handle.create(&settings).await?;
+        // A node that is a member of a consumer that was deleted is refused, or waits for the end of the member, before it creates anything.
+        let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
         let watcher = context.wakeups.watcher(|| feed_watcher::start(&context));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), idle };
-        let (balance, what) = (options.balance.clone(), (settings.feed(), settings.filter));
+        let (balance, what) = (options.balance.clone(), (settings.feed(), settings.filter.clone()));
         let member = Arc::new(Member::new(handle, what, (options, tenants), is_ordered));
         let work = Arc::new(Working { member: Arc::clone(&member), factory });
         let worker = Worker::start(&node, pool, work, balance).await?;
+        if !is_created && let Err(error) = member.create(&settings).await {
+            worker.shutdown().await?;
+            return Err(error);
+        }
         Ok(Consumer::new(worker, member, watcher))
     }
 }

@@ -273,15 +273,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Takes the rows of a page.
     async fn take_page(&mut self, hand: &mut Hand<R>, page: Page<R>) -> Go<()> {
         let (due, knowledge) = (self.debounced(), self.knowledge());
-        if self.member.is_ordered
-            && page.keys.is_empty()
-            && page.rows.iter().all(|row| row.is_wanted(&self.member.filter, &knowledge))
-        {
-            self.ordered.fill(page.rows, page.lens);
-            self.has_read(page.to, (page.more, page.is_end));
-            return Ok(());
-        }
-        for (place, (row, len)) in page.rows.into_iter().zip(page.lens).enumerate() {
+        for (place, (row, len)) in page.rows.into_iter().enumerate() {
             let key = page.keys.get(&place);
             if let Some(key) = key {
                 self.is_dirty = true;

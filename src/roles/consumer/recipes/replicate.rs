@@ -41,39 +41,11 @@ pub struct Scan {
     db: Db,
     feed: Feed<Change>,
     since: Cursor,
-    cursor: Cursor,
-    position: Position,
-    work: Work<Notification>,
-}
-
-/// Where the scans of a database stand.
-#[derive(Debug, Clone)]
-struct Position {
-    key: Arc<[u8]>,
     /// Up to where pages were returned.
     read_to: Arc<Mutex<Cursor>>,
-}
-
-impl Position {
-    async fn load(key: Vec<u8>, work: &Work<Notification>) -> Result<Self> {
-        let read = async |tx: Transaction| saved(&tx, &key).await;
-        let saved = work.run.held.context.db.run(read).await?;
-        Ok(Self { key: key.into(), read_to: Arc::new(Mutex::new(saved)) })
-    }
-
-    /// Saves that everything that was returned is seen.
-    async fn save(&self, work: &Work<Notification>) -> Result<()> {
-        let read_to = *self.read_to.lock();
-        let save = async |tx: Transaction| {
-            // The handler may have saved a later one.
-            if saved(&tx, &self.key).await?.position() < read_to.position() {
-                work.verify(&tx).await?;
-                tx.set(&self.key, &read_to.to_bytes());
-            }
-            Ok(())
-        };
-        work.run.held.context.db.run(save).await
-    }
+    /// The key of the position.
+    key: Vec<u8>,
+    work: Work<Notification>,
 }
 
 async fn saved(tx: &Transaction, key: &[u8]) -> Result<Cursor> {
@@ -96,30 +68,29 @@ impl Scan {
     ///
     /// Fails as [`Feed::page`] does: with [`Error::Expired`](crate::Error::Expired) if deletions after the position were dropped.
     pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
-        let page = loop {
-            let page = self.feed.page(self.cursor, limit).await?;
-            self.cursor = page.next;
+        loop {
+            let from = *self.read_to.lock();
+            let page = self.feed.page(from, limit).await?;
+            *self.read_to.lock() = page.next;
             // A page without rows is not the end if there is more: its rows could not be decoded.
             if !page.rows.is_empty() || !page.more {
-                break page;
+                self.work.progress();
+                return Ok(page);
             }
-        };
-        *self.position.read_to.lock() = page.next;
-        self.work.progress();
-        Ok(page)
+        }
     }
 
     /// Begins again at [`Cursor::NOTHING`], for a scan that has expired. Drop what was derived of the database before: what was
     /// deleted since does not come.
     pub fn begin_again(&mut self) {
-        (self.since, self.cursor) = (Cursor::NOTHING, Cursor::NOTHING);
+        (self.since, *self.read_to.lock()) = (Cursor::NOTHING, Cursor::NOTHING);
     }
 
     /// Saves in `tx`, with the effects of the page, that everything up to `to` is seen: [`FeedPage::next`] of a page. The next scan begins
     /// there, whatever becomes of this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
         self.work.verify(tx).await?;
-        tx.set(&self.position.key, &to.to_bytes());
+        tx.set(&self.key, &to.to_bytes());
         Ok(())
     }
 }
@@ -197,13 +168,23 @@ impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
             forget(&work, name, successor).await?;
         }
         let Some(db) = living else { return Ok(()) };
-        let position = Position::load(self.key(&db), &work).await?;
-        let since = *position.read_to.lock();
-        let context = Arc::clone(&work.run.held.context);
-        let feed = Feed::new(context, FeedId::documents(db.instance));
-        let scan = Scan { db, feed, since, cursor: since, position: position.clone(), work: work.clone() };
-        self.handler.handle(scan).await?;
-        Ok(position.save(&work).await?)
+        let (key, context) = (self.key(&db), Arc::clone(&work.run.held.context));
+        let since = context.db.run(async |tx| saved(&tx, &key).await).await?;
+        let read_to = Arc::new(Mutex::new(since));
+        let feed = Feed::new(Arc::clone(&context), FeedId::documents(db.instance));
+        let (scanned, position) = (Arc::clone(&read_to), key.clone());
+        self.handler.handle(Scan { db, feed, since, read_to, key, work: work.clone() }).await?;
+        // Everything that was returned is seen.
+        let read_to = *scanned.lock();
+        let save = async |tx: Transaction| {
+            // The handler may have saved a later one.
+            if saved(&tx, &position).await?.position() < read_to.position() {
+                work.verify(&tx).await?;
+                tx.set(&position, &read_to.to_bytes());
+            }
+            Ok(())
+        };
+        Ok(context.db.run(save).await?)
     }
 }
 
