@@ -10,13 +10,18 @@ use std::{
 };
 
 use notibus::{
-    Db, Error, EventKind,
-    consumer::{DbHandler, DeletedDb, HandlerResult, IndexBuild, IndexDdocs, index},
+    Bus, Cursor, Db, Error, EventKind,
+    changes::Change,
+    consumer::{
+        ConsumerOptions, DbHandler, DeletedDb, HandlerResult, IndexBuild, IndexDdocs, ParallelBatch,
+        ParallelJob, index,
+    },
     store::{
         Database, StoreError, Transaction,
         testing::{CommitFault, Operation},
     },
 };
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::{
     common::{NEVER, db, forgetful, joined, stored, until, within},
@@ -553,5 +558,74 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     pass(BUILD * 120).await;
     let ended = ended.lock().unwrap().clone();
     assert_eq!(ended, many.into_iter().chain([few]).collect());
+    views.shutdown().await.unwrap();
+}
+
+/// Counts what exists, until it is dropped.
+struct Alive(Arc<AtomicUsize>);
+
+impl Alive {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Indexes by a parallel job, whose tasks keep their threads busy and never end.
+#[derive(Clone)]
+struct Busy {
+    bus: Bus,
+    /// The builds, and the tasks of their jobs.
+    alive: Arc<AtomicUsize>,
+    /// How many of them there were when a database was gone.
+    at_ends: UnboundedSender<usize>,
+}
+
+impl DbHandler<IndexBuild> for Busy {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
+        let (_alive, tasks) = (Alive::new(&self.alive), Arc::clone(&self.alive));
+        let job = ParallelJob::new(self.bus.changes().feed(&build.db), Cursor::NOTHING).with_work(&build);
+        let work = move |batch: ParallelBatch<Change>| {
+            let alive = Alive::new(&tasks);
+            async move {
+                let (_alive, _batch) = (alive, batch);
+                loop {
+                    // In the middle of a poll most of the time.
+                    std::thread::sleep(Duration::from_millis(3));
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        job.run(work).await?;
+        Ok(())
+    }
+
+    async fn deleted(&self, _: DeletedDb) -> HandlerResult {
+        Ok(self.at_ends.send(self.alive.load(Ordering::SeqCst))?)
+    }
+}
+
+/// On real threads: a database is gone while the tasks of its build are in the middle of polls. They have all ended before the handler is
+/// told, although nobody waits for them but what the handler was given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 6)]
+async fn all_tasks_of_a_build_have_ended_before_the_end_is_told() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (alive, (at_ends, mut ends)) = (Arc::default(), unbounded_channel());
+    let busy = Busy { bus: fixture.bus.clone(), alive: Arc::clone(&alive), at_ends };
+    let options = ConsumerOptions::index().debounce(Duration::ZERO);
+    let views = fixture.member_of_all(options).await.run(index(busy)).await.unwrap();
+    for instance in 1..=10 {
+        let a = db("a", instance);
+        fixture.create_with_docs(&a, 4, 40).await;
+        until("the tasks", async || alive.load(Ordering::SeqCst) == 5).await;
+        fixture.delete_with_feed(&a).await;
+        assert_eq!(within("the end", ends.recv()).await, Some(0), "instance {instance}");
+    }
     views.shutdown().await.unwrap();
 }

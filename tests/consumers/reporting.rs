@@ -71,6 +71,25 @@ impl ConsumerFixture {
         .await;
     }
 
+    /// Creates a database with a feed of so many shards, and with `docs` documents in it.
+    pub async fn create_with_docs(&self, db: &Db, shards: u32, docs: u8) {
+        let (changes, producer) = (self.other.changes(), self.other.producer());
+        let create =
+            async |tx: Transaction| changes.create(&tx, db, &ChangesOptions::default().shards(shards)).await;
+        self.store.run(create).await.unwrap();
+        self.committed(1, async |tx| {
+            let writer = changes.writer(tx, db).await?;
+            for n in 0..docs {
+                let (id, revision) =
+                    (DocId::new(&format!("doc{n}"))?, Revision { position: 1, hash: [n; 16] });
+                writer.record(&DocSummary { id, revision, branches: 1, is_deleted: false }, None)?;
+            }
+            producer.created(tx, db);
+            Ok(())
+        })
+        .await;
+    }
+
     /// Deletes a database with its feed of documents.
     pub async fn delete_with_feed(&self, db: &Db) {
         let (changes, producer) = (self.other.changes(), self.other.producer());
