@@ -612,9 +612,9 @@ impl DbHandler<IndexBuild> for Busy {
 }
 
 /// On real threads: a database is gone while the tasks of its build are in the middle of polls. They have all ended before the handler is
-/// told, although nobody waits for them but what the handler was given.
+/// given the end, although nobody waits for them but what the handler was given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 6)]
-async fn all_tasks_of_a_build_have_ended_before_the_end_is_told() {
+async fn all_tasks_of_a_build_have_ended_before_the_end_is_reported() {
     let fixture = ConsumerFixture::new(1).await;
     let (alive, (at_ends, mut ends)) = (Arc::default(), unbounded_channel());
     let busy = Busy { bus: fixture.bus.clone(), alive: Arc::clone(&alive), at_ends };

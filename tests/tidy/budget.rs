@@ -16,7 +16,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
     ("src/state", 2_030),
-    ("src/state/keys", 2_500),
+    ("src/state/keys", 2_510),
     ("src/state/feed", 2_140),
     ("src/state/membership", 3_210),
     ("src/roles", 220),
@@ -25,15 +25,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_410),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_320),
+    ("src/roles/consumer", 6_090),
     ("src/bus", 1_670),
     ("src/bus/relocation", 540),
-    ("src/front", 8_540),
-    ("src/bin", 2_490),
+    ("src/front", 8_550),
+    ("src/bin", 2_500),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_880;
+const SRC_LINES: usize = 49_650;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;

@@ -19,7 +19,7 @@ use super::{
     manage::{check_reads, instance_of, parameters, posted, reads},
 };
 use crate::{
-    base::{cursor::Start, filter::Filter},
+    base::{cursor::Start, error::Error, filter::Filter},
     roles::consumer::{ConsumerHandle, ConsumerSettings},
     state::keys::ShardId,
 };
@@ -104,11 +104,8 @@ async fn consumers(State(inner): Shared, request: Request) -> Answered {
 
 /// Where a consumer starts, as it is posted.
 fn start_of(text: &str) -> Result<Start, Failure> {
-    text.parse().map_err(|_| {
-        let accepted =
-            "\"now\", \"0\" for everything, or a sequence of 26 hexadecimal digits, to start behind it";
-        Failure::bad_request(format!("{text:?} is no position: give {accepted}."))
-    })
+    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start behind it";
+    text.parse().map_err(|error: Error| Failure::bad_request(format!("{error}: {accepted}.")))
 }
 
 /// Creates a consumer: 201, or 200 if it is there already.

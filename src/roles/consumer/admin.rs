@@ -256,10 +256,7 @@ impl ConsumerHandle {
                 if is_paused { self.take_leases(tx, None).await } else { Ok(()) }
             }
             Change::Delete => {
-                for range in keys.whole_consumer(&self.name) {
-                    tx.clear_range(&range);
-                }
-                changed(tx, keys, &self.name.pool());
+                self.remove_in(tx);
                 Ok(())
             }
         }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::{
     exactly_once::{IdScope, finished, is_finished},
-    handler::{ConsumedRow, gone, left_instance, sequence_of},
+    handler::{ConsumedRow, left_instance, sequence_of},
     shard::ShardTask,
 };
 use crate::{
@@ -64,7 +64,12 @@ impl<R: ConsumedRow> Job<R> {
 
     /// The database whose end the handler has to learn.
     pub fn gone(&self) -> Option<DbInstance> {
-        gone(self.row.as_deref(), &self.since, self.worked)
+        match self.row.as_deref() {
+            None => self.worked,
+            // It was begun, so the end of the one before is handled, or is the work of a run of its own.
+            Some(row) if self.worked.is_some() && self.worked == left_instance(Some(row)) => None,
+            Some(row) => self.worked.or_else(|| row.gone(&self.since)),
+        }
     }
 
     /// The database on which the run works.

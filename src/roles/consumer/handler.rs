@@ -125,18 +125,12 @@ where
 }
 
 /// The work on one id. Clones belong to the same [`Run`].
+#[derive(Clone)]
 pub struct Work<R> {
     pub(super) id: bytes::Bytes,
     pub(super) row: Option<Arc<R>>,
     pub(super) gone: Option<DbInstance>,
     pub(super) run: Arc<Run>,
-}
-
-impl<R> Clone for Work<R> {
-    fn clone(&self) -> Self {
-        let (id, row, run) = (self.id.clone(), self.row.clone(), Arc::clone(&self.run));
-        Self { id, row, gone: self.gone, run }
-    }
 }
 
 impl<R> Deref for Work<R> {
@@ -180,6 +174,7 @@ impl<R> fmt::Debug for Work<R> {
 }
 
 /// Rows of one shard, in order. Clones belong to the same [`Run`].
+#[derive(Clone)]
 pub struct Batch<R> {
     /// The rows. A deferred id comes alone, in its newest row; and without a row if there is only an end to handle ([`Batch::gone`]).
     pub rows: Vec<R>,
@@ -192,12 +187,6 @@ impl<R> Batch<R> {
     /// of its successor comes afterwards.
     pub fn gone(&self) -> Option<(&[u8], DbInstance)> {
         self.gone.as_ref().map(|(id, instance)| (&id[..], *instance))
-    }
-}
-
-impl<R: Clone> Clone for Batch<R> {
-    fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), gone: self.gone.clone(), run: Arc::clone(&self.run) }
     }
 }
 
@@ -286,20 +275,6 @@ fn chain_of(error: &(dyn StdError + 'static)) -> String {
 /// What a row says of where its work ends, for the fence.
 pub(super) fn left_instance<R: ConsumedRow>(row: Option<&R>) -> Option<DbInstance> {
     row.filter(|row| !row.is_tombstone()).and_then(ConsumedRow::instance)
-}
-
-/// The database whose end the handler has to learn, where `worked` is the one in the key of the id.
-pub(super) fn gone<R: ConsumedRow>(
-    row: Option<&R>,
-    since: &Cursor,
-    worked: Option<DbInstance>,
-) -> Option<DbInstance> {
-    match row {
-        None => worked,
-        // It was begun, so the end of the one before is handled, or is the work of a run of its own.
-        Some(row) if worked.is_some() && worked == left_instance(Some(row)) => None,
-        Some(row) => worked.or_else(|| row.gone(since)),
-    }
 }
 
 /// The sequence of a row that may be missing.

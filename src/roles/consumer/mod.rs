@@ -166,7 +166,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     }
 
     /// Divides the ids into tenants, which take turns on each node: at most `running_max` ids of one tenant run at once in a shard.
-    /// Batches have no tenants.
+    /// Batches have none: their members are refused with them.
     pub fn tenants(self, running_max: usize, of: impl Fn(&[u8]) -> Bytes + Send + Sync + 'static) -> Self {
         Self { tenants: Some(Tenants { of: Arc::new(of), running_max }), ..self }
     }

@@ -13,7 +13,7 @@
 
 use super::{
     handler::ConsumedRow,
-    member::{Member, shard_in, successor},
+    member::{shard_in, successor},
     shard::{End, Go, ShardTask, moved, persist},
 };
 use crate::{
@@ -136,7 +136,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let (held, member) = (&self.held, &self.member);
             held.lease.check(&tx).await?;
             match Topology::read(&tx, member.feed(), Isolation::Serializable).await {
-                Err(Error::NoFeed { .. }) => remove_in(&tx, member),
+                Err(Error::NoFeed { .. }) => held.remove_in(&tx),
                 Ok(_) => {}
                 Err(error) => return Err(error),
             }
@@ -153,12 +153,4 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.stop.requested().await;
         Ok(())
     }
-}
-
-fn remove_in(tx: &Transaction, member: &Member) {
-    let keys = &member.context.keys;
-    for range in keys.whole_consumer(&member.name) {
-        tx.clear_range(&range);
-    }
-    changed(tx, keys, &member.name.pool());
 }

@@ -14,6 +14,7 @@ use crate::{
     state::{
         context::Context,
         keys::{ConsumerName, ConsumerRow, DeferredRow, ShardId, watermark},
+        membership::changed,
     },
     store::{Isolation, RangeRead, Transaction},
 };
@@ -81,6 +82,14 @@ impl ConsumerHandle {
             Ok((keys.consumer_checkpoint_of(key)?.1, checkpoint))
         };
         rows.iter().map(decode).collect()
+    }
+
+    /// Removes everything that is stored of it.
+    pub(super) fn remove_in(&self, tx: &Transaction) {
+        for range in self.context.keys.whole_consumer(&self.name) {
+            tx.clear_range(&range);
+        }
+        changed(tx, &self.context.keys, &self.name.pool());
     }
 
     /// A position that no shard has to begin before.

@@ -127,7 +127,8 @@ impl ConsumerRow {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = begin("consumer", bytes)?;
         let (identity, generation) = (reader.bytes16()?, reader.u64()?);
-        let feed = FeedId::from_bytes(take_bytes(&mut reader)?)?;
+        let feed_len = reader.u16()?.into();
+        let feed = FeedId::from_bytes(reader.take(feed_len)?)?;
         let row = Self {
             identity,
             generation,
@@ -181,7 +182,7 @@ pub(crate) struct DeferredRow {
 }
 
 impl DeferredRow {
-    /// The key of an id of which nothing is known but that everything up to `done` is finished, due now.
+    /// The key of an id of which only `done` is known, due now.
     pub fn new(done: Cursor) -> Self {
         let (due, error) = (Due::NOW, String::new());
         Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
@@ -274,11 +275,6 @@ fn begin<'a>(what: &'static str, bytes: &'a [u8]) -> Result<Reader<'a>> {
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&u16::try_from(bytes.len()).expect("it is short").to_be_bytes());
     out.extend_from_slice(bytes);
-}
-
-fn take_bytes<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8]> {
-    let len = reader.u16()?;
-    reader.take(len.into())
 }
 
 fn cut(text: &str, len_max: usize) -> &str {
