@@ -168,7 +168,9 @@ impl<R: ConsumedRow> ShardTask<R> {
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
         // Some of these may come to be committed later than this.
         let finished = std::mem::take(&mut self.deferred).finished;
-        finished.iter().for_each(|(done, id)| self.deferred.note_finished(id, *done));
+        for (done, id) in &finished {
+            self.deferred.note_finished(id, *done);
+        }
         while let Some(read) = rest {
             let (ids, after) = self.db().run(async |tx| self.held.deferred_page(&tx, &read).await).await?;
             for (_, _, id, row) in ids {

@@ -216,7 +216,7 @@ impl<R: FeedRow> ParallelJob<R> {
         let turns = Arc::new(Semaphore::new(options.tasks_max));
         // Where to read on in each shard; `None` if it was read to its end.
         let mut cursors: HashMap<ShardId, Option<Cursor>> = HashMap::new();
-        let (mut begun, mut is_first) = (*since, true);
+        let (mut rounds_from, mut is_first) = (*since, true);
         // Everything up to here was read. Shards whose last rows were dropped are gone, so no task checks it for them.
         let mut read_to = *since;
         loop {
@@ -226,9 +226,9 @@ impl<R: FeedRow> ParallelJob<R> {
             };
             let (version, topology) = feed.context.db.run(begin).await?;
             let seen = Sequence::last_at(feed.context.config.incarnation, version);
-            begun = begun.begin(seen);
+            rounds_from = rounds_from.begin(seen);
             let entries = topology.after(since.position()).iter().map(|entry| {
-                let start = begun.at(begun.position().max(entry.first.before()));
+                let start = rounds_from.at(rounds_from.position().max(entry.first.before()));
                 let cursor = |shard| cursors.get(&shard).copied().unwrap_or(Some(start));
                 entry.shards().filter_map(|shard| Some((shard, cursor(shard)?))).collect()
             });
@@ -262,7 +262,7 @@ impl<R: FeedRow> ParallelJob<R> {
             if is_agreed {
                 return Ok(seen.into());
             }
-            read_to = begun.at(reached.unwrap_or(seen));
+            read_to = rounds_from.at(reached.unwrap_or(seen));
         }
     }
 }
