@@ -21,7 +21,7 @@ use notibus::{
     Bus, BusOptions, Cursor, Db, DbName, NodeOptions, Result, Roles,
     changes::Change,
     consumer::{
-        Consumer, ConsumerOptions, DeletedDb, HandlerResult, IndexBuild, IndexHandler, ParallelBatch,
+        Consumer, ConsumerOptions, DbHandler, DeletedDb, HandlerResult, IndexBuild, ParallelBatch,
         ParallelJob, index,
     },
     store::{Database, Isolation, KeyRange, Transaction},
@@ -87,8 +87,8 @@ impl Indexer {
     }
 }
 
-impl IndexHandler for Indexer {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
+impl DbHandler<IndexBuild> for Indexer {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
         self.builds.fetch_add(1, Ordering::Relaxed);
         let db = build.db.clone();
         let since = self.built_to(&db).await?;

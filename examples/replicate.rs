@@ -21,7 +21,7 @@ use layer::Layer;
 use notibus::{
     Bus, BusOptions, Cursor, Db, Filter, NodeOptions, Notification, Result, Roles,
     consumer::{
-        Consumer, ConsumerBuilder, ConsumerOptions, DeletedDb, HandlerResult, Scan, ScanHandler, Work,
+        Consumer, ConsumerBuilder, ConsumerOptions, DbHandler, DeletedDb, HandlerResult, Scan, Work,
         replicate,
     },
     store::{Database, Isolation, KeyRange, Transaction},
@@ -87,14 +87,14 @@ impl Manager {
     }
 }
 
-impl ScanHandler for Manager {
-    async fn scan(&self, mut scan: Scan) -> HandlerResult {
+impl DbHandler<Scan> for Manager {
+    async fn handle(&self, mut scan: Scan) -> HandlerResult {
         loop {
             let page = scan.page(100).await?;
             for row in &page.rows {
                 // It is listed before it begins, so that the other consumer copies all changes from here on.
                 if let Some((from, to)) = self.list(&scan, row.doc.id.as_str()).await? {
-                    copy(&self.layer, (&self.dbs[&from], &self.dbs[&to]), scan.work()).await?;
+                    copy(&self.layer, (&self.dbs[&from], &self.dbs[&to]), &scan).await?;
                 }
             }
             if !page.more {

@@ -95,11 +95,11 @@ pub mod dispatcher {
 pub mod consumer {
     pub use crate::{
         roles::consumer::{
-            Batch, BatchHandler, CloseReason, CommitState, ConsumedRow, Consumer, ConsumerBuilder,
-            ConsumerHandle, ConsumerLag, ConsumerOptions, ConsumerSettings, ConsumerShard, ConsumerStatus,
+            Batch, CloseReason, CommitState, ConsumedRow, Consumer, ConsumerBuilder, ConsumerHandle,
+            ConsumerLag, ConsumerOptions, ConsumerSettings, ConsumerShard, ConsumerStatus, DbHandler,
             DeferredId, DeletedDb, FailurePolicy, FencingToken, Handler, HandlerResult, Index, IndexBuild,
-            IndexDdocs, IndexHandler, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Run, Scan,
-            ScanHandler, Work, index, replicate,
+            IndexDdocs, ParallelBatch, ParallelJob, ParallelJobOptions, Replicate, Run, Scan, Work, index,
+            replicate,
         },
         state::{failing::ShardFailure, keys::ConsumerName},
     };

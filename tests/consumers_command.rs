@@ -11,6 +11,7 @@ use std::{
 
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
+    changes::ChangesOptions,
     consumer::{ConsumerOptions, Work},
     store::Database,
 };
@@ -120,5 +121,42 @@ async fn what_is_created_twice_or_otherwise_is_refused_or_left_as_it_is() {
     {
         assert_eq!(refused(at, bad).0, Some(2), "{bad:?}");
     }
-    assert_eq!(refused(at, &["reset", "mailer", "--to", "nowhere", "--yes"]).0, Some(2));
+    let (code, said) = refused(at, &["reset", "mailer", "--to", "nowhere", "--yes"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits"), "{said}");
+}
+
+/// A consumer of documents is created with its feed and an expiry, and moved, by force as well.
+#[tokio::test]
+async fn a_consumer_of_documents_is_created_moved_and_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let docs = Db::new("docs".parse().unwrap(), DbInstance([7; 16]));
+    {
+        let store = Database::open_dir(at).unwrap();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        let (changes, options) = (bus.changes(), ChangesOptions::default());
+        store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+    }
+    let feed = docs.instance.to_string();
+    let create = ["create", "docs", "--feed", &feed, "--start", "0", "--expiry", "1h"];
+    assert_eq!(printed(at, &create), "docs is created\n");
+    assert_eq!(printed(at, &create), "docs exists already\n");
+    let (code, said) = refused(at, &["create", "docs"]);
+    assert!(code == Some(2) && said.contains("delete it first, or take another name"), "{said}");
+    let none = DbInstance([8; 16]).to_string();
+    for bad in [["--feed", &none], ["--feed", "docs"], ["--expiry", "never"]] {
+        assert_eq!(refused(at, &[&["create", "c"][..], &bad].concat()).0, Some(2), "{bad:?}");
+    }
+    let shown = printed(at, &["show", "docs"]);
+    assert!(shown.contains(&feed) && shown.contains("expires after  1h"), "{shown}");
+    for to in ["now", "0"] {
+        printed(at, &["reset", "docs", "--to", to, "--yes"]);
+    }
+    let show = || serde_json::from_str::<Value>(&printed(at, &["show", "docs", "--json"])).unwrap();
+    let checkpoint = show()["consumer"]["shards"][0]["checkpoint"].as_str().unwrap().to_owned();
+    printed(at, &["reset", "docs", "--to", &checkpoint, "--force", "--yes"]);
+    assert_eq!(show()["consumer"]["generation"], 4);
+    printed(at, &["delete", "docs", "--force", "--yes"]);
+    assert_eq!(printed(at, &["list"]).trim(), "no consumer");
 }

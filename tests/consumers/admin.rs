@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use notibus::{
     Cursor, Error, JanitorOptions, NodeOptions, Notification, Sequence,
     changes::ChangesOptions,
@@ -67,25 +68,75 @@ async fn bad_input_is_refused_and_changes_nothing() {
     missing(handle.discard(b"a").await.unwrap_err());
     missing(handle.deferred(None, 1).await.unwrap_err());
     assert_eq!(kept(&fixture).await, 0);
+    let too_long = Duration::from_hours(366 * 24) + Duration::from_millis(1);
     let bad = [
+        hinted().max_concurrency(0),
+        hinted().max_concurrency(10_001),
+        hinted().debounce(too_long),
+        hinted().attempts_max(0),
+        hinted().backoff_min(Duration::from_hours(1)),
+        hinted().backoff_max(too_long),
+        hinted().stall_limit(Duration::ZERO),
+        hinted().stall_limit(too_long),
         hinted().batch_rows_max(0),
         hinted().batch_rows_max(10_001),
-        hinted().poll_interval(Duration::ZERO),
-        hinted().stall_limit(Duration::ZERO),
+        hinted().batch_bytes_max(0),
         hinted().checkpoint_interval(Duration::ZERO),
-        hinted().attempts_max(0),
+        hinted().checkpoint_interval(too_long),
         hinted().in_hand_max(0),
-        hinted().backoff_min(Duration::from_hours(1)),
+        hinted().in_hand_max(10_000_001),
+        hinted().poll_interval(Duration::ZERO),
+        hinted().poll_interval(too_long),
     ];
+    let node = joined(&fixture.bus).await;
+    let member = || node.consumer("c").unwrap();
+    let mut refusals = Vec::new();
     for options in bad {
-        let refused = fixture.member().await.options(options).run(Ids::new().handler()).await;
+        refusals.push(member().options(options).run(Ids::new().handler()).await);
+    }
+    let one = |id: &[u8]| Bytes::copy_from_slice(id);
+    refusals.push(member().tenants(0, one).run(Ids::new().handler()).await);
+    for refused in refusals {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    }
+    // What is for ids has no meaning in batches, and is not ignored.
+    let debounced = member().options(hinted().debounce(Duration::from_secs(1)));
+    for member in [debounced, member().tenants(1, one)] {
+        let refused = member.run_batches(Rows::new().handler()).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("leave it out, or work on ids side by side, with `run`"),
+            "{refused}"
+        );
     }
     assert_eq!(kept(&fixture).await, 0);
     assert!(handle.create(&ConsumerSettings::default()).await.unwrap());
     assert!(!handle.create(&ConsumerSettings::default()).await.unwrap());
     assert!(matches!(handle.deferred(None, 0).await, Err(Error::Invalid { .. })));
+    assert!(matches!(handle.deferred(None, 10_001).await, Err(Error::Invalid { .. })));
     assert!(matches!(handle.again("[", false).await, Err(Error::Invalid { .. })));
+}
+
+/// The greatest values that are accepted, and times that mean never, work.
+#[tokio::test(start_paused = true)]
+async fn the_greatest_options_work() {
+    let year = Duration::from_hours(366 * 24);
+    for time in [year, Duration::MAX] {
+        let fixture = ConsumerFixture::new(1).await;
+        let options = hinted().max_concurrency(10_000).in_hand_max(10_000_000).batch_rows_max(10_000);
+        let options = options.batch_bytes_max(usize::MAX).attempts_max(u32::MAX).backoff_max(time);
+        let options = options.stall_limit(time).checkpoint_interval(time).poll_interval(time);
+        let log = Ids::new();
+        let consumer = fixture.member().await.options(options.clone()).run(log.handler()).await.unwrap();
+        let batches = Rows::new();
+        let other = fixture.bus.node(NodeOptions::default()).await.unwrap();
+        let rows = other.consumer("rows").unwrap().options(options);
+        let rows = rows.run_batches(batches.handler()).await.unwrap();
+        fixture.create(["a"]).await;
+        log.until_calls(1).await;
+        batches.until_calls(1).await;
+        consumer.shutdown().await.unwrap();
+        rows.shutdown().await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use std::{
 
 use notibus::{
     Cursor, Notification,
-    consumer::{Batch, BatchHandler, CloseReason, FailurePolicy, Handler, HandlerResult, Work},
+    consumer::{Batch, CloseReason, FailurePolicy, Handler, HandlerResult, Work},
     feed::ShardId,
     store::{StoreError, testing::Operation},
 };
@@ -233,22 +233,22 @@ impl Shy {
     }
 }
 
-impl BatchHandler<Notification> for Shy {
-    fn opened(&mut self, _: ShardId) -> impl Future<Output = ()> + Send {
+impl Handler<Batch<Notification>> for Shy {
+    fn opened(&self, _: ShardId) -> impl Future<Output = ()> + Send {
         Shy::opened(self)
     }
 
-    async fn batch(&mut self, batch: Batch<Notification>) -> HandlerResult {
+    async fn handle(&self, batch: Batch<Notification>) -> HandlerResult {
         self.got.lock().unwrap().extend(batch.rows.iter().map(|row| row.name.to_string()));
         Ok(())
     }
 
-    async fn closed(&mut self, reason: CloseReason) {
+    async fn closed(&self, _: ShardId, reason: CloseReason) {
         self.closed.lock().unwrap().push(reason);
     }
 }
 
-impl Handler<Notification> for Shy {
+impl Handler<Work<Notification>> for Shy {
     fn opened(&self, _: ShardId) -> impl Future<Output = ()> + Send {
         Shy::opened(self)
     }
@@ -360,7 +360,7 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
 #[derive(Clone)]
 struct Clinging;
 
-impl Handler<Notification> for Clinging {
+impl Handler<Work<Notification>> for Clinging {
     async fn handle(&self, _: Work<Notification>) -> HandlerResult {
         Ok(())
     }
@@ -370,12 +370,12 @@ impl Handler<Notification> for Clinging {
     }
 }
 
-impl BatchHandler<Notification> for Clinging {
-    async fn batch(&mut self, _: Batch<Notification>) -> HandlerResult {
+impl Handler<Batch<Notification>> for Clinging {
+    async fn handle(&self, _: Batch<Notification>) -> HandlerResult {
         Ok(())
     }
 
-    async fn closed(&mut self, _: CloseReason) {
+    async fn closed(&self, _: ShardId, _: CloseReason) {
         std::future::pending::<()>().await;
     }
 }

@@ -10,13 +10,18 @@ use std::{
 };
 
 use notibus::{
-    Db, Error, EventKind,
-    consumer::{DeletedDb, HandlerResult, IndexBuild, IndexDdocs, IndexHandler, index},
+    Bus, Cursor, Db, Error, EventKind,
+    changes::Change,
+    consumer::{
+        ConsumerOptions, DbHandler, DeletedDb, HandlerResult, IndexBuild, IndexDdocs, ParallelBatch,
+        ParallelJob, index,
+    },
     store::{
         Database, StoreError, Transaction,
         testing::{CommitFault, Operation},
     },
 };
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::{
     common::{NEVER, db, forgetful, joined, stored, until, within},
@@ -34,7 +39,7 @@ async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
         fixture.event(&a, EventKind::Updated).await;
     }
     let build = reports.done().await;
-    assert_eq!((&build.db, build.is_fresh, build.attempt), (&a, true, 1));
+    assert_eq!((&build.db, build.is_fresh, build.attempt()), (&a, true, 1));
     assert_eq!(build.ddocs, IndexDdocs::All);
     assert!(reports.is_quiet().await, "ten updates, one build");
     fixture.ddoc(&a, Some("_design/x")).await;
@@ -118,7 +123,7 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
     let build = move |build: IndexBuild| {
         tried.lock().unwrap().push(tokio::time::Instant::now());
         async move {
-            match build.attempt {
+            match build.attempt() {
                 1 => Err("no disk".into()),
                 2 => panic!("it breaks"),
                 _ => Ok(()),
@@ -296,8 +301,8 @@ impl Fussy {
     }
 }
 
-impl IndexHandler for Fussy {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
+impl DbHandler<IndexBuild> for Fussy {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
         self.tries.fetch_add(1, Ordering::SeqCst);
         let name = build.db.name.as_str();
         if name.starts_with("hung") && !self.is_mended() {
@@ -446,8 +451,8 @@ async fn a_deferred_database_that_is_deleted_before_its_turn_is_not_built() {
 /// Builds an index of one key.
 struct OneKey(Database);
 
-impl IndexHandler for OneKey {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
+impl DbHandler<IndexBuild> for OneKey {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
         let write = async |tx: Transaction| {
             build.verify(&tx).await?;
             tx.set(b"index/a", b"");
@@ -467,7 +472,7 @@ impl IndexHandler for OneKey {
 }
 
 /// Bug: a commit continues without the task that has begun it. The commit of a build whose database is deleted meanwhile came after
-/// `deleted` had cleared the index, and stayed forever. Fix: the end of the run writes what [`IndexBuild::verify`] reads.
+/// `deleted` had cleared the index, and stayed forever. Fix: the end of the run writes what [`Run::verify`](notibus::consumer::Run::verify) reads.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_has_failed_does_not_happen() {
     let fixture = ConsumerFixture::new(1).await;
@@ -553,5 +558,74 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     pass(BUILD * 120).await;
     let ended = ended.lock().unwrap().clone();
     assert_eq!(ended, many.into_iter().chain([few]).collect());
+    views.shutdown().await.unwrap();
+}
+
+/// Counts what exists, until it is dropped.
+struct Alive(Arc<AtomicUsize>);
+
+impl Alive {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Indexes by a parallel job, whose tasks keep their threads busy and never end.
+#[derive(Clone)]
+struct Busy {
+    bus: Bus,
+    /// The builds, and the tasks of their jobs.
+    alive: Arc<AtomicUsize>,
+    /// How many of them there were when a database was gone.
+    at_ends: UnboundedSender<usize>,
+}
+
+impl DbHandler<IndexBuild> for Busy {
+    async fn handle(&self, build: IndexBuild) -> HandlerResult {
+        let (_alive, tasks) = (Alive::new(&self.alive), Arc::clone(&self.alive));
+        let job = ParallelJob::new(self.bus.changes().feed(&build.db), Cursor::NOTHING).with_work(&build);
+        let work = move |batch: ParallelBatch<Change>| {
+            let alive = Alive::new(&tasks);
+            async move {
+                let (_alive, _batch) = (alive, batch);
+                loop {
+                    // In the middle of a poll most of the time.
+                    std::thread::sleep(Duration::from_millis(3));
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        job.run(work).await?;
+        Ok(())
+    }
+
+    async fn deleted(&self, _: DeletedDb) -> HandlerResult {
+        Ok(self.at_ends.send(self.alive.load(Ordering::SeqCst))?)
+    }
+}
+
+/// On real threads: a database is gone while the tasks of its build are in the middle of polls. They have all ended before the handler is
+/// given the end, although nobody waits for them but what the handler was given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 6)]
+async fn all_tasks_of_a_build_have_ended_before_the_end_is_reported() {
+    let fixture = ConsumerFixture::new(1).await;
+    let (alive, (at_ends, mut ends)) = (Arc::default(), unbounded_channel());
+    let busy = Busy { bus: fixture.bus.clone(), alive: Arc::clone(&alive), at_ends };
+    let options = ConsumerOptions::index().debounce(Duration::ZERO);
+    let views = fixture.member_of_all(options).await.run(index(busy)).await.unwrap();
+    for instance in 1..=10 {
+        let a = db("a", instance);
+        fixture.create_with_docs(&a, 4, 40).await;
+        until("the tasks", async || alive.load(Ordering::SeqCst) == 5).await;
+        fixture.delete_with_feed(&a).await;
+        assert_eq!(within("the end", ends.recv()).await, Some(0), "instance {instance}");
+    }
     views.shutdown().await.unwrap();
 }

@@ -6,8 +6,8 @@ use notibus::{
     Cursor, Db, EventKind,
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     consumer::{
-        Consumer, ConsumerBuilder, ConsumerOptions, DeletedDb, HandlerResult, IndexBuild, IndexHandler, Scan,
-        ScanHandler, index, replicate,
+        Consumer, ConsumerBuilder, ConsumerOptions, DbHandler, DeletedDb, HandlerResult, IndexBuild, Scan,
+        index, replicate,
     },
     event::{Counters, DdocId},
     store::Transaction,
@@ -65,6 +65,25 @@ impl ConsumerFixture {
         let (changes, producer) = (self.other.changes(), self.other.producer());
         self.committed(1, async |tx| {
             changes.create(tx, db, &ChangesOptions::default()).await?;
+            producer.created(tx, db);
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Creates a database with a feed of so many shards, and with `docs` documents in it.
+    pub async fn create_with_docs(&self, db: &Db, shards: u32, docs: u8) {
+        let (changes, producer) = (self.other.changes(), self.other.producer());
+        let create =
+            async |tx: Transaction| changes.create(&tx, db, &ChangesOptions::default().shards(shards)).await;
+        self.store.run(create).await.unwrap();
+        self.committed(1, async |tx| {
+            let writer = changes.writer(tx, db).await?;
+            for n in 0..docs {
+                let (id, revision) =
+                    (DocId::new(&format!("doc{n}"))?, Revision { position: 1, hash: [n; 16] });
+                writer.record(&DocSummary { id, revision, branches: 1, is_deleted: false }, None)?;
+            }
             producer.created(tx, db);
             Ok(())
         })
@@ -137,35 +156,15 @@ pub fn reporting<W>() -> (Reporting<W>, Reports<W>) {
     (Reporting { works, gone }, Reports { works: heard, gone: left })
 }
 
-impl<W: Send> Reporting<W> {
-    async fn decided(&self, work: W) -> HandlerResult {
+impl<W: Send + 'static> DbHandler<W> for Reporting<W> {
+    async fn handle(&self, work: W) -> HandlerResult {
         let (decide, decided) = oneshot::channel();
         self.works.send((work, decide)).map_err(|_| "nobody hears")?;
         decided.await?
     }
 
-    fn ended(&self, deleted: DeletedDb) -> HandlerResult {
+    async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
         Ok(self.gone.send(deleted)?)
-    }
-}
-
-impl IndexHandler for Reporting<IndexBuild> {
-    async fn build(&self, build: IndexBuild) -> HandlerResult {
-        self.decided(build).await
-    }
-
-    async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
-        self.ended(deleted)
-    }
-}
-
-impl ScanHandler for Reporting<Scan> {
-    async fn scan(&self, scan: Scan) -> HandlerResult {
-        self.decided(scan).await
-    }
-
-    async fn deleted(&self, deleted: DeletedDb) -> HandlerResult {
-        self.ended(deleted)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use notibus::{
     Bus, BusOptions, Cursor, Notification, NotifierOptions,
     consumer::{
-        Batch, BatchHandler, CloseReason, Consumer, ConsumerOptions, ConsumerSettings, FailurePolicy,
+        Batch, CloseReason, Consumer, ConsumerOptions, ConsumerSettings, FailurePolicy, Handler,
         HandlerResult,
     },
     cursor::Start,
@@ -57,12 +57,12 @@ impl Shaky {
     }
 }
 
-impl BatchHandler<Notification> for Shaky {
-    async fn opened(&mut self, _: ShardId) {
+impl Handler<Batch<Notification>> for Shaky {
+    async fn opened(&self, _: ShardId) {
         self.note("opened");
     }
 
-    async fn batch(&mut self, batch: Batch<Notification>) -> HandlerResult {
+    async fn handle(&self, batch: Batch<Notification>) -> HandlerResult {
         self.note("batch");
         let (fate, pause) = {
             let mut luck = self.luck.lock().unwrap();
@@ -84,7 +84,7 @@ impl BatchHandler<Notification> for Shaky {
         if fate == 3 { Err("after".into()) } else { Ok(()) }
     }
 
-    async fn closed(&mut self, _: CloseReason) {
+    async fn closed(&self, _: ShardId, _: CloseReason) {
         self.note("closed");
     }
 }

@@ -2,13 +2,15 @@
 
 use notibus::{
     EventKind,
+    changes::{Change, ChangesOptions},
+    consumer::Work,
     http::{Access, ApiOptions, ServerOptions},
 };
 use serde_json::{Value, json};
 
 use crate::{
     client::{ask, get},
-    common::db,
+    common::{db, joined},
     fixture::{HttpFixture, access, bearer, line},
 };
 
@@ -173,6 +175,54 @@ async fn consumers_are_managed() {
     for looks in ["", "/lag", "/deferred"] {
         assert_eq!(get(fixture.at(), &format!("{consumer}{looks}")).await.head.status, 404, "{looks}");
     }
+}
+
+/// A consumer of documents is created, moved and deleted; while a member works for it only by force.
+#[tokio::test]
+async fn consumers_of_documents_are_managed() {
+    let fixture = fixture(Access::Open).await;
+    let (docs, changes) = (db("docs", 7), fixture.bus.changes());
+    let options = ChangesOptions::default();
+    fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+    let (consumers, feed) = ("/_notibus/consumers", docs.instance.to_string());
+    let create = json!({ "name": "docs", "feed": feed, "start": "0", "expiry_ms": 3_600_000 });
+    assert_eq!(post(&fixture, consumers, &create).await.0, 201);
+    assert_eq!(post(&fixture, consumers, &create).await.0, 200);
+    for (bad, status) in [
+        (json!({ "name": "docs" }), 400),
+        (json!({ "name": "docs", "feed": feed, "expiry_ms": 1 }), 400),
+        (json!({ "name": "c", "feed": db("none", 1).instance.to_string() }), 404),
+        (json!({ "name": "c", "feed": feed, "names": "a*" }), 400),
+        (json!({ "name": "c", "feed": feed, "expiry_ms": 0 }), 400),
+        (json!({ "name": "c", "feed": feed, "start": "then" }), 400),
+    ] {
+        assert_eq!(post(&fixture, consumers, &bad).await.0, status, "{bad}");
+    }
+    let shown = async || get(fixture.at(), "/_notibus/consumers/docs").await.json()["consumer"].clone();
+    let consumer = shown().await;
+    let (feed, expiry) = (&consumer["instance"], &consumer["expiry_ms"]);
+    assert_eq!((feed, expiry), (&json!(docs.instance.to_string()), &json!(3_600_000)));
+    assert_eq!(get(fixture.at(), consumers).await.json()["consumers"].as_array().unwrap().len(), 1);
+
+    let member = joined(&fixture.bus).await.consumer("docs").unwrap().documents(&changes.feed(&docs));
+    let member = member.run(async |_: Work<Change>| Ok(())).await.unwrap();
+    let at = "/_notibus/consumers/docs";
+    for (path, body) in [("reset", json!({ "to": "0" })), ("delete", json!({}))] {
+        assert_eq!(post(&fixture, &format!("{at}/{path}"), &body).await.0, 409, "a node is its member");
+    }
+    let (status, said) =
+        post(&fixture, &format!("{at}/reset"), &json!({ "to": "then", "force": true })).await;
+    let said = said.to_string();
+    assert!(status == 400 && said.contains("now") && said.contains("26 hexadecimal digits"), "{said}");
+    assert_eq!(shown().await["generation"], 1, "nothing is changed");
+    for to in ["0", "now", &shown().await["shards"][0]["checkpoint"].as_str().unwrap().to_owned()] {
+        let reset = post(&fixture, &format!("{at}/reset"), &json!({ "to": to, "force": true })).await;
+        assert_eq!(reset.0, 200, "{to}: {}", reset.1);
+    }
+    assert_eq!(shown().await["generation"], 4);
+    assert_eq!(post(&fixture, &format!("{at}/delete"), &json!({ "force": true })).await.0, 200);
+    assert_eq!(get(fixture.at(), at).await.head.status, 404);
+    member.shutdown().await.unwrap();
 }
 
 /// A page of deferred ids says where the next one begins.

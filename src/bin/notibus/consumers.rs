@@ -43,7 +43,7 @@ enum Command {
         #[arg(long)]
         names: Option<String>,
         /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
-        #[arg(long, default_value = "now")]
+        #[arg(long, default_value = "now", value_parser = position)]
         start: String,
         /// Delete it after this time without a member. A janitor looks every ten minutes, and counts what it has seen, so it may
         /// take up to twenty minutes longer. Default: never.
@@ -56,7 +56,7 @@ enum Command {
         #[command(flatten)]
         of: Of,
         /// The position: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
-        #[arg(long)]
+        #[arg(long, value_parser = position)]
         to: String,
         /// Reset even if nodes are members: they start again from there.
         #[arg(long)]
@@ -151,12 +151,16 @@ impl Of {
     }
 }
 
+/// The text of a position, which is checked before anything is asked or sent.
+fn position(text: &str) -> Result<String, String> {
+    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start behind it";
+    text.parse::<Start>().map(|_| text.to_owned()).map_err(|error| format!("{error}: {accepted}"))
+}
+
 /// Asks before something is destroyed.
 fn confirm(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Reset { of, to, confirm, .. } => {
-            // A wrong argument is reported before the user is asked.
-            let _: Start = to.parse()?;
             confirm.check(&format!("sets consumer {} to {to}, and removes its deferred ids", of.consumer))
         }
         Command::Delete { of, confirm, .. } => {

@@ -19,7 +19,7 @@ use super::{
     manage::{check_reads, instance_of, parameters, posted, reads},
 };
 use crate::{
-    base::{cursor::Start, filter::Filter},
+    base::{cursor::Start, error::Error, filter::Filter},
     roles::consumer::{ConsumerHandle, ConsumerSettings},
     state::keys::ShardId,
 };
@@ -102,6 +102,12 @@ async fn consumers(State(inner): Shared, request: Request) -> Answered {
     Ok(answer(StatusCode::OK, &json!({ "consumers": inner.bus.consumers().await? })))
 }
 
+/// Where a consumer starts, as it is posted.
+fn start_of(text: &str) -> Result<Start, Failure> {
+    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start behind it";
+    text.parse().map_err(|error: Error| Failure::bad_request(format!("{error}: {accepted}.")))
+}
+
 /// Creates a consumer: 201, or 200 if it is there already.
 async fn create(inner: &Inner, request: Request) -> Answered {
     let asked: Posted = posted(inner, request, "{\"name\":\"mailer\"}").await?;
@@ -109,7 +115,7 @@ async fn create(inner: &Inner, request: Request) -> Answered {
     let settings = ConsumerSettings::default()
         .documents(instance_of(asked.feed.as_deref())?)
         .filter(filter)
-        .start(asked.start.map_or(Ok(Start::Now), |start| start.parse())?)
+        .start(asked.start.as_deref().map_or(Ok(Start::Now), start_of)?)
         .expiry(asked.expiry_ms.map(Duration::from_millis));
     let is_new = find(inner, &asked.name)?.create(&settings).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
@@ -139,7 +145,7 @@ async fn forced(inner: &Inner, name: &str, request: Request) -> Result<(Consumer
 async fn reset(State(inner): Shared, PathSegments(name): PathSegments<String>, request: Request) -> Answered {
     let (consumer, asked) = forced(&inner, &name, request).await?;
     let to = asked.to.ok_or_else(|| Failure::bad_request("Say where to: \"to\":\"now\"."))?;
-    consumer.reset(to.parse::<Start>()?, asked.force).await?;
+    consumer.reset(start_of(&to)?, asked.force).await?;
     Ok(done())
 }
 

@@ -1,12 +1,15 @@
 //! [`ConsumerHandle`]: a consumer as a whole, for those who manage it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::member::{is_marked, read_row, shard_in, successor};
+use super::{
+    member::{is_marked, shard_in, successor},
+    stored::ConsumerHandle,
+};
 use crate::{
     base::{
         cursor::{Cursor, Start},
@@ -17,9 +20,8 @@ use crate::{
         filter::{Filter, glob_matcher},
     },
     state::{
-        context::Context,
         feed::{RawFeed, Topology},
-        keys::{ConsumerName, ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
+        keys::{ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
         membership::{changed, members},
     },
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
@@ -101,19 +103,6 @@ pub struct DeferredId {
     pub is_again: bool,
 }
 
-/// A consumer as a whole, whether it exists or not. Clones are cheap.
-#[derive(Clone)]
-pub struct ConsumerHandle {
-    pub(super) context: Arc<Context>,
-    pub(super) name: ConsumerName,
-}
-
-impl fmt::Debug for ConsumerHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ConsumerHandle").field(&self.name).finish()
-    }
-}
-
 /// A change of a consumer.
 enum Change {
     Reset(Start),
@@ -126,27 +115,6 @@ fn draw(env: &Env) -> [u8; 16] {
 }
 
 impl ConsumerHandle {
-    pub(crate) fn new(context: &Arc<Context>, name: &str) -> Result<Self> {
-        Ok(Self { context: Arc::clone(context), name: ConsumerName::new(name)? })
-    }
-
-    /// The name.
-    pub fn name(&self) -> &ConsumerName {
-        &self.name
-    }
-
-    pub(super) fn env(&self) -> &Env {
-        self.context.env()
-    }
-
-    pub(super) fn missing(&self) -> Error {
-        Error::NoConsumer { consumer: self.name.to_string() }
-    }
-
-    pub(super) async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<ConsumerRow>> {
-        read_row(&self.context, tx, &self.name, isolation).await
-    }
-
     /// Creates the consumer, unless it exists with the same feed, filter and expiry (if one is given); then nothing is changed. Returns whether it was created. A
     /// member creates its consumer by itself.
     ///
@@ -156,6 +124,15 @@ impl ConsumerHandle {
     /// expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`]. Then nothing is
     /// changed.
     pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
+        Ok(self.create_unless(settings, None).await? == Some(true))
+    }
+
+    /// [`ConsumerHandle::create`], but creates nothing if `node` is a member of the consumer: `None` then.
+    pub(super) async fn create_unless(
+        &self,
+        settings: &ConsumerSettings,
+        node: Option<NodeId>,
+    ) -> Result<Option<bool>> {
         settings.check_filter()?;
         let (feed, expiry_ms) = (settings.feed(), settings.expiry_ms()?);
         let (filter, filter_text) = (settings.filter.hash(), settings.filter.to_string());
@@ -163,31 +140,31 @@ impl ConsumerHandle {
         let drawn = &Mutex::new(Vec::new());
         let create = async |tx: Transaction| {
             if let Some(row) = self.row(&tx, Isolation::Serializable).await? {
+                let differs = |what, was: &dyn fmt::Display, is: &dyn fmt::Display| {
+                    let name = &self.name;
+                    let reason =
+                        format!("consumer {name} {was}, not {is}: delete it first, or take another name");
+                    Err(Error::invalid(what, reason))
+                };
                 if row.feed != feed {
-                    let reason = format!(
-                        "consumer {} follows {}, not {}: delete it first, or take another name",
-                        self.name, row.feed, feed
-                    );
-                    return Err(Error::invalid("feed", reason));
+                    return differs("feed", &format_args!("follows {}", row.feed), &feed);
                 }
                 if expiry_ms > 0 && row.expiry_ms != expiry_ms {
                     let after = |ms| if ms == 0 { "never".to_owned() } else { format!("after {ms} ms") };
-                    let reason = format!(
-                        "consumer {} was created to expire {}, not {}: delete it first, or take another name",
-                        self.name,
-                        after(row.expiry_ms),
-                        after(expiry_ms)
-                    );
-                    return Err(Error::invalid("expiry", reason));
+                    let was = format!("was created to expire {}", after(row.expiry_ms));
+                    return differs("expiry", &was, &after(expiry_ms));
                 }
                 if row.filter != filter {
-                    let reason = format!(
-                        "consumer {} was created with the filter {:?}, not {:?}: delete it first, or take another name",
-                        self.name, row.filter_text, filter_text
-                    );
-                    return Err(Error::invalid("filter", reason));
+                    let was = format!("was created with the filter {:?}", row.filter_text);
+                    return differs("filter", &was, &format_args!("{filter_text:?}"));
                 }
-                return Ok(drawn.lock().contains(&row.identity));
+                return Ok(Some(drawn.lock().contains(&row.identity)));
+            }
+            if let Some(node) = node {
+                let members = members(&tx, &self.context.keys, &self.name.role()).await?;
+                if members.iter().any(|(member, _)| *member == node) {
+                    return Ok(None);
+                }
             }
             let identity = draw(self.env());
             drawn.lock().push(identity);
@@ -203,7 +180,7 @@ impl ConsumerHandle {
                 expiry_ms,
             };
             self.begin_at(&tx, settings.start, row).await?;
-            Ok(true)
+            Ok(Some(true))
         };
         self.context.db.run(create).await
     }
@@ -279,10 +256,7 @@ impl ConsumerHandle {
                 if is_paused { self.take_leases(tx, None).await } else { Ok(()) }
             }
             Change::Delete => {
-                for range in keys.whole_consumer(&self.name) {
-                    tx.clear_range(&range);
-                }
-                changed(tx, keys, &self.name.pool());
+                self.remove_in(tx);
                 Ok(())
             }
         }
@@ -348,16 +322,14 @@ impl ConsumerHandle {
         let (mut rest, mut found) = (Some(RangeRead::new(range).limit(limit)), Vec::new());
         while let Some(read) = rest {
             let page = async |tx: Transaction| {
-                self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing())?;
-                Ok((tx.get_range(&read, Isolation::Snapshot).await?, tx.read_version().await?))
+                self.existing(&tx, Isolation::Snapshot).await?;
+                Ok((self.deferred_page(&tx, &read).await?, tx.read_version().await?))
             };
-            let (page, version) = self.context.db.run(page).await?;
-            for (key, value) in &page.rows {
-                let (shard, id) = keys.deferred_id(key)?;
-                let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
-                found.extend(self.describe(shard, &id, row, version));
-            }
-            rest = read.after(&page).filter(|_| found.len() < limit);
+            let ((ids, after), version) = self.context.db.run(page).await?;
+            let described =
+                ids.into_iter().filter_map(|(_, shard, id, row)| self.describe(shard, &id, row, version));
+            found.extend(described);
+            rest = after.filter(|_| found.len() < limit);
         }
         found.truncate(limit);
         Ok(found)
@@ -393,30 +365,29 @@ impl ConsumerHandle {
     pub async fn again(&self, ids: &str, only_deferred: bool) -> Result<u64> {
         let glob = glob_matcher(ids)?;
         let is_meant = |id: &[u8]| std::str::from_utf8(id).is_ok_and(|id| glob.is_match(id));
-        let row =
-            async |tx: Transaction| self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing());
-        let (row, keys) = (self.context.db.run(row).await?, &self.context.keys);
+        let (db, keys) = (&self.context.db, &self.context.keys);
+        let row = db.run(async |tx| self.existing(&tx, Isolation::Snapshot).await).await?;
         let range =
             if only_deferred { keys.deferred_of(&self.name, None) } else { keys.newest_of_feed(&row.feed) };
         let (mut rest, mut count) = (Some(RangeRead::new(range).limit(PAGE_IDS)), 0);
         while let Some(read) = rest {
-            let page = self.context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-            let mut found = Vec::new();
-            for (key, value) in &page.rows {
-                let id = if only_deferred {
-                    let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
-                    keys.deferred_id(key).map(|(_, id)| id).map(|id| (row.due != Due::Never).then_some(id))?
-                } else {
-                    Some(keys.newest_id(key)?.1.into())
-                };
-                found.extend(id.filter(|id: &Bytes| is_meant(id)));
-            }
+            let page = async |tx: Transaction| {
+                if only_deferred {
+                    let (ids, rest) = self.deferred_page(&tx, &read).await?;
+                    let ids = ids.into_iter().filter(|(.., row)| row.due != Due::Never);
+                    return Ok((ids.map(|(_, _, id, _)| id).collect(), rest));
+                }
+                let page = tx.get_range(&read, Isolation::Snapshot).await?;
+                let ids = page.rows.iter().map(|(key, _)| Ok(keys.newest_id(key)?.1.into()));
+                Ok((ids.collect::<Result<Vec<Bytes>>>()?, read.clone().after(&page)))
+            };
+            let (mut found, after) = db.run(page).await?;
+            found.retain(|id| is_meant(id));
             if !found.is_empty() {
                 let again = draw(self.env());
-                let ask = async |tx: Transaction| self.again_in(&tx, &row, &found, again).await;
-                count += self.context.db.run(ask).await?;
+                count += db.run(async |tx| self.again_in(&tx, &row, &found, again).await).await?;
             }
-            rest = read.after(&page);
+            rest = after;
         }
         Ok(count)
     }
@@ -433,21 +404,11 @@ impl ConsumerHandle {
         // At once, so that they fit the life of a transaction.
         let keys = ids.iter().map(|id| async {
             let key = self.key_of(tx, &row, id).await?;
-            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = self.deferred_at(tx, &key, Isolation::Serializable).await?;
             Ok::<_, Error>((key, stored))
         });
         for (key, stored) in futures_util::future::try_join_all(keys).await? {
-            let stored = stored.map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key)));
-            let deferred = stored.transpose()?.unwrap_or(DeferredRow {
-                done: row.start,
-                instance: None,
-                ended: None,
-                due: Due::NOW,
-                attempts: 0,
-                at_ms: 0,
-                error: String::new(),
-                again: None,
-            });
+            let deferred = stored.unwrap_or_else(|| DeferredRow::new(row.start));
             let deferred = DeferredRow { due: Due::NOW, again: Some(again), ..deferred };
             tx.set(&key, &deferred.to_bytes());
         }
@@ -467,10 +428,8 @@ impl ConsumerHandle {
         let shard = topology.shard_beside(feed, first, id)?;
         // Checkpoints move all the time. The mark of a drained shard, and the switch to its successors, write its lease.
         tx.add_read_conflict(&KeyRange::key(&keys.lease(&self.name.pool(), shard.0)));
-        let checkpoint = keys.consumer_checkpoint(&self.name, shard);
-        let stored = tx.get(&checkpoint, Isolation::Snapshot).await?;
+        let stored = self.checkpoint_of(tx, shard, Isolation::Snapshot).await?;
         let stored = stored.ok_or_else(|| self.missing())?;
-        let stored = Cursor::from_bytes(&stored).map_err(|error| error.at(&checkpoint))?;
         if !is_marked(&topology, shard, stored) {
             return Ok(key(shard));
         }
@@ -486,30 +445,16 @@ impl ConsumerHandle {
     /// with [`Error::NoConsumer`].
     pub async fn discard(&self, id: &[u8]) -> Result<bool> {
         let discard = async |tx: Transaction| {
-            let row = self.row(&tx, Isolation::Serializable).await?.ok_or_else(|| self.missing())?;
+            let row = self.existing(&tx, Isolation::Serializable).await?;
             let key = self.key_of(&tx, &row, id).await?;
-            let Some(stored) = tx.get(&key, Isolation::Serializable).await? else { return Ok(false) };
-            let stored = DeferredRow::from_bytes(&stored).map_err(|error| error.at(&key))?;
-            if stored.due == Due::Never {
-                return Ok(false);
-            }
+            let stored = self.deferred_at(&tx, &key, Isolation::Serializable).await?;
+            let Some(stored) = stored.filter(|stored| stored.due != Due::Never) else { return Ok(false) };
             let newest = self.context.keys.newest(&row.feed, id);
             let newest = tx.get(&newest, Isolation::Snapshot).await?;
             let newest = newest.map(|newest| Sequence::from_bytes(&newest)).transpose()?;
             let done = newest.map_or(stored.done, Cursor::from);
-            let error = String::new();
             // It is due, so that its shard finds that it is finished; until then the key covers rows that come.
-            let row = DeferredRow {
-                done,
-                instance: None,
-                ended: None,
-                due: Due::NOW,
-                attempts: 0,
-                error,
-                again: None,
-                ..stored
-            };
-            tx.set(&key, &row.to_bytes());
+            tx.set(&key, &DeferredRow::new(done).to_bytes());
             changed(&tx, &self.context.keys, &self.name.pool());
             Ok(true)
         };

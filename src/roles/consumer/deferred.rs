@@ -9,8 +9,7 @@ use bytes::Bytes;
 
 use super::{
     exactly_once::{IdScope, finished, is_finished},
-    handler::{ConsumedRow, gone, left_instance, sequence_of},
-    known_keys::KnownKeys,
+    handler::{ConsumedRow, left_instance, sequence_of},
     shard::ShardTask,
 };
 use crate::{
@@ -45,8 +44,6 @@ pub(super) struct Job<R> {
     pub since: Cursor,
     /// The database that the key of the id names.
     pub worked: Option<DbInstance>,
-    /// True if there may be a key for the id.
-    pub has_key: bool,
     /// True if the row depends on the key alone, because the checkpoint may already be past it.
     pub is_covered: bool,
     pub again: Option<[u8; 16]>,
@@ -60,7 +57,6 @@ impl<R: ConsumedRow> Job<R> {
             end: None,
             since: key.map_or(since, |key| key.done),
             worked: key.and_then(|key| key.instance),
-            has_key: key.is_some(),
             is_covered: false,
             again: key.and_then(|key| key.again),
         }
@@ -68,7 +64,12 @@ impl<R: ConsumedRow> Job<R> {
 
     /// The database whose end the handler has to learn.
     pub fn gone(&self) -> Option<DbInstance> {
-        gone(self.row.as_deref(), &self.since, self.worked)
+        match self.row.as_deref() {
+            None => self.worked,
+            // It was begun, so the end of the one before is handled, or is the work of a run of its own.
+            Some(row) if self.worked.is_some() && self.worked == left_instance(Some(row)) => None,
+            Some(row) => self.worked.or_else(|| row.gone(&self.since)),
+        }
     }
 
     /// The database on which the run works.
@@ -87,16 +88,7 @@ impl<R: ConsumedRow> Job<R> {
             None => (None, self.gone()),
         };
         let (done, again) = stored.map_or((self.since, None), |stored| (stored.done, stored.again));
-        DeferredRow {
-            done,
-            instance,
-            ended,
-            due: Due::NOW,
-            attempts: 0,
-            at_ms: 0,
-            error: String::new(),
-            again,
-        }
+        DeferredRow { instance, ended, again, ..DeferredRow::new(done) }
     }
 
     /// What the transactions of a run of this depend on.
@@ -114,9 +106,8 @@ impl<R: ConsumedRow> Job<R> {
 
 /// A change of the key of an id.
 pub(super) enum KeyChange<'a, R> {
-    /// The run has succeeded. The key goes if the checkpoint decides the same; `is_covered` says that the checkpoint may pass rows of the id
-    /// because of the key.
-    Finished { job: &'a Job<R>, is_covered: bool },
+    /// The run has succeeded. The key goes if the checkpoint decides the same.
+    Finished { job: &'a Job<R> },
     /// Nothing is to be done: the newest row is finished, or not wanted.
     Passed { job: &'a Job<R> },
     /// The run did not succeed, and is closed. With a pause the id is deferred, else it is tried again from memory. `attempts` counts the
@@ -129,14 +120,6 @@ pub(super) enum KeyChange<'a, R> {
     /// The newest row cannot be read.
     Unreadable(&'a str),
 }
-
-impl<R> Clone for KeyChange<'_, R> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<R> Copy for KeyChange<'_, R> {}
 
 impl<R> KeyChange<'_, R> {
     /// In how long the id is due.
@@ -183,24 +166,26 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn load_deferred(&mut self) -> Result<()> {
         let now = self.now();
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
-        self.deferred = KnownKeys::default();
+        // Some of these may come to be committed later than this.
+        let finished = std::mem::take(&mut self.deferred).finished;
+        for (done, id) in &finished {
+            self.deferred.note_finished(id, *done);
+        }
         while let Some(read) = rest {
-            let page = self.db().run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
-            for (key, value) in &page.rows {
-                let (_, id) = self.held.context.keys.deferred_id(key)?;
-                let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
+            let (ids, after) = self.db().run(async |tx| self.held.deferred_page(&tx, &read).await).await?;
+            for (_, _, id, row) in ids {
                 match row.due {
                     Due::Never => self.deferred.note_finished(&id, row.done.position()),
                     Due::At(..) => self.deferred.note(&id, now),
                 }
             }
-            rest = read.after(&page);
+            rest = after;
         }
         Ok(())
     }
 
     fn keys_of_shard(&self) -> KeyRange {
-        self.held.context.keys.deferred_of(&self.held.consumer, Some(self.held.shard))
+        self.held.context.keys.deferred_of(&self.held.name, Some(self.held.shard))
     }
 
     /// At most `room` ids that are due and have their `turn`. It looks at one page of keys, so that rows have their turn, however many keys there
@@ -251,12 +236,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         turn: &impl Fn(&[u8]) -> Turn,
     ) -> Result<(Vec<DueKey>, Option<Duration>, Option<Bytes>)> {
         let (incarnation, version) = (self.held.context.config.incarnation, tx.read_version().await?);
-        let page = tx.get_range(read, Isolation::Snapshot).await?;
+        let (ids, rest) = self.held.deferred_page(tx, read).await?;
         let (mut due, mut soonest) = (Vec::new(), None);
-        let mut place = page.rows.last().filter(|_| page.more).map(|(key, _)| key_after(key));
-        for (key, value) in &page.rows {
-            let (_, id) = self.held.context.keys.deferred_id(key)?;
-            let row = DeferredRow::from_bytes(value).map_err(|error| error.at(key))?;
+        let mut place = rest.map(|rest| rest.range.begin);
+        for (key, _, id, row) in ids {
             let pause = match row.due {
                 Due::Never => continue,
                 Due::At(of, at) if of == incarnation => at.saturating_sub(version),
@@ -269,7 +252,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             } else if turn == Turn::Now {
                 due.push((id, row));
                 if due.len() == room {
-                    place = Some(key_after(key));
+                    place = Some(key_after(&key));
                     break;
                 }
             }
@@ -288,7 +271,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let row = match newest {
             Newest::Gone => None,
             Newest::Damaged => {
-                self.change_key(&id, KeyChange::Unreadable("the newest row cannot be read")).await?;
+                self.change_key(&id, &KeyChange::Unreadable("the newest row cannot be read")).await?;
                 return Ok(None);
             }
             Newest::Row(row) => match R::from_stored(row.sequence, &row.value) {
@@ -296,7 +279,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Err(error) => {
                     let place = SkippedAt::Row(self.member.feed.clone(), row.sequence);
                     self.held.context.skip(&place, &error);
-                    self.change_key(&id, KeyChange::Unreadable(&error.to_string())).await?;
+                    self.change_key(&id, &KeyChange::Unreadable(&error.to_string())).await?;
                     return Ok(None);
                 }
             },
@@ -321,19 +304,19 @@ impl<R: ConsumedRow> ShardTask<R> {
             !has_ended && !is_wanted(&key.done) && !is_repeatable
         });
         if is_done && key.again.is_none() || is_unwanted {
-            self.change_key(&id, KeyChange::Passed { job: &job }).await?;
+            self.change_key(&id, &KeyChange::Passed { job: &job }).await?;
             return Ok(None);
         }
         Ok(Some((id, job, attempts)))
     }
 
     /// Changes the key of `id`, in one transaction under the lease that reads it and writes it.
-    pub(super) async fn change_key(&mut self, id: &Bytes, change: KeyChange<'_, R>) -> Result<Changed> {
+    pub(super) async fn change_key(&mut self, id: &Bytes, change: &KeyChange<'_, R>) -> Result<Changed> {
         let (held, pause) = (&self.held, change.pause(self.member.options.backoff_max));
         let write = async |tx: Transaction| {
             held.lease.check(&tx).await?;
             let stored = held.deferred(&tx, id).await?;
-            let (changed, row) = self.changed_in(&tx, (id, stored.clone()), &change, pause).await?;
+            let (changed, row) = self.changed_in(&tx, (id, stored.clone()), change, pause).await?;
             let key = held.key(id);
             match &row {
                 // Transactions of the run have read it.
@@ -363,7 +346,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let held = &self.held;
         let at_ms = held.context.env().wall_ms();
         let row = match *change {
-            KeyChange::Finished { job, .. } | KeyChange::Passed { job } => {
+            KeyChange::Finished { job } | KeyChange::Passed { job } => {
                 let Some(stored) = stored else { return Ok((Changed::Done, None)) };
                 let checkpoint = held.checkpoint(tx, Isolation::Serializable).await?;
                 let position = checkpoint.map(|checkpoint| checkpoint.position());
@@ -373,14 +356,11 @@ impl<R: ConsumedRow> ShardTask<R> {
                 let newest = self.newest_sequence(tx, id, isolation).await?;
                 let worked = stored.instance;
                 let mut row = finished(&job.scope(id), Some(stored));
-                let is_covered = if let KeyChange::Finished { is_covered, .. } = *change {
-                    is_covered
-                } else {
+                if is_look {
                     row.instance = worked;
-                    true
-                };
+                }
                 let done = Some(row.done.position());
-                if newest > done && is_covered {
+                if newest > done && job.is_covered {
                     // The checkpoint may have passed the newer row.
                     row.due = Due::NOW;
                 }

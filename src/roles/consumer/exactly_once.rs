@@ -14,6 +14,7 @@
 
 use std::{
     fmt,
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +25,7 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use super::stored::ConsumerHandle;
 use crate::{
     base::{
         cursor::Cursor,
@@ -32,8 +34,7 @@ use crate::{
         event::DbInstance,
     },
     state::{
-        context::Context,
-        keys::{ConsumerName, DeferredRow, Due, ShardId},
+        keys::{DeferredRow, Due, ShardId},
         membership::Held,
     },
     store::{Isolation, KeyRange, Transaction},
@@ -85,32 +86,35 @@ impl fmt::Display for FencingToken {
 }
 
 /// The shard of a consumer, held by this process under one lease.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct HeldShard {
-    pub context: Arc<Context>,
-    pub consumer: ConsumerName,
+    pub consumer: ConsumerHandle,
     pub shard: ShardId,
     pub lease: Held,
     pub token: FencingToken,
 }
 
+impl Deref for HeldShard {
+    type Target = ConsumerHandle;
+
+    fn deref(&self) -> &ConsumerHandle {
+        &self.consumer
+    }
+}
+
 impl HeldShard {
     pub fn key(&self, id: &[u8]) -> Vec<u8> {
-        self.context.keys.deferred(&self.consumer, self.shard, id)
+        self.context.keys.deferred(&self.name, self.shard, id)
     }
 
     /// The key of `id`, read serializably.
     pub async fn deferred(&self, tx: &Transaction, id: &[u8]) -> Result<Option<DeferredRow>> {
-        let key = self.key(id);
-        let stored = tx.get(&key, Isolation::Serializable).await?;
-        stored.map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+        self.deferred_at(tx, &self.key(id), Isolation::Serializable).await
     }
 
     /// The checkpoint; `None` if the consumer does not read the shard, or not yet.
     pub async fn checkpoint(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<Cursor>> {
-        let key = self.context.keys.consumer_checkpoint(&self.consumer, self.shard);
-        let stored = tx.get(&key, isolation).await?;
-        stored.map(|value| Cursor::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+        self.checkpoint_of(tx, self.shard, isolation).await
     }
 
     /// When something is due `pause` after now.
@@ -142,7 +146,7 @@ impl HeldShard {
     }
 
     pub fn set_checkpoint(&self, tx: &Transaction, to: Cursor) {
-        tx.set(&self.context.keys.consumer_checkpoint(&self.consumer, self.shard), &to.to_bytes());
+        tx.set(&self.context.keys.consumer_checkpoint(&self.name, self.shard), &to.to_bytes());
     }
 }
 
@@ -176,7 +180,8 @@ pub(super) struct IdScope {
 pub struct Run {
     pub(super) held: Arc<HeldShard>,
     pub(super) scope: Scope,
-    pub(super) about: About,
+    since: Cursor,
+    attempt: u32,
     is_over: AtomicBool,
     /// Whether a transaction has called [`Run::commit_in`].
     has_committed: AtomicBool,
@@ -184,36 +189,30 @@ pub struct Run {
     progress: Mutex<Duration>,
 }
 
-/// What a handler may want to know of its run.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct About {
-    pub since: Cursor,
-    pub attempt: u32,
-    pub is_deferred: bool,
-}
-
 impl Run {
-    pub(super) fn new(held: &Arc<HeldShard>, scope: Scope, about: About) -> Arc<Self> {
+    /// A run on what `since` does not know, `failed` times after one that has failed.
+    pub(super) fn new(held: &Arc<HeldShard>, scope: Scope, since: Cursor, failed: u32) -> Arc<Self> {
         let progress = Mutex::new(held.context.env().now());
-        let (held, is_over) = (Arc::clone(held), AtomicBool::new(false));
-        Arc::new(Self { held, scope, about, is_over, has_committed: AtomicBool::new(false), progress })
+        let (is_over, has_committed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (held, attempt) = (Arc::clone(held), failed.saturating_add(1));
+        Arc::new(Self { held, scope, since, attempt, is_over, has_committed, progress })
     }
 
     /// What the consumer has finished, for [`Notification::news_since`](crate::Notification::news_since). A kind of event, the deletion of
     /// an earlier database included, is news in each row of its name until the consumer has caught up with the shard. To act on an event
     /// once, keep the sequence of the last row beside each name, in the same transaction, and use the news since that.
     pub fn since(&self) -> Cursor {
-        self.about.since
+        self.since
     }
 
     /// 1, or more if the work on the id, or on rows of the batch, has failed before.
     pub fn attempt(&self) -> u32 {
-        self.about.attempt
+        self.attempt
     }
 
     /// Whether it is about a deferred id, which comes outside of the order of its shard.
     pub fn is_deferred(&self) -> bool {
-        self.about.is_deferred
+        matches!(&self.scope, Scope::Id(id) if id.is_covered)
     }
 
     /// Whether somebody has asked for the work to be done again ([`ConsumerHandle::again`](super::ConsumerHandle::again)).
@@ -229,6 +228,14 @@ impl Run {
     /// Orders the members that work on the shard, for effects outside of the store.
     pub fn fencing_token(&self) -> FencingToken {
         self.held.token
+    }
+
+    /// The id that it is about; `None` if it is about rows of a batch.
+    pub(super) fn id(&self) -> Option<&Bytes> {
+        match &self.scope {
+            Scope::Id(id) => Some(&id.id),
+            Scope::Rows { .. } => None,
+        }
     }
 
     /// Notes progress ([`ConsumerOptions::stall_limit`](super::ConsumerOptions::stall_limit)).
@@ -248,7 +255,7 @@ impl Run {
 
     fn cancelled(&self) -> Error {
         let HeldShard { consumer, shard, .. } = &*self.held;
-        Error::Cancelled { what: format!("shard {shard} of consumer {consumer}") }
+        Error::Cancelled { what: format!("shard {shard} of consumer {}", consumer.name) }
     }
 
     fn check_going_on(&self) -> Result<()> {
@@ -330,15 +337,15 @@ impl Run {
     /// Ends the run of a batch, so that none of its transactions can commit any more. Returns the checkpoint.
     pub(super) async fn revoke_rows(&self) -> Result<Option<Cursor>> {
         self.close();
-        let HeldShard { context, consumer, shard, .. } = &*self.held;
-        let key = KeyRange::key(&context.keys.consumer_checkpoint(consumer, *shard));
+        let (keys, db) = (&self.held.context.keys, &self.held.context.db);
+        let key = KeyRange::key(&keys.consumer_checkpoint(&self.held.name, self.held.shard));
         let revoke = async |tx: Transaction| {
             self.held.lease.check(&tx).await?;
             let stored = self.held.checkpoint(&tx, Isolation::Serializable).await?;
             tx.add_write_conflict(&key);
             Ok(stored)
         };
-        context.db.run(revoke).await
+        db.run(revoke).await
     }
 
     /// The run has ended: no transaction that begins from now on can commit under it.
@@ -374,43 +381,53 @@ pub(super) fn finished(id: &IdScope, stored: Option<DeferredRow>) -> DeferredRow
         }
         (None, None) => (Cursor::NOTHING, None),
     };
-    DeferredRow {
-        done,
-        instance,
-        ended,
-        due: if is_left { Due::NOW } else { Due::Never },
-        attempts: 0,
-        at_ms: 0,
-        error: String::new(),
-        again,
-    }
+    let due = if is_left { Due::NOW } else { Due::Never };
+    DeferredRow { instance, ended, due, again, ..DeferredRow::new(done) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
 
+    use super::*;
+    use crate::base::encoding::Versionstamp;
+
+    fn token((incarnation, generation, shard, epoch): (u8, u64, u64, u64)) -> FencingToken {
+        FencingToken { incarnation: Incarnation(incarnation), generation, shard: ShardId(shard), epoch }
+    }
+
+    /// The text is kept in other databases, so it never changes.
     #[test]
-    fn tokens_sort_as_their_texts_do() {
-        let token = |incarnation, generation, shard, epoch| FencingToken {
-            incarnation: Incarnation(incarnation),
-            generation,
-            shard: ShardId(shard),
-            epoch,
-        };
-        let tokens =
-            [token(0, 1, 1, 9), token(0, 1, 3, 1), token(0, 2, 1, 10), token(0, 10, 1, 1), token(1, 1, 1, 1)];
-        assert!(tokens.is_sorted_by(|a, b| a < b));
-        assert!(tokens.map(|token| token.to_string()).is_sorted_by(|a, b| a < b));
-        assert_eq!(tokens[0].to_string().len(), 50);
+    fn the_text_of_a_token_has_a_fixed_form() {
+        let texts = [(1, 2, 258, 10), (255, u64::MAX, u64::MAX, u64::MAX)].map(|of| token(of).to_string());
+        assert_eq!(texts[0], "0100000000000000020000000000000102000000000000000a");
+        assert_eq!(texts[1], "f".repeat(50));
+    }
+
+    proptest! {
+        /// The condition of the SQL that the page of [`FencingToken`] shows, on texts, is that of tokens and sequences.
+        #[test]
+        fn texts_of_tokens_and_sequences_compare_as_they_do(
+            tokens: [(u8, u64, u64, u64); 2],
+            few in [(0_u8..2, 0_u64..20, 0_u64..20, 0_u64..20), (0_u8..2, 0_u64..20, 0_u64..20, 0_u64..20)],
+            versions: [u64; 2],
+        ) {
+            let seq = versions.map(|version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0));
+            for [stored, new] in [tokens, few, [tokens[0]; 2]].map(|pair| pair.map(token)) {
+                let [stored_token, new_token] = [stored, new].map(|token| token.to_string());
+                let [stored_seq, new_seq] = seq.map(|seq| seq.to_string());
+                let updates = stored_token < new_token || stored_token == new_token && stored_seq < new_seq;
+                prop_assert_eq!(updates, (stored, seq[0]) < (new, seq[1]));
+                prop_assert_eq!(stored_token.as_bytes() < new_token.as_bytes(), stored < new);
+            }
+        }
     }
 
     /// Regression: the work on a row that had been read before the newest one was finished set the key back, and the newest one was worked
     /// on again.
     #[test]
     fn an_older_row_takes_nothing_back() {
-        let at =
-            |version| Sequence::new(Incarnation(0), crate::base::encoding::Versionstamp::new(version, 0), 0);
+        let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
         let scope = |version| IdScope {
             id: Bytes::from_static(b"a"),
             sequence: Some(at(version)),

@@ -8,8 +8,7 @@ use tokio::task::JoinSet;
 use super::{
     ConsumerHandle,
     handler::ConsumedRow,
-    low_watermark::LowWatermark,
-    member::{DroppedFlag, Member, PendingCloses, Present, Shards},
+    member::{DroppedFlag, Member, Present, Working},
     shard::ShardTask,
 };
 use crate::{
@@ -24,13 +23,13 @@ use crate::{
     store::Transaction,
 };
 
-impl<R: ConsumedRow> Work for Member<R> {
+impl<R: ConsumedRow> Work for Working<R> {
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         self.read_shards(tx).boxed()
     }
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
-        let present = Present::enter(&self.shards, ShardId(lease.resource));
+        let present = Present::enter(&self.member, ShardId(lease.resource));
         async move {
             let _present = present;
             ShardTask::new(self, lease, stop).run().await
@@ -46,10 +45,7 @@ pub struct Consumer {
     /// Shows handlers that are closed after an abort that the member was dropped. It has to be dropped before the worker.
     dropped: DroppedFlag,
     worker: Worker,
-    handle: ConsumerHandle,
-    shards: Arc<Shards>,
-    closing: PendingCloses,
-    low_watermark: Arc<LowWatermark>,
+    member: Arc<Member>,
     /// Writes the low watermark; aborted when this is dropped.
     writer: JoinSet<()>,
     /// Polls for new rows, together with all other consumers of the process.
@@ -57,57 +53,50 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    pub(super) fn new(
-        worker: Worker,
-        handle: ConsumerHandle,
-        (shards, closing): (Arc<Shards>, PendingCloses),
-        (low_watermark, writer): (Arc<LowWatermark>, JoinSet<()>),
-        watcher: Arc<JoinSet<()>>,
-    ) -> Self {
-        let dropped = closing.flag();
-        Self { dropped, worker, handle, shards, closing, low_watermark, writer, watcher }
+    pub(super) fn new(worker: Worker, member: Arc<Member>, watcher: Arc<JoinSet<()>>) -> Self {
+        let (dropped, writer) = (DroppedFlag(Arc::clone(&member)), member.start_low_watermark());
+        Self { dropped, worker, member, writer, watcher }
     }
 
     /// The consumer as a whole, on all nodes.
     pub fn handle(&self) -> &ConsumerHandle {
-        &self.handle
+        &self.member.consumer
     }
 
     /// The shards on which this node works at the moment, in order.
     pub fn shards(&self) -> Vec<ShardId> {
-        self.shards.working()
+        self.member.working()
     }
 
     /// Completes when this member can go on no more: with [`Error::NoFeed`] if the feed of the consumer is gone, and with
     /// [`Error::NoConsumer`] if the consumer was deleted, and its name belongs to one with another feed or filter. Cancel safe.
     pub async fn ended(&self) -> Error {
-        self.shards.ended().await
+        self.member.ended().await
     }
 
     /// Waits until the consumer, on all nodes, has finished or deferred everything that is in its feed now.
     pub async fn caught_up(&self) -> Result<()> {
-        self.low_watermark.caught_up().await
+        self.member.caught_up().await
     }
 
     /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`.
     pub async fn wait_until(&self, version: u64) -> Result<()> {
-        self.low_watermark.wait_until(version).await
+        self.member.wait_until(version).await
     }
 
     /// Lets runs end, for at most half of the time for a handover, saves the checkpoints, closes the handlers, and releases the leases. If
     /// this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(self) -> Result<()> {
-        let Self { dropped, worker, handle, shards, closing, low_watermark, mut writer, watcher } = self;
-        let is_first = shards.if_first().is_some();
+        let Self { dropped, worker, member, mut writer, watcher } = self;
+        let is_first = member.if_first().is_some();
         let ended = worker.shutdown().await;
         writer.shutdown().await;
         drop(dropped);
-        closing.finish().await;
+        member.closing.finish().await;
         // No member may follow, and the janitor waits for the checkpoints that were saved just now.
         if is_first && ended.is_ok() {
-            let written =
-                in_time(handle.env(), "writing the low watermark of a consumer", low_watermark.write());
-            if let Err(error) = written.await {
+            let (env, what) = (member.env(), "writing the low watermark of a consumer");
+            if let Err(error) = in_time(env, what, member.write_low_watermark()).await {
                 tracing::warn!(%error, "the low watermark of a consumer stays as it was");
             }
         }
@@ -121,7 +110,7 @@ impl Consumer {
 
 impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, shards) = (self.handle.name(), self.shards());
+        let (name, shards) = (self.member.name(), self.shards());
         f.debug_struct("Consumer").field("name", name).field("shards", &shards).finish_non_exhaustive()
     }
 }

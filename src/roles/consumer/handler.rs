@@ -1,6 +1,6 @@
-//! [`Handler`] and [`BatchHandler`]: the user's code that a consumer calls, and what it is given.
+//! [`Handler`]: the user's code that a consumer calls, and what it is given.
 
-use std::{error::Error as StdError, fmt, future::ready, ops::Deref, sync::Arc};
+use std::{error::Error as StdError, fmt, future::ready, marker::PhantomData, ops::Deref, sync::Arc};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use serde::Serialize;
@@ -90,14 +90,16 @@ pub enum CloseReason {
     Panicked,
 }
 
-/// Works on ids side by side: [`ConsumerBuilder::run`](super::ConsumerBuilder::run). A closure of a [`Work`] is a handler, too.
+/// Works on ids side by side, if it is a handler of [`Work`] ([`ConsumerBuilder::run`](super::ConsumerBuilder::run)); or on batches of
+/// rows in the order of their shard, if it is one of a [`Batch`]
+/// ([`ConsumerBuilder::run_batches`](super::ConsumerBuilder::run_batches)). A closure of either is a handler, too.
 ///
 /// For each shard that a node holds, `opened` is called first, `closed` last (unless the process ends), and `handle` in between: for
-/// several ids at once, never twice at once for one id.
-pub trait Handler<R>: Send + Sync + 'static {
-    /// Works on the newest row of an id. After an error, a panic or a crash it is called again, and must tolerate that, unless the
-    /// effect is in a transaction that called [`Run::commit_in`]. If the work is cancelled, its future is dropped.
-    fn handle(&self, work: Work<R>) -> impl Future<Output = HandlerResult> + Send;
+/// several ids at once, never twice at once for one id; for one batch after the other. If a handler of batches panics, another one is made.
+pub trait Handler<W>: Send + Sync + 'static {
+    /// Works on the newest row of an id, or on some rows. After an error, a panic or a crash it is called again, and must tolerate that,
+    /// unless the effect is in a transaction that called [`Run::commit_in`]. If the work is cancelled, its future is dropped.
+    fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send;
 
     /// Called when the node begins to work on `shard`.
     fn opened(&self, shard: ShardId) -> impl Future<Output = ()> + Send {
@@ -112,62 +114,23 @@ pub trait Handler<R>: Send + Sync + 'static {
     }
 }
 
-impl<R, F, W> Handler<R> for F
+impl<W, F, H> Handler<W> for F
 where
-    F: Fn(Work<R>) -> W + Send + Sync + 'static,
-    W: Future<Output = HandlerResult> + Send,
+    F: Fn(W) -> H + Send + Sync + 'static,
+    H: Future<Output = HandlerResult> + Send,
 {
-    fn handle(&self, work: Work<R>) -> impl Future<Output = HandlerResult> + Send {
+    fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send {
         self(work)
     }
 }
 
-/// Works on batches of rows in the order of their shard: [`ConsumerBuilder::run_batches`](super::ConsumerBuilder::run_batches). A closure
-/// of a [`Batch`] is a handler, too.
-///
-/// There is one for each shard that a node holds. `opened` is called first, `closed` last (unless the process ends), and `batch` in
-/// between, one call at a time. After a panic another one is made.
-pub trait BatchHandler<R>: Send + 'static {
-    /// Works on some rows. After an error, a panic or a crash it gets the same rows again, and must tolerate that, unless the effect is in a
-    /// transaction that called [`Run::commit_in`].
-    fn batch(&mut self, batch: Batch<R>) -> impl Future<Output = HandlerResult> + Send;
-
-    /// Called when the node begins to work on `shard`.
-    fn opened(&mut self, shard: ShardId) -> impl Future<Output = ()> + Send {
-        let _ = shard;
-        ready(())
-    }
-
-    /// Called when the handler will get nothing more.
-    fn closed(&mut self, reason: CloseReason) -> impl Future<Output = ()> + Send {
-        let _ = reason;
-        ready(())
-    }
-}
-
-impl<R, F, W> BatchHandler<R> for F
-where
-    F: FnMut(Batch<R>) -> W + Send + 'static,
-    W: Future<Output = HandlerResult> + Send,
-{
-    fn batch(&mut self, batch: Batch<R>) -> impl Future<Output = HandlerResult> + Send {
-        self(batch)
-    }
-}
-
 /// The work on one id. Clones belong to the same [`Run`].
+#[derive(Clone)]
 pub struct Work<R> {
     pub(super) id: bytes::Bytes,
     pub(super) row: Option<Arc<R>>,
     pub(super) gone: Option<DbInstance>,
     pub(super) run: Arc<Run>,
-}
-
-impl<R> Clone for Work<R> {
-    fn clone(&self) -> Self {
-        let (id, row, run) = (self.id.clone(), self.row.clone(), Arc::clone(&self.run));
-        Self { id, row, gone: self.gone, run }
-    }
 }
 
 impl<R> Deref for Work<R> {
@@ -206,11 +169,12 @@ impl Work<Notification> {
 
 impl<R> fmt::Debug for Work<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("id", &self.id).field("run", &self.run.about).finish_non_exhaustive()
+        f.debug_struct("Work").field("id", &self.id).field("since", &self.since()).finish_non_exhaustive()
     }
 }
 
 /// Rows of one shard, in order. Clones belong to the same [`Run`].
+#[derive(Clone)]
 pub struct Batch<R> {
     /// The rows. A deferred id comes alone, in its newest row; and without a row if there is only an end to handle ([`Batch::gone`]).
     pub rows: Vec<R>,
@@ -226,12 +190,6 @@ impl<R> Batch<R> {
     }
 }
 
-impl<R: Clone> Clone for Batch<R> {
-    fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), gone: self.gone.clone(), run: Arc::clone(&self.run) }
-    }
-}
-
 impl<R> Deref for Batch<R> {
     type Target = Run;
 
@@ -242,10 +200,8 @@ impl<R> Deref for Batch<R> {
 
 impl<R> fmt::Debug for Batch<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch")
-            .field("rows", &self.rows.len())
-            .field("run", &self.run.about)
-            .finish_non_exhaustive()
+        let (rows, since) = (self.rows.len(), self.since());
+        f.debug_struct("Batch").field("rows", &rows).field("since", &since).finish_non_exhaustive()
     }
 }
 
@@ -255,6 +211,20 @@ pub(super) enum Call<R> {
     Rows(Batch<R>),
 }
 
+impl<R> From<Call<R>> for Work<R> {
+    fn from(call: Call<R>) -> Self {
+        let Call::Id(work) = call else { unreachable!("ids come one by one") };
+        work
+    }
+}
+
+impl<R> From<Call<R>> for Batch<R> {
+    fn from(call: Call<R>) -> Self {
+        let Call::Rows(batch) = call else { unreachable!("rows come in batches") };
+        batch
+    }
+}
+
 /// The handler of a shard, whatever its type.
 pub(super) trait AnyHandler<R>: Send + Sync {
     fn call(self: Arc<Self>, call: Call<R>) -> BoxFuture<'static, HandlerResult>;
@@ -262,13 +232,12 @@ pub(super) trait AnyHandler<R>: Send + Sync {
     fn closed(self: Arc<Self>, shard: ShardId, reason: CloseReason) -> BoxFuture<'static, ()>;
 }
 
-/// A [`Handler`].
-pub(super) struct Ids<H>(pub H);
+/// A [`Handler`] of `W`.
+pub(super) struct Of<H, W>(pub H, pub PhantomData<fn(W)>);
 
-impl<R: ConsumedRow, H: Handler<R>> AnyHandler<R> for Ids<H> {
+impl<R: ConsumedRow, W: From<Call<R>> + Send + 'static, H: Handler<W>> AnyHandler<R> for Of<H, W> {
     fn call(self: Arc<Self>, call: Call<R>) -> BoxFuture<'static, HandlerResult> {
-        let Call::Id(work) = call else { unreachable!("ids come one by one") };
-        async move { self.0.handle(work).await }.boxed()
+        async move { self.0.handle(call.into()).await }.boxed()
     }
 
     fn opened(self: Arc<Self>, shard: ShardId) -> BoxFuture<'static, ()> {
@@ -277,24 +246,6 @@ impl<R: ConsumedRow, H: Handler<R>> AnyHandler<R> for Ids<H> {
 
     fn closed(self: Arc<Self>, shard: ShardId, reason: CloseReason) -> BoxFuture<'static, ()> {
         async move { self.0.closed(shard, reason).await }.boxed()
-    }
-}
-
-/// A [`BatchHandler`], which is called for one batch at a time. A call that is dropped or panics gives the lock back.
-pub(super) struct Batches<H>(pub tokio::sync::Mutex<H>);
-
-impl<R: ConsumedRow, H: BatchHandler<R>> AnyHandler<R> for Batches<H> {
-    fn call(self: Arc<Self>, call: Call<R>) -> BoxFuture<'static, HandlerResult> {
-        let Call::Rows(batch) = call else { unreachable!("rows come in batches") };
-        async move { self.0.lock().await.batch(batch).await }.boxed()
-    }
-
-    fn opened(self: Arc<Self>, shard: ShardId) -> BoxFuture<'static, ()> {
-        async move { self.0.lock().await.opened(shard).await }.boxed()
-    }
-
-    fn closed(self: Arc<Self>, _: ShardId, reason: CloseReason) -> BoxFuture<'static, ()> {
-        async move { self.0.lock().await.closed(reason).await }.boxed()
     }
 }
 
@@ -324,20 +275,6 @@ fn chain_of(error: &(dyn StdError + 'static)) -> String {
 /// What a row says of where its work ends, for the fence.
 pub(super) fn left_instance<R: ConsumedRow>(row: Option<&R>) -> Option<DbInstance> {
     row.filter(|row| !row.is_tombstone()).and_then(ConsumedRow::instance)
-}
-
-/// The database whose end the handler has to learn, where `worked` is the one in the key of the id.
-pub(super) fn gone<R: ConsumedRow>(
-    row: Option<&R>,
-    since: &Cursor,
-    worked: Option<DbInstance>,
-) -> Option<DbInstance> {
-    match row {
-        None => worked,
-        // It was begun, so the end of the one before is handled, or is the work of a run of its own.
-        Some(row) if worked.is_some() && worked == left_instance(Some(row)) => None,
-        Some(row) => worked.or_else(|| row.gone(since)),
-    }
 }
 
 /// The sequence of a row that may be missing.

@@ -68,14 +68,6 @@ struct Tenant {
     turn: u64,
 }
 
-/// What became of an offered row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Offered {
-    Taken,
-    /// The id runs. The row is kept for later.
-    Running,
-}
-
 pub(super) struct InHand<T> {
     entries: HashMap<Bytes, Entry<T>>,
     /// The first unfinished rows of all entries that hold the watermark back.
@@ -148,7 +140,7 @@ impl<T> InHand<T> {
     }
 
     /// Takes the row of `id` at `at`, which no key covers, to be worked on at `due`. If the id is in hand, `merge` gets the work that
-    /// waits and the new one; a pause goes on.
+    /// waits and the new one; a pause goes on. Returns whether the id runs: then the row is kept for later.
     pub fn offer(
         &mut self,
         id: &Bytes,
@@ -156,11 +148,11 @@ impl<T> InHand<T> {
         work: T,
         due: Option<Duration>,
         merge: impl FnOnce(&mut T, T),
-    ) -> Offered {
+    ) -> bool {
         let Some(entry) = self.entries.get_mut(id) else {
             self.firsts.insert(at);
             self.insert(id, work, Some(at), due);
-            return Offered::Taken;
+            return false;
         };
         if entry.state == State::Running {
             match &mut entry.next {
@@ -170,10 +162,10 @@ impl<T> InHand<T> {
                     self.firsts.insert(at);
                 }
             }
-            return Offered::Running;
+            return true;
         }
         merge(&mut entry.work, work);
-        Offered::Taken
+        false
     }
 
     /// Takes an id whose key covers it, to be worked on now.
@@ -403,7 +395,7 @@ mod tests {
         *work = newer;
     }
 
-    fn offer(hand: &mut InHand<u64>, name: &'static str, version: u64) -> Offered {
+    fn offer(hand: &mut InHand<u64>, name: &'static str, version: u64) -> bool {
         hand.offer(&id(name), at(version), version, None, newest)
     }
 
@@ -432,11 +424,11 @@ mod tests {
     fn an_id_never_runs_twice_at_once_and_its_newest_row_follows() {
         let mut hand = InHand::new(None);
         offer(&mut hand, "a", 1);
-        assert_eq!(offer(&mut hand, "a", 2), Offered::Taken);
+        assert!(!offer(&mut hand, "a", 2));
         assert_eq!(hand.start(NOW, 9), Some(id("a")));
         assert_eq!(hand.get(b"a").unwrap().work, 2);
-        assert_eq!(offer(&mut hand, "a", 3), Offered::Running);
-        assert_eq!(offer(&mut hand, "a", 4), Offered::Running);
+        assert!(offer(&mut hand, "a", 3));
+        assert!(offer(&mut hand, "a", 4));
         assert_eq!(hand.start(NOW, 9), None);
         assert_eq!(hand.watermark(at(9)), at(1).before());
         assert!(hand.done(&id("a"), None));

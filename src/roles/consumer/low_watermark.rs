@@ -11,23 +11,15 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
-use super::member::{Shards, read_row};
+use super::{handler::ConsumedRow, member::Member};
 use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
-        filter::Filter,
         notification::Notification,
     },
-    roles::consumer::handler::ConsumedRow,
-    state::{
-        context::Context,
-        feed::{FeedRow, RawFeed},
-        feed_watcher::Listener,
-        keys::{ConsumerName, FeedId, ShardId, watermark},
-        notification_feed::NotificationFeed,
-    },
+    state::{feed::FeedRow, feed_watcher::Listener, keys::ShardId, notification_feed::NotificationFeed},
     store::{Isolation, Priority, Transaction, TransactionOption},
 };
 
@@ -49,16 +41,6 @@ const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Durat
 /// Its name in reports of trouble.
 const WRITER: &str = "low watermark of a consumer";
 
-/// What is needed to find the low watermark of a consumer.
-#[derive(Debug)]
-pub(super) struct LowWatermark {
-    pub context: Arc<Context>,
-    pub name: ConsumerName,
-    pub feed: FeedId,
-    pub filter: Filter,
-    pub shards: Arc<Shards>,
-}
-
 /// The rows of a shard that nobody has to work on.
 struct Passed {
     /// Up to where there is no other.
@@ -68,27 +50,27 @@ struct Passed {
     is_all: bool,
 }
 
-impl LowWatermark {
+impl Member {
     /// Starts the task that writes it; none, if the feed has no tombstones.
-    pub fn start(self: &Arc<Self>) -> JoinSet<()> {
+    pub fn start_low_watermark(self: &Arc<Self>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if self.feed.instance().is_none() {
             let hints = Arc::new(Listener::of_consumer(&self.context, &self.feed, Duration::MAX));
             let low = Arc::clone(self);
-            let make = move || Arc::clone(&low).run(Arc::clone(&hints));
+            let make = move || Arc::clone(&low).keep_low_watermark(Arc::clone(&hints));
             tasks.spawn(self.context.stats.supervised(self.context.env(), WRITER, make));
         }
         tasks
     }
 
     /// Writes it whenever that is due, until it is dropped.
-    async fn run(self: Arc<Self>, hints: Arc<Listener>) {
+    async fn keep_low_watermark(self: Arc<Self>, hints: Arc<Listener>) {
         let env = self.context.env();
         let (mut seen, mut known) = (None, Sequence::MIN);
         let (mut pauses, mut waited) = (0, 0);
         loop {
             env.sleep(env.spread(PAUSE, 0.75, 1.25)).await;
-            let Some(reads) = self.shards.if_first() else {
+            let Some(reads) = self.if_first() else {
                 seen = None;
                 continue;
             };
@@ -98,7 +80,7 @@ impl LowWatermark {
             if seen == now && (!is_behind || waited <= pauses) {
                 continue;
             }
-            let low = match self.write().await {
+            let low = match self.write_low_watermark().await {
                 Ok(low) => low.unwrap_or(Sequence::MIN),
                 Err(error) => {
                     self.context.stats.health.complain(env, WRITER, &error);
@@ -112,48 +94,42 @@ impl LowWatermark {
     }
 
     /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none.
-    pub async fn write(&self) -> Result<Option<Sequence>> {
+    pub async fn write_low_watermark(&self) -> Result<Option<Sequence>> {
         if self.feed.instance().is_some() {
             return Ok(None);
         }
-        let Some((identity, low, has_passed)) = self.find().await? else { return Ok(None) };
+        let Some((identity, low, has_passed)) = self.find_low_watermark().await? else { return Ok(None) };
         if !has_passed {
             return Ok(Some(low));
         }
-        let key = self.context.keys.low_watermark(&self.name);
         let write = async |tx: Transaction| {
             // A reset or a deletion since then makes what was found void.
-            let row = read_row(&self.context, &tx, &self.name, Isolation::Serializable).await?;
+            let row = self.row(&tx, Isolation::Serializable).await?;
             if row.is_none_or(|row| (row.identity, row.generation) != identity) {
                 return Ok(None);
             }
-            let stored = tx.get(&key, Isolation::Serializable).await?;
-            let stored = stored.map(|value| watermark(&value)).transpose()?;
-            if stored.is_none_or(|stored| stored < low) {
-                tx.set(&key, low.as_bytes());
+            let stored = self.low_watermark(&tx, Isolation::Serializable).await?;
+            if stored < low {
+                tx.set(&self.context.keys.low_watermark(&self.name), low.as_bytes());
             }
-            Ok(Some(low.max(stored.unwrap_or(low))))
+            Ok(Some(low.max(stored)))
         };
         self.context.db.run(write).await
     }
 
     /// Finds the position, for which consumer it holds, and whether any row was passed since it was written.
-    async fn find(&self) -> Result<Option<(([u8; 16], u64), Sequence, bool)>> {
-        let keys = &self.context.keys;
+    async fn find_low_watermark(&self) -> Result<Option<(([u8; 16], u64), Sequence, bool)>> {
         let read = async |tx: Transaction| {
-            let row = read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
-            let checkpoints = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
-            let key = keys.low_watermark(&self.name);
-            let low = tx.get(&key, Isolation::Snapshot).await?;
-            let low = low.map_or(Ok(Sequence::MIN), |value| watermark(&value))?;
-            Ok((row, checkpoints, low))
+            tokio::try_join!(
+                self.row(&tx, Isolation::Snapshot),
+                self.checkpoints(&tx),
+                self.low_watermark(&tx, Isolation::Snapshot)
+            )
         };
         let (row, checkpoints, low) = self.context.db.run(read).await?;
         let Some(row) = row else { return Ok(None) };
         let (mut lowest, mut has_passed): (Option<Sequence>, bool) = (None, false);
-        for (key, value) in checkpoints {
-            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
-            let stored = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
+        for (shard, stored) in checkpoints {
             let passed = self.unwanted_up_to(shard, stored, low, None).await?;
             has_passed |= passed.rows > 0 || stored.position() > low;
             lowest = Some(lowest.map_or(passed.to, |lowest| lowest.min(passed.to)));
@@ -171,14 +147,13 @@ impl LowWatermark {
         enough: Option<Sequence>,
     ) -> Result<Passed> {
         let mut passed = Passed { to: stored.position().max(low), rows: 0, is_all: true };
-        let feed = RawFeed::new(&self.context, &self.feed);
         for _ in 0..PAGES_MAX {
             if enough.is_some_and(|enough| passed.to >= enough) {
                 return Ok(passed);
             }
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
-                feed.kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
+                self.feed().kept_shard_page(&tx, shard, passed.to, PAGE_ROWS).await
             };
             let page = match self.context.db.run(read).await {
                 // The consumer has left the shard since its checkpoint was read, and the janitor has dropped it.
@@ -207,12 +182,10 @@ impl LowWatermark {
         // A row that cannot be decoded is wanted by nobody.
         Notification::from_stored(sequence, value).is_ok_and(|row| row.is_wanted(&self.filter, since))
     }
-}
 
-impl LowWatermark {
     /// Waits until everything up to what is in the feed now is finished, or deferred.
     pub async fn caught_up(&self) -> Result<()> {
-        let now = async |tx: Transaction| RawFeed::new(&self.context, &self.feed).last_readable(&tx).await;
+        let now = async |tx: Transaction| self.feed().last_readable(&tx).await;
         let now = self.context.db.run(now).await?;
         self.wait_for(now).await
     }
@@ -239,18 +212,12 @@ impl LowWatermark {
 
     /// Whether no shard has a wanted row up to `at` that is neither finished nor deferred.
     async fn has_passed(&self, at: Sequence) -> Result<bool> {
-        let keys = &self.context.keys;
         let read = async |tx: Transaction| {
-            let row = read_row(&self.context, &tx, &self.name, Isolation::Snapshot).await?;
-            row.ok_or_else(|| Error::NoConsumer { consumer: self.name.to_string() })?;
-            let stored = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
-            let topology = RawFeed::new(&self.context, &self.feed).topology(&tx).await?;
-            Ok((stored, topology))
+            self.existing(&tx, Isolation::Snapshot).await?;
+            Ok((self.checkpoints(&tx).await?, self.feed().topology(&tx).await?))
         };
         let (stored, topology) = self.context.db.run(read).await?;
-        for (key, value) in stored {
-            let (_, shard) = keys.consumer_checkpoint_of(&key)?;
-            let stored = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
+        for (shard, stored) in stored {
             if !self.unwanted_up_to(shard, stored, Sequence::MIN, Some(at)).await?.is_all {
                 return Ok(false);
             }

@@ -1,12 +1,12 @@
 //! [`Member`]: what the tasks of a consumer on one node share.
 
 use std::{
+    ops::Deref,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use futures_util::FutureExt;
@@ -17,50 +17,44 @@ use super::{
     CloseReason, ConsumerOptions,
     handler::{AnyHandler, ConsumedRow, Factory},
     in_hand::Tenants,
+    stored::ConsumerHandle,
 };
 use crate::{
     base::{
         cursor::Cursor,
-        encoding::Sequence,
         error::{Error, Result, panic_text},
         filter::Filter,
     },
     state::{
-        context::Context,
         feed::{RawFeed, Topology},
-        keys::{ConsumerName, ConsumerRow, FeedId, ShardId, TopologyRow, watermark},
+        keys::{FeedId, ShardId, TopologyRow},
         membership::Stop,
     },
     store::{Isolation, Transaction},
 };
 
 /// What the tasks of a consumer on one node share.
-pub(super) struct Member<R> {
-    pub context: Arc<Context>,
-    pub name: ConsumerName,
+pub(super) struct Member {
+    pub consumer: ConsumerHandle,
     pub feed: FeedId,
     pub filter: Filter,
     pub options: ConsumerOptions,
     pub tenants: Option<Tenants>,
-    pub factory: Factory<R>,
     /// Whether the handler works on batches in the order of the shard.
     pub is_ordered: bool,
     /// The generation of the consumer when it was last read.
     pub generation: AtomicU64,
     /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
     pub changes: watch::Sender<u64>,
-    pub shards: Arc<Shards>,
     pub closing: PendingCloses,
-}
-
-/// The shards of a consumer, as far as a node knows them.
-#[derive(Debug, Default)]
-pub(super) struct Shards {
+    /// Whether the handle of the member is dropped.
+    is_dropped: AtomicBool,
     known: Mutex<Known>,
-    /// Why the consumer can go on no more.
+    /// Why the member can go on no more.
     ended: watch::Sender<Option<Error>>,
 }
 
+/// The shards of a consumer, as far as a node knows them.
 #[derive(Debug, Default)]
 struct Known {
     /// The first shard with a checkpoint.
@@ -73,7 +67,41 @@ struct Known {
     reads: u64,
 }
 
-impl Shards {
+impl Deref for Member {
+    type Target = ConsumerHandle;
+
+    fn deref(&self) -> &ConsumerHandle {
+        &self.consumer
+    }
+}
+
+impl Member {
+    pub fn new(
+        consumer: ConsumerHandle,
+        (feed, filter): (FeedId, Filter),
+        (options, tenants): (ConsumerOptions, Option<Tenants>),
+        is_ordered: bool,
+    ) -> Self {
+        Self {
+            consumer,
+            feed,
+            filter,
+            options,
+            tenants,
+            is_ordered,
+            generation: AtomicU64::new(0),
+            changes: watch::Sender::new(0),
+            closing: PendingCloses::default(),
+            is_dropped: AtomicBool::new(false),
+            known: Mutex::default(),
+            ended: watch::Sender::default(),
+        }
+    }
+
+    pub fn feed(&self) -> RawFeed<'_> {
+        RawFeed::new(&self.context, &self.feed)
+    }
+
     /// How often the shards were read, if the node works on the first one.
     pub fn if_first(&self) -> Option<u64> {
         let known = self.known.lock();
@@ -88,74 +116,52 @@ impl Shards {
         shards
     }
 
-    /// Completes when the consumer can go on no more. Cancel safe.
+    /// Whether `shard` is the first one with a checkpoint.
+    pub fn is_first(&self, shard: ShardId) -> bool {
+        self.known.lock().first == Some(shard)
+    }
+
+    /// Whether `shard` takes over from shards that are not drained.
+    pub fn is_successor(&self, shard: ShardId) -> bool {
+        self.known.lock().successors.contains(&shard)
+    }
+
+    /// The member cannot go on.
+    pub fn end(&self, error: Error) {
+        self.ended.send_replace(Some(error));
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended.borrow().is_some()
+    }
+
+    /// Completes when the member can go on no more. Cancel safe.
     pub async fn ended(&self) -> Error {
         let mut ended = self.ended.subscribe();
         let ended = ended.wait_for(Option::is_some).await.expect("the sender is here");
         ended.clone().expect("it was waited for")
     }
 
-    /// Whether `shard` is the first one with a checkpoint.
-    pub fn is_first(&self, shard: ShardId) -> bool {
-        self.known.lock().first == Some(shard)
-    }
-}
-
-impl<R: ConsumedRow> Member<R> {
-    pub fn feed(&self) -> RawFeed<'_> {
-        RawFeed::new(&self.context, &self.feed)
-    }
-
-    pub async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<ConsumerRow>> {
-        read_row(&self.context, tx, &self.name, isolation).await
-    }
-
-    /// A position that no shard has to begin before.
-    pub async fn low_watermark(&self, tx: &Transaction) -> Result<Sequence> {
-        let key = self.context.keys.low_watermark(&self.name);
-        let stored = tx.get(&key, Isolation::Snapshot).await?;
-        stored.map_or(Ok(Sequence::MIN), |value| watermark(&value).map_err(|error| error.at(&key)))
-    }
-
-    /// Whether `shard` takes over from shards that are not drained.
-    pub fn is_successor(&self, shard: ShardId) -> bool {
-        self.shards.known.lock().successors.contains(&shard)
-    }
-
-    /// The member cannot go on.
-    pub fn end(&self, error: Error) {
-        self.shards.ended.send_replace(Some(error));
-    }
-
-    /// Whether `row` is that of the consumer of which this is a member. It may have been deleted, and created with another feed or filter.
-    fn is_for(&self, row: &ConsumerRow) -> bool {
-        row.feed == self.feed && row.filter == self.filter.hash()
-    }
-
-    /// The shards with checkpoints, and those of the next topology entry if theirs is closed; none of a consumer that is another one.
+    /// The shards with checkpoints, and those of the next topology entry if theirs is closed; none of a consumer that is another one: it
+    /// may have been deleted, and created with another feed or filter.
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
-        let keys = &self.context.keys;
-        // Checkpoints change all the time, and must not make a round of balancing fail.
-        let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot);
-        let (rows, row) = tokio::try_join!(rows, self.row(tx, Isolation::Snapshot))?;
-        if row.as_ref().is_some_and(|row| !self.is_for(row)) {
-            let another = Error::NoConsumer { consumer: self.name.to_string() };
-            self.end(another.clone());
-            return Err(another);
+        let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
+        let mut shards: Vec<_> = checkpoints.into_iter().map(|(shard, _)| shard).collect();
+        if let Some(row) = &row {
+            if row.feed != self.feed || row.filter != self.filter.hash() {
+                self.end(self.missing());
+                return Err(self.missing());
+            }
+            self.generation.store(row.generation, Ordering::Relaxed);
         }
-        let shards = rows.iter().map(|(key, _)| Ok(keys.consumer_checkpoint_of(key)?.1));
-        let mut shards: Vec<_> = shards.collect::<Result<_>>()?;
         let first = shards.first().copied();
         let successors = match first {
             Some(first) => self.successors(tx, first).await?,
             None => Vec::new(),
         };
         shards.extend(&successors);
-        if let Some(row) = &row {
-            self.generation.store(row.generation, Ordering::Relaxed);
-        }
         {
-            let mut known = self.shards.known.lock();
+            let mut known = self.known.lock();
             known.reads = known.reads.wrapping_add(1);
             (known.first, known.successors) = (first, successors);
         }
@@ -175,34 +181,36 @@ impl<R: ConsumedRow> Member<R> {
     }
 }
 
-/// The stored row of a consumer.
-pub(super) async fn read_row(
-    context: &Context,
-    tx: &Transaction,
-    name: &ConsumerName,
-    isolation: Isolation,
-) -> Result<Option<ConsumerRow>> {
-    let key = context.keys.consumer(name);
-    let row = tx.get(&key, isolation).await?;
-    row.map(|value| ConsumerRow::from_bytes(&value).map_err(|error| error.at(&key))).transpose()
+/// A member, and what makes the handlers of its shards.
+pub(super) struct Working<R> {
+    pub member: Arc<Member>,
+    pub factory: Factory<R>,
+}
+
+impl<R> Deref for Working<R> {
+    type Target = Member;
+
+    fn deref(&self) -> &Member {
+        &self.member
+    }
 }
 
 /// Lists a shard among those in work, until it is dropped.
 pub(super) struct Present {
-    shards: Arc<Shards>,
+    member: Arc<Member>,
     shard: ShardId,
 }
 
 impl Present {
-    pub fn enter(shards: &Arc<Shards>, shard: ShardId) -> Self {
-        shards.known.lock().working.push(shard);
-        Self { shards: Arc::clone(shards), shard }
+    pub fn enter(member: &Arc<Member>, shard: ShardId) -> Self {
+        member.known.lock().working.push(shard);
+        Self { member: Arc::clone(member), shard }
     }
 }
 
 impl Drop for Present {
     fn drop(&mut self) {
-        let working = &mut self.shards.known.lock().working;
+        let working = &mut self.member.known.lock().working;
         if let Some(index) = working.iter().position(|shard| *shard == self.shard) {
             working.swap_remove(index);
         }
@@ -211,28 +219,21 @@ impl Drop for Present {
 
 /// Calls of `closed` that are under way. They outlive the task of the shard.
 #[derive(Debug, Clone, Default)]
-pub(super) struct PendingCloses {
-    tasks: Arc<Mutex<JoinSet<()>>>,
-    is_dropped: Arc<AtomicBool>,
+pub(super) struct PendingCloses(Arc<Mutex<JoinSet<()>>>);
+
+impl PendingCloses {
+    pub async fn finish(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.lock());
+        while tasks.join_next().await.is_some() {}
+    }
 }
 
-/// Notes when it is dropped that the member is dropped.
-pub(super) struct DroppedFlag(Arc<AtomicBool>);
+/// Notes when it is dropped that the handle of the member is dropped.
+pub(super) struct DroppedFlag(pub Arc<Member>);
 
 impl Drop for DroppedFlag {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-impl PendingCloses {
-    pub fn flag(&self) -> DroppedFlag {
-        DroppedFlag(Arc::clone(&self.is_dropped))
-    }
-
-    pub async fn finish(&self) {
-        let mut tasks = std::mem::take(&mut *self.tasks.lock());
-        while tasks.join_next().await.is_some() {}
+        self.0.is_dropped.store(true, Ordering::Relaxed);
     }
 }
 
@@ -242,21 +243,13 @@ pub(super) struct OpenHandler<R: ConsumedRow> {
     handler: Option<Arc<dyn AnyHandler<R>>>,
     shard: ShardId,
     stop: Stop,
-    pending: PendingCloses,
-    context: Arc<Context>,
-    limit: Duration,
+    member: Arc<Member>,
 }
 
 impl<R: ConsumedRow> OpenHandler<R> {
-    pub fn new(member: &Member<R>, shard: ShardId, stop: Stop) -> Self {
-        Self {
-            handler: Some((member.factory)(shard)),
-            shard,
-            stop,
-            pending: member.closing.clone(),
-            context: Arc::clone(&member.context),
-            limit: member.options.balance.handover,
-        }
+    pub fn new(working: &Working<R>, shard: ShardId, stop: Stop) -> Self {
+        let member = Arc::clone(&working.member);
+        Self { handler: Some((working.factory)(shard)), shard, stop, member }
     }
 
     pub fn handler(&self) -> &Arc<dyn AnyHandler<R>> {
@@ -273,7 +266,32 @@ impl<R: ConsumedRow> OpenHandler<R> {
     /// Closes it.
     pub async fn close(mut self, reason: CloseReason) {
         let handler = self.handler.take().expect("it is open");
-        closed(handler, self.shard, reason, self.context.env().sleep(self.limit)).await;
+        closed(handler, self.shard, reason, self.deadline()).await;
+    }
+
+    fn deadline(&self) -> impl Future<Output = ()> + Send + use<R> {
+        self.member.env().sleep(self.member.options.balance.handover)
+    }
+}
+
+impl<R: ConsumedRow> Drop for OpenHandler<R> {
+    fn drop(&mut self) {
+        let (Some(handler), Ok(runtime)) = (self.handler.take(), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let is_shutdown = self.stop.was_given() || self.member.is_dropped.load(Ordering::Relaxed);
+        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
+        let owner = self.member.closing.clone();
+        let closing = closed(handler, self.shard, reason, self.deadline());
+        let closing = async move {
+            // The set of these tasks lives as long as one of them.
+            let _owner = owner;
+            closing.await;
+        };
+        let mut tasks = self.member.closing.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(closing, &runtime);
     }
 }
 
@@ -293,27 +311,6 @@ async fn closed<R>(
         () = deadline => {
             tracing::warn!(shard = shard_id, "a handler of a consumer does not close in time and is dropped");
         }
-    }
-}
-
-impl<R: ConsumedRow> Drop for OpenHandler<R> {
-    fn drop(&mut self) {
-        let (Some(handler), Ok(runtime)) = (self.handler.take(), tokio::runtime::Handle::try_current())
-        else {
-            return;
-        };
-        let is_shutdown = self.stop.was_given() || self.pending.is_dropped.load(Ordering::Relaxed);
-        let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
-        let (owner, deadline) = (self.pending.clone(), self.context.env().sleep(self.limit));
-        let closing = closed(handler, self.shard, reason, deadline);
-        let closing = async move {
-            // The set of these tasks lives as long as one of them.
-            let _owner = owner;
-            closing.await;
-        };
-        let mut tasks = self.pending.tasks.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn_on(closing, &runtime);
     }
 }
 

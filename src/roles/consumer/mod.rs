@@ -43,35 +43,30 @@ mod reshard;
 mod runs;
 mod shard;
 mod status;
+mod stored;
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    sync::{Arc, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::sync::watch;
 
 pub(crate) use self::status::{Consumers, deferred, lags, stored};
 pub use self::{
-    admin::{ConsumerHandle, ConsumerSettings, DeferredId},
+    admin::{ConsumerSettings, DeferredId},
     exactly_once::{CommitState, FencingToken, Run},
     handle::Consumer,
-    handler::{Batch, BatchHandler, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
+    handler::{Batch, CloseReason, ConsumedRow, Handler, HandlerResult, Work},
     options::{ConsumerOptions, FailurePolicy},
     recipes::{
-        DeletedDb, Index, IndexBuild, IndexDdocs, IndexHandler, ParallelBatch, ParallelJob,
-        ParallelJobOptions, Replicate, Scan, ScanHandler, index, replicate,
+        DbHandler, DeletedDb, Index, IndexBuild, IndexDdocs, ParallelBatch, ParallelJob, ParallelJobOptions,
+        Replicate, Scan, index, replicate,
     },
     status::{ConsumerLag, ConsumerShard, ConsumerStatus},
+    stored::ConsumerHandle,
 };
 use self::{
-    handler::{AnyHandler, Batches, Factory, Ids},
+    handler::{AnyHandler, Factory, Of},
     in_hand::Tenants,
-    low_watermark::LowWatermark,
-    member::Member,
+    member::{Member, Working},
 };
 use crate::{
     base::{
@@ -171,7 +166,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     }
 
     /// Divides the ids into tenants, which take turns on each node: at most `running_max` ids of one tenant run at once in a shard.
-    /// Batches have no tenants.
+    /// Batches have none: their members are refused with them.
     pub fn tenants(self, running_max: usize, of: impl Fn(&[u8]) -> Bytes + Send + Sync + 'static) -> Self {
         Self { tenants: Some(Tenants { of: Arc::new(of), running_max }), ..self }
     }
@@ -187,73 +182,61 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
     ///
     /// As [`ConsumerHandle::create`]; and [`Error::Invalid`] if an option is out of its limits, or the node is a member already. Then nothing
     /// is changed.
-    pub async fn run<H: Handler<R>>(self, handler: H) -> Result<Consumer> {
-        let handler: Arc<dyn AnyHandler<R>> = Arc::new(Ids(handler));
+    pub async fn run<H: Handler<Work<R>>>(self, handler: H) -> Result<Consumer> {
+        let handler: Arc<dyn AnyHandler<R>> = Arc::new(Of(handler, PhantomData));
         self.start(Box::new(move |_| Arc::clone(&handler)), false).await
     }
 
     /// As [`ConsumerBuilder::run`], with a handler for each shard.
-    pub async fn run_with<H: Handler<R>>(
+    pub async fn run_with<H: Handler<Work<R>>>(
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
     ) -> Result<Consumer> {
-        self.start(Box::new(move |shard| Arc::new(Ids(make(shard)))), false).await
+        self.start(Box::new(move |shard| Arc::new(Of(make(shard), PhantomData))), false).await
     }
 
     /// Creates the consumer unless it exists, and starts a member that works on batches of rows, in the order of each shard. Each shard has
-    /// a clone of `handler`. Fails as [`ConsumerBuilder::run`] does.
-    pub async fn run_batches<H: BatchHandler<R> + Clone + Sync>(self, handler: H) -> Result<Consumer> {
+    /// a clone of `handler`. Fails as [`ConsumerBuilder::run`] does, and with [`Error::Invalid`] if ids were to be debounced, or have tenants.
+    pub async fn run_batches<H: Handler<Batch<R>> + Clone>(self, handler: H) -> Result<Consumer> {
         self.run_batches_with(move |_| handler.clone()).await
     }
 
     /// As [`ConsumerBuilder::run_batches`], with a handler for each shard.
-    pub async fn run_batches_with<H: BatchHandler<R>>(
+    pub async fn run_batches_with<H: Handler<Batch<R>>>(
         self,
         make: impl Fn(ShardId) -> H + Send + Sync + 'static,
     ) -> Result<Consumer> {
-        self.start(Box::new(move |shard| Arc::new(Batches(make(shard).into()))), true).await
+        self.start(Box::new(move |shard| Arc::new(Of(make(shard), PhantomData))), true).await
     }
 
     async fn start(self, factory: Factory<R>, is_ordered: bool) -> Result<Consumer> {
-        self.options.check()?;
-        if self.tenants.as_ref().is_some_and(|tenants| tenants.running_max == 0) {
+        let Self { handle, node, settings, tenants, options, .. } = self;
+        options.check()?;
+        if tenants.as_ref().is_some_and(|tenants| tenants.running_max == 0) {
             return Err(Error::invalid("running ids of a tenant", "they are zero"));
         }
-        let Self { handle, node, settings, tenants, options, .. } = self;
+        if is_ordered && (tenants.is_some() || !options.debounce.is_zero()) {
+            let what = if tenants.is_some() { "tenants" } else { "debounce" };
+            let reason = "batches come in the order of the shard: leave it out, or work on ids side by side, with `run`";
+            return Err(Error::invalid(what, reason));
+        }
         let context = Arc::clone(&handle.context);
         if context.keys.prefix() != node.keys().prefix() {
             return Err(Error::invalid("consumer", "it belongs to another bus than the node"));
         }
-        handle.create(&settings).await?;
-        let (feed, filter) = (settings.feed(), settings.filter);
-        let shards = Arc::default();
-        let low_watermark = Arc::new(LowWatermark {
-            context: Arc::clone(&context),
-            name: handle.name.clone(),
-            feed: feed.clone(),
-            filter: filter.clone(),
-            shards: Arc::clone(&shards),
-        });
+        // A node that is a member of a consumer that was deleted is refused, or waits for the end of the member, before it creates anything.
+        let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
         let watcher = feed_watcher::watcher(&context);
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), idle };
-        let (balance, closing) = (options.balance.clone(), member::PendingCloses::default());
-        let member = Member {
-            context,
-            name: handle.name.clone(),
-            feed,
-            filter,
-            options,
-            tenants,
-            factory,
-            is_ordered,
-            generation: AtomicU64::new(0),
-            changes: watch::Sender::new(0),
-            shards: Arc::clone(&shards),
-            closing: closing.clone(),
-        };
-        let worker = Worker::start(&node, pool, Arc::new(member), balance).await?;
-        let writer = low_watermark.start();
-        Ok(Consumer::new(worker, handle, (shards, closing), (low_watermark, writer), watcher))
+        let (balance, what) = (options.balance.clone(), (settings.feed(), settings.filter.clone()));
+        let member = Arc::new(Member::new(handle, what, (options, tenants), is_ordered));
+        let work = Arc::new(Working { member: Arc::clone(&member), factory });
+        let worker = Worker::start(&node, pool, work, balance).await?;
+        if !is_created && let Err(error) = member.create(&settings).await {
+            worker.shutdown().await?;
+            return Err(error);
+        }
+        Ok(Consumer::new(worker, member, watcher))
     }
 }

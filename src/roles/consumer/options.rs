@@ -39,7 +39,7 @@ pub struct ConsumerOptions {
     /// How many ids of a shard run at once; batches come one after the other. Default: 16.
     pub max_concurrency: usize,
     /// How long an id waits for more rows: however often it changes, it is worked on once per this time, and not later than this time
-    /// after the first change. Batches do not wait. Default: none.
+    /// after the first change. Batches do not wait: their members are refused with one. Default: none.
     pub debounce: Duration,
     /// How often a row is tried before it is deferred. One of those that are worked on side by side is deferred sooner if its pauses last
     /// for longer than a checkpoint interval. Default: 5.

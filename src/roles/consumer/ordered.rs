@@ -9,10 +9,8 @@ use super::{ConsumerOptions, FailurePolicy};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
 
 pub(super) struct Ordered<R> {
-    /// Rows that were read.
-    queue: VecDeque<R>,
-    /// How many bytes are stored of each.
-    lens: VecDeque<usize>,
+    /// Rows that were read, each with the number of its stored bytes.
+    queue: VecDeque<(R, usize)>,
     /// The first row of the batch that runs.
     running: Option<Sequence>,
     /// Rows up to here are tried one by one, because a batch of them has failed.
@@ -25,20 +23,10 @@ pub(super) struct Ordered<R> {
     pub was_deferred: bool,
 }
 
-/// What follows a failed batch.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Its rows are read again.
-    Again,
-    /// Its only row has failed too often.
-    Defer,
-}
-
 impl<R: FeedRow> Ordered<R> {
     pub fn new() -> Self {
         Self {
             queue: VecDeque::new(),
-            lens: VecDeque::new(),
             running: None,
             careful_to: Sequence::MIN,
             failed: (Sequence::MIN, 0),
@@ -48,14 +36,7 @@ impl<R: FeedRow> Ordered<R> {
     }
 
     pub fn push(&mut self, row: R, len: usize) {
-        self.queue.push_back(row);
-        self.lens.push_back(len);
-    }
-
-    /// All rows of a page, which are not moved one by one. No row waits.
-    pub fn fill(&mut self, rows: Vec<R>, lens: Vec<usize>) {
-        debug_assert!(self.queue.is_empty());
-        (self.queue, self.lens) = (rows.into(), lens.into());
+        self.queue.push_back((row, len));
     }
 
     /// Whether every row that was read is worked on.
@@ -70,7 +51,7 @@ impl<R: FeedRow> Ordered<R> {
 
     /// Everything up to here is worked on.
     pub fn watermark(&self, read: Sequence) -> Sequence {
-        let first = self.running.or_else(|| self.queue.front().map(R::sequence));
+        let first = self.running.or_else(|| self.queue.front().map(|(row, _)| row.sequence()));
         first.map_or(read, |first| first.before().min(read))
     }
 
@@ -81,21 +62,16 @@ impl<R: FeedRow> Ordered<R> {
 
     /// Starts the next batch: its rows, how often they have failed, and whether they are the last that were read.
     pub fn start(&mut self, options: &ConsumerOptions) -> (Vec<R>, u32, bool) {
-        let first = self.queue.front().expect("rows wait").sequence();
+        let first = self.queue.front().expect("rows wait").0.sequence();
         let limit = if first <= self.careful_to { 1 } else { options.batch_rows_max };
         let mut bytes = 0;
-        let fits = |len: &&usize| {
+        let fits = |(_, len): &&(R, usize)| {
             let fits = bytes < options.batch_bytes_max;
-            bytes += **len;
+            bytes += len;
             fits
         };
-        let count = self.lens.iter().take(limit).take_while(fits).count();
-        self.lens.drain(..count);
-        let rows = if count == self.queue.len() {
-            std::mem::take(&mut self.queue).into()
-        } else {
-            self.queue.drain(..count).collect()
-        };
+        let count = self.queue.iter().take(limit).take_while(fits).count();
+        let rows = self.queue.drain(..count).map(|(row, _)| row).collect();
         if self.failed.0 != first {
             self.failed = (first, 0);
         }
@@ -112,26 +88,26 @@ impl<R: FeedRow> Ordered<R> {
     pub fn forget(&mut self) {
         self.running = None;
         self.queue.clear();
-        self.lens.clear();
     }
 
-    /// The batch that runs, of `rows` and up to `last`, has failed once more.
-    pub fn has_failed(
+    /// The batch that runs, of `rows` and up to `last`, has failed once more. Returns whether it is one row, which has failed too often;
+    /// otherwise its rows are read again.
+    pub fn is_given_up(
         &mut self,
         (rows, last): (usize, Sequence),
         is_stall: bool,
         options: &ConsumerOptions,
-    ) -> Next {
+    ) -> bool {
         self.failed.1 = self.failed.1.saturating_add(1);
         let attempts = self.failed.1;
         let is_exhausted = is_stall || attempts >= options.attempts_max;
         if rows > 1 && (is_exhausted || attempts == 1) {
             (self.careful_to, self.failed.1) = (last, 0);
         } else if is_exhausted && options.failure == FailurePolicy::Defer {
-            return Next::Defer;
+            return true;
         }
         self.forget();
-        Next::Again
+        false
     }
 
     /// How often the batch that runs has failed.

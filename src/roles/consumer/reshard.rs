@@ -13,7 +13,7 @@
 
 use super::{
     handler::ConsumedRow,
-    member::{Member, shard_in, successor},
+    member::{shard_in, successor},
     shard::{End, Go, ShardTask, moved, persist},
 };
 use crate::{
@@ -70,7 +70,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         };
         let topology = member.feed().topology(tx).await?;
         let successor = successor(&topology, held.shard)?;
-        let (keys, pool, mark) = (&held.context.keys, held.consumer.pool(), successor.first);
+        let (keys, pool, mark) = (&held.context.keys, held.name.pool(), successor.first);
         if stored.position() < mark {
             held.set_checkpoint(tx, moved(stored, mark));
             // Requests to work again read the lease rather than the checkpoint, which moves all the time.
@@ -83,16 +83,11 @@ impl<R: ConsumedRow> ShardTask<R> {
             changed(tx, keys, &pool);
             return Ok(Left::Moved);
         }
-        if !member.shards.is_first(held.shard) {
+        if !member.is_first(held.shard) {
             return Ok(Left::Waits);
         }
         // Checkpoints only grow while their leases are held, so a snapshot does.
-        let stored = tx.all_rows(keys.consumer_checkpoints(&held.consumer), Isolation::Snapshot).await?;
-        let mut left = Vec::with_capacity(stored.len());
-        for (key, value) in stored {
-            let checkpoint = Cursor::from_bytes(&value).map_err(|error| error.at(&key))?;
-            left.push((keys.consumer_checkpoint_of(&key)?.1, checkpoint));
-        }
+        let left = held.checkpoints(tx).await?;
         if left.iter().any(|(_, checkpoint)| checkpoint.position() < mark) {
             return Ok(Left::Waits);
         }
@@ -105,10 +100,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         // Rows of the successors tell of what happened before, and was not read in the shards that end.
         let knows_least = left.iter().map(|(_, checkpoint)| *checkpoint).min_by_key(Cursor::knowledge);
         let begin = knows_least.map_or(Cursor::from(mark), |knows| moved(knows, mark));
-        tx.clear_range(&keys.consumer_checkpoints(&held.consumer));
+        tx.clear_range(&keys.consumer_checkpoints(&held.name));
         tx.clear_range(&KeyRange::new(keys.lease(&pool, held.shard.0), keys.lease(&pool, first.0)));
         for shard in successor.shards() {
-            tx.set(&keys.consumer_checkpoint(&held.consumer, shard), &begin.to_bytes());
+            tx.set(&keys.consumer_checkpoint(&held.name, shard), &begin.to_bytes());
         }
         changed(tx, keys, &pool);
         Ok(Left::Replaced)
@@ -121,7 +116,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         (first, end): (ShardId, ShardId),
         (topology, successor): (&Topology, &TopologyRow),
     ) -> Result<bool> {
-        let (keys, consumer) = (&self.held.context.keys, &self.held.consumer);
+        let (keys, consumer) = (&self.held.context.keys, &self.held.name);
         let begin = |shard| keys.deferred_of(consumer, Some(shard)).begin;
         let range = KeyRange { begin: begin(first), end: begin(end) };
         // Serializable, so that no request to work again is left behind.
@@ -141,7 +136,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let (held, member) = (&self.held, &self.member);
             held.lease.check(&tx).await?;
             match Topology::read(&tx, member.feed(), Isolation::Serializable).await {
-                Err(Error::NoFeed { .. }) => remove_in(&tx, member),
+                Err(Error::NoFeed { .. }) => held.remove_in(&tx),
                 Ok(_) => {}
                 Err(error) => return Err(error),
             }
@@ -153,17 +148,9 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// The feed is gone, and the consumer with it: waits to be stopped.
     pub(super) async fn end_with_feed(&mut self, gone: Error) -> Go<()> {
         persist!(self, "removing a consumer whose feed is gone", self.remove_without_feed().await);
-        tracing::info!(consumer = %self.held.consumer, "a consumer has ended, because its feed is gone");
+        tracing::info!(consumer = %self.held.name, "a consumer has ended, because its feed is gone");
         self.member.end(gone);
         self.stop.requested().await;
         Ok(())
     }
-}
-
-fn remove_in<R>(tx: &Transaction, member: &Member<R>) {
-    let keys = &member.context.keys;
-    for range in keys.whole_consumer(&member.name) {
-        tx.clear_range(&range);
-    }
-    changed(tx, keys, &member.name.pool());
 }

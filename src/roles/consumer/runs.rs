@@ -9,14 +9,13 @@ use tracing::Instrument;
 use super::{
     FailurePolicy,
     deferred::{Changed, Job, KeyChange, Turn},
-    exactly_once::{About, Run, Scope},
+    exactly_once::{Run, Scope},
     handler::{
         AnyHandler, Batch, Call, CloseReason, ConsumedRow, HandlerResult, Work, chain, left_instance,
         sequence_of,
     },
-    in_hand::{InHand, Offered},
+    in_hand::InHand,
     member::OpenHandler,
-    ordered::Next,
     shard::{Change, End, Go, Halt, Page, Part, ShardTask, persist},
 };
 use crate::{
@@ -32,27 +31,14 @@ use crate::{
 /// How many rows are read at once for work on ids.
 const PAGE_ROWS: usize = 1_000;
 
-/// A run that is under way.
+/// A run that is under way: on an id or on a batch, as its scope says.
 struct UnderWay<R> {
-    what: What<R>,
     run: Arc<Run>,
     canceller: Canceller,
-}
-
-/// What a run works on.
-enum What<R> {
-    Id(Bytes),
-    Rows(BatchOf<R>),
-}
-
-/// A batch of rows.
-struct BatchOf<R> {
-    /// Everything up to here is finished.
-    after: Sequence,
+    /// How many rows a batch has.
+    len: usize,
     /// The row of a batch of one.
     only: Option<Arc<R>>,
-    last: Sequence,
-    len: usize,
 }
 
 /// The runs of a shard, and what waits for one.
@@ -72,7 +58,7 @@ struct Hand<R> {
 
 impl<R: ConsumedRow> Hand<R> {
     fn run_of(&self, id: &[u8]) -> Option<u64> {
-        let works_on = |run: &UnderWay<R>| matches!(&run.what, What::Id(running) if running[..] == *id);
+        let works_on = |ended: &UnderWay<R>| ended.run.id().is_some_and(|running| running[..] == *id);
         self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
     }
 
@@ -287,15 +273,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Takes the rows of a page.
     async fn take_page(&mut self, hand: &mut Hand<R>, page: Page<R>) -> Go<()> {
         let (due, knowledge) = (self.debounced(), self.knowledge());
-        if self.member.is_ordered
-            && page.keys.is_empty()
-            && page.rows.iter().all(|row| row.is_wanted(&self.member.filter, &knowledge))
-        {
-            self.ordered.fill(page.rows, page.lens);
-            self.has_read(page.to, (page.more, page.is_end));
-            return Ok(());
-        }
-        for (place, (row, len)) in page.rows.into_iter().zip(page.lens).enumerate() {
+        for (place, (row, len)) in page.rows.into_iter().enumerate() {
             let key = page.keys.get(&place);
             if let Some(key) = key {
                 self.is_dirty = true;
@@ -324,8 +302,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let has_ended = hand.ids.contains(&id) && hand.ends_work(&id, &row);
             let at = row.sequence();
             let job = Job::new(Some(Arc::new(row)), since, key);
-            let offered = hand.ids.offer(&id, at, job, due, newest);
-            if offered == Offered::Running && has_ended {
+            if hand.ids.offer(&id, at, job, due, newest) && has_ended {
                 self.cancel_run(hand, &id).await?;
             }
         }
@@ -351,7 +328,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             let is_wanted = |since| row.is_wanted(&self.member.filter, since);
             let is_end = row.is_tombstone() && (is_wanted(&key.done) || is_wanted(&self.start));
             let passed = row.instance().filter(|_| is_end).map(|ended| (row.sequence(), ended));
-            persist!(self, "deferring an id", self.change_key(id, KeyChange::Due(passed)).await);
+            persist!(self, "deferring an id", self.change_key(id, &KeyChange::Due(passed)).await);
         }
         Ok(())
     }
@@ -363,10 +340,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         let work = &hand.ids.get(id).expect("it runs").work;
         let (job, defer) = (&Job { row: work.row.clone(), ..*work }, Some(Duration::ZERO));
         let cancelled = KeyChange::Failed { job, attempts: 0, error: "", defer };
-        if persist!(self, "cancelling work", self.change_key(id, cancelled).await) != Changed::Deferred {
+        if persist!(self, "cancelling work", self.change_key(id, &cancelled).await) != Changed::Deferred {
             // It was finished, and the newer row follows.
             let covered = KeyChange::Covered { job, attempts: 0 };
-            persist!(self, "deferring an id", self.change_key(id, covered).await);
+            persist!(self, "deferring an id", self.change_key(id, &covered).await);
         }
         // Only now a key covers it: until then it holds the checkpoint back.
         hand.ids.remove(id);
@@ -398,19 +375,15 @@ impl<R: ConsumedRow> ShardTask<R> {
         let entry = hand.ids.get(&id).expect("it was just started");
         let job = &entry.work;
         let (row, gone) = (job.row.clone(), job.gone());
-        let about = About { since: job.since, attempt: entry.attempts + 1, is_deferred: entry.is_covered() };
-        let run = Run::new(&self.held, Scope::Id(job.scope(&id)), about);
+        let run = Run::new(&self.held, Scope::Id(job.scope(&id)), job.since, entry.attempts);
         let call = if self.member.is_ordered {
-            let gone = gone.filter(|_| row.is_none()).map(|gone| (id.clone(), gone));
-            Call::Rows(Batch {
-                rows: row.iter().map(|row| R::clone(row)).collect(),
-                gone,
-                run: Arc::clone(&run),
-            })
+            let gone = gone.filter(|_| row.is_none()).map(|gone| (id, gone));
+            let rows = row.iter().map(|row| R::clone(row)).collect();
+            Call::Rows(Batch { rows, gone, run: Arc::clone(&run) })
         } else {
-            Call::Id(Work { id: id.clone(), row, gone, run: Arc::clone(&run) })
+            Call::Id(Work { id, row, gone, run: Arc::clone(&run) })
         };
-        self.spawn(hand, What::Id(id), run, call);
+        self.spawn(hand, run, call, (1, None));
     }
 
     fn start_batch(&mut self, hand: &mut Hand<R>) {
@@ -419,29 +392,28 @@ impl<R: ConsumedRow> ShardTask<R> {
         let (len, last) = (rows.len(), rows[rows.len() - 1].sequence());
         let only = (len == 1).then(|| Arc::new(rows[0].clone()));
         let to = self.knowledge_at(if is_last { self.read } else { last });
-        let about = About { since: self.knowledge(), attempt: failed + 1, is_deferred: false };
-        let run = Run::new(&self.held, Scope::Rows { after, last, to }, about);
+        let run = Run::new(&self.held, Scope::Rows { after, last, to }, self.knowledge(), failed);
         let call = Call::Rows(Batch { rows, gone: None, run: Arc::clone(&run) });
-        self.spawn(hand, What::Rows(BatchOf { after, only, last, len }), run, call);
+        self.spawn(hand, run, call, (len, only));
     }
 
-    fn spawn(&self, hand: &mut Hand<R>, what: What<R>, run: Arc<Run>, call: Call<R>) {
+    fn spawn(&self, hand: &mut Hand<R>, run: Arc<Run>, call: Call<R>, (len, only): (usize, Option<Arc<R>>)) {
         let (number, now) = (hand.next_run, self.now());
         hand.next_run += 1;
         let options = &self.member.options;
         // A batch holds the checkpoint back, however long it runs.
-        let defers = options.failure == FailurePolicy::Defer && matches!(what, What::Id(_));
+        let defers = options.failure == FailurePolicy::Defer && run.id().is_some();
         let pause =
             if defers { options.stall_limit.min(options.checkpoint_interval) } else { options.stall_limit };
         let check = now.saturating_add(pause);
         hand.next_check = Some(hand.next_check.map_or(check, |next| next.min(check)));
         let handler = Arc::clone(&hand.handler);
-        let (consumer, shard) = (&self.held.consumer, self.held.shard.0);
+        let (consumer, shard) = (&self.held.name, self.held.shard.0);
         let span = tracing::debug_span!("consumer_run", %consumer, shard, attempt = run.attempt());
         // The call itself may panic as well.
         let called = async move { handler.call(call).await };
         let canceller = hand.tasks.spawn(number, called.instrument(span));
-        hand.runs.insert(number, UnderWay { what, run, canceller });
+        hand.runs.insert(number, UnderWay { run, canceller, len, only });
     }
 
     /// Accounts for the end of a run.
@@ -451,16 +423,12 @@ impl<R: ConsumedRow> ShardTask<R> {
         ended.run.close();
         let (error, is_panic) = match joined {
             Ok(Ok(())) => {
-                return match ended.what {
-                    What::Id(id) => {
-                        self.held.context.stats.consumer_rows.add(1);
-                        self.finish_in_hand(hand, &id, ended.run.has_committed()).await
-                    }
-                    What::Rows(batch) => {
-                        self.batch_is_done(batch.len);
-                        Ok(())
-                    }
+                let Some(id) = ended.run.id() else {
+                    self.batch_is_done(ended.len);
+                    return Ok(());
                 };
+                self.held.context.stats.consumer_rows.add(1);
+                return self.finish_in_hand(hand, id, ended.run.has_committed()).await;
             }
             Ok(Err(error)) => (chain(&*error), false),
             Err(Ended::Panicked(text)) => (format!("panic: {text}"), true),
@@ -472,9 +440,11 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     async fn run_failed(&mut self, hand: &mut Hand<R>, ended: UnderWay<R>, failure: Failure) -> Go<()> {
         ended.run.close();
-        match &ended.what {
-            What::Id(id) => self.id_failed(hand, id, &failure).await?,
-            What::Rows(batch) => self.batch_failed(hand, &ended.run, batch, &failure).await?,
+        match &ended.run.scope {
+            Scope::Id(scope) => self.id_failed(hand, &scope.id, &failure).await?,
+            Scope::Rows { after, last, .. } => {
+                self.batch_failed(hand, &ended, (*after, *last), &failure).await?;
+            }
         }
         // Another handler takes the place of one for batches, whose state is unknown.
         if failure.is_panic && self.member.is_ordered { Err(End::Panicked.into()) } else { Ok(()) }
@@ -489,18 +459,18 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn batch_failed(
         &mut self,
         hand: &mut Hand<R>,
-        run: &Run,
-        batch: &BatchOf<R>,
+        ended: &UnderWay<R>,
+        (after, last): (Sequence, Sequence),
         failure: &Failure,
     ) -> Go<()> {
-        let BatchOf { after, ref only, last, len } = *batch;
+        let UnderWay { run, len, only, .. } = ended;
         let attempts = self.ordered.attempts().saturating_add(1);
         self.report(None, attempts, &failure.error);
         let stored = persist!(self, "ending work that has failed", run.revoke_rows().await);
         let stored = stored.map_or(Sequence::MAX, |stored| stored.position());
         if stored >= last {
             // Its transaction was committed, although the handler does not know it.
-            self.batch_is_done(len);
+            self.batch_is_done(*len);
             return Ok(());
         }
         let again_from = stored.max(after);
@@ -509,24 +479,20 @@ impl<R: ConsumedRow> ShardTask<R> {
         } else {
             let options = &self.member.options;
             let pause = options.backoff().pause(attempts, self.env());
-            match self.ordered.has_failed((len, last), failure.is_stall, options) {
-                Next::Again => {
-                    self.holds(only.as_ref().map(|row| row.id()), last, attempts, &failure.error);
-                    self.ordered.resume_at = self.now().saturating_add(pause);
-                }
-                Next::Defer => {
-                    let row = only.as_ref().expect("rows of several are tried one by one");
-                    let id = Bytes::copy_from_slice(row.id());
-                    let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);
-                    let (error, defer) = (&failure.error[..], Some(pause));
-                    let failed = KeyChange::Failed { job: &job, attempts, error, defer };
-                    persist!(self, "deferring an id", self.change_key(&id, failed).await);
-                    self.held.context.stats.consumer_deferred.add(1);
-                    self.is_dirty = true;
-                    self.ordered.done();
-                    return Ok(());
-                }
+            if self.ordered.is_given_up((*len, last), failure.is_stall, options) {
+                let row = only.as_ref().expect("rows of several are tried one by one");
+                let id = Bytes::copy_from_slice(row.id());
+                let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);
+                let (error, defer) = (&failure.error[..], Some(pause));
+                let failed = KeyChange::Failed { job: &job, attempts, error, defer };
+                persist!(self, "deferring an id", self.change_key(&id, &failed).await);
+                self.held.context.stats.consumer_deferred.add(1);
+                self.is_dirty = true;
+                self.ordered.done();
+                return Ok(());
             }
+            self.holds(only.as_ref().map(|row| row.id()), last, attempts, &failure.error);
+            self.ordered.resume_at = self.now().saturating_add(pause);
         }
         self.read_again_from(again_from);
         (hand.is_at_end, hand.is_closed) = (false, false);
@@ -536,18 +502,13 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// The work of `id` is finished; `has_committed` says that its key may say so already.
     async fn finish_in_hand(&mut self, hand: &mut Hand<R>, id: &Bytes, has_committed: bool) -> Go<()> {
         let entry = hand.ids.get(id).expect("it has run");
-        let (is_covered, job) = (entry.is_covered(), Job { row: entry.work.row.clone(), ..entry.work });
-        if is_covered || job.has_key {
-            let finished = KeyChange::Finished { job: &job, is_covered };
-            persist!(self, "saving that work is finished", self.change_key(id, finished).await);
-        } else {
-            if self.deferred.may_have_key(id) {
-                // Somebody has asked for the work to be done again; the turn of deferred ids has passed over the id while it ran.
-                self.deferred.note(id, self.now());
-            }
-            if has_committed && let Some(done) = sequence_of(job.row.as_ref()) {
-                self.deferred.note_finished(id, done);
-            }
+        let job = Job { row: entry.work.row.clone(), ..entry.work };
+        // Somebody may have asked for the work to be done again while it ran.
+        if job.is_covered || self.deferred.may_have_key(id) {
+            let finished = KeyChange::Finished { job: &job };
+            persist!(self, "saving that work is finished", self.change_key(id, &finished).await);
+        } else if has_committed && let Some(done) = sequence_of(job.row.as_ref()) {
+            self.deferred.note_finished(id, done);
         }
         self.is_dirty = true;
         if hand.ids.done(id, self.debounced()) {
@@ -556,7 +517,6 @@ impl<R: ConsumedRow> ShardTask<R> {
                 next.since = Cursor::from(done);
             }
             next.worked = left_instance(job.row.as_deref());
-            next.has_key = has_committed || job.has_key;
         }
         Ok(())
     }
@@ -577,7 +537,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let job = &hand.ids.get(id).expect("it has run").work;
         let (error, defer) = (&failure.error[..], is_deferred.then_some(pause));
         let failed = KeyChange::Failed { job, attempts, error, defer };
-        match persist!(self, "ending work that has failed", self.change_key(id, failed).await) {
+        match persist!(self, "ending work that has failed", self.change_key(id, &failed).await) {
             Changed::Done => return self.finish_in_hand(hand, id, true).await,
             Changed::Open => {
                 let last = sequence_of(hand.ids.get(id).expect("it has run").work.row.as_ref());
@@ -607,7 +567,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 continue;
             }
             let mut at = stalls_at;
-            if let What::Id(id) = &under_way.what
+            if let Some(id) = under_way.run.id()
                 && defers
                 && let Some(entry) = hand.ids.get(id).filter(|entry| !entry.is_covered())
             {
@@ -629,11 +589,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         for id in grown {
             let entry = hand.ids.get(&id).expect("it runs");
             let covered = KeyChange::Covered { job: &entry.work, attempts: entry.attempts };
-            persist!(self, "deferring an id that runs for long", self.change_key(&id, covered).await);
+            persist!(self, "deferring an id that runs for long", self.change_key(&id, &covered).await);
             self.is_dirty = true;
             hand.ids.cover(&id);
             let job = &mut hand.ids.get_mut(&id).expect("it runs").work;
-            (job.has_key, job.is_covered) = (true, true);
+            job.is_covered = true;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use super::{
     exactly_once::{FencingToken, HeldShard},
     handler::ConsumedRow,
     known_keys::KnownKeys,
-    member::{Member, is_marked},
+    member::{Working, is_marked},
     ordered::Ordered,
 };
 use crate::{
@@ -109,11 +109,20 @@ pub(super) enum Change {
     Ends,
 }
 
+/// What is stored of the consumer in the shard.
+struct Loaded {
+    version: u64,
+    /// `None` if the consumer is gone or paused.
+    row: Option<ConsumerRow>,
+    part: Part,
+    stored: Cursor,
+    low: Sequence,
+}
+
 /// Rows of the shard.
 pub(super) struct Page<R> {
-    pub rows: Vec<R>,
-    /// How many bytes are stored of each.
-    pub lens: Vec<usize>,
+    /// Each with the number of its stored bytes.
+    pub rows: Vec<(R, usize)>,
     /// The keys of the ids that have one, by the place of the row.
     pub keys: BTreeMap<usize, DeferredRow>,
     pub to: Sequence,
@@ -123,7 +132,7 @@ pub(super) struct Page<R> {
 }
 
 pub(super) struct ShardTask<R> {
-    pub member: Arc<Member<R>>,
+    pub member: Arc<Working<R>>,
     pub held: Arc<HeldShard>,
     reader: Turn,
     pub stop: Stop,
@@ -155,17 +164,17 @@ pub(super) struct ShardTask<R> {
 }
 
 impl<R: ConsumedRow> ShardTask<R> {
-    pub fn new(member: Arc<Member<R>>, lease: Held, stop: Stop) -> Self {
+    pub fn new(member: Arc<Working<R>>, lease: Held, stop: Stop) -> Self {
         let context = Arc::clone(&member.context);
         let (shard, epoch) = (ShardId(lease.resource), lease.epoch);
         let generation = member.generation.load(Ordering::Relaxed);
         let token = FencingToken { incarnation: context.config.incarnation, generation, shard, epoch };
         let hints = Listener::of_consumer(&context, &member.feed, member.options.poll_interval);
         let now = context.env().now();
-        let consumer = member.name.clone();
+        let consumer = member.consumer.clone();
         let reader = context.pages.reader(&member.feed, shard);
         Self {
-            held: Arc::new(HeldShard { context, consumer, shard, lease, token }),
+            held: Arc::new(HeldShard { consumer, shard, lease, token }),
             reader,
             stop,
             part: Part::Nothing,
@@ -270,35 +279,20 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Reads where the work begins, and which ids have keys.
     async fn load(&mut self) -> Result<Part> {
-        let load = async |tx: Transaction| {
-            let topology = self.feed().topology(&tx);
-            let (version, loaded, topology) =
-                tokio::try_join!(tx.read_version(), self.load_in(&tx), topology)?;
-            let is_marked = loaded.1.is_some_and(|stored| is_marked(&topology, self.held.shard, stored));
-            Ok((version, loaded, is_marked))
-        };
-        let (version, (row, stored, low), is_marked) = self.db().run(load).await?;
+        let Loaded { version, row, part, stored, low } = self.read_stored().await?;
         // A page from before may be older than what another member has finished.
         self.read_version = version;
-        let Some(row) = row.filter(|row| !row.is_paused) else { return Ok(Part::Nothing) };
+        let Some(row) = row else { return Ok(Part::Nothing) };
         self.start = row.start;
         if row.generation != self.held.token.generation {
             let token = FencingToken { generation: row.generation, ..self.held.token };
-            let HeldShard { context, consumer, shard, lease, .. } = &*self.held;
-            let (context, lease) = (Arc::clone(context), lease.clone());
-            let held = HeldShard { context, consumer: consumer.clone(), shard: *shard, lease, token };
-            self.held = Arc::new(held);
+            self.held = Arc::new(HeldShard { token, ..HeldShard::clone(&self.held) });
         }
         self.load_deferred().await?;
-        let Some(stored) = stored else {
-            let is_successor = self.member.is_successor(self.held.shard);
-            return Ok(if is_successor { Part::Deferred } else { Part::Nothing });
-        };
-        if is_marked {
-            return Ok(Part::Leave);
+        if part == Part::All {
+            self.begin_at(stored, low);
         }
-        self.begin_at(stored, low);
-        Ok(Part::All)
+        Ok(part)
     }
 
     /// Looks at what has changed, if anything has.
@@ -312,23 +306,45 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Whether the work goes on; reads which ids have keys.
     async fn read_change(&mut self) -> Result<Change> {
-        let load = async |tx: Transaction| Ok((tx.read_version().await?, self.load_in(&tx).await?));
-        let (version, (row, stored, low)) = self.db().run(load).await?;
-        if row.is_none_or(|row| row.is_paused || row.generation != self.held.token.generation) {
+        let Loaded { version, row, part, stored, low } = self.read_stored().await?;
+        let begins = (self.part, part) == (Part::Deferred, Part::All);
+        if row.is_none_or(|row| row.generation != self.held.token.generation) || part != self.part && !begins
+        {
             return Ok(Change::Ends);
         }
-        let change = match (self.part, stored) {
-            (Part::All, Some(_)) | (Part::Deferred, None) => Change::None,
-            (Part::Deferred, Some(_)) => Change::Begins,
-            _ => return Ok(Change::Ends),
-        };
         self.load_deferred().await?;
-        if let Some(stored) = stored.filter(|_| change == Change::Begins) {
-            // Runs go on: ended here, they would have to be ended in the store as well.
-            self.read_version = version;
-            self.begin_at(stored, low);
+        if !begins {
+            return Ok(Change::None);
         }
-        Ok(change)
+        // Runs go on: ended here, they would have to be ended in the store as well.
+        self.read_version = version;
+        self.begin_at(stored, low);
+        Ok(Change::Begins)
+    }
+
+    /// Reads what is to be done in the shard.
+    async fn read_stored(&self) -> Result<Loaded> {
+        let read = async |tx: Transaction| {
+            let (version, stored, row, low, topology) = tokio::try_join!(
+                tx.read_version(),
+                self.held.checkpoint(&tx, Isolation::Snapshot),
+                self.held.row(&tx, Isolation::Snapshot),
+                self.held.low_watermark(&tx, Isolation::Snapshot),
+                self.feed().topology(&tx),
+            )?;
+            self.held.lease.check(&tx).await?;
+            let shard = self.held.shard;
+            let row = row.filter(|row| !row.is_paused);
+            let part = match stored {
+                _ if row.is_none() => Part::Nothing,
+                Some(stored) if is_marked(&topology, shard, stored) => Part::Leave,
+                Some(_) => Part::All,
+                None if self.member.is_successor(shard) => Part::Deferred,
+                None => Part::Nothing,
+            };
+            Ok(Loaded { version, row, part, stored: stored.unwrap_or(Cursor::NOTHING), low })
+        };
+        self.db().run(read).await
     }
 
     /// Begins to read at the checkpoint `stored`.
@@ -337,16 +353,6 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.knowledge = moved(stored, stored.position().max(low));
         self.read = self.knowledge.position();
         (self.caught_up, self.is_dirty, self.saved_at) = (None, false, self.now());
-    }
-
-    async fn load_in(&self, tx: &Transaction) -> Result<(Option<ConsumerRow>, Option<Cursor>, Sequence)> {
-        let (stored, row, low) = tokio::try_join!(
-            self.held.checkpoint(tx, Isolation::Snapshot),
-            self.member.row(tx, Isolation::Snapshot),
-            self.member.low_watermark(tx),
-        )?;
-        self.held.lease.check(tx).await?;
-        Ok((row, stored, low))
     }
 
     /// What is known of an id without a key.
@@ -360,14 +366,10 @@ impl<R: ConsumedRow> ShardTask<R> {
         // A batch that has failed is read as it is now.
         let is_again = self.ordered.is_careful(after);
         let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
-        let (of_rows, lens) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-        let mut page = Page { rows: of_rows, lens, keys: BTreeMap::new(), to, more, is_end };
+        let mut page = Page { rows: Vec::with_capacity(rows.len()), keys: BTreeMap::new(), to, more, is_end };
         for StoredRow { sequence, value } in rows {
             match R::from_stored(sequence, &value) {
-                Ok(row) => {
-                    page.rows.push(row);
-                    page.lens.push(value.len());
-                }
+                Ok(row) => page.rows.push((row, value.len())),
                 Err(error) => {
                     self.held.context.skip(&SkippedAt::Row(self.member.feed.clone(), sequence), &error);
                 }
@@ -375,9 +377,9 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         // Few ids have keys, so only their rows are looked up.
         let keyed: Vec<_> =
-            (0..page.rows.len()).filter(|&at| self.deferred.may_have_key(page.rows[at].id())).collect();
+            (0..page.rows.len()).filter(|&at| self.deferred.may_have_key(page.rows[at].0.id())).collect();
         if !keyed.is_empty() {
-            let ids: Vec<_> = keyed.iter().map(|&at| Bytes::copy_from_slice(page.rows[at].id())).collect();
+            let ids: Vec<_> = keyed.iter().map(|&at| Bytes::copy_from_slice(page.rows[at].0.id())).collect();
             let keys = self.read_keys(&ids).await?;
             page.keys = keyed.into_iter().zip(keys).filter_map(|(at, key)| Some((at, key?))).collect();
         }
@@ -388,11 +390,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     async fn read_keys(&self, ids: &[Bytes]) -> Result<Vec<Option<DeferredRow>>> {
         let read = async |tx: Transaction| {
             let keys = ids.iter().map(|id| async {
-                let key = self.held.key(id);
-                let stored = tx.get(&key, Isolation::Snapshot).await?;
-                stored
-                    .map(|value| DeferredRow::from_bytes(&value).map_err(|error| error.at(&key)))
-                    .transpose()
+                self.held.deferred_at(&tx, &self.held.key(id), Isolation::Snapshot).await
             });
             futures_util::future::try_join_all(keys).await
         };
@@ -552,7 +550,7 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Logs a failure of the handler.
     pub fn report(&self, id: Option<&[u8]>, attempts: u32, error: &str) {
-        let HeldShard { context, consumer, shard, .. } = &*self.held;
+        let (context, consumer, shard) = (&self.held.context, &self.held.name, self.held.shard);
         context.stats.consumer_failures.add(1);
         if let Some(unsaid) = context.stats.health.remark(self.env(), &format!("work of {consumer}")) {
             let id = id.map(|id| String::from_utf8_lossy(id).into_owned());

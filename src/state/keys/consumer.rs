@@ -127,7 +127,8 @@ impl ConsumerRow {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = begin("consumer", bytes)?;
         let (identity, generation) = (reader.bytes16()?, reader.u64()?);
-        let feed = FeedId::from_bytes(take_bytes(&mut reader)?)?;
+        let feed_len = reader.u16()?.into();
+        let feed = FeedId::from_bytes(reader.take(feed_len)?)?;
         let row = Self {
             identity,
             generation,
@@ -181,6 +182,12 @@ pub(crate) struct DeferredRow {
 }
 
 impl DeferredRow {
+    /// The key of an id of which only `done` is known, due now.
+    pub fn new(done: Cursor) -> Self {
+        let (due, error) = (Due::NOW, String::new());
+        Self { done, instance: None, ended: None, due, attempts: 0, at_ms: 0, error, again: None }
+    }
+
     /// The stored form: format (1 byte), done (a cursor), flags (1: due 1, instance 2, again 4, ended 8), due (1 and 8), instance (16), ended
     /// (16), again (16), attempts (4), time (8), and the error behind its length (2).
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -268,11 +275,6 @@ fn begin<'a>(what: &'static str, bytes: &'a [u8]) -> Result<Reader<'a>> {
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&u16::try_from(bytes.len()).expect("it is short").to_be_bytes());
     out.extend_from_slice(bytes);
-}
-
-fn take_bytes<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8]> {
-    let len = reader.u16()?;
-    reader.take(len.into())
 }
 
 fn cut(text: &str, len_max: usize) -> &str {

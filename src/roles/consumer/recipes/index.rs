@@ -3,11 +3,11 @@
 //! CouchDB's `ken` and `fabric2_index` keep pending builds in memory, and lose them with the process. Here the feed is the list of
 //! pending builds: the consumer has not finished the newest row of a database before its indexes are built.
 
-use std::{collections::BTreeSet, future::ready, time::Duration};
+use std::{collections::BTreeSet, ops::Deref, time::Duration};
 
 use super::{
     super::{ConsumerOptions, Handler, HandlerResult, Work},
-    DeletedDb, databases,
+    DbHandler, databases,
 };
 use crate::{
     base::{
@@ -16,7 +16,6 @@ use crate::{
         notification::Notification,
     },
     state::notification_feed::NotificationFeed,
-    store::Transaction,
 };
 
 /// The indexes of a database that need a build.
@@ -39,43 +38,15 @@ pub struct IndexBuild {
     /// Whether the database was created since its last build, as far as the consumer knows: there is no index yet, or the consumer has
     /// lost its position, and builds once more.
     pub is_fresh: bool,
-    /// 1, or more if the build has failed before.
-    pub attempt: u32,
-    /// The run of the consumer, for whatever else a [`Handler`] does.
+    /// The run of the consumer.
     pub work: Work<Notification>,
 }
 
-impl IndexBuild {
-    /// Makes `tx` fail if the build is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that writes the index.
-    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
-        self.work.verify(tx).await
-    }
-}
+impl Deref for IndexBuild {
+    type Target = Work<Notification>;
 
-/// Builds indexes. A closure of an [`IndexBuild`] does, too; it does nothing when a database is deleted.
-pub trait IndexHandler: Send + Sync + 'static {
-    /// Builds the indexes of a database. It may be called again for the same build, and must tolerate that.
-    ///
-    /// If the database is deleted meanwhile, the future is dropped. All that it has started must end with it, as a
-    /// [`ParallelJob`](super::ParallelJob) does, and each transaction that writes must call [`IndexBuild::verify`]: a commit that is on its
-    /// way when the future is dropped then fails.
-    fn build(&self, build: IndexBuild) -> impl Future<Output = HandlerResult> + Send;
-
-    /// Called when databases have ended, before anything is built for a successor. Drop the indexes of all databases of the name but the
-    /// successor, in transactions that call [`DeletedDb::verify`]. It may be called again, or for a name of which nothing was built.
-    fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
-        let _ = deleted;
-        ready(Ok(()))
-    }
-}
-
-impl<F, W> IndexHandler for F
-where
-    F: Fn(IndexBuild) -> W + Send + Sync + 'static,
-    W: Future<Output = HandlerResult> + Send,
-{
-    fn build(&self, build: IndexBuild) -> impl Future<Output = HandlerResult> + Send {
-        self(build)
+    fn deref(&self) -> &Work<Notification> {
+        &self.work
     }
 }
 
@@ -88,7 +59,7 @@ pub struct Index<H>(H);
 /// [`ConsumerOptions::index`].
 ///
 /// All nodes that run a member build. The changes of a database are gathered for [`ConsumerOptions::debounce`], and built once. If a
-/// database is deleted, its build is cancelled, and [`IndexHandler::deleted`] is called.
+/// database is deleted, its build is cancelled, and [`DbHandler::deleted`] is called.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -117,11 +88,11 @@ pub struct Index<H>(H);
 /// running.shutdown().await
 /// # }
 /// ```
-pub fn index<H: IndexHandler>(handler: H) -> Index<H> {
+pub fn index<H: DbHandler<IndexBuild>>(handler: H) -> Index<H> {
     Index(handler)
 }
 
-impl<H: IndexHandler> Handler<Notification> for Index<H> {
+impl<H: DbHandler<IndexBuild>> Handler<Work<Notification>> for Index<H> {
     async fn handle(&self, work: Work<Notification>) -> HandlerResult {
         let (deleted, living) = databases(&work)?;
         if let Some(deleted) = deleted {
@@ -129,7 +100,7 @@ impl<H: IndexHandler> Handler<Notification> for Index<H> {
         }
         let Some(db) = living else { return Ok(()) };
         let (ddocs, is_fresh) = wanted(&work, &db).await?;
-        self.0.build(IndexBuild { db, ddocs, is_fresh, attempt: work.attempt(), work }).await
+        self.0.handle(IndexBuild { db, ddocs, is_fresh, work }).await
     }
 }
 

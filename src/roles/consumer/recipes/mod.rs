@@ -7,20 +7,48 @@ mod index;
 mod parallel;
 mod replicate;
 
+use std::{future::ready, ops::Deref};
+
 pub use self::{
-    index::{Index, IndexBuild, IndexDdocs, IndexHandler, index},
+    index::{Index, IndexBuild, IndexDdocs, index},
     parallel::{ParallelBatch, ParallelJob, ParallelJobOptions},
-    replicate::{Replicate, Scan, ScanHandler, replicate},
+    replicate::{Replicate, Scan, replicate},
 };
-use super::Work;
-use crate::{
-    base::{
-        error::{Error, Result},
-        event::{Db, DbInstance, DbName},
-        notification::Notification,
-    },
-    store::Transaction,
+use super::{HandlerResult, Work};
+use crate::base::{
+    error::{Error, Result},
+    event::{Db, DbInstance, DbName},
+    notification::Notification,
 };
+
+/// Works on databases: builds their indexes, if it is a handler of [`IndexBuild`]; or scans their changes, if it is one of [`Scan`]. A
+/// closure of either is a handler, too; it does nothing when a database is deleted.
+pub trait DbHandler<W>: Send + Sync + 'static {
+    /// Works on a database. After a failure it is called again, for the same build, or from the saved position on, and must tolerate that.
+    ///
+    /// If the database is deleted meanwhile, the future is dropped. All that it has started must end with it, as a [`ParallelJob`] does,
+    /// and each transaction that writes must call [`Run::verify`](crate::consumer::Run::verify), or [`Scan::save_in`]: a commit that is on
+    /// its way when the future is dropped then fails.
+    fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send;
+
+    /// Called when databases have ended, before any work on a successor. Drop what was made for all databases of the name but the
+    /// successor, in transactions that call [`Run::verify`](crate::consumer::Run::verify): by then another node may have begun to work for
+    /// a later successor. It may be called again, or for a name on which nothing was worked.
+    fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
+        let _ = deleted;
+        ready(Ok(()))
+    }
+}
+
+impl<W, F, H> DbHandler<W> for F
+where
+    F: Fn(W) -> H + Send + Sync + 'static,
+    H: Future<Output = HandlerResult> + Send,
+{
+    fn handle(&self, work: W) -> impl Future<Output = HandlerResult> + Send {
+        self(work)
+    }
+}
 
 /// The end of a database.
 #[derive(Debug, Clone)]
@@ -34,11 +62,11 @@ pub struct DeletedDb {
     pub work: Work<Notification>,
 }
 
-impl DeletedDb {
-    /// Makes `tx` fail if the run is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that cleans up: by then another node may have
-    /// begun to work for a later successor.
-    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
-        self.work.verify(tx).await
+impl Deref for DeletedDb {
+    type Target = Work<Notification>;
+
+    fn deref(&self) -> &Work<Notification> {
+        &self.work
     }
 }
 

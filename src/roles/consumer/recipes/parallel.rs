@@ -211,11 +211,12 @@ impl<R: FeedRow> ParallelJob<R> {
         if options.attempts_max == 0 {
             return Err(Error::invalid("attempts of a parallel job", "they are zero"));
         }
-        let db = &feed.context.db;
-        let work = Arc::new(work);
+        let job = Self { feed: feed.clone(), since: *since, options: options.clone(), fence: fence.clone() };
+        let task = Arc::new(Task { job, work });
         let turns = Arc::new(Semaphore::new(options.tasks_max));
-        let mut job = Progress { since: *since, shards: HashMap::new() };
-        let mut is_first = true;
+        // Where to read on in each shard; `None` if it was read to its end.
+        let mut cursors: HashMap<ShardId, Option<Cursor>> = HashMap::new();
+        let (mut rounds_from, mut is_first) = (*since, true);
         // Everything up to here was read. Shards whose last rows were dropped are gone, so no task checks it for them.
         let mut read_to = *since;
         loop {
@@ -223,37 +224,30 @@ impl<R: FeedRow> ParallelJob<R> {
                 let (_, topology, _) = feed.raw().begin(&tx, read_to).await?;
                 Ok((tx.read_version().await?, topology))
             };
-            let (version, topology) = db.run(begin).await?;
+            let (version, topology) = feed.context.db.run(begin).await?;
             let seen = Sequence::last_at(feed.context.config.incarnation, version);
-            job.since = job.since.begin(seen);
-            let mut entries = Vec::new();
-            for entry in topology.after(since.position()) {
-                let task = |shard| RoundTask {
-                    feed: feed.clone(),
-                    shard,
-                    options: options.clone(),
-                    work: Arc::clone(&work),
-                    fence: fence.clone(),
-                };
-                let tasks =
-                    entry.shards().filter_map(|shard| Some((task(shard), job.cursor(shard, entry.first)?)));
-                entries.push(tasks.collect::<Vec<_>>());
-            }
+            rounds_from = rounds_from.begin(seen);
+            let entries = topology.after(since.position()).iter().map(|entry| {
+                let start = rounds_from.at(rounds_from.position().max(entry.first.before()));
+                let cursor = |shard| cursors.get(&shard).copied().unwrap_or(Some(start));
+                entry.shards().filter_map(|shard| Some((shard, cursor(shard)?))).collect()
+            });
+            let entries: Vec<Vec<_>> = entries.collect();
             // The first round has read most rows. The others are read ahead of the work, so that the snapshot lasts.
             let is_first = std::mem::take(&mut is_first);
-            let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
+            let mut held = if is_first { None } else { task.read_ahead(&entries, version).await? };
             let mut is_agreed = true;
             let mut reached = None;
-            for (index, tasks) in entries.into_iter().enumerate() {
+            for shards in entries {
                 // Shards of the entries before the last one were read to their ends.
                 reached = None;
                 let mut under_way = Tasks::new();
-                for (task, cursor) in tasks {
-                    let turns = Arc::clone(&turns);
-                    let rows = held.as_mut().and_then(|held| held[index].remove(&task.shard));
+                for (shard, cursor) in shards {
+                    let (task, turns) = (Arc::clone(&task), Arc::clone(&turns));
+                    let rows = held.as_mut().and_then(|held| held.remove(&shard));
                     under_way.spawn(0, async move {
                         let _turn = turns.acquire().await.expect("the semaphore is never closed");
-                        task.run(cursor, version, rows).await
+                        task.run(shard, cursor, version, rows).await
                     });
                 }
                 // The drop of the set ends the other tasks before the failure is returned.
@@ -262,80 +256,32 @@ impl<R: FeedRow> ParallelJob<R> {
                     is_agreed &= done.version == version;
                     let to = done.next.position().max(seen);
                     reached = Some(reached.map_or(to, |least: Sequence| least.min(to)));
-                    job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
+                    cursors.insert(done.shard, (!done.is_ended).then_some(done.next));
                 }
             }
             if is_agreed {
                 return Ok(seen.into());
             }
-            read_to = job.since.at(reached.unwrap_or(seen));
+            read_to = rounds_from.at(reached.unwrap_or(seen));
         }
-    }
-}
-
-struct Progress {
-    since: Cursor,
-    /// Where to continue in each shard; `None` if it was read to its end.
-    shards: HashMap<ShardId, Option<Cursor>>,
-}
-
-impl Progress {
-    /// Where to read on in `shard` of the entry that begins at `first`; `None` if the shard was read to its end.
-    fn cursor(&self, shard: ShardId, first: Sequence) -> Option<Cursor> {
-        let start = self.since.at(self.since.position().max(first.before()));
-        self.shards.get(&shard).copied().unwrap_or(Some(start))
     }
 }
 
 /// Rows of a shard that were read ahead, where to continue, and whether the shard has ended.
 type Held<R> = (Vec<Arc<R>>, Cursor, bool);
 
-/// Reads the rest of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much for memory, or
-/// takes too long.
-async fn read_ahead<R, F, W>(
-    entries: &[Vec<(RoundTask<R, F>, Cursor)>],
-    version: u64,
-) -> Result<Option<Vec<HashMap<ShardId, Held<R>>>>>
-where
-    R: FeedRow,
-    F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
-    W: Future<Output = HandlerResult> + Send + 'static,
-{
-    let budget = AtomicUsize::new(ROWS_HELD_MAX);
-    let mut held = Vec::new();
-    for tasks in entries {
-        // Collected first, because a future that holds the closure cannot be proven `Send`.
-        let reads: Vec<_> =
-            tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget)).collect();
-        let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
-        let mut of_entry = HashMap::new();
-        while let Some(read) = reads.next().await {
-            match read? {
-                Some((shard, rows)) => of_entry.insert(shard, rows),
-                None => return Ok(None),
-            };
-        }
-        held.push(of_entry);
-    }
-    Ok(Some(held))
-}
-
 /// The failure of a task that has panicked, or was stopped with its runtime.
 fn panicked(ended: Ended) -> Error {
     Error::Task { shard: None, attempts: 1, source: Arc::new(ended) }
 }
 
-/// The task of one shard in one round.
-struct RoundTask<R, F> {
-    feed: Feed<R>,
-    shard: ShardId,
-    options: ParallelJobOptions,
-    work: Arc<F>,
-    /// That of the run that the job is part of.
-    fence: Option<Arc<Run>>,
+/// What the tasks of a job share.
+struct Task<R, F> {
+    job: ParallelJob<R>,
+    work: F,
 }
 
-impl<R, F, W> RoundTask<R, F>
+impl<R, F, W> Task<R, F>
 where
     R: FeedRow,
     F: Fn(ParallelBatch<R>) -> W + Send + Sync + 'static,
@@ -343,21 +289,26 @@ where
 {
     /// Works from `cursor` to the end of the shard at `version`, or at newer versions if that takes too long. Rows that were read
     /// ahead reach to the end.
-    async fn run(&self, mut cursor: Cursor, mut version: u64, held: Option<Held<R>>) -> Result<Done> {
-        let shard = self.shard;
+    async fn run(
+        &self,
+        shard: ShardId,
+        mut cursor: Cursor,
+        mut version: u64,
+        held: Option<Held<R>>,
+    ) -> Result<Done> {
         if let Some((rows, next, is_ended)) = held {
-            for rows in rows.chunks(self.options.batch_rows_max) {
-                self.work_on(rows, version).await?;
+            for rows in rows.chunks(self.job.options.batch_rows_max) {
+                self.work_on(shard, rows, version).await?;
             }
             return Ok(Done { shard, next, version, is_ended });
         }
         loop {
-            let Some(page) = self.read(cursor, version).await? else {
-                version = self.feed.context.db.run(async |tx| tx.read_version().await).await?;
+            let Some(page) = self.read(shard, cursor, version).await? else {
+                version = self.job.feed.context.db.run(async |tx| tx.read_version().await).await?;
                 continue;
             };
             if !page.rows.is_empty() {
-                self.work_on(&page.rows, version).await?;
+                self.work_on(shard, &page.rows, version).await?;
             }
             cursor = page.next;
             if !page.more {
@@ -366,16 +317,37 @@ where
         }
     }
 
-    /// Reads from `cursor` to the end of the shard at `version`, as far as `budget` allows.
+    /// Reads the rest of the shards of all `entries` at `version`. `None` if that is too much for memory, or takes too long.
     async fn read_ahead(
         &self,
-        mut cursor: Cursor,
+        entries: &[Vec<(ShardId, Cursor)>],
+        version: u64,
+    ) -> Result<Option<HashMap<ShardId, Held<R>>>> {
+        let budget = AtomicUsize::new(ROWS_HELD_MAX);
+        // Collected first, because a future that holds the closure cannot be proven `Send`.
+        let reads: Vec<_> =
+            entries.iter().flatten().map(|at| self.read_shard_ahead(*at, version, &budget)).collect();
+        let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
+        let mut held = HashMap::new();
+        while let Some(read) = reads.next().await {
+            match read? {
+                Some((shard, rows)) => held.insert(shard, rows),
+                None => return Ok(None),
+            };
+        }
+        Ok(Some(held))
+    }
+
+    /// Reads from `cursor` to the end of the shard at `version`, as far as `budget` allows.
+    async fn read_shard_ahead(
+        &self,
+        (shard, mut cursor): (ShardId, Cursor),
         version: u64,
         budget: &AtomicUsize,
     ) -> Result<Option<(ShardId, Held<R>)>> {
         let mut rows = Vec::new();
         loop {
-            let Some(page) = self.read(cursor, version).await? else { return Ok(None) };
+            let Some(page) = self.read(shard, cursor, version).await? else { return Ok(None) };
             let left =
                 budget.fetch_sub(page.rows.len().min(budget.load(Ordering::Relaxed)), Ordering::Relaxed);
             if left < page.rows.len() {
@@ -384,19 +356,19 @@ where
             rows.extend(page.rows);
             cursor = page.next;
             if !page.more {
-                return Ok(Some((self.shard, (rows, cursor, page.resharded.is_some()))));
+                return Ok(Some((shard, (rows, cursor, page.resharded.is_some()))));
             }
         }
     }
 
     /// The rows after `cursor` at `version`; `None` if that version is too old.
-    async fn read(&self, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
-        let Self { feed, shard, options, .. } = self;
+    async fn read(&self, shard: ShardId, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
+        let ParallelJob { feed, options, .. } = &self.job;
         if let Some(gone) = feed.context.stats.health.ended() {
             return Err(gone.clone());
         }
         let read = async |tx: Transaction| {
-            match feed.shard_page_in(&tx, *shard, cursor, options.batch_rows_max).await {
+            match feed.shard_page_in(&tx, shard, cursor, options.batch_rows_max).await {
                 // The shard was dropped since, so it had no more rows.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
                     let to = cursor.position();
@@ -409,31 +381,27 @@ where
     }
 
     /// Calls `work` for `rows`, again after failures.
-    async fn work_on(&self, rows: &[Arc<R>], version: u64) -> Result<()> {
-        let db = &self.feed.context.db;
+    async fn work_on(&self, shard: ShardId, rows: &[Arc<R>], version: u64) -> Result<()> {
+        let ParallelJob { feed, options, fence, .. } = &self.job;
+        let db = &feed.context.db;
         let mut attempt = 1;
         loop {
             let snapshot = db.begin();
             snapshot.set_read_version(version);
-            let (fence, feed) = (self.fence.clone(), self.feed.clone());
-            let batch =
-                ParallelBatch { shard: self.shard, rows: rows.to_vec(), snapshot, attempt, fence, feed };
+            let (rows, fence, feed) = (rows.to_vec(), fence.clone(), feed.clone());
+            let batch = ParallelBatch { shard, rows, snapshot, attempt, fence, feed };
             let Err(source) = (self.work)(batch).await else {
-                if let Some(fence) = &self.fence {
+                if let Some(fence) = &self.job.fence {
                     fence.progress();
                 }
                 return Ok(());
             };
-            if attempt >= self.options.attempts_max {
-                return Err(Error::Task {
-                    shard: Some(self.shard.0),
-                    attempts: attempt,
-                    source: source.into(),
-                });
+            if attempt >= options.attempts_max {
+                return Err(Error::Task { shard: Some(shard.0), attempts: attempt, source: source.into() });
             }
-            let (shard, health) = (self.shard.0, &self.feed.context.stats.health);
+            let health = &self.job.feed.context.stats.health;
             if let Some(unsaid) = health.remark(db.env(), "failed task of a parallel job") {
-                tracing::warn!(shard, attempt, error = %source, unsaid, "task failed, trying again");
+                tracing::warn!(shard = shard.0, attempt, error = %source, unsaid, "task failed, trying again");
             }
             db.env().sleep(RetryPolicy::default().backoff().pause(attempt, db.env())).await;
             attempt += 1;

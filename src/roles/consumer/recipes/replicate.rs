@@ -12,13 +12,13 @@
 //!   changes of db   ── · ──── edit ───┴───────────┴───►
 //! ```
 
-use std::{future::ready, sync::Arc};
+use std::{ops::Deref, sync::Arc};
 
 use parking_lot::Mutex;
 
 use super::{
     super::{Handler, HandlerResult, Work},
-    DeletedDb, databases,
+    DbHandler, databases,
 };
 use crate::{
     base::{
@@ -41,39 +41,11 @@ pub struct Scan {
     db: Db,
     feed: Feed<Change>,
     since: Cursor,
-    cursor: Cursor,
-    position: Position,
-    work: Work<Notification>,
-}
-
-/// Where the scans of a database stand.
-#[derive(Debug, Clone)]
-struct Position {
-    key: Arc<[u8]>,
     /// Up to where pages were returned.
     read_to: Arc<Mutex<Cursor>>,
-}
-
-impl Position {
-    async fn load(key: Vec<u8>, work: &Work<Notification>) -> Result<Self> {
-        let read = async |tx: Transaction| saved(&tx, &key).await;
-        let saved = work.run.held.context.db.run(read).await?;
-        Ok(Self { key: key.into(), read_to: Arc::new(Mutex::new(saved)) })
-    }
-
-    /// Saves that everything that was returned is seen.
-    async fn save(&self, work: &Work<Notification>) -> Result<()> {
-        let read_to = *self.read_to.lock();
-        let save = async |tx: Transaction| {
-            // The handler may have saved a later one.
-            if saved(&tx, &self.key).await?.position() < read_to.position() {
-                work.verify(&tx).await?;
-                tx.set(&self.key, &read_to.to_bytes());
-            }
-            Ok(())
-        };
-        work.run.held.context.db.run(save).await
-    }
+    /// The key of the position.
+    key: Vec<u8>,
+    work: Work<Notification>,
 }
 
 async fn saved(tx: &Transaction, key: &[u8]) -> Result<Cursor> {
@@ -92,76 +64,42 @@ impl Scan {
         self.since
     }
 
-    /// 1, or more if the scan has failed before.
-    pub fn attempt(&self) -> u32 {
-        self.work.attempt()
-    }
-
-    /// The run of the consumer.
-    pub fn work(&self) -> &Work<Notification> {
-        &self.work
-    }
-
     /// The next changes, at most `limit`; none if all were read. If the handler succeeds, all that was returned counts as seen.
     ///
     /// Fails as [`Feed::page`] does: with [`Error::Expired`](crate::Error::Expired) if deletions after the position were dropped.
     pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
-        let page = loop {
-            let page = self.feed.page(self.cursor, limit).await?;
-            self.cursor = page.next;
+        loop {
+            let from = *self.read_to.lock();
+            let page = self.feed.page(from, limit).await?;
+            *self.read_to.lock() = page.next;
             // A page without rows is not the end if there is more: its rows could not be decoded.
             if !page.rows.is_empty() || !page.more {
-                break page;
+                self.work.progress();
+                return Ok(page);
             }
-        };
-        *self.position.read_to.lock() = page.next;
-        self.work.progress();
-        Ok(page)
+        }
     }
 
     /// Begins again at [`Cursor::NOTHING`], for a scan that has expired. Drop what was derived of the database before: what was
     /// deleted since does not come.
     pub fn begin_again(&mut self) {
-        (self.since, self.cursor) = (Cursor::NOTHING, Cursor::NOTHING);
+        (self.since, *self.read_to.lock()) = (Cursor::NOTHING, Cursor::NOTHING);
     }
 
     /// Saves in `tx`, with the effects of the page, that everything up to `to` is seen: [`FeedPage::next`] of a page. The next scan begins
     /// there, whatever becomes of this one. Fails as [`Run::verify`](crate::consumer::Run::verify) does.
     pub async fn save_in(&self, tx: &Transaction, to: Cursor) -> Result<()> {
         self.work.verify(tx).await?;
-        tx.set(&self.position.key, &to.to_bytes());
+        tx.set(&self.key, &to.to_bytes());
         Ok(())
     }
-
-    /// Makes `tx` fail if the scan is over, as [`Run::verify`](crate::consumer::Run::verify) does. For each transaction that writes on its behalf.
-    pub async fn verify(&self, tx: &Transaction) -> Result<()> {
-        self.work.verify(tx).await
-    }
 }
 
-/// Scans databases. A closure of a [`Scan`] does, too; it does nothing when a database is deleted.
-pub trait ScanHandler: Send + Sync + 'static {
-    /// Scans a database. After a failure it is called again, from the saved position on.
-    ///
-    /// If the database is deleted meanwhile, the future is dropped. Each transaction that writes must call [`Scan::verify`] or
-    /// [`Scan::save_in`]: a commit that is on its way when the future is dropped then fails.
-    fn scan(&self, scan: Scan) -> impl Future<Output = HandlerResult> + Send;
+impl Deref for Scan {
+    type Target = Work<Notification>;
 
-    /// Called when databases have ended, before a successor is scanned: stop what was started for all databases of the name but the
-    /// successor, in transactions that call [`DeletedDb::verify`]. It may be called again, or for a name that was never scanned.
-    fn deleted(&self, deleted: DeletedDb) -> impl Future<Output = HandlerResult> + Send {
-        let _ = deleted;
-        ready(Ok(()))
-    }
-}
-
-impl<F, W> ScanHandler for F
-where
-    F: Fn(Scan) -> W + Send + Sync + 'static,
-    W: Future<Output = HandlerResult> + Send,
-{
-    fn scan(&self, scan: Scan) -> impl Future<Output = HandlerResult> + Send {
-        self(scan)
+    fn deref(&self) -> &Work<Notification> {
+        &self.work
     }
 }
 
@@ -177,7 +115,7 @@ pub struct Replicate<H> {
 /// the consumer at [`Cursor::NOTHING`], with a filter of the databases that are to be scanned.
 ///
 /// All nodes that run a member scan. An update during a scan causes another one afterwards. If a database is deleted, its scan is
-/// cancelled, and [`ScanHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
+/// cancelled, and [`DbHandler::deleted`] is called. Members on several nodes, or after a restart, share no memory: keep what scans find
 /// in the store.
 ///
 /// ```
@@ -217,11 +155,11 @@ pub struct Replicate<H> {
 /// running.shutdown().await
 /// # }
 /// ```
-pub fn replicate<H: ScanHandler>(prefix: impl Into<Vec<u8>>, handler: H) -> Replicate<H> {
+pub fn replicate<H: DbHandler<Scan>>(prefix: impl Into<Vec<u8>>, handler: H) -> Replicate<H> {
     Replicate { prefix: prefix.into(), handler }
 }
 
-impl<H: ScanHandler> Handler<Notification> for Replicate<H> {
+impl<H: DbHandler<Scan>> Handler<Work<Notification>> for Replicate<H> {
     async fn handle(&self, work: Work<Notification>) -> HandlerResult {
         let (deleted, living) = databases(&work)?;
         if let Some(deleted) = deleted {
@@ -230,13 +168,23 @@ impl<H: ScanHandler> Handler<Notification> for Replicate<H> {
             forget(&work, name, successor).await?;
         }
         let Some(db) = living else { return Ok(()) };
-        let position = Position::load(self.key(&db), &work).await?;
-        let since = *position.read_to.lock();
-        let context = Arc::clone(&work.run.held.context);
-        let feed = Feed::new(context, FeedId::documents(db.instance));
-        let scan = Scan { db, feed, since, cursor: since, position: position.clone(), work: work.clone() };
-        self.handler.scan(scan).await?;
-        Ok(position.save(&work).await?)
+        let (key, context) = (self.key(&db), Arc::clone(&work.run.held.context));
+        let since = context.db.run(async |tx| saved(&tx, &key).await).await?;
+        let read_to = Arc::new(Mutex::new(since));
+        let feed = Feed::new(Arc::clone(&context), FeedId::documents(db.instance));
+        let (scanned, position) = (Arc::clone(&read_to), key.clone());
+        self.handler.handle(Scan { db, feed, since, read_to, key, work: work.clone() }).await?;
+        // Everything that was returned is seen.
+        let read_to = *scanned.lock();
+        let save = async |tx: Transaction| {
+            // The handler may have saved a later one.
+            if saved(&tx, &position).await?.position() < read_to.position() {
+                work.verify(&tx).await?;
+                tx.set(&position, &read_to.to_bytes());
+            }
+            Ok(())
+        };
+        Ok(context.db.run(save).await?)
     }
 }
 

@@ -1,0 +1,137 @@
+//! [`ConsumerHandle`]: a consumer by its name, and what is stored of it.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result},
+    },
+    state::{
+        context::Context,
+        keys::{ConsumerName, ConsumerRow, DeferredRow, ShardId, watermark},
+        membership::changed,
+    },
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// A consumer as a whole, whether it exists or not. Clones are cheap.
+#[derive(Clone)]
+pub struct ConsumerHandle {
+    pub(super) context: Arc<Context>,
+    pub(super) name: ConsumerName,
+}
+
+impl fmt::Debug for ConsumerHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConsumerHandle").field(&self.name).finish()
+    }
+}
+
+/// The key of a deferred id, its shard, its id and its value.
+pub(super) type StoredId = (Bytes, ShardId, Bytes, DeferredRow);
+
+impl ConsumerHandle {
+    pub(crate) fn new(context: &Arc<Context>, name: &str) -> Result<Self> {
+        Ok(Self { context: Arc::clone(context), name: ConsumerName::new(name)? })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &ConsumerName {
+        &self.name
+    }
+
+    pub(super) fn env(&self) -> &Env {
+        self.context.env()
+    }
+
+    pub(super) fn missing(&self) -> Error {
+        Error::NoConsumer { consumer: self.name.to_string() }
+    }
+
+    pub(super) async fn row(&self, tx: &Transaction, isolation: Isolation) -> Result<Option<ConsumerRow>> {
+        read(tx, &self.context.keys.consumer(&self.name), isolation, ConsumerRow::from_bytes).await
+    }
+
+    /// The row of a consumer that has to exist.
+    pub(super) async fn existing(&self, tx: &Transaction, isolation: Isolation) -> Result<ConsumerRow> {
+        self.row(tx, isolation).await?.ok_or_else(|| self.missing())
+    }
+
+    /// The checkpoint in `shard`; `None` if the consumer does not read it, or not yet.
+    pub(super) async fn checkpoint_of(
+        &self,
+        tx: &Transaction,
+        shard: ShardId,
+        isolation: Isolation,
+    ) -> Result<Option<Cursor>> {
+        let key = self.context.keys.consumer_checkpoint(&self.name, shard);
+        read(tx, &key, isolation, Cursor::from_bytes).await
+    }
+
+    /// All checkpoints, by shard. By snapshot: they move all the time, and go back only with the consumer's row.
+    pub(super) async fn checkpoints(&self, tx: &Transaction) -> Result<Vec<(ShardId, Cursor)>> {
+        let keys = &self.context.keys;
+        let rows = tx.all_rows(keys.consumer_checkpoints(&self.name), Isolation::Snapshot).await?;
+        let decode = |(key, value): &(Bytes, Bytes)| {
+            let checkpoint = Cursor::from_bytes(value).map_err(|error| error.at(key))?;
+            Ok((keys.consumer_checkpoint_of(key)?.1, checkpoint))
+        };
+        rows.iter().map(decode).collect()
+    }
+
+    /// Removes everything that is stored of it.
+    pub(super) fn remove_in(&self, tx: &Transaction) {
+        for range in self.context.keys.whole_consumer(&self.name) {
+            tx.clear_range(&range);
+        }
+        changed(tx, &self.context.keys, &self.name.pool());
+    }
+
+    /// A position that no shard has to begin before.
+    pub(super) async fn low_watermark(&self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
+        let key = self.context.keys.low_watermark(&self.name);
+        Ok(read(tx, &key, isolation, watermark).await?.unwrap_or(Sequence::MIN))
+    }
+
+    /// The value of the key of a deferred id.
+    pub(super) async fn deferred_at(
+        &self,
+        tx: &Transaction,
+        key: &[u8],
+        isolation: Isolation,
+    ) -> Result<Option<DeferredRow>> {
+        read(tx, key, isolation, DeferredRow::from_bytes).await
+    }
+
+    /// The deferred ids of a page, by snapshot, and where to read on.
+    pub(super) async fn deferred_page(
+        &self,
+        tx: &Transaction,
+        read: &RangeRead,
+    ) -> Result<(Vec<StoredId>, Option<RangeRead>)> {
+        let page = tx.get_range(read, Isolation::Snapshot).await?;
+        let rest = read.clone().after(&page);
+        let decode = |(key, value): (Bytes, Bytes)| {
+            let row = DeferredRow::from_bytes(&value).map_err(|error| error.at(&key))?;
+            let (shard, id) = self.context.keys.deferred_id(&key)?;
+            Ok((key, shard, id, row))
+        };
+        Ok((page.rows.into_iter().map(decode).collect::<Result<_>>()?, rest))
+    }
+}
+
+/// The decoded value of `key`.
+async fn read<T>(
+    tx: &Transaction,
+    key: &[u8],
+    isolation: Isolation,
+    decode: fn(&[u8]) -> Result<T>,
+) -> Result<Option<T>> {
+    let stored = tx.get(key, isolation).await?;
+    stored.map(|value| decode(&value).map_err(|error| error.at(key))).transpose()
+}
