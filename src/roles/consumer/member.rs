@@ -131,10 +131,6 @@ impl Member {
         self.ended.send_replace(Some(error));
     }
 
-    pub fn has_ended(&self) -> bool {
-        self.ended.borrow().is_some()
-    }
-
     /// Completes when the member can go on no more. Cancel safe.
     pub async fn ended(&self) -> Error {
         let mut ended = self.ended.subscribe();

@@ -538,14 +538,14 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// The work on rows up to `last` has failed and is tried again: until it succeeds, it holds the checkpoint.
     pub fn holds(&self, id: Option<&[u8]>, last: Sequence, attempts: u32, error: &str) {
-        let HeldShard { context, consumer, shard, lease, .. } = &*self.held;
+        let (context, held) = (&self.held.context, &self.held);
         let failure = ShardFailure {
             id: id.map(|id| String::from_utf8_lossy(id).into_owned()),
             attempts,
             error: error[..error.floor_char_boundary(ERROR_LEN_MAX)].to_owned(),
             at_ms: self.env().wall_ms(),
         };
-        context.failing.note((consumer, *shard, lease.epoch), last, failure);
+        context.failing.note((&held.name, held.shard, held.lease.epoch), last, failure);
     }
 
     /// Logs a failure of the handler.
