@@ -36,10 +36,7 @@ use crate::{
 /// How often it polls for listeners that do not say so.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a listener may ask it to look.
-const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
-
-/// The shortest time between two hints of other processes. After an append of this process it sets no watch for as long.
+/// The shortest time between two polls, and between two hints of other processes. After an append of this process no watch is set for as long.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The same for a hint after one that came for nothing. Each costs two transactions: one that finds nothing, and one that sets a watch.
@@ -86,7 +83,7 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens to the notifications, at which the watcher looks within each `interval`.
     pub fn to_notifications(context: &Arc<Context>, interval: Duration) -> Self {
-        let poll = interval.max(POLL_INTERVAL_MIN);
+        let poll = interval.max(HINT_INTERVAL);
         Self::new(context, &context.feed, (poll, poll.saturating_mul(2)), false)
     }
 
@@ -273,9 +270,7 @@ impl Watcher {
             };
             tokio::select! {
                 biased;
-                appended = self.appends.wait_for(|version| *version > seen) => {
-                    // The shared context owns the sender.
-                    drop(appended);
+                _ = self.appends.wait_for(|version| *version > seen) => {
                     // The watch would fire for that, too. Under steady load of this process there is none.
                     (self.hint, self.watch_at) = (None, env.now().saturating_add(HINT_INTERVAL));
                     return false;

@@ -289,8 +289,7 @@ mod tests {
         wakeups.documents_moved(&feed);
         wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
         assert!(heads.borrow_and_update().any_may_have_rows(position(9)));
-        let count = wakeups.count();
-        wakeups.found(&feed, count, Some([position(5); Lanes::COUNT]));
+        wakeups.found(&feed, wakeups.count(), Some([position(5); Lanes::COUNT]));
         assert!(heads.has_changed().unwrap());
         assert!(!heads.borrow_and_update().any_may_have_rows(position(5)));
         wakeups.found(&feed, wakeups.count(), Some([position(5); Lanes::COUNT]));
@@ -302,8 +301,7 @@ mod tests {
     #[test]
     fn a_feed_that_gets_listeners_again_has_no_number_of_before() {
         let (wakeups, feed) = (Wakeups::default(), FeedId::documents(DbInstance([1; 16])));
-        let listener = wakeups.listen(&feed, POLL, true);
-        let before = listener.0.borrow().count;
+        let before = wakeups.listen(&feed, POLL, true).0.borrow().count;
         wakeups.leave(&feed, POLL, true);
         let listener = wakeups.listen(&feed, POLL, true).0;
         assert_ne!(listener.borrow().count, before);

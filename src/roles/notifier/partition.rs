@@ -267,6 +267,7 @@ async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
         tx.commit().await?;
         Ok::<_, Error>(watch)
     };
-    let watch = set.await;
-    watch.inspect_err(|error| context.stats.health.complain(context.env(), "watch of a doorbell", error)).ok()
+    set.await
+        .inspect_err(|error| context.stats.health.complain(context.env(), "watch of a doorbell", error))
+        .ok()
 }

@@ -8,6 +8,7 @@ use super::{NotificationFeed, NotificationPage};
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
     state::feed_watcher::{Listener, POLL_INTERVAL},
+    store::Transaction,
 };
 
 /// The default number of rows per read.
@@ -50,6 +51,8 @@ pub struct NotificationTail {
     complete: Option<Sequence>,
     /// Up to where the poll had looked when the last wait ended; `None` if it has not looked for too long.
     looked: Option<Sequence>,
+    /// The last position that the last read could see. An earlier read would miss rows that have moved in between.
+    seen: Sequence,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
     /// Whether the last page had more after it.
@@ -68,6 +71,7 @@ impl NotificationTail {
             listener: None,
             complete: None,
             looked: None,
+            seen: Sequence::MIN,
             is_at_end: false,
             had_more: false,
             progress: TailProgress::new(after.position(), Duration::ZERO),
@@ -146,27 +150,30 @@ impl NotificationTail {
         let (context, interval) = (&self.feed.context, self.poll_interval);
         self.listener.get_or_insert_with(|| Listener::to_notifications(context, interval));
         let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
-        let page = match self.read_moved().await? {
-            Some(page) => page,
-            None => feed.context.db.run(async |tx| feed.page_in(&tx, cursor, limit).await).await?,
+        let read = async |tx: Transaction| {
+            Ok((feed.page_in(&tx, cursor, limit).await?, feed.raw().last_readable(&tx).await?))
         };
+        let (page, seen) = match self.read_moved().await? {
+            Some(read) => read,
+            None => feed.context.db.run(read).await?,
+        };
+        self.seen = seen;
         self.progress.note(page.next.position(), feed.context.env().now());
         Ok(page)
     }
 
     /// The next rows in the shards that have moved since everything was read, as they are where the poll has looked. `None` if that is not
     /// known, or too long ago.
-    async fn read_moved(&self) -> Result<Option<NotificationPage>> {
-        let (Some(to), Some(complete), Some(listener)) = (self.looked, self.complete, &self.listener) else {
+    async fn read_moved(&self) -> Result<Option<(NotificationPage, Sequence)>> {
+        let looked = self.looked.filter(|to| *to >= self.seen);
+        let (Some(to), Some(complete), Some(listener)) = (looked, self.complete, &self.listener) else {
             return Ok(None);
         };
         let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
-        if to < cursor.position() {
-            return Ok(None);
-        }
         let lanes = listener.heads().lanes_after(complete);
         let read = async |tx| feed.page_of_lanes_in(&tx, (cursor, lanes), limit).await;
-        feed.context.db.read_at(to.versionstamp().version(), read).await
+        let page = feed.context.db.read_at(to.versionstamp().version(), read).await?;
+        Ok(page.map(|page| (page, to)))
     }
 }
 

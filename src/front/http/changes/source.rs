@@ -104,7 +104,6 @@ impl Drop for Load {
     }
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub(super) struct DocChanges {
     served: Arc<Served>,
     db: Db,
