@@ -27,7 +27,7 @@ async fn counted(faults: &Faults, seconds: u64) -> OperationCounts {
     faults.counts() - before
 }
 
-/// Bug: a watch that fired for nothing was set again at once, 66,000 times a second, and an error at setting one was tried again for ever
+/// Bug: a watch that fired for nothing was set again at once, 66,000 times a second, and an error at setting one was tried again without end
 /// in the transaction that read the rows. Fix: useless hints are spaced, and no reader waits for a watch.
 #[tokio::test(start_paused = true)]
 async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_second_and_delay_nothing() {
