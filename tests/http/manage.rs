@@ -215,7 +215,8 @@ async fn consumers_of_documents_are_managed() {
     let said = said.to_string();
     assert!(status == 400 && said.contains("now") && said.contains("26 hexadecimal digits"), "{said}");
     assert_eq!(shown().await["generation"], 1, "nothing is changed");
-    for to in ["0", "now", &shown().await["shards"][0]["checkpoint"].as_str().unwrap().to_owned()] {
+    let checkpoint = shown().await["shards"][0]["checkpoint"].clone();
+    for to in [json!("0"), json!("now"), checkpoint] {
         let reset = post(&fixture, &format!("{at}/reset"), &json!({ "to": to, "force": true })).await;
         assert_eq!(reset.0, 200, "{to}: {}", reset.1);
     }

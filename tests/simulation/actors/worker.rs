@@ -82,6 +82,7 @@ async fn start<R: Worked>(
     }
     let worker = Worker { actor: actor.clone(), plan: Arc::clone(plan) };
     if plan.is_batch {
+        let builder = builder.options(plan.options.clone().debounce(Duration::ZERO));
         return builder.run_batches(move |batch| worker.clone().batch(batch)).await;
     }
     if let Some(running_max) = plan.tenants_max {
