@@ -19,7 +19,7 @@ use notibus::{
 use tokio::sync::Notify;
 
 use crate::{
-    common::{until, within},
+    common::{set, until, within},
     fixture::{ConsumerFixture, Log, counter, hinted, names, pass},
 };
 
@@ -614,7 +614,7 @@ async fn a_key_that_says_less_than_the_checkpoint_is_followed_by_the_newest_row(
     fixture.update("a", 0).await;
     log.until_calls(2).await;
     pass(Duration::from_secs(10)).await;
-    fixture.store.run(async |tx| Ok(tx.set(&key, &value))).await.unwrap();
+    set(&fixture.store, &key, &value).await;
     // The shard reads its keys, and saves a checkpoint.
     fixture.create(["b"]).await;
     log.until_calls(3).await;
