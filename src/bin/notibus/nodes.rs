@@ -27,7 +27,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let opened = args.target.open(Intent::Reads, timeout).await?;
     let nodes = async || Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take());
     let mut seen = nodes().await?;
-    // An opened folder shows one moment. Its nodes are of the process that has it open: its opening removed all others.
+    // A folder shows one moment. Its nodes are of the process that opened it last, which may have ended: its opening removed all others.
     let is_moment = args.target.is_folder()?;
     if !is_moment && !items(&seen).is_empty() {
         tokio::time::sleep(args.watch).await;
@@ -41,7 +41,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
 fn cells(node: &Value, is_moment: bool) -> Vec<String> {
     let silent = duration(&node["silent_ms"].as_u64().map(|ms| ms / 1_000 * 1_000).into());
     let life = match node["is_silent"].as_bool() {
-        _ if is_moment => "has the folder open".to_owned(),
+        _ if is_moment => "of the last opening".to_owned(),
         Some(true) => format!("silent for {silent}"),
         _ => format!("alive, heard of {silent} ago"),
     };
@@ -64,6 +64,6 @@ mod tests {
         };
         assert_eq!(life(1_234, false, false), "alive, heard of 1s ago");
         assert_eq!(life(6_100, true, false), "silent for 6s");
-        assert_eq!(life(0, false, true), "has the folder open");
+        assert_eq!(life(0, false, true), "of the last opening");
     }
 }
