@@ -10,30 +10,30 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_530),
+    ("src/base", 3_550),
     ("src/store", 1_420),
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
-    ("src/state", 2_030),
-    ("src/state/keys", 2_520),
-    ("src/state/feed", 2_140),
-    ("src/state/membership", 2_380),
+    ("src/state", 2_570),
+    ("src/state/keys", 2_560),
+    ("src/state/feed", 1_960),
+    ("src/state/membership", 2_570),
     ("src/roles", 210),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_740),
+    ("src/roles/notifier", 1_940),
     ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
-    ("src/roles/consumer", 6_300),
-    ("src/bus", 1_670),
-    ("src/bus/relocation", 540),
-    ("src/front", 8_610),
-    ("src/bin", 2_490),
+    ("src/roles/consumer", 6_260),
+    ("src/bus", 1_390),
+    ("src/bus/relocation", 600),
+    ("src/front", 8_570),
+    ("src/bin", 2_500),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_150;
+const SRC_LINES: usize = 49_630;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
@@ -45,7 +45,7 @@ const SIMULATION_LINES: usize = 10_000;
 const KEY_FAMILIES: usize = 29;
 
 /// The most words of the pages, without the figures, which a script writes.
-const WORDS: usize = 22_200;
+const WORDS: usize = 22_310;
 
 /// The lines of Rust files, and how many of them are for tests only.
 #[derive(Debug, Clone, Copy, Default)]

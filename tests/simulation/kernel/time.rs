@@ -160,12 +160,8 @@ impl Clock {
 
     /// A clock that shows true time, for the answers of the store to `process`.
     pub fn exact(time: &Time, process: ProcessId) -> Self {
-        Self {
-            born: 0,
-            ahead: AtomicU64::new(0),
-            wall_skew_ms: 0,
-            ..Self::new(time, process, 1_000_000, fastrand::Rng::with_seed(0))
-        }
+        let clock = Self::new(time, process, 1_000_000, fastrand::Rng::with_seed(0));
+        Self { born: 0, ahead: AtomicU64::new(0), wall_skew_ms: 0, ..clock }
     }
 
     /// The environment of a program that reads it.
