@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 
 use super::{ExportOptions, Exported, export, import, raise, stored};
+#[cfg(doc)]
+use crate::base::error::Error;
 use crate::{
     base::{encoding::Incarnation, error::Result},
     bus::Bus,
