@@ -13,7 +13,7 @@ const PAUSE_MAX: Duration = Duration::from_hours(1);
 /// A cause that was not seen for so long is logged as a new one.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
-/// The most causes that are distinguished; further ones share a line.
+/// Limit of causes with a line of their own; all others share one.
 const CAUSES_MAX: usize = 256;
 
 /// Decides which lines are logged, by their causes.

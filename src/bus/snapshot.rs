@@ -37,13 +37,13 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
-/// How long the store may take to answer each part.
+/// Time limit of the store's answer to each part.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A part, and its last read.
 #[derive(Debug)]
 struct Part<T> {
-    /// How many reads have begun.
+    /// Number of reads that have begun.
     begun: AtomicU64,
     last: tokio::sync::Mutex<Option<PartRead<T>>>,
 }
@@ -140,7 +140,7 @@ pub(crate) struct Snapshot {
     pub ages: Option<Arc<Ages>>,
     pub backlog: Option<Arc<Backlog>>,
     pub consumers: Option<Arc<Consumers>>,
-    /// How many ids consumers have deferred.
+    /// Number of ids that consumers have deferred.
     pub deferred: Option<Arc<Deferred>>,
     pub lags: Option<Arc<Lags>>,
     /// The other parts, and why.

@@ -115,7 +115,7 @@ impl Target {
         }
     }
 
-    /// Whether it is a folder, which shows one moment.
+    /// True for a folder, whose rows are those of one moment.
     pub fn is_folder(&self) -> Result<bool, Failure> {
         Ok(matches!(self.place()?, (Some(Store::Dir(_)), None)))
     }

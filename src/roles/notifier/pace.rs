@@ -14,7 +14,7 @@ const REST_MIN: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// The rest that remained when the last fold ended.
-    owed: Duration,
+    left: Duration,
     /// When the last fold ended, on the clock of the store.
     ended: Duration,
 }
@@ -30,8 +30,8 @@ impl Pace {
         let percent = u32::from(options.fold_percent.clamp(1, 100));
         let rest = computed.saturating_mul(100 - percent) / percent;
         let waited = ended.saturating_sub(began).saturating_sub(computed);
-        let owed = self.rest(began).saturating_add(rest).saturating_sub(waited);
-        (self.owed, self.ended) = (owed.min(options.fold_interval_max), ended);
+        let left = self.rest(began).saturating_add(rest).saturating_sub(waited);
+        (self.left, self.ended) = (left.min(options.fold_interval_max), ended);
     }
 
     pub fn pause(&self, now: Duration) -> Duration {
@@ -40,7 +40,7 @@ impl Pace {
     }
 
     fn rest(&self, now: Duration) -> Duration {
-        self.owed.saturating_sub(now.saturating_sub(self.ended))
+        self.left.saturating_sub(now.saturating_sub(self.ended))
     }
 }
 

@@ -91,7 +91,7 @@ impl NotificationFeed {
         let folded = self.totals_of(tx, waiting.iter().map(|(db, _)| db)).await?;
         for ((db, totals), folded) in waiting.iter().zip(folded) {
             let lanes = folded.map(|folded| folded.lanes().into_iter().zip(totals.lanes()));
-            if lanes.is_none_or(|mut lanes| lanes.all(|(folded, owed)| folded >= owed)) {
+            if lanes.is_none_or(|mut lanes| lanes.all(|(folded, expected)| folded >= expected)) {
                 continue;
             }
             // No row counts events of an instance that is gone; they are folded once none of them waits.
