@@ -82,10 +82,9 @@ pub use state::{exactly_once::CommittedOnce, membership::NodeOptions};
 pub mod dispatcher {
     pub use crate::roles::{
         dispatcher::{
-            BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Missed,
-            Next, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription, Supervised, Supervision,
-            SupervisionEvents,
+            BatchItem, BatchSubscription, CallbackHandle, Deliveries, Delivery, DeliveryBatch, DeliveryIter,
+            DeliveryRef, Dispatcher, DispatcherOptions, Filter, Item, RestartPolicy, Subscribe, SubscriberId,
+            Subscription, Trouble,
         },
         mirror::{Mirror, MirrorView},
     };

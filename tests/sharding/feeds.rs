@@ -561,7 +561,8 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
             tokio::time::sleep(Duration::from_millis(u64::from(step % 2) * 500)).await;
         }
         record(&store, &bus, &db(&format!("db{}", step % 4), 1), [0, 0, 1, 0]).await;
-        let delivery = within("the update", common::next_news(&mut updates)).await.unwrap().unwrap();
+        let delivery =
+            within("the update", common::next_news(&mut updates)).await.unwrap().into_delivery().unwrap();
         assert!(delivery.notification().sequence > last);
         last = delivery.notification().sequence;
     }
