@@ -13,13 +13,14 @@
 //! let store = Database::memory();
 //! let bus = Bus::open(&store, BusOptions::default()).await?;
 //! let running = bus.start(Roles::default()).await?;
-//! let mut updates = running.dispatcher().subscribe(Filter::suffix("orders")).stream();
+//! let updates = running.dispatcher().subscribe(Filter::suffix("orders"));
+//! let mut updates = updates.deliveries(|trouble| eprintln!("{trouble}"));
 //!
 //! let producer = bus.producer();
 //! let db = Db::new("shop/orders".parse()?, DbInstance::new());
 //! store.run(async |tx| Ok(producer.created(&tx, &db))).await?;
 //!
-//! let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
+//! let delivery = updates.next().await.expect("the dispatcher runs");
 //! assert_eq!(delivery.notification().name.as_str(), "shop/orders");
 //! running.shutdown().await
 //! # }
@@ -29,7 +30,7 @@
 //!
 //! | I want | receiver | guarantee | cost |
 //! |---|---|---|---|
-//! | events while the process runs | a stream, batches, a callback or a listener of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
+//! | events while the process runs | a stream, batches or a callback of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
 //! | to resume after a restart | a [`consumer`] | at least once; exactly once in the transaction of the effect | leases and checkpoints by shard |
 //! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
 //! | to share work among nodes | a member of a [`consumer`] on each | the same | the same |

@@ -77,9 +77,11 @@ impl Dispatcher {
         let dispatcher = self.subscriptions();
         let context = Arc::clone(dispatcher.context());
         let write = move || {
-            let (context, content) = (Arc::clone(&context), written.clone());
-            let mut writer = Writer { context, content, aside: None };
-            move |item| std::future::ready(writer.take(item))
+            let mut writer = Writer { context: Arc::clone(&context), content: written.clone(), aside: None };
+            move |item| {
+                writer.take(item);
+                std::future::ready(())
+            }
         };
         let from_nothing = dispatcher.subscribe(filter).since(Cursor::NOTHING);
         let callback = from_nothing.batch_callback(RestartPolicy::default(), write)?;

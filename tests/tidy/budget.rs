@@ -10,7 +10,7 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_460),
+    ("src/base", 3_580),
     ("src/store", 1_430),
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 220),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_740),
-    ("src/roles/dispatcher", 3_410),
+    ("src/roles/dispatcher", 3_270),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
     ("src/roles/consumer", 6_320),

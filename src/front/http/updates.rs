@@ -45,6 +45,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 type Page = (NotificationPage, Sequence);
 
+/// The next item of a subscription; `None` after its end.
+type NextItem = Option<BatchItem>;
+
 /// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
 struct Load(Task<Result<Page>>);
 
@@ -84,8 +87,8 @@ pub(super) struct Scope {
 /// How a live feed gets new rows.
 struct Live {
     batches: BatchSubscription,
-    /// The item that came while the feed waited; `None` within it after the end.
-    arrived: Option<Option<BatchItem>>,
+    /// The item that came while the feed waited.
+    arrived: Option<NextItem>,
     /// When the feed continues after a failure.
     retry_at: Option<Duration>,
 }

@@ -255,7 +255,7 @@ where
         let mut pause = env.sleep(self.policy.pauses().backoff(self.panics, &env));
         let state = &self.source.reader.state;
         poll_fn(|context| {
-            // Whoever ends the subscriber wakes it.
+            // What ends the subscriber wakes it.
             state.register(context.waker());
             if state.is_ended() { Poll::Ready(()) } else { pause.poll_unpin(context) }
         })

@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[derive(Debug, Clone)]
-pub(super) struct Rows {
+pub(super) struct Content {
     pub rows: Matched,
     /// The subscriber's cursor before the batch.
     pub since: Cursor,
@@ -28,7 +28,7 @@ pub(super) struct Rows {
     pub ddocs: Option<Box<[Arc<ChangedDdocs>]>>,
 }
 
-impl Rows {
+impl Content {
     fn changed(&self, index: usize) -> Option<&Arc<ChangedDdocs>> {
         self.ddocs.as_ref().map(|changed| &changed[index])
     }
@@ -62,14 +62,14 @@ impl Rows {
 /// [`DispatcherOptions::catch_up_rows_max`](super::DispatcherOptions::catch_up_rows_max) of them, or those of a round.
 #[derive(Clone)]
 pub struct DeliveryBatch {
-    all: Arc<Rows>,
+    all: Arc<Content>,
     /// The part of `all` that this batch is, from `start` to before `end`. It is not empty when it is delivered.
     start: u32,
     end: u32,
 }
 
 impl DeliveryBatch {
-    pub(super) fn new(all: Rows) -> Self {
+    pub(super) fn new(all: Content) -> Self {
         Self { start: 0, end: all.rows.len() as u32, all: Arc::new(all) }
     }
 
@@ -122,7 +122,7 @@ impl DeliveryBatch {
         ddocs: Vec<Arc<ChangedDdocs>>,
         is_wanted: impl Fn(DeliveryRef<'_>) -> bool,
     ) -> Self {
-        let mut all = Rows { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
+        let mut all = Content { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
         let wanted = |index: &usize| is_wanted(DeliveryRef::new(&all, *index));
         let wanted: Vec<_> = (0..all.rows.len()).filter(wanted).collect();
         all.ddocs = Some(wanted.iter().filter_map(|index| all.changed(*index).cloned()).collect());
@@ -133,7 +133,7 @@ impl DeliveryBatch {
     /// The batch of rows, if this is the whole batch as other subscribers receive it, too.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
-        let Rows { rows: Matched { batch, chosen, .. }, since, .. } = &*self.all;
+        let Content { rows: Matched { batch, chosen, .. }, since, .. } = &*self.all;
         let is_whole = chosen.is_none() && self.len() == batch.rows.len();
         (is_whole && since.rewound() == batch.since).then_some(batch)
     }
@@ -157,7 +157,7 @@ impl fmt::Debug for DeliveryBatch {
 /// The deliveries of a batch, in order.
 #[derive(Debug, Clone)]
 pub struct Iter<'a> {
-    batch: &'a Rows,
+    batch: &'a Content,
     rows: &'a [Arc<Notification>],
     chosen: Option<&'a [u32]>,
     left: Range<usize>,
@@ -186,20 +186,20 @@ impl ExactSizeIterator for Iter<'_> {}
 /// before the present one is deleted, whichever of them the subscriber knew.
 #[derive(Clone)]
 pub struct Delivery {
-    batch: Arc<Rows>,
+    batch: Arc<Content>,
     index: usize,
 }
 
 /// A delivery within its [`DeliveryBatch`]. It has all methods of [`Delivery`].
 #[derive(Clone, Copy)]
 pub struct DeliveryRef<'a> {
-    batch: &'a Rows,
+    batch: &'a Content,
     row: &'a Arc<Notification>,
     index: usize,
 }
 
 impl<'a> DeliveryRef<'a> {
-    fn new(batch: &'a Rows, index: usize) -> Self {
+    fn new(batch: &'a Content, index: usize) -> Self {
         Self { batch, row: batch.rows.row(index), index }
     }
 }
@@ -314,7 +314,7 @@ pub enum Item<T = Delivery> {
     /// The subscriber was away for so long that rows it has not seen may have been deleted: databases that it knows
     /// may be gone. It should forget what it knows. It starts again from nothing, with every database that it wants.
     Expired {
-        /// Rows up to here may have been deleted.
+        /// Content up to here may have been deleted.
         horizon: Sequence,
     },
     /// The feed could not be read. The subscriber keeps its cursor, and tries again a second later. After [`Error::BusGone`] the
@@ -367,7 +367,7 @@ pub enum Trouble {
     /// See [`Item::Expired`]: forget what was derived from deliveries. Every wanted database is delivered again.
     #[error("rows up to {horizon} may have been dropped unseen: every database is delivered again")]
     Expired {
-        /// Rows up to here may have been deleted.
+        /// Content up to here may have been deleted.
         horizon: Sequence,
     },
     /// See [`Item::Failed`]: nothing is lost, and the subscription tries again, unless it ends with [`Error::BusGone`].

@@ -26,10 +26,10 @@ const ENTRIES_MAX: usize = 1_024;
 pub(super) struct Newest {
     /// The rows of the read entries, in order.
     rows: VecDeque<Slot>,
-    /// The place of the first of them. Places do not change when others are removed.
-    first: i64,
+    /// The place of the first of them. Rows are added at both ends, and places do not change.
+    first: u64,
     /// The place of the newest row of each name. Callers choose the names, so the hashes are seeded.
-    names: HashMap<DbName, i64, foldhash::fast::RandomState>,
+    names: HashMap<DbName, u64, foldhash::fast::RandomState>,
     /// The entries of the log from batch number `begin` to before `end` are read.
     begin: u64,
     end: u64,
@@ -83,7 +83,7 @@ impl Newest {
     /// Reads the entries of `log` from `batch_number` on that it has not read.
     fn read(&mut self, log: &Log<Matched>, batch_number: u64) -> Result<(), Empty> {
         if self.to.is_none() || log.begin() > self.end {
-            *self = Self { begin: batch_number, end: batch_number, ..Self::default() };
+            *self = Self { first: 1 << 63, begin: batch_number, end: batch_number, ..Self::default() };
         }
         let mut older = Vec::new();
         let mut from = batch_number;
@@ -114,7 +114,7 @@ impl Newest {
 
     /// Adds a row after all others.
     fn add(&mut self, number: u64, row: &Arc<Notification>) {
-        let place = self.first + self.rows.len() as i64;
+        let place = self.first + self.rows.len() as u64;
         if let Some(older) = self.names.insert(row.name.clone(), place) {
             let older = &mut self.rows[(older - self.first) as usize].row;
             older.take_if(|older| covers(row, older));

@@ -43,7 +43,7 @@ use parking_lot::Mutex;
 use super::{
     batch::{Batch, Indices, Matched, of_mark},
     catch_up::{DdocRead, Load, load, read_ddocs},
-    delivery::{BatchItem, DeliveryBatch, DeliveryRef, Item, Rows},
+    delivery::{BatchItem, Content, DeliveryBatch, DeliveryRef, Item},
     log::{Empty, Entry, SubscriberState},
     newest::{Newest, Page},
     options::Order,
@@ -267,17 +267,13 @@ impl Reader {
         let page = newest.lock().page(&pattern.log, place, oldest, shared.batch_rows_max);
         let Page { rows, next, end } = page?;
         self.batch_number = Some(next);
-        let batch = match (end, rows.last()) {
-            (None, Some(last)) => {
-                let to = last.sequence;
-                Batch::new(rows, since, to, false)
-            }
-            // If more has left the ring meanwhile, the next call finds that out.
-            _ => {
-                self.round = None;
-                let to = end.unwrap_or(since);
-                Batch::new(rows, since, to.position(), to.began().is_none())
-            }
+        let batch = if let (None, Some(last)) = (end, rows.last()) {
+            let to = last.sequence;
+            Batch::new(rows, since, to, false)
+        } else {
+            self.round = None;
+            let to = end.unwrap_or(since);
+            Batch::new(rows, since, to.position(), to.began().is_none())
         };
         Ok(self.choose_among(Matched::all(batch), since, true))
     }
@@ -327,7 +323,7 @@ impl Reader {
         }
         self.begin_round();
         let filters = self.filter.set_and_kinds();
-        let batch = DeliveryBatch::new(Rows { rows, since, filters, ddocs: None });
+        let batch = DeliveryBatch::new(Content { rows, since, filters, ddocs: None });
         if self.ddocs {
             let read = read_ddocs(&self.shared, batch.clone(), false);
             self.step = Step::Documents(Box::new((batch, read)));

@@ -14,6 +14,7 @@ use crate::base::cursor::Cursor;
 use crate::base::{
     cursor::Start,
     error::{Error, Result},
+    filter::Filter,
 };
 
 /// Starts a subscription, with the options that its methods set.
@@ -191,3 +192,24 @@ impl Subscribe {
         Callback::start(self.shared, self.order, policy, true, factory)
     }
 }
+
+macro_rules! replace {
+    ($($stream:ty),*) => {$(
+        impl $stream {
+            /// Ends this subscription, and begins another one with `filter` and the same options. Choose the way of receiving on the
+            /// returned value.
+            ///
+            /// Databases that both filters want miss nothing; others are delivered from the present cursor on. A reading that is under
+            /// way starts over ([`Cursor::rewound`](crate::Cursor::rewound)), because the new filter may want rows that this one passed.
+            /// So what was delivered since the reading began, be it a first scan, another reading of the feed, a round or a batch, is
+            /// delivered again if both filters want it. A subscriber for which nothing waits is delivered nothing twice.
+            pub fn replace(mut self, filter: Filter) -> Subscribe {
+                let cursor = self.cursor();
+                let reader = &self.source.reader;
+                Subscribe { shared: Arc::clone(&reader.shared), order: reader.order_with(filter, cursor) }
+            }
+        }
+    )*};
+}
+
+replace!(Subscription, BatchSubscription, Deliveries);

@@ -16,9 +16,8 @@ use super::{
     options::Order,
     reader::Reader,
     shared::Shared,
-    subscribe::Subscribe,
 };
-use crate::base::{cursor::Cursor, filter::Filter};
+use crate::base::cursor::Cursor;
 
 /// Receives for a subscriber, in batches or one delivery at a time.
 pub(super) struct Source {
@@ -72,19 +71,6 @@ macro_rules! subscription {
             /// The cursor: all wanted rows before it were returned, and no others. A subscription that starts from it misses nothing.
             pub fn cursor(&mut self) -> Cursor {
                 self.source.cursor()
-            }
-
-            /// Ends this subscription, and begins another one with `filter` and the same options. Choose the way of receiving on the
-            /// returned value.
-            ///
-            /// Databases that both filters want miss nothing; others are delivered from the present cursor on. A reading that is under
-            /// way starts over ([`Cursor::rewound`]), because the new filter may want rows that this one passed. So what was delivered
-            /// since the reading began, be it a first scan, another reading of the feed, a round or a batch, is delivered again if both
-            /// filters want it. A subscriber for which nothing waits is delivered nothing twice.
-            pub fn replace(mut self, filter: Filter) -> Subscribe {
-                let cursor = self.cursor();
-                let reader = &self.source.reader;
-                Subscribe { shared: Arc::clone(&reader.shared), order: reader.order_with(filter, cursor) }
             }
         }
 

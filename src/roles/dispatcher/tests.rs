@@ -47,7 +47,7 @@ fn round(subscription: &mut (impl StreamExt<Item = BatchItem> + Unpin)) -> Deliv
 }
 
 /// Regression: a round has a reading that is complete at 101, and the first page, up to 102, of the next one. The rest of that comes
-/// with the next round. The reader learned from the rest that it knew everything up to 101, and went back there: a listener whose
+/// with the next round. The reader learned from the rest that it knew everything up to 101, and went back there: a callback whose
 /// filter was replaced with that round in hand, or a stream that was made again from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
 async fn more_knowledge_moves_no_reader_back() {
