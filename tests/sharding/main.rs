@@ -6,6 +6,7 @@
 mod common;
 mod counting;
 mod feeds;
+mod notifications;
 mod scenario;
 
 use notibus::store::Database;

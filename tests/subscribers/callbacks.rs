@@ -142,8 +142,8 @@ async fn pauses_between_restarts_grow() {
     }
 }
 
-/// Bug: a pause was a plain sleep, so a shutdown waited for it until its limit, and an unsubscribe for up to 10 minutes. Fix: whoever ends
-/// a subscriber wakes it, also within a pause.
+/// Bug: a pause was a plain sleep, so a shutdown waited for it until its limit, and an unsubscribe for up to 10 minutes. Fix: the end of a
+/// subscriber wakes it, also within a pause.
 #[tokio::test(start_paused = true)]
 async fn a_pause_ends_with_whatever_ends_the_subscription() {
     let hour = Duration::from_hours(1);

@@ -21,7 +21,7 @@ const UPDATES: usize = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
 /// How many updates there are while the slow subscriber takes one delivery.
 const UPDATES_PER_DELIVERY: usize = 100;
 
-/// A tail without a feed, so that whoever reads the feed gets nothing.
+/// A tail without a feed, so that a reader of the feed gets nothing.
 struct Tail {
     dispatcher: Dispatcher,
     template: Notification,

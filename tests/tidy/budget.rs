@@ -15,13 +15,13 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_460),
     ("src/store/fdb", 880),
     ("src/store/testing", 1_520),
-    ("src/state", 2_030),
-    ("src/state/keys", 2_500),
-    ("src/state/feed", 2_140),
+    ("src/state", 2_040),
+    ("src/state/keys", 2_510),
+    ("src/state/feed", 2_220),
     ("src/state/membership", 3_210),
     ("src/roles", 220),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_740),
+    ("src/roles/notifier", 1_760),
     ("src/roles/dispatcher", 3_270),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_880;
+const SRC_LINES: usize = 49_940;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
