@@ -219,7 +219,9 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         let ddocs = ["_design/x", "_design/y"].map(|id| DdocId::new(id).unwrap());
         let mut asks = dispatcher.subscribe(Filter::name("b").unwrap()).with_ddocs().stream();
         let write = async |tx: Transaction| {
-            ddocs.iter().for_each(|id| producer.ddoc_updated(&tx, &b, Some(id)));
+            for id in &ddocs {
+                producer.ddoc_updated(&tx, &b, Some(id));
+            }
             Ok(())
         };
         let version = bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version();

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, JanitorOptions, Sequence,
     changes::{Change, ChangesOptions, ChangesQuery, DocId, DocSource, DocSummary, Leaf, Revision},
     event::{Incarnation, Versionstamp},
     feed::{Feed, HashingScheme, SchemeId, Schemes, ShardEvent, ShardId},
@@ -22,7 +22,7 @@ use notibus::{
 };
 use tokio::task::JoinSet;
 
-use crate::common::{self, NEVER, db, eager, joined, record, until, wide_bus, within};
+use crate::common::{self, db, eager, joined, record, until, wide_bus, within};
 
 /// The time by which a tail has polled the store without a hint.
 const RARELY: Duration = Duration::from_mins(10);
@@ -565,7 +565,10 @@ async fn a_fold_reads_only_the_topology_entries_that_it_needs() {
         dump(&store).await.into_iter().map(|(key, _)| key).filter(|key| is_entry(key)).collect();
     assert_eq!(entries.len(), PAST + 1);
     for entry in entries[..PAST].iter().enumerate().filter(|(number, _)| *number != 7) {
-        let damage = async |tx: Transaction| Ok(tx.set(entry.1, b"damaged"));
+        let damage = async |tx: Transaction| {
+            tx.set(entry.1, b"damaged");
+            Ok(())
+        };
         store.run(damage).await.unwrap();
     }
     trace.take();

@@ -269,10 +269,10 @@ async fn no_barrier_passes_at_what_was_forgotten_while_nobody_waited() {
                 let ([goes_on, has_expired, forgets], is_new) = (all.clone(), Arc::clone(&is_new));
                 async move {
                     match item {
-                        Item::Delivery(delivery) if name(&delivery) == "gate" => {
-                            if !is_new.load(Ordering::Relaxed) {
-                                goes_on.notified().await;
-                            }
+                        Item::Delivery(delivery)
+                            if name(&delivery) == "gate" && !is_new.load(Ordering::Relaxed) =>
+                        {
+                            goes_on.notified().await;
                         }
                         Item::Expired { .. } => {
                             is_new.store(true, Ordering::Relaxed);

@@ -129,7 +129,7 @@ async fn a_plain_loop_ends_with_its_subscription_only() {
         assert!(deliveries.next().now_or_never().is_none(), "it waits behind `CaughtUp`");
         fold("a", EventKind::Updated).await;
         assert_eq!(name(&within("what comes later", deliveries.next()).await.unwrap()), "a");
-        let troubles = troubles.lock().unwrap();
+        let troubles = std::mem::take(&mut *troubles.lock().unwrap());
         assert!(troubles.iter().all(|trouble| matches!(trouble, Trouble::Expired { .. })));
         assert_eq!(troubles.len(), troubles_of);
         dispatcher.unsubscribe(deliveries.id()).unwrap();

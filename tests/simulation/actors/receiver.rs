@@ -183,7 +183,7 @@ pub(super) fn given_row(delivery: DeliveryRef<'_>) -> Given {
 pub(super) fn given(item: Item) -> Given {
     match item {
         Item::Delivery(delivery) => given_row(delivery.as_ref()),
-        other => given_other(other),
+        other => given_other(&other),
     }
 }
 
@@ -191,12 +191,12 @@ pub(super) fn given(item: Item) -> Given {
 pub(super) fn given_batch(item: BatchItem) -> Vec<Given> {
     match item {
         Item::Delivery(batch) => batch.iter().map(given_row).collect(),
-        other => vec![given_other(other)],
+        other => vec![given_other(&other)],
     }
 }
 
-fn given_other<T>(item: Item<T>) -> Given {
-    match item {
+fn given_other<T>(item: &Item<T>) -> Given {
+    match *item {
         Item::Delivery(_) => unreachable!("it is another item"),
         Item::CaughtUp { at } => Given::CaughtUp { at },
         Item::Lagged { from, to } => Given::Lagged { from, to },
