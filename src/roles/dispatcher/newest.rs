@@ -2,8 +2,9 @@
 //! each database once.
 //!
 //! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. All of them that have equal
-//! patterns share one index. It exists while somebody takes a round, so a subscriber that keeps up costs and waits for nothing here. An
-//! entry of the log is read once, however many subscribers are slow.
+//! patterns share one index. It exists while one of them is slow, so a subscriber that keeps up costs and waits for nothing here. An
+//! entry of the log is read once, however many subscribers are slow. While no row that waits has a newer one, a slow subscriber goes on
+//! batch by batch, by reference.
 //!
 //! A round is a reading, as one of the feed is: its rows come in pages, in order. A row that gets a newer one before it was taken is not
 //! taken any more. So the reader's knowledge stays where it was until the round is complete.
@@ -35,6 +36,8 @@ pub(super) struct Newest {
     end: u64,
     /// The cursor at the end.
     to: Option<Cursor>,
+    /// The last row that a newer one covers.
+    pub superseded: Option<Sequence>,
 }
 
 struct Slot {
@@ -55,17 +58,8 @@ pub(super) struct Page {
 }
 
 impl Newest {
-    /// The first rows after `after`, up to `rows_max`, for a reader at the place `batch_number` of `log`. Everything before `oldest` has
-    /// left the ring.
-    pub fn page(
-        &mut self,
-        log: &Log<Matched>,
-        (batch_number, after): (u64, Sequence),
-        oldest: Sequence,
-        rows_max: usize,
-    ) -> Result<Page, Empty> {
-        self.read(log, batch_number)?;
-        self.drop_up_to(oldest);
+    /// The first rows after `after`, up to `rows_max`.
+    pub fn page(&self, after: Sequence, rows_max: usize) -> Page {
         let begin = self.rows.partition_point(|slot| slot.at <= after);
         let mut slots = self.rows.range(begin..);
         let mut next = || slots.find_map(|slot| Some((slot.number, slot.row.as_ref()?)));
@@ -74,14 +68,14 @@ impl Newest {
             let Some((_, row)) = next() else { break };
             rows.push(Arc::clone(row));
         }
-        Ok(match next() {
+        match next() {
             Some((number, _)) => Page { rows, next: number, end: None },
             None => Page { rows, next: self.end, end: self.to },
-        })
+        }
     }
 
-    /// Reads the entries of `log` from `batch_number` on that it has not read.
-    fn read(&mut self, log: &Log<Matched>, batch_number: u64) -> Result<(), Empty> {
+    /// Reads the entries of `log` from `batch_number` on that it has not read. Everything before `oldest` has left the ring.
+    pub fn read(&mut self, log: &Log<Matched>, batch_number: u64, oldest: Sequence) -> Result<(), Empty> {
         if self.to.is_none() || log.begin() > self.end {
             *self = Self { first: 1 << 63, begin: batch_number, end: batch_number, ..Self::default() };
         }
@@ -107,17 +101,21 @@ impl Newest {
                 (self.end, self.to) = (number + 1, Some(matched.batch.cursor_after(matched.batch.since)));
             }
             if entries.len() < ENTRIES_MAX {
-                return Ok(());
+                break;
             }
         }
+        self.drop_up_to(oldest);
+        Ok(())
     }
 
     /// Adds a row after all others.
     fn add(&mut self, number: u64, row: &Arc<Notification>) {
         let place = self.first + self.rows.len() as u64;
         if let Some(older) = self.names.insert(row.name.clone(), place) {
-            let older = &mut self.rows[(older - self.first) as usize].row;
-            older.take_if(|older| covers(row, older));
+            let older = &mut self.rows[(older - self.first) as usize];
+            if older.row.take_if(|older| covers(row, older)).is_some() {
+                self.superseded = self.superseded.max(Some(older.at));
+            }
         }
         self.rows.push_back(Slot { at: row.sequence, number, row: Some(Arc::clone(row)) });
     }
@@ -129,6 +127,7 @@ impl Newest {
             slot.row.as_ref()
         });
         if newest.is_some_and(|newest| covers(newest, row)) {
+            self.superseded = self.superseded.max(Some(row.sequence));
             return;
         }
         let is_newest = newest.is_none();

@@ -26,7 +26,7 @@
 //!    which keeps the larger knowledge and the later position.
 //! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
 //!    of the feed, reads the feed to its end first.
-//! 4. Within a round (`round`) its knowledge stays where it was when the round began: rows of the round stand for older ones that it
+//! 4. Within a round its knowledge stays where it was when the round began: rows of the round stand for older ones that it
 //!    passed. It may leave the ring at any time: who goes on from its cursor reads the feed.
 //! 5. Waiting rows of the ring are referenced, not copied: an idle reader holds at most one batch.
 
@@ -103,8 +103,9 @@ pub(super) struct Reader {
     pace: Option<Box<Pace>>,
     ddocs: bool,
     pattern: Arc<Pattern>,
-    /// The rows of the round that it is taking from the ring.
-    round: Option<Arc<Mutex<Newest>>>,
+    /// The newest rows of its pattern, while it takes a round or is slow.
+    newest: Option<Arc<Mutex<Newest>>>,
+    is_in_round: bool,
     cursor: Cursor,
     batch_number: Option<u64>,
     step: Step,
@@ -128,7 +129,8 @@ impl Reader {
             pace,
             ddocs,
             pattern,
-            round: None,
+            newest: None,
+            is_in_round: false,
             cursor,
             batch_number: None,
             step: Step::Idle,
@@ -225,7 +227,7 @@ impl Reader {
         let Some(batch_number) = self.batch_number else { return Poll::Ready(Err(Empty::Behind)) };
         if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
             && let Some(paused) = pause
-            && self.round.is_none()
+            && !self.is_in_round
             && self.pattern.log.has_entries(batch_number)
         {
             ready!(paused.as_mut().poll(context));
@@ -240,12 +242,15 @@ impl Reader {
     fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
         let Entry { number, content: matched, more } =
             self.pattern.log.read_or_wait(batch_number, &self.state)?;
-        if self.round.is_some() {
+        if self.is_in_round {
             return self.take_round(number, self.cursor);
         }
         let since = self.cursor.joined(matched.batch.since);
-        if self.pace.is_some() || more && self.is_slow(&matched) {
+        if self.pace.is_some() || more && self.is_slow(&matched) && self.has_superseded(number, since)? {
             return self.take_round(number, since);
+        }
+        if !more {
+            self.newest = None;
         }
         self.batch_number = Some(number + 1);
         Ok(self.choose_among(matched, since, true))
@@ -258,20 +263,29 @@ impl Reader {
         self.pattern.rows.load(Ordering::Relaxed) - matched.before > names as u64
     }
 
+    /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
+    fn has_superseded(&mut self, number: u64, since: Cursor) -> Result<bool, Empty> {
+        let (pattern, oldest) = (&self.pattern, self.shared.ring.read().begin.1);
+        let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
+        newest.read(&pattern.log, number, oldest)?;
+        Ok(newest.superseded > Some(since.position()))
+    }
+
     /// Takes a page of what waits from the batch `number` on, with the newest row of each database. An older one is kept besides if
     /// the newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
     fn take_round(&mut self, number: u64, since: Cursor) -> Result<Option<DeliveryBatch>, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
-        let newest = self.round.get_or_insert_with(|| pattern.newest());
-        let (place, oldest) = ((number, since.position()), shared.ring.read().begin.1);
-        let page = newest.lock().page(&pattern.log, place, oldest, shared.batch_rows_max);
-        let Page { rows, next, end } = page?;
-        self.batch_number = Some(next);
+        let oldest = shared.ring.read().begin.1;
+        let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
+        newest.read(&pattern.log, number, oldest)?;
+        let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
+        drop(newest);
+        (self.batch_number, self.is_in_round) = (Some(next), end.is_none());
         let batch = if let (None, Some(last)) = (end, rows.last()) {
             let to = last.sequence;
             Batch::new(rows, since, to, false)
         } else {
-            self.round = None;
+            (self.newest, self.is_in_round) = (None, false);
             let to = end.unwrap_or(since);
             Batch::new(rows, since, to.position(), to.began().is_none())
         };
@@ -361,7 +375,8 @@ impl Reader {
 
     /// The ring does not hold what follows: begins to read the feed, or skips.
     fn fall_behind(&mut self) -> Option<BatchItem> {
-        let is_in_round = self.round.take().is_some();
+        let is_in_round = std::mem::take(&mut self.is_in_round);
+        self.newest = None;
         if self.batch_number.is_some() {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
