@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 220),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_760),
-    ("src/roles/dispatcher", 3_270),
+    ("src/roles/dispatcher", 3_280),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 880),
     ("src/roles/consumer", 6_320),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 49_940;
+const SRC_LINES: usize = 49_960;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
