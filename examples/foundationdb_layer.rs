@@ -73,12 +73,13 @@ pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let store = Database::from_foundationdb(Arc::clone(&client));
     let bus = Bus::open(&store, BusOptions::default().prefix(b"layer-example/".to_vec())).await?;
     let running = bus.start(Roles::default()).await?;
-    let mut orders = running.dispatcher().subscribe(Filter::name("orders")?).stream();
+    let orders = running.dispatcher().subscribe(Filter::name("orders")?);
+    let mut orders = orders.deliveries(|trouble| eprintln!("{trouble}"));
 
     let new = Db::new("orders".parse()?, DbInstance::new());
     write(&client, &bus.producer(), &new, "1", "{\"total\": 42}").await?;
 
-    let delivery = orders.next().await.ok_or("the dispatcher has ended")??;
+    let delivery = orders.next().await.ok_or("the dispatcher has ended")?;
     let mut delivered = String::new();
     for (instance, kind) in delivery.news().iter() {
         let (name, at) = (&delivery.notification().name, delivery.sequence());

@@ -16,7 +16,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A node with all roles: it folds events into the feed, and delivers them to subscribers. It stops when it is dropped.
     let running = bus.start(Roles::default()).await?;
-    let mut orders = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
+    let orders = running.dispatcher().subscribe(Filter::prefix("shop/"));
+    let mut orders = orders.deliveries(|trouble| eprintln!("{trouble}"));
 
     // A layer creates a database and writes a document: the events are part of the transaction.
     let producer = bus.producer();
@@ -30,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         .await?;
 
-    let delivery = orders.next().await.ok_or("the dispatcher has ended")??;
+    let delivery = orders.next().await.ok_or("the dispatcher has ended")?;
     for (instance, kind) in delivery.news().iter() {
         println!("{} {} ({instance})", delivery.notification().name, kind.as_str());
     }

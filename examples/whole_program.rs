@@ -47,7 +47,8 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let (say, mut heard) = mpsc::unbounded_channel();
 
     // A stream: events while the program runs.
-    let mut stream = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
+    let shop = running.dispatcher().subscribe(Filter::prefix("shop/"));
+    let mut deliveries = shop.deliveries(|trouble| eprintln!("{trouble}"));
     // A consumer, database by database: after a restart it goes on where it was.
     let said = say.clone();
     let mail = move |work: Work<Notification>| {
@@ -78,7 +79,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
 
     let orders = Db::new("shop/orders".parse()?, DbInstance::new());
     write(&store, &bus.producer(), &orders, "{\"total\":42}").await?;
-    let delivery = stream.next().await.ok_or("the dispatcher has ended")??;
+    let delivery = deliveries.next().await.ok_or("the dispatcher has ended")?;
     println!("stream: {}", delivery.notification().name);
     let mut waiting = vec!["mailer", "counter", "index"];
     while !waiting.is_empty() {

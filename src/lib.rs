@@ -13,13 +13,14 @@
 //! let store = Database::memory();
 //! let bus = Bus::open(&store, BusOptions::default()).await?;
 //! let running = bus.start(Roles::default()).await?;
-//! let mut updates = running.dispatcher().subscribe(Filter::suffix("orders")).stream();
+//! let updates = running.dispatcher().subscribe(Filter::suffix("orders"));
+//! let mut updates = updates.deliveries(|trouble| eprintln!("{trouble}"));
 //!
 //! let producer = bus.producer();
 //! let db = Db::new("shop/orders".parse()?, DbInstance::new());
 //! store.run(async |tx| Ok(producer.created(&tx, &db))).await?;
 //!
-//! let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
+//! let delivery = updates.next().await.expect("the dispatcher runs");
 //! assert_eq!(delivery.notification().name.as_str(), "shop/orders");
 //! running.shutdown().await
 //! # }
@@ -29,7 +30,7 @@
 //!
 //! | I want | receiver | guarantee | cost |
 //! |---|---|---|---|
-//! | events while the process runs | a stream, batches, a callback or a listener of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
+//! | events while the process runs | a stream, batches or a callback of a [`dispatcher`] | what it wants, or `Lagged`; no more after a crash | memory only |
 //! | to resume after a restart | a [`consumer`] | at least once; exactly once in the transaction of the effect | leases and checkpoints by shard |
 //! | a cache that reads its own writes | a [`Mirror`](dispatcher::Mirror) | as new as the version that you ask for | the living databases in memory |
 //! | to share work among nodes | a member of a [`consumer`] on each | the same | the same |
@@ -82,10 +83,9 @@ pub use state::{exactly_once::CommittedOnce, membership::NodeOptions};
 pub mod dispatcher {
     pub use crate::roles::{
         dispatcher::{
-            BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-            Dispatcher, DispatcherOptions, Filter, Interruption, Listen, Listener, ListenerHandle, Missed,
-            Next, RestartPolicy, StopReason, Subscribe, SubscriberId, Subscription, Supervised, Supervision,
-            SupervisionEvents,
+            BatchItem, BatchSubscription, CallbackHandle, Deliveries, Delivery, DeliveryBatch, DeliveryIter,
+            DeliveryRef, Dispatcher, DispatcherOptions, Filter, Item, RestartPolicy, Subscribe, SubscriberId,
+            Subscription, Trouble,
         },
         mirror::{Mirror, MirrorView},
     };

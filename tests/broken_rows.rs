@@ -166,7 +166,8 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     let mut some = dispatcher.subscribe(wanted).since(Cursor::NOTHING).stream();
     for (subscription, expected) in [(&mut all, &["a", "c"][..]), (&mut some, &["c"][..])] {
         for name in expected {
-            let delivery = within("a delivery", next_news(subscription)).await.unwrap().unwrap();
+            let delivery =
+                within("a delivery", next_news(subscription)).await.unwrap().into_delivery().unwrap();
             assert_eq!(delivery.notification().name.as_str(), *name);
         }
     }
@@ -185,7 +186,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     row_with(&bus, &db("b", 1), [1, 0, 1, 0]).await;
     let mut delivered = Vec::new();
     for _ in names {
-        let delivery = within("a delivery", next_news(&mut all)).await.unwrap().unwrap();
+        let delivery = within("a delivery", next_news(&mut all)).await.unwrap().into_delivery().unwrap();
         delivered.push(delivery.notification().name.as_str().to_owned());
     }
     delivered.sort();
@@ -209,7 +210,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let both = Filter::any([Filter::name("a").unwrap(), Filter::name("b").unwrap()]).unwrap();
         let mut exact = dispatcher.subscribe(both).since(Cursor::NOTHING).stream();
-        let delivery = within("b", next_news(&mut exact)).await.unwrap().unwrap();
+        let delivery = within("b", next_news(&mut exact)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), "b");
 
         // The events of "a" wait until somebody has mended it, and nothing else does.
@@ -225,7 +226,7 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
         };
         let version = bus.run_exactly_once(None, write).await.unwrap().committed.versionstamp.version();
         within("the barrier", dispatcher.reached(version)).await.unwrap();
-        let delivery = within("the documents", next_news(&mut asks)).await.unwrap().unwrap();
+        let delivery = within("the documents", next_news(&mut asks)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.ddocs().unwrap().len(), 2);
 
         set(&store, &stored(&store, DDOCS).await[0].0, b"damaged").await;

@@ -136,7 +136,7 @@ impl Node {
 
     /// Waits for the next delivery.
     async fn delivered(&mut self) {
-        within("a delivery", next_news(&mut self.subscription)).await.unwrap().unwrap();
+        within("a delivery", next_news(&mut self.subscription)).await.unwrap().into_delivery().unwrap();
     }
 
     /// Waits until everything rests; returns what was done since the last time, without what producers and members do.

@@ -13,7 +13,7 @@ use notibus::{
     Bus, BusOptions, Cursor, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds,
     Notification, Sequence,
     cursor::Start,
-    dispatcher::{Interruption, Subscription},
+    dispatcher::{Item, Subscription},
     event::Counters,
     store::Database,
 };
@@ -95,17 +95,17 @@ impl Subscriber {
         }
     }
 
-    fn receive(&mut self, item: Result<Delivery, Interruption>) {
+    fn receive(&mut self, item: Item) {
         match item {
-            Ok(delivery) => self.check(&delivery),
-            Err(Interruption::Lagged { from, to }) => {
-                assert!(self.skips && from < to && from >= self.newest, "{}", self.what);
+            Item::Delivery(delivery) => self.check(&delivery),
+            Item::Lagged { from, to } => {
+                assert!(self.skips && from < to && to > self.newest, "{}", self.what);
                 self.newest = to;
                 // Rows between were skipped, so the history of a database is unknown from here on.
                 self.may_repeat = true;
             }
-            Err(Interruption::Synced { .. }) => {}
-            Err(error) => panic!("{}: {error}", self.what),
+            Item::CaughtUp { .. } => {}
+            Item::Expired { .. } | Item::Failed(_) => panic!("{}: {item:?}", self.what),
         }
     }
 

@@ -20,7 +20,7 @@ use std::{
 use common::{db, eager, joined};
 use notibus::{
     Bus, BusOptions, Cursor, DispatcherOptions, Filter,
-    dispatcher::{BatchSubscription, Interruption},
+    dispatcher::{BatchSubscription, Item},
     store::Database,
 };
 use tokio_stream::StreamExt;
@@ -103,7 +103,7 @@ async fn receive(mut batches: BatchSubscription, rows_max: usize) -> usize {
     let (mut rows, mut last) = (0, None);
     loop {
         match batches.next().await.unwrap() {
-            Ok(batch) => {
+            Item::Delivery(batch) => {
                 assert!(batch.len() <= rows_max, "{} rows came at once", batch.len());
                 for delivery in &batch {
                     // In order, so that none can come twice.
@@ -112,8 +112,8 @@ async fn receive(mut batches: BatchSubscription, rows_max: usize) -> usize {
                 }
                 rows += batch.len();
             }
-            Err(Interruption::Synced { .. }) => return rows,
-            Err(other) => panic!("{other}"),
+            Item::CaughtUp { .. } => return rows,
+            other => panic!("{other:?}"),
         }
     }
 }

@@ -21,7 +21,7 @@ use notibus::{
     changes::{ChangesOptions, DocId, DocSummary, Revision},
     consumer::{ParallelBatch, ParallelJob, ParallelJobOptions},
     cursor::Start,
-    dispatcher::Interruption,
+    dispatcher::Item,
     feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
     store::{
         Database, Isolation, KeyRange, RangeRead, StoreError,
@@ -177,11 +177,13 @@ async fn a_subscriber_that_was_away_for_too_long_expires_and_starts_again() {
     for filter in [Filter::all(), names] {
         let mut updates = dispatcher.subscribe(filter).since(Start::from(since)).stream();
         let first = within("it expires", updates.next()).await.unwrap();
-        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
-        let delivery = within("what lives", common::next_news(&mut updates)).await.unwrap().unwrap();
+        assert!(matches!(first, Item::Expired { .. }), "{first:?}");
+        let delivery =
+            within("what lives", common::next_news(&mut updates)).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name, lives.name);
         record(&store, &bus, &lives, [0, 0, 1, 0]).await;
-        let delivery = within("it goes on", common::next_news(&mut updates)).await.unwrap().unwrap();
+        let delivery =
+            within("it goes on", common::next_news(&mut updates)).await.unwrap().into_delivery().unwrap();
         assert!(delivery.since() >= since.into());
     }
 }
@@ -307,7 +309,7 @@ async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     for n in 0..3 {
-        let delivery = within("a row", updates.next()).await.unwrap().unwrap();
+        let delivery = within("a row", updates.next()).await.unwrap().into_delivery().unwrap();
         assert_eq!(delivery.notification().name.as_str(), format!("lives{n}"));
     }
 }
@@ -406,7 +408,7 @@ async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     faults.heal();
     pass(RETENTION / 2).await;
     let first = within("it expires", updates.next()).await.unwrap();
-    assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+    assert!(matches!(first, Item::Expired { .. }), "{first:?}");
     let next = tokio::time::timeout(RETENTION, common::next_news(&mut updates)).await;
     assert!(next.is_err(), "delivered {next:?}");
 }

@@ -21,7 +21,7 @@ use std::{
 use notibus::{
     Bus, BusOptions, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Filter, Notification,
     NotifierOptions, Sequence,
-    dispatcher::{Listener, Next, Subscription},
+    dispatcher::{CallbackHandle, Item, RestartPolicy, Subscribe, Subscription},
     event::{Counters, Versionstamp},
     store::Database,
 };
@@ -121,21 +121,22 @@ struct Survivor {
     expected: (usize, u64),
 }
 
-/// Panics at every thousandth delivery, once.
-struct Panicking {
-    known: Arc<Known>,
-    /// The totals at the end.
-    finals: Arc<[u32]>,
-    calls: Arc<AtomicU64>,
-}
-
-impl Listener for Panicking {
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        assert_ne!(call % 1_000, 7, "on purpose");
-        self.known.receive(&delivery, &self.finals);
-        Next::Continue
-    }
+/// A callback that panics at every thousandth delivery, once.
+fn panicking(subscribe: Subscribe, known: Arc<Known>, finals: Arc<[u32]>) -> CallbackHandle {
+    let policy = RestartPolicy::default().pause_min(Duration::ZERO).pause_max(Duration::from_millis(10));
+    let calls = Arc::<AtomicU64>::default();
+    let factory = move || {
+        let (known, finals, calls) = (Arc::clone(&known), Arc::clone(&finals), Arc::clone(&calls));
+        move |item: Item| {
+            let call = calls.fetch_add(1, Ordering::Relaxed);
+            assert_ne!(call % 1_000, 7, "on purpose");
+            if let Item::Delivery(delivery) = item {
+                known.receive(&delivery, &finals);
+            }
+            std::future::ready(())
+        }
+    };
+    subscribe.callback(policy, factory).unwrap()
 }
 
 /// The resident memory of this process, in MB.
@@ -172,8 +173,8 @@ fn subscribe(
     random: &mut fastrand::Rng,
     size: Size,
     finals: &Arc<[u32]>,
-) -> Vec<Survivor> {
-    let mut survivors = Vec::new();
+) -> (Vec<Survivor>, Vec<CallbackHandle>) {
+    let (mut survivors, mut callbacks) = (Vec::new(), Vec::new());
     let all = expected(0..size.dbs, finals);
     for n in 0..size.subscribers {
         let (filter, range) = filter(random, n, size);
@@ -197,24 +198,17 @@ fn subscribe(
             }
             // Panics again and again.
             1 => {
-                let calls = Arc::<AtomicU64>::default();
-                let listen = subscribe.listener(move || Panicking {
-                    known: Arc::clone(&mine),
-                    finals: Arc::clone(&finals),
-                    calls: Arc::clone(&calls),
-                });
-                let (min, max) = (Duration::ZERO, Duration::from_millis(10));
-                drop(listen.backoff(min, max).unwrap().start());
+                callbacks.push(panicking(subscribe, mine, finals));
             }
             // Is slow: it pauses now and then, or receives from time to time.
             2 => {
                 let pace = Duration::from_millis(dice.u64(100..5_000));
                 let is_paced = dice.u8(..8) == 0;
                 let subscribe = if is_paced { subscribe.every(pace).unwrap() } else { subscribe };
-                let mut stream = subscribe.stream();
+                let mut stream = subscribe.deliveries(|trouble| panic!("{trouble}"));
                 tokio::spawn(async move {
                     while let Some(delivery) = stream.next().await {
-                        mine.receive(&delivery.unwrap(), &finals);
+                        mine.receive(&delivery, &finals);
                         if dice.u16(..500) == 0 {
                             tokio::time::sleep(Duration::from_millis(dice.u64(1..30))).await;
                         }
@@ -222,17 +216,17 @@ fn subscribe(
                 });
             }
             _ => {
-                let mut stream = subscribe.stream();
+                let mut stream = subscribe.deliveries(|trouble| panic!("{trouble}"));
                 tokio::spawn(async move {
                     while let Some(delivery) = stream.next().await {
-                        mine.receive(&delivery.unwrap(), &finals);
+                        mine.receive(&delivery, &finals);
                     }
                 });
             }
         }
         survivors.push(Survivor { what, known, expected });
     }
-    survivors
+    (survivors, callbacks)
 }
 
 /// Commits all events, a few hundred in a transaction.
@@ -291,7 +285,7 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     let (events, finals) = events(&mut random, size);
 
     let empty = memory_mb();
-    let survivors = subscribe(&dispatcher, &mut random, size, &finals);
+    let (survivors, callbacks) = subscribe(&dispatcher, &mut random, size, &finals);
     let subscribed = memory_mb();
     println!("{} subscribers take {:.1} MB", dispatcher.subscribers(), subscribed - empty);
 
@@ -318,12 +312,13 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
         stats.rows_tailed,
         survivors.len(),
         deliveries as f64 / took.as_secs_f64() / 1e6,
-        stats.listener_panics,
+        stats.callback_panics,
     );
     assert_eq!(stats.folded, Counters { updated: size.events as u64, ..Counters::ZERO });
-    assert!(stats.listener_panics > 0);
+    assert!(stats.callback_panics > 0);
     println!("memory {:.0} MB, store included", memory_mb());
 
+    drop(callbacks);
     dispatcher.shutdown().await;
     notifier.shutdown().await.unwrap();
 }
@@ -343,7 +338,7 @@ async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let mut resting: Vec<Subscription> = Vec::new();
     for _ in 0..size.resting {
         let mut one = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
-        one.next().await.unwrap().unwrap();
+        one.next().await.unwrap().into_delivery().unwrap();
         resting.push(one);
     }
     let resting_mb = memory_mb() - before;
@@ -418,7 +413,7 @@ async fn latency(bus: &Bus, template: &Notification, batches: usize, stalls: boo
         tasks.spawn(async move {
             let mut times = Vec::with_capacity(batches);
             while let Some(delivery) = stream.next().await {
-                let row = Arc::clone(delivery.unwrap().notification());
+                let row = Arc::clone(delivery.into_delivery().unwrap().notification());
                 // The row has the time when it was published, on the clock of this process.
                 times.push(began.elapsed().saturating_sub(Duration::from_nanos(row.written_ms)));
                 if row.sequence.versionstamp().version() == last_version {

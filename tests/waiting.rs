@@ -59,7 +59,7 @@ async fn watches_that_always_fire_or_never_can_be_set_cost_ten_transactions_a_se
         for _ in 0..10 {
             let began = tokio::time::Instant::now();
             record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
-            within("a delivery", next_news(&mut subscription)).await.unwrap().unwrap();
+            within("a delivery", next_news(&mut subscription)).await.unwrap().into_delivery().unwrap();
             assert!(began.elapsed() <= poll + Duration::from_millis(10), "{fault:?}: {:?}", began.elapsed());
             tokio::time::sleep(Duration::from_millis(1_234)).await;
         }
@@ -79,7 +79,7 @@ async fn good_hints_are_not_spaced() {
     for n in 1..=100 {
         let began = tokio::time::Instant::now();
         record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
-        within("a delivery", next_news(&mut subscription)).await.unwrap().unwrap();
+        within("a delivery", next_news(&mut subscription)).await.unwrap().into_delivery().unwrap();
         assert!(began.elapsed() <= Duration::from_millis(100), "number {n}: {:?}", began.elapsed());
         tokio::time::sleep(Duration::from_millis(n % 13)).await;
     }

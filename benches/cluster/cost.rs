@@ -169,7 +169,7 @@ async fn update(store: &Database, producer: &Producer, dbs: &[Db], deliveries: &
 
 async fn until_delivered(rows: usize, deliveries: &mut Subscription) {
     for _ in 0..rows {
-        deliveries.next().await.unwrap().unwrap();
+        deliveries.next().await.unwrap().into_delivery().unwrap();
     }
 }
 

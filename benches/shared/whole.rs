@@ -43,7 +43,8 @@ pub async fn print(what: &str, store: &Database, case: Case) {
         notifier = notifier.fold_interval_max(pause);
     }
     let running = bus.start(Roles::default().notifier(Some(notifier))).await.unwrap();
-    let mut deliveries = running.dispatcher().subscribe(Filter::all()).stream();
+    let mut deliveries =
+        running.dispatcher().subscribe(Filter::all()).deliveries(|trouble| panic!("{trouble}"));
     let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::new());
     let dbs: Arc<Vec<Db>> = Arc::new((0..DATABASES).map(db).collect());
     let began: Arc<Vec<AtomicU32>> = Arc::new((0..DATABASES).map(|_| AtomicU32::new(0)).collect());
@@ -67,7 +68,7 @@ pub async fn print(what: &str, store: &Database, case: Case) {
     }
     let mut latencies = Vec::with_capacity(DATABASES);
     while latencies.len() < DATABASES {
-        let delivery = deliveries.next().await.unwrap().unwrap();
+        let delivery = deliveries.next().await.unwrap();
         let number: usize = delivery.notification().name.as_str()[3..].parse().unwrap();
         latencies.push(micros(start) - began[number].load(Ordering::Acquire));
     }

@@ -17,8 +17,8 @@ use std::{
 };
 
 use notibus::{
-    Cursor, DbName, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Result,
-    dispatcher::{Interruption, Listener, ListenerHandle, Mirror, Next, StopReason},
+    DbName, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Result,
+    dispatcher::{CallbackHandle, Item, Mirror, RestartPolicy},
     event::DdocId,
     store::{Database, Isolation},
 };
@@ -38,7 +38,7 @@ pub struct DdocCache {
     databases: Mirror,
     docs: Arc<Docs>,
     /// Forgets changed documents.
-    listener: ListenerHandle,
+    callback: CallbackHandle,
 }
 
 /// The cached documents.
@@ -66,29 +66,38 @@ impl DdocCache {
         // Updates of other documents do not matter.
         let kinds: Kinds =
             [EventKind::Created, EventKind::Deleted, EventKind::DdocUpdated].into_iter().collect();
-        let listener = dispatcher
-            .subscribe(Filter::all().kinds(kinds)?)
-            .with_ddocs()
-            .listener(move || Invalidator(Arc::clone(&invalidated)))
-            .start();
+        let keep_right = move || {
+            let docs = Arc::clone(&invalidated);
+            // After a panic: the last delivery may have been handled in part.
+            docs.forget_all();
+            move |item: Item| {
+                match item {
+                    Item::Delivery(delivery) => docs.forget(&delivery),
+                    // Some changes may never be delivered: for instance, databases may be gone.
+                    _ => docs.forget_all(),
+                }
+                std::future::ready(())
+            }
+        };
+        let changes = dispatcher.subscribe(Filter::all().kinds(kinds)?).with_ddocs();
+        let callback = changes.callback(RestartPolicy::default(), keep_right)?;
         let databases = dispatcher.mirror(Filter::all())?;
-        databases.synced().await?;
-        Ok(Self { store: store.clone(), databases, docs, listener })
+        databases.caught_up().await?;
+        Ok(Self { store: store.clone(), databases, docs, callback })
     }
 
-    /// Ends it: from now on it reads the store. Returns why it has ended.
-    pub async fn stop(&self) -> StopReason {
-        self.listener.stop().await
+    /// Ends it: from now on it reads the store.
+    pub async fn stop(&self) {
+        self.callback.stop().await;
     }
 
     /// The design document `id` of `name`, from memory if it is cached.
     pub async fn get(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
-        if self.listener.is_finished() {
-            // It was stopped, or its dispatcher has ended: it will forget nothing any more, nor will the mirror learn of databases.
-            return self.read(name, id).await;
-        }
-        if self.databases.get(name).is_none() {
-            return Ok(None);
+        match self.databases.get(name) {
+            Ok(None) => return Ok(None),
+            Ok(Some(_)) if !self.callback.is_finished() => {}
+            // It was stopped, or its dispatcher has ended: it will forget nothing any more.
+            _ => return self.read(name, id).await,
         }
         let before = {
             let mut state = self.docs.state();
@@ -123,7 +132,7 @@ impl DdocCache {
     /// Waits until every read returns documents at least as new as the version `version`.
     pub async fn reached(&self, version: u64) -> Result<()> {
         let at = self.databases.reached(version).await?;
-        if self.listener.reached(at).await {
+        if self.callback.reached(at).await {
             return Ok(());
         }
         Err(Error::NoSubscriber { subscriber: "ddoc cache".into() })
@@ -162,27 +171,5 @@ impl Docs {
         } else if let Some(docs) = docs.get_mut(name) {
             *count -= ids.iter().filter(|(id, _)| docs.remove(id).is_some()).count();
         }
-    }
-}
-
-/// Keeps a cache up to date.
-struct Invalidator(Arc<Docs>);
-
-impl Listener for Invalidator {
-    async fn init(&mut self, _: Cursor) -> Next {
-        // After a panic: the last delivery may not have been handled.
-        self.0.forget_all();
-        Next::Continue
-    }
-
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.0.forget(&delivery);
-        Next::Continue
-    }
-
-    async fn handle_interruption(&mut self, _: Interruption) -> Next {
-        // Some changes may never be delivered: for instance, databases may be gone.
-        self.0.forget_all();
-        Next::Continue
     }
 }

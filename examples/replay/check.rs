@@ -7,7 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, Cursor, DbName, Dispatcher, EventKind, Filter, Kinds, Notification, Sequence, event::Counters,
+    Bus, Cursor, DbName, Dispatcher, EventKind, Filter, Kinds, Notification, Sequence, dispatcher::Trouble,
+    event::Counters,
 };
 use parking_lot::Mutex;
 use tokio_stream::StreamExt;
@@ -30,7 +31,7 @@ pub struct Received {
     newest: HashMap<DbName, Sequence>,
     /// When each delivery came, the index of its database, and how many events of that one were delivered then.
     pub deliveries: Vec<(Instant, usize, u64)>,
-    /// Interruptions, and rows that came out of order.
+    /// Troubles of the subscription, and rows that came out of order.
     faults: Vec<String>,
 }
 
@@ -47,15 +48,15 @@ impl Subscriber {
             ("db_updates", Filter::all(), Kinds::ALL, |_| true),
         ];
         Ok(wanted.map(|(name, filter, kinds, wants)| {
-            let mut stream = dispatcher.subscribe(filter).stream();
-            let (began, received) = (stream.cursor(), Arc::<Mutex<Received>>::default());
-            let (shared, history) = (Arc::clone(&received), Arc::clone(history));
+            let received = Arc::<Mutex<Received>>::default();
+            let (shared, troubled, history) =
+                (Arc::clone(&received), Arc::clone(&received), Arc::clone(history));
+            let on_trouble = move |trouble: Trouble| troubled.lock().faults.push(trouble.to_string());
+            let mut deliveries = dispatcher.subscribe(filter).deliveries(on_trouble);
+            let began = deliveries.cursor();
             tokio::spawn(async move {
-                while let Some(item) = stream.next().await {
-                    match item {
-                        Ok(delivery) => shared.lock().add(&history, delivery.notification()),
-                        Err(interruption) => shared.lock().faults.push(interruption.to_string()),
-                    }
+                while let Some(delivery) = deliveries.next().await {
+                    shared.lock().add(&history, delivery.notification());
                 }
             });
             Self { name, kinds, wants, began, received }

@@ -107,6 +107,33 @@ pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
     GlobBuilder::new(pattern).literal_separator(false).build()
 }
 
+/// The tags of encoded filters. Their hashes are stored, so they never change.
+mod tag {
+    pub const ALL: u8 = 0;
+    pub const EXACT: u8 = 1;
+    pub const PREFIX: u8 = 2;
+    pub const SUFFIX: u8 = 3;
+    pub const GLOB: u8 = 4;
+    pub const PREDICATE: u8 = 5;
+    pub const ANY: u8 = 6;
+}
+
+fn encode_len(bytes: &mut Vec<u8>, len: usize) {
+    bytes.extend_from_slice(&(len as u32).to_be_bytes());
+}
+
+fn encode_text(bytes: &mut Vec<u8>, text: &str) {
+    encode_len(bytes, text.len());
+    bytes.extend_from_slice(text.as_bytes());
+}
+
+fn encode_texts<'a>(bytes: &mut Vec<u8>, texts: impl ExactSizeIterator<Item = &'a str>) {
+    encode_len(bytes, texts.len());
+    for text in texts {
+        encode_text(bytes, text);
+    }
+}
+
 type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 
 #[derive(Clone)]
@@ -302,9 +329,45 @@ impl Filter {
         passes_names && self.kinds == Kinds::ALL
     }
 
-    /// A hash of the filter. All predicates hash alike.
+    /// A hash of the filter, which consumers store: XXH3 of its [encoding](Self::encode). All predicates hash alike.
     pub(crate) fn hash(&self) -> u64 {
-        xxhash_rust::xxh3::xxh3_64(format!("{self:?}").as_bytes())
+        let mut bytes = Vec::new();
+        self.encode(&mut bytes);
+        xxhash_rust::xxh3::xxh3_64(&bytes)
+    }
+
+    /// Appends the encoding whose hash is stored, so it never changes: a tag of its names, with the texts or the filters of the set;
+    /// its kinds (1 byte); the ids of its design documents, if it names any, after 1, else 0. Texts, lists and sets begin with their
+    /// length or number (4 bytes, big-endian).
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        match &self.names {
+            Names::All => bytes.push(tag::ALL),
+            Names::Exact(names) => {
+                bytes.push(tag::EXACT);
+                encode_texts(bytes, names.iter().map(DbName::as_str));
+            }
+            Names::Affix(Atom { by, text }) => {
+                bytes.push(if *by == MatchedBy::Suffix { tag::SUFFIX } else { tag::PREFIX });
+                encode_text(bytes, text);
+            }
+            Names::Glob(glob) => {
+                bytes.push(tag::GLOB);
+                encode_text(bytes, glob.glob().glob());
+            }
+            Names::Predicate(_) => bytes.push(tag::PREDICATE),
+            Names::Any(set) => {
+                bytes.push(tag::ANY);
+                encode_len(bytes, set.filters.len());
+                for filter in &*set.filters {
+                    filter.encode(bytes);
+                }
+            }
+        }
+        bytes.push(self.kinds.bits());
+        bytes.push(u8::from(self.ddocs.is_some()));
+        if let Some(ddocs) = &self.ddocs {
+            encode_texts(bytes, ddocs.iter().map(DdocId::as_str));
+        }
     }
 
     /// The key of the pattern that selects candidate rows. It matches every row if the filter wants all names, or has a predicate.
@@ -388,5 +451,38 @@ impl fmt::Debug for Names {
             Self::Predicate(_) => f.write_str("Predicate"),
             Self::Any(set) => f.debug_tuple("Any").field(set).finish(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Consumers store the hash, so an encoding that changed would have all their members refused.
+    #[test]
+    fn golden_bytes() {
+        let encoded = |filter: &Filter| {
+            let mut bytes = Vec::new();
+            filter.encode(&mut bytes);
+            bytes
+        };
+        let all_kinds = Kinds::ALL.bits();
+        let names = Filter::names(["b", "a"].map(|name| name.parse().unwrap())).unwrap();
+        assert_eq!(encoded(&Filter::all()), [0, all_kinds, 0]);
+        assert_eq!(encoded(&names), [1, 0, 0, 0, 2, 0, 0, 0, 1, b'a', 0, 0, 0, 1, b'b', all_kinds, 0]);
+        assert_eq!(encoded(&Filter::prefix("p")), [2, 0, 0, 0, 1, b'p', all_kinds, 0]);
+        assert_eq!(encoded(&Filter::suffix("s")), [3, 0, 0, 0, 1, b's', all_kinds, 0]);
+        assert_eq!(encoded(&Filter::glob("*").unwrap()), [4, 0, 0, 0, 1, b'*', all_kinds, 0]);
+        assert_eq!(encoded(&Filter::predicate(|_| true)), [5, all_kinds, 0]);
+        let set = Filter::any([Filter::all(), Filter::prefix("")]).unwrap();
+        let set = set.kinds(EventKind::DdocUpdated.into()).unwrap();
+        let set = set.ddocs(["_design/d".parse().unwrap()]).unwrap();
+        let kind = Kinds::from(EventKind::DdocUpdated).bits();
+        let mut expected = vec![6, 0, 0, 0, 2, 0, all_kinds, 0, 2, 0, 0, 0, 0, all_kinds, 0];
+        expected.extend([kind, 1, 0, 0, 0, 1, 0, 0, 0, 9]);
+        expected.extend(b"_design/d");
+        assert_eq!(encoded(&set), expected);
+        assert_eq!(all_kinds, 15);
+        assert_eq!(Filter::all().hash(), xxhash_rust::xxh3::xxh3_64(&[0, 15, 0]));
     }
 }

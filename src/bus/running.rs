@@ -171,8 +171,9 @@ impl Running {
         self.endings.lock().push(ending);
     }
 
-    /// Ends everything in order: feeds with their last lines, connections, subscribers after the deliveries that wait for them, then the
-    /// work that is shared with other nodes. It releases the leases, so that other nodes take over at once.
+    /// Ends everything in order: feeds with their last lines, connections, subscribers, then the work that is shared with other nodes. It
+    /// releases the leases, so that other nodes take over at once. When it returns, nothing of the bus runs any more: streams end, however
+    /// much waits for them, and their cursors cover what was delivered.
     ///
     /// Fails with [`Error::GaveUp`] if a part takes longer than [`Roles::shutdown_timeout`] allows, and with the failure of the
     /// store. After a failure the rest is ended as well.
@@ -187,6 +188,7 @@ impl Running {
             }
         };
         let endings = endings.into_inner();
+        let subscriptions = dispatcher.subscriptions();
         let close = async move {
             for ending in endings {
                 ending().await;
@@ -196,7 +198,8 @@ impl Running {
         };
         let closed = within("closing feeds and connections, which are cut off", Box::pin(close)).await;
         // Even if these were cut off, leave in order, so that other nodes need not wait until this one expires.
-        let left = within("leaving the nodes of the bus", Box::pin(node.shutdown())).await;
+        let leave = async { tokio::join!(node.shutdown(), subscriptions.cut_off()).0 };
+        let left = within("leaving the nodes of the bus", Box::pin(leave)).await;
         drop((listed, notifier, janitor));
         closed.and(left)
     }

@@ -5,9 +5,7 @@ use std::{fmt, sync::Arc};
 use imbl::OrdMap;
 use tokio::sync::watch;
 
-use super::dispatcher::{
-    Delivery, DeliveryBatch, Dispatcher, Filter, Interruption, Listener, ListenerHandle, Next,
-};
+use super::dispatcher::{BatchItem, CallbackHandle, Dispatcher, Filter, Item, RestartPolicy};
 use crate::{
     base::{
         cursor::Cursor,
@@ -27,8 +25,9 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 /// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading it costs no
 /// I/O and never waits. Dropping it stops the updates.
 ///
-/// It fills until its first scan is complete ([`Mirror::synced`]). If it was cut off for so long that it may have missed deletions, it
+/// It fills until its first scan is complete ([`Mirror::caught_up`]). If it was cut off for so long that it may have missed deletions, it
 /// is filled again in the background; the old view stays until that is complete.
+/// Once it has ended with its dispatcher, each call says so.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -43,7 +42,7 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 /// let producer = bus.producer();
 /// let created = bus.run_exactly_once(None, async |tx| Ok(producer.created(&tx, &db))).await?;
 /// mirror.reached(created.committed.versionstamp.version()).await?;
-/// assert!(mirror.get(&db.name).is_some(), "it reads what was written before");
+/// assert!(mirror.get(&db.name)?.is_some(), "it reads what was written before");
 /// running.shutdown().await
 /// # }
 /// ```
@@ -51,14 +50,14 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 pub struct Mirror {
     content: watch::Sender<Content>,
     dispatcher: Dispatcher,
-    listener: ListenerHandle,
+    callback: CallbackHandle,
 }
 
 /// What a mirror shows.
 #[derive(Default)]
 struct Content {
     view: MirrorView,
-    synced: Option<Sequence>,
+    caught_up: Option<Sequence>,
 }
 
 impl Dispatcher {
@@ -77,36 +76,43 @@ impl Dispatcher {
         let written = shown.clone();
         let dispatcher = self.subscriptions();
         let context = Arc::clone(dispatcher.context());
-        let listener = dispatcher
-            .subscribe(filter)
-            .since(Cursor::NOTHING)
-            .listener(move || Writer { context: Arc::clone(&context), content: written.clone(), aside: None })
-            .in_batches()
-            .start();
-        Ok(Mirror { content: shown, dispatcher, listener })
+        let write = move || {
+            let mut writer = Writer { context: Arc::clone(&context), content: written.clone(), aside: None };
+            move |item| {
+                writer.take(item);
+                std::future::ready(())
+            }
+        };
+        let from_nothing = dispatcher.subscribe(filter).since(Cursor::NOTHING);
+        let callback = from_nothing.batch_callback(RestartPolicy::default(), write)?;
+        Ok(Mirror { content: shown, dispatcher, callback })
     }
 }
 
 impl Mirror {
     /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not reached it.
-    pub fn get(&self, name: &DbName) -> Option<Arc<Notification>> {
-        self.content.borrow().view.get(name).cloned()
+    ///
+    /// Fails with [`Error::NoSubscriber`] if the mirror has ended, and with [`Error::BusGone`] once the bus is gone.
+    pub fn get(&self, name: &DbName) -> Result<Option<Arc<Notification>>> {
+        self.living()?;
+        Ok(self.content.borrow().view.get(name).cloned())
     }
 
-    /// All living databases, as they are now.
-    pub fn view(&self) -> MirrorView {
-        self.content.borrow().view.clone()
+    /// All living databases, as they are now. Fails as [`Mirror::get`] does.
+    pub fn view(&self) -> Result<MirrorView> {
+        self.living()?;
+        Ok(self.content.borrow().view.clone())
     }
 
-    /// Waits until the first scan is complete. Fails with [`Error::NoSubscriber`] if the dispatcher ends before.
-    pub async fn synced(&self) -> Result<Sequence> {
+    /// Waits until the first scan is complete. Fails as [`Mirror::get`] does.
+    pub async fn caught_up(&self) -> Result<Sequence> {
         let mut content = self.content.subscribe();
         tokio::select! {
             biased;
-            Ok(content) = content.wait_for(|content| content.synced.is_some()) => {
-                Ok(content.synced.expect("it was just there"))
+            _ = self.callback.finished() => Err(self.ended()),
+            content = content.wait_for(|content| content.caught_up.is_some()) => {
+                Ok(content.expect("the sender is here").caught_up.expect("it was just there"))
             }
-            _ = self.listener.finished() => Err(self.ended()),
         }
     }
 
@@ -114,23 +120,24 @@ impl Mirror {
     /// [`Dispatcher::reached`] does.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
         let at = self.dispatcher.reached(version).await?;
-        if self.listener.reached(at).await { Ok(at) } else { Err(self.ended()) }
+        if self.callback.reached(at).await { Ok(at) } else { Err(self.ended()) }
+    }
+
+    fn living(&self) -> Result<()> {
+        if self.callback.is_finished() { Err(self.ended()) } else { Ok(()) }
     }
 
     fn ended(&self) -> Error {
-        Error::NoSubscriber { subscriber: self.listener.id().to_string() }
-    }
-}
-
-impl Drop for Mirror {
-    fn drop(&mut self) {
-        self.listener.request_stop();
+        let gone = self.dispatcher.context().stats.health.ended().cloned();
+        gone.unwrap_or_else(|| Error::NoSubscriber {
+            subscriber: format!("{} of a mirror", self.callback.id()),
+        })
     }
 }
 
 impl fmt::Debug for Mirror {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mirror").field("databases", &self.view().len()).finish_non_exhaustive()
+        f.debug_struct("Mirror").field("databases", &self.content.borrow().view.len()).finish_non_exhaustive()
     }
 }
 
@@ -138,7 +145,7 @@ impl fmt::Debug for Mirror {
 struct Writer {
     context: Arc<Context>,
     content: watch::Sender<Content>,
-    /// The view that is filled again after the listener has expired.
+    /// The view that is filled again after the subscription has expired.
     aside: Option<MirrorView>,
 }
 
@@ -159,34 +166,22 @@ impl Writer {
             self.content.send_modify(|content| content.view = view);
         }
     }
-}
 
-impl Listener for Writer {
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.write([delivery.notification()]);
-        Next::Continue
-    }
-
-    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        self.write(batch.iter().map(|delivery| delivery.notification()));
-        Next::Continue
-    }
-
-    async fn handle_interruption(&mut self, interruption: Interruption) -> Next {
-        match interruption {
-            Interruption::Expired { .. } => self.aside = Some(MirrorView::new()),
-            Interruption::Synced { at } => {
+    fn take(&mut self, item: BatchItem) {
+        match item {
+            Item::Delivery(batch) => self.write(batch.iter().map(|delivery| delivery.notification())),
+            Item::Expired { .. } => self.aside = Some(MirrorView::new()),
+            Item::CaughtUp { at } => {
                 let aside = self.aside.take();
                 self.content.send_modify(|content| {
                     content.view = aside.unwrap_or_else(|| std::mem::take(&mut content.view));
-                    content.synced = Some(at);
+                    content.caught_up = Some(at);
                 });
             }
-            Interruption::Failed(error) => {
+            Item::Failed(error) => {
                 self.context.stats.health.complain(self.context.env(), "subscription of a mirror", &error);
             }
-            Interruption::Lagged { .. } => {}
+            Item::Lagged { .. } => {}
         }
-        Next::Continue
     }
 }

@@ -98,10 +98,8 @@ stats! {
     consumer_deferred,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
-    /// Panics of listeners, and of the predicates in front of them.
-    listener_panics,
-    /// How often a listener was made again after a panic.
-    listener_restarts,
+    /// Items that were skipped because a callback has panicked on them as often as its policy allows.
+    callback_skips,
     /// Panics of the dispatcher's tail, which began again.
     tail_panics,
 }

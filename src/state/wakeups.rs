@@ -57,11 +57,6 @@ impl Heads {
     pub fn any_may_have_rows(&self, after: Sequence) -> bool {
         self.lanes.iter().any(|head| *head > after)
     }
-
-    /// The lanes whose shards may have rows after `after`.
-    pub fn lanes_after(&self, after: Sequence) -> Lanes {
-        (0..Lanes::COUNT as u64).map(ShardId).filter(|shard| self.may_have_rows(*shard, after)).collect()
-    }
 }
 
 /// What the listeners want.

@@ -7,9 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DbInstance, Delivery, JanitorOptions, Node, NodeOptions, Notification,
+    Bus, BusOptions, Cursor, Db, DbInstance, JanitorOptions, Node, NodeOptions, Notification,
     NotifierOptions,
-    dispatcher::{Interruption, Subscription},
+    dispatcher::{Item, Subscription},
     event::Counters,
     store::{Database, Isolation, KeyRange, RangeRead, Transaction},
 };
@@ -141,10 +141,10 @@ pub async fn waiting(store: &Database) -> usize {
 }
 
 /// The next item of a subscription; skips the end of the first scan.
-pub async fn next_news(subscription: &mut Subscription) -> Option<Result<Delivery, Interruption>> {
+pub async fn next_news(subscription: &mut Subscription) -> Option<Item> {
     loop {
         match subscription.next().await {
-            Some(Err(Interruption::Synced { .. })) => {}
+            Some(Item::CaughtUp { .. }) => {}
             other => return other,
         }
     }

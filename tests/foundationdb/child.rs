@@ -13,7 +13,6 @@ use std::{
 
 use notibus::{
     Cursor, DispatcherOptions, Error, Filter,
-    dispatcher::Interruption,
     store::{Database, FoundationDbOptions},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -157,14 +156,11 @@ async fn notifier(file: &str, end: oneshot::Receiver<()>) {
 async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
     let bus = bus(file).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.expect("the dispatcher starts");
-    let mut stream = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let stream = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let mut stream = stream.deliveries(|trouble| panic!("the feed can be read: {trouble}"));
     report("ready");
     let report_all = async {
-        while let Some(item) = stream.next().await {
-            let delivery = match item {
-                Err(Interruption::Synced { .. }) => continue,
-                item => item.expect("the feed can be read"),
-            };
+        while let Some(delivery) = stream.next().await {
             let row = delivery.notification();
             report(&format!("{} {}", row.name, row.totals.lanes()[2]));
         }

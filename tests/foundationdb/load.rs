@@ -153,12 +153,11 @@ impl Observer {
     /// Observes all databases from now on.
     pub fn start(dispatcher: &Dispatcher) -> Self {
         let delivered = Arc::new(Mutex::new(Totals::new()));
-        let mut stream = dispatcher.subscribe(Filter::all()).stream();
+        // A feed that cannot be read for a while is read again.
+        let mut stream = dispatcher.subscribe(Filter::all()).deliveries(|trouble| println!("{trouble}"));
         let receiving = Arc::clone(&delivered);
         let task = tokio::spawn(async move {
-            while let Some(item) = stream.next().await {
-                // A feed that cannot be read for a while is read again.
-                let Ok(delivery) = item else { continue };
+            while let Some(delivery) = stream.next().await {
                 let row = delivery.notification();
                 let mut delivered = receiving.lock().unwrap_or_else(PoisonError::into_inner);
                 delivered.insert(row.name.to_string(), row.totals.lanes()[2]);

@@ -48,7 +48,7 @@ pub(crate) async fn a_layer_in_python_records_in_its_own_transactions() {
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 
-    let delivery = within("a delivery", stream.next()).await.unwrap().unwrap();
+    let delivery = within("a delivery", stream.next()).await.unwrap().into_delivery().unwrap();
     assert_eq!(delivery.notification().name.as_str(), "orders");
     row_with(&bus, &db("orders", 1), [1, 0, 2, 1]).await;
     assert_eq!(rows(&bus).await.len(), 1);

@@ -241,7 +241,7 @@ async fn batches_of_a_catch_up_are_bounded_in_bytes() {
     let mut batches = node.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
     let mut names = std::collections::BTreeSet::new();
     while names.len() < 100 {
-        let batch = within("a batch", batches.next()).await.unwrap().unwrap();
+        let batch = within("a batch", batches.next()).await.unwrap().into_delivery().unwrap();
         assert!(batch.len() <= 33, "{} names of 1,004 bytes", batch.len());
         names.extend(batch.iter().map(|delivery| delivery.notification().name.clone()));
     }

@@ -10,6 +10,7 @@ use std::{
 use notibus::{
     Cursor, Error, Filter, Notification, Roles,
     consumer::{Batch, Work},
+    dispatcher::{Item, RestartPolicy},
     node::Role,
     store::{
         Database, StoreError,
@@ -93,7 +94,8 @@ async fn an_hour_without_the_store_costs_at_most_a_line_a_minute() {
         let views = running.consumer("views").unwrap().run(async |_: Work<Notification>| Ok(()));
         let views = views.await.unwrap();
         let mirror = dispatcher.mirror(Filter::all()).unwrap();
-        let callback = dispatcher.subscribe(Filter::all()).callback(|_| async {});
+        let callback = dispatcher.subscribe(Filter::all());
+        let callback = callback.callback(RestartPolicy::default(), || async |_: Item| {}).unwrap();
         for number in 0..20 {
             record(&store, &bus, &db(&format!("db{number}"), 1), [1, 0, 0, 0]).await;
         }

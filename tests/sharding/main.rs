@@ -7,6 +7,7 @@ mod common;
 mod counting;
 mod feeds;
 mod folds;
+mod notifications;
 mod scenario;
 
 use notibus::store::Database;

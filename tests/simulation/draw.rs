@@ -86,8 +86,8 @@ pub(super) struct SubscriberPlan {
     pub replaces: bool,
     /// They stop and resume now and then, without a crash.
     pub restarts: bool,
-    /// Some are callbacks and listeners, which panic now and then.
-    pub supervised: bool,
+    /// Some are callbacks, which panic now and then; and there may be a mirror.
+    pub has_callbacks: bool,
     /// They take time over deliveries, and their rounds are long.
     pub is_slow: bool,
     /// Most want deletions only, of a few names, and begin at nothing.
@@ -283,7 +283,7 @@ impl WorldPlan {
         self.subscribers = SubscriberPlan {
             replaces: random.u32(0..3) == 0,
             restarts: random.u32(0..3) == 0,
-            supervised: random.u32(0..3) == 0,
+            has_callbacks: random.u32(0..3) == 0,
             is_slow: random.u32(0..3) == 0,
             wants_deletions: random.u32(0..4) == 0,
         };

@@ -19,8 +19,8 @@ use crate::{
     witness::Fault,
 };
 
-/// The message of planned panics of listeners.
-pub const PLANNED_PANIC: &str = "a listener of a simulation panics";
+/// The message of planned panics of callbacks.
+pub const PLANNED_PANIC: &str = "a callback of a simulation panics";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -145,7 +145,7 @@ impl Shared {
     /// Hears a log line of the library.
     pub fn hear(&self, level: tracing::Level, message: &str, fields: &str) {
         self.note(|| format!("{level} {message}{fields}"));
-        // Some panics of listeners are planned.
+        // Some panics of callbacks are planned.
         let is_panic = message.contains("panicked") && !fields.contains(PLANNED_PANIC);
         if is_panic || fields.contains("corrupt ") {
             self.fail(format!("the library says: {message}{fields}"));

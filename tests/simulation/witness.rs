@@ -121,13 +121,11 @@ named! {
         TombstoneDroppedWhileWaiting,
         /// A name was deleted twice or more between two deliveries to a subscriber that knew it.
         RecreatedTwiceBetween,
-        /// A listener received a delivery again after it had panicked.
+        /// A callback received a delivery again after it had panicked.
         GivenAgainAfterPanic,
         /// A callback was called with a batch of several deliveries.
         BatchCalledBack,
-        /// A listener handled a batch of several deliveries by a method of its own.
-        BatchHandled,
-        /// A listener or a callback has passed a barrier.
+        /// A callback has passed a barrier.
         BarrierPassed,
         /// A mirror showed databases after everything had come to rest.
         MirrorAtRest,

@@ -1,4 +1,4 @@
-//! Receiving in batches: through a stream, a callback or a listener; paced and with replaced filters.
+//! Receiving in batches: through a stream or a callback; paced and with replaced filters.
 
 use std::{
     sync::{Arc, Mutex},
@@ -7,14 +7,14 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Cursor, Delivery, DispatcherOptions, EventKind, Filter,
-    dispatcher::{BatchSubscription, DeliveryBatch, Interruption, Listener, Next, Supervised},
+    Cursor, DispatcherOptions, EventKind, Filter,
+    dispatcher::{BatchItem, BatchSubscription, DeliveryBatch, Item, RestartPolicy},
 };
 use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, until, within},
-    fixture::SubscriberFixture,
+    fixture::{SubscriberFixture, calls},
 };
 
 fn names(batch: &DeliveryBatch) -> Vec<String> {
@@ -25,9 +25,9 @@ fn names(batch: &DeliveryBatch) -> Vec<String> {
 async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
     loop {
         match within("a batch", batches.next()).await.unwrap() {
-            Ok(batch) => return batch,
-            Err(Interruption::Synced { .. }) => {}
-            Err(other) => panic!("{other}"),
+            Item::Delivery(batch) => return batch,
+            Item::CaughtUp { .. } => {}
+            other => panic!("{other:?}"),
         }
     }
 }
@@ -66,14 +66,15 @@ async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
     let given = Arc::new(Mutex::new(Vec::new()));
     let written = Arc::clone(&given);
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let _callback = subscribe.batch_callback(move |item| {
+    let panics = calls(move |item: BatchItem| {
         let written = Arc::clone(&written);
         async move {
-            let Ok(batch) = item else { return };
+            let Some(batch) = item.into_delivery() else { return };
             assert!(batch.len() == 1, "as it was delivered");
             written.lock().unwrap().push(batch);
         }
     });
+    let _callback = subscribe.batch_callback(RestartPolicy::default(), panics).unwrap();
     until("all of them", async || given.lock().unwrap().len() == 3).await;
     let given = given.lock().unwrap();
     for (one, next) in given.iter().zip(&given[1..]) {
@@ -90,7 +91,7 @@ async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
     for name in ["a1", "b1", "a2", "b2"] {
         fixture.event(&db(name, 1), EventKind::Created).await;
         while let Some(Some(batch)) = batches.next().now_or_never() {
-            kept.push(batch.unwrap());
+            kept.push(batch.into_delivery().unwrap());
         }
     }
     let names: Vec<_> = kept.iter().flat_map(names).collect();
@@ -109,7 +110,7 @@ async fn rounds_and_replaced_filters_come_in_batches_too() {
     }
     assert!(batches.next().now_or_never().is_none(), "the next round is not due");
     assert_eq!(names(&next(&mut batches).await), ["a", "aa"]);
-    batches.replace(Filter::name("b").unwrap());
+    batches = batches.replace(Filter::name("b").unwrap()).batches();
     fixture.events(&["a", "b"], EventKind::Updated).await;
     assert_eq!(names(&next(&mut batches).await), ["b"]);
 }
@@ -120,73 +121,36 @@ async fn a_callback_can_be_given_batches() {
     fixture.events(&["a", "b", "c"], EventKind::Created).await;
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
-    let handle =
-        fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batch_callback(move |batch| {
-            recorded.lock().unwrap().extend(batch.ok().map(|batch| names(&batch)));
-            async {}
-        });
+    let record = calls(move |item: BatchItem| {
+        recorded.lock().unwrap().extend(item.into_delivery().map(|batch| names(&batch)));
+        async {}
+    });
+    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let handle = subscribe.batch_callback(RestartPolicy::default(), record).unwrap();
     until("the batch", async || !delivered.lock().unwrap().is_empty()).await;
     assert_eq!(*delivered.lock().unwrap(), [["a", "b", "c"]]);
     handle.stop().await;
 }
 
-/// Counts rows; panics on batches with a database `bad`.
-struct Batching(Arc<Mutex<Vec<String>>>);
-
-impl Listener for Batching {
-    async fn handle_event(&mut self, _: Delivery) -> Next {
-        unreachable!("it is given batches")
-    }
-
-    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        let names = names(&batch);
-        assert!(!names.contains(&"bad".to_owned()), "on purpose");
-        self.0.lock().unwrap().extend(names);
-        Next::Continue
-    }
-}
-
-/// A listener that panics on a batch gets it again, then row by row, and only the bad row is skipped.
+/// A callback that panics on a batch gets it again, then row by row, and only the bad row is skipped.
 #[tokio::test(start_paused = true)]
-async fn a_listener_can_be_given_batches() {
+async fn only_the_row_on_which_a_callback_panics_is_skipped() {
     let fixture = SubscriberFixture::with(DispatcherOptions::default().catch_up_rows_max(2)).await;
     fixture.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
     let delivered = Arc::new(Mutex::new(Vec::new()));
     let recorded = Arc::clone(&delivered);
-    let mut events = fixture.dispatcher.supervision();
+    let panics = calls(move |item: BatchItem| {
+        let names = item.into_delivery().map(|batch| names(&batch)).unwrap_or_default();
+        assert!(!names.contains(&"bad".to_owned()), "on purpose");
+        recorded.lock().unwrap().extend(names);
+        async {}
+    });
     let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let listen = subscribe.listener(move || Batching(Arc::clone(&recorded)));
-    let handle = listen.in_batches().attempts(2).unwrap().start();
+    let policy = RestartPolicy::default().attempts_max(2);
+    let handle = subscribe.batch_callback(policy, panics).unwrap();
     until("the last", async || delivered.lock().unwrap().len() == 4).await;
     assert_eq!(*delivered.lock().unwrap(), ["a", "b", "c", "d"]);
     handle.stop().await;
-    let mut passed_over = Vec::new();
-    while let Some(Some(event)) = events.next().now_or_never() {
-        if let Ok(notibus::dispatcher::Supervision { what: Supervised::PassedOver { name, .. }, .. }) = event
-        {
-            passed_over.push(name.to_string());
-        }
-    }
-    assert_eq!(passed_over, ["bad"]);
-}
-
-/// Listens to single events only.
-struct Single(Arc<Mutex<Vec<String>>>);
-
-impl Listener for Single {
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.0.lock().unwrap().push(delivery.notification().name.to_string());
-        Next::Continue
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_listener_that_knows_no_batches_is_given_them_one_by_one() {
-    let fixture = SubscriberFixture::new().await;
-    fixture.events(&["a", "b"], EventKind::Created).await;
-    let delivered = Arc::new(Mutex::new(Vec::new()));
-    let recorded = Arc::clone(&delivered);
-    let subscribe = fixture.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let _handle = subscribe.listener(move || Single(Arc::clone(&recorded))).in_batches().start();
-    until("both", async || *delivered.lock().unwrap() == ["a", "b"]).await;
+    let stats = fixture.bus.stats();
+    assert_eq!((stats.callback_panics, stats.callback_skips), (4, 1), "twice each, in a batch and alone");
 }

@@ -12,7 +12,7 @@ use std::{
 use futures_util::FutureExt;
 use notibus::{
     Cursor, DispatcherOptions, EventKind, Filter,
-    dispatcher::Interruption,
+    dispatcher::Item,
     store::{StoreError, testing::Operation},
 };
 use tokio_stream::StreamExt;
@@ -58,16 +58,16 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothi
     let mut failures = 0;
     while delivered.len() < 8 {
         match within("what follows", subscription.next()).await.unwrap() {
-            Ok(delivery) => {
+            Item::Delivery(delivery) => {
                 delivered.insert(name(&delivery).to_owned());
             }
-            Err(Interruption::Failed(_)) => {
+            Item::Failed(_) => {
                 failures += 1;
                 if failures == 2 {
                     faults.heal();
                 }
             }
-            Err(other) => panic!("it has missed nothing: {other}"),
+            other => panic!("it has missed nothing: {other:?}"),
         }
     }
     assert_eq!(failures, 2);
@@ -88,11 +88,11 @@ async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_not
     panics.store(true, Ordering::Relaxed);
     // Rows of the page that were chosen before the panic are delivered first.
     while let Ok(item) = AssertUnwindSafe(subscription.next()).catch_unwind().await {
-        delivered.insert(name(&item.unwrap().unwrap()).to_owned());
+        delivered.insert(name(&item.unwrap().into_delivery().unwrap()).to_owned());
     }
     // All others but the one on which it panicked.
     while delivered.len() < 7 {
         let item = within("what follows", subscription.next()).await.unwrap();
-        delivered.insert(name(&item.unwrap()).to_owned());
+        delivered.insert(name(&item.into_delivery().unwrap()).to_owned());
     }
 }

@@ -74,7 +74,7 @@ async fn random_restarts_miss_nothing() {
                 fixture.event(&db(random.choice(all).unwrap(), 1), EventKind::Updated).await;
                 for _ in 0..random.u8(..4) {
                     let Some(Some(item)) = common::next_news(&mut subscription).now_or_never() else { break };
-                    let row = Arc::clone(item.unwrap().notification());
+                    let row = Arc::clone(item.into_delivery().unwrap().notification());
                     known.insert(row.name.clone(), row.totals);
                 }
                 if random.u8(..3) == 0 {

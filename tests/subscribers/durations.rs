@@ -12,13 +12,14 @@ use notibus::{
     Bus, BusOptions, DispatcherOptions, EventKind, Filter, JanitorOptions, Node, NodeOptions, Notification,
     NotifierOptions,
     consumer::{Batch, ConsumerOptions},
+    dispatcher::RestartPolicy,
     node::BalanceOptions,
     store::Database,
 };
 
 use crate::{
     common::{db, narrow_bus, record, until},
-    fixture::{SubscriberFixture, kinds, next, ready},
+    fixture::{SubscriberFixture, calls, kinds, next, ready},
 };
 
 const NEVER: Duration = Duration::MAX;
@@ -101,11 +102,12 @@ async fn two_members_on_two_nodes_bear_the_longest_durations() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn listeners_bear_the_longest_durations() {
+async fn callbacks_bear_the_longest_durations() {
     let fixture = SubscriberFixture::new().await;
     let subscribe = fixture.dispatcher.subscribe(Filter::all());
-    let listener = subscribe.listener(|| crate::listeners::Quiet).backoff(NEVER, NEVER).unwrap().start();
+    let policy = RestartPolicy::default().pause_min(NEVER).pause_max(NEVER);
+    let callback = subscribe.callback(policy, calls(|_| async { panic!("as planned") })).unwrap();
     fixture.event(&db("a", 1), EventKind::Created).await;
     tokio::time::sleep(Duration::from_hours(1)).await;
-    listener.stop().await;
+    callback.stop().await;
 }

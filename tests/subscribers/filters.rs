@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use notibus::{Cursor, Error, EventKind, Filter, Kinds, cursor::Start, event::DdocId};
+use notibus::{
+    Cursor, Error, EventKind, Filter, Kinds, cursor::Start, dispatcher::RestartPolicy, event::DdocId,
+};
 
 use crate::{
     common::{db, joined, narrow_bus, record, row_with, until},
-    fixture::{SubscriberFixture, drain, kinds, name, next, ready},
+    fixture::{SubscriberFixture, calls, drain, kinds, name, next, ready},
 };
 
 /// The ids of the design documents in a delivery.
@@ -30,9 +32,11 @@ async fn bad_input_is_refused_when_one_subscribes() {
     assert!(invalid(Filter::all().kinds(EventKind::Created.into()).unwrap().ddocs([auth]).err()));
     assert!(invalid(by_ddoc.kinds(EventKind::Created.into()).err()), "in whatever order");
     assert!(invalid(dispatcher.subscribe(Filter::all()).every(Duration::ZERO).err()));
-    let listen = || dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet);
-    assert!(invalid(listen().attempts(0).err()));
-    assert!(invalid(listen().backoff(Duration::from_secs(2), Duration::from_secs(1)).err()));
+    let policy = RestartPolicy::default;
+    for bad in [policy().attempts_max(0), policy().pause_min(Duration::from_mins(1))] {
+        let refused = dispatcher.subscribe(Filter::all()).callback(bad, calls(|_| async {}));
+        assert!(invalid(refused.err()));
+    }
     assert_eq!(dispatcher.subscribers(), 0, "nothing was changed");
 }
 
@@ -254,13 +258,15 @@ async fn a_set_of_exact_names_is_looked_up() {
     assert_eq!(next(&mut subscription).await.wanted_by(), [1]);
     // Registered again, with a set and without one.
     let other = Filter::any([Filter::name("c").unwrap(), Filter::name("d").unwrap()]).unwrap();
-    subscription.replace(other);
+    subscription = subscription.replace(other).stream();
     assert_eq!(["a", "b", "c", "d"].map(count), [0, 0, 1, 1], "no stale interest is left");
     fixture.events(&["a", "b", "c", "d"], EventKind::Updated).await;
     assert_eq!(crate::fixture::names(&drain(&mut subscription).await), ["c", "d"].into());
-    subscription.replace(Filter::any([Filter::name("e").unwrap(), Filter::prefix("f")]).unwrap());
+    subscription = subscription
+        .replace(Filter::any([Filter::name("e").unwrap(), Filter::prefix("f")]).unwrap())
+        .stream();
     assert_eq!(["c", "d", "e"].map(count), [0, 0, 1], "so is a set with a pattern in it");
-    subscription.replace(Filter::name("e").unwrap());
+    subscription = subscription.replace(Filter::name("e").unwrap()).stream();
     assert_eq!(count("e"), 1);
     drop(subscription);
     assert_eq!(count("e"), 0);
@@ -287,7 +293,7 @@ async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     });
     for _ in 0..2 {
         let item = crate::common::within("a failure", tokio_stream::StreamExt::next(&mut subscription)).await;
-        assert!(matches!(item, Some(Err(notibus::dispatcher::Interruption::Failed(_)))), "{item:?}");
+        assert!(matches!(item, Some(notibus::dispatcher::Item::Failed(_))), "{item:?}");
     }
     faults.heal();
     assert!(kinds(&next(&mut subscription).await).contains(&EventKind::DdocUpdated));

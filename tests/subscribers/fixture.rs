@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
     Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, JanitorOptions, Notifier,
     Sequence,
-    dispatcher::{Interruption, Subscription},
+    dispatcher::{Item, Subscription},
     store::{Database, Transaction},
 };
 
@@ -99,11 +99,11 @@ pub async fn fold(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -
 }
 
 pub async fn next(subscription: &mut Subscription) -> Delivery {
-    within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
+    within("a delivery", common::next_news(subscription)).await.unwrap().into_delivery().unwrap()
 }
 
 /// All items that are ready.
-pub fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
+pub fn ready(subscription: &mut Subscription) -> Vec<Item> {
     std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }
 
@@ -113,7 +113,7 @@ pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     while let Ok(Some(item)) =
         tokio::time::timeout(Duration::from_secs(10), common::next_news(subscription)).await
     {
-        deliveries.push(item.unwrap());
+        deliveries.push(item.into_delivery().unwrap());
     }
     deliveries
 }
@@ -147,4 +147,17 @@ pub async fn forget_by(bus: &Bus, options: JanitorOptions) {
     let janitor = joined(bus).await.janitor(options).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
     janitor.shutdown().await.unwrap();
+}
+
+/// A callback whose type has a name.
+pub type Call<T> = Box<dyn FnMut(Item<T>) -> BoxFuture<'static, ()> + Send>;
+
+/// Makes callbacks that all do `call`.
+pub fn calls<T: 'static, R: Future<Output = ()> + Send + 'static>(
+    call: impl Fn(Item<T>) -> R + Clone + Send + 'static,
+) -> impl FnMut() -> Call<T> + Send + 'static {
+    move || {
+        let call = call.clone();
+        Box::new(move |item| call(item).boxed())
+    }
 }

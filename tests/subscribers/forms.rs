@@ -1,20 +1,20 @@
-//! Each of the six forms of receiver delivers, and is paced and replaceable.
+//! Each of the four forms of receiver delivers, and is paced and replaceable.
 
 use std::{collections::VecDeque, time::Duration};
 
 use notibus::{
     Delivery, EventKind, Filter,
     dispatcher::{
-        BatchSubscription, CallbackHandle, DeliveryBatch, Interruption, Listener, ListenerHandle, Next,
-        Subscribe, SubscriberId, Subscription,
+        BatchItem, BatchSubscription, CallbackHandle, DeliveryBatch, Item, RestartPolicy, Subscribe,
+        SubscriberId, Subscription,
     },
 };
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, until, within},
-    fixture::{SubscriberFixture, kinds, name},
+    common::{db, within},
+    fixture::{SubscriberFixture, calls, kinds, name},
 };
 
 /// The name and the news of a delivery.
@@ -34,39 +34,15 @@ enum ReceiverKind {
     Batches,
     Callback,
     BatchCallback,
-    Listener,
-    BatchListener,
 }
 
-const RECEIVER_KINDS: [ReceiverKind; 6] = [
-    ReceiverKind::Stream,
-    ReceiverKind::Batches,
-    ReceiverKind::Callback,
-    ReceiverKind::BatchCallback,
-    ReceiverKind::Listener,
-    ReceiverKind::BatchListener,
-];
-
-/// Takes deliveries, in batches by a method of its own.
-struct Taker(UnboundedSender<Got>);
-
-impl Listener for Taker {
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.0.send(got(&delivery)).unwrap();
-        Next::Continue
-    }
-
-    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        all_of(&batch).for_each(|got| self.0.send(got).unwrap());
-        Next::Continue
-    }
-}
+const RECEIVER_KINDS: [ReceiverKind; 4] =
+    [ReceiverKind::Stream, ReceiverKind::Batches, ReceiverKind::Callback, ReceiverKind::BatchCallback];
 
 enum Receiver {
     Stream(Subscription),
     Batches(BatchSubscription, VecDeque<Got>),
     Callback(CallbackHandle, UnboundedReceiver<Got>),
-    Listener(ListenerHandle, UnboundedReceiver<Got>),
 }
 
 impl ReceiverKind {
@@ -76,26 +52,21 @@ impl ReceiverKind {
             Self::Stream => Receiver::Stream(subscribe.stream()),
             Self::Batches => Receiver::Batches(subscribe.batches(), VecDeque::new()),
             Self::Callback => {
-                let call = move |item: Result<Delivery, Interruption>| {
-                    sender.send(got(&item.unwrap())).unwrap();
+                let call = calls(move |item: Item| {
+                    sender.send(got(&item.into_delivery().unwrap())).unwrap();
                     async {}
-                };
-                Receiver::Callback(subscribe.callback(call), receiver)
+                });
+                Receiver::Callback(subscribe.callback(RestartPolicy::default(), call).unwrap(), receiver)
             }
             Self::BatchCallback => {
-                let call = move |item: Result<DeliveryBatch, Interruption>| {
-                    all_of(&item.unwrap()).for_each(|got| sender.send(got).unwrap());
+                let call = calls(move |item: BatchItem| {
+                    all_of(&item.into_delivery().unwrap()).for_each(|got| sender.send(got).unwrap());
                     async {}
-                };
-                Receiver::Callback(subscribe.batch_callback(call), receiver)
-            }
-            Self::Listener => {
-                let listen = subscribe.listener(move || Taker(sender.clone()));
-                Receiver::Listener(listen.start(), receiver)
-            }
-            Self::BatchListener => {
-                let listen = subscribe.listener(move || Taker(sender.clone())).in_batches();
-                Receiver::Listener(listen.start(), receiver)
+                });
+                Receiver::Callback(
+                    subscribe.batch_callback(RestartPolicy::default(), call).unwrap(),
+                    receiver,
+                )
             }
         }
     }
@@ -107,20 +78,19 @@ impl Receiver {
             Self::Stream(stream) => stream.id(),
             Self::Batches(stream, _) => stream.id(),
             Self::Callback(handle, _) => handle.id(),
-            Self::Listener(handle, _) => handle.id(),
         }
     }
 
     async fn next(&mut self) -> Got {
         match self {
-            Self::Stream(stream) => got(&stream.next().await.unwrap().unwrap()),
+            Self::Stream(stream) => got(&stream.next().await.unwrap().into_delivery().unwrap()),
             Self::Batches(stream, waiting) => {
                 if waiting.is_empty() {
-                    waiting.extend(all_of(&stream.next().await.unwrap().unwrap()));
+                    waiting.extend(all_of(&stream.next().await.unwrap().into_delivery().unwrap()));
                 }
                 waiting.pop_front().unwrap()
             }
-            Self::Callback(_, receiver) | Self::Listener(_, receiver) => receiver.recv().await.unwrap(),
+            Self::Callback(_, receiver) => receiver.recv().await.unwrap(),
         }
     }
 
@@ -129,13 +99,15 @@ impl Receiver {
         tokio::time::timeout(time, self.next()).await.is_err()
     }
 
-    fn replace(&mut self, filter: Filter) {
-        match self {
+    /// Another one of its form, with another filter, from its cursor. A callback is stopped for it.
+    async fn replace(self, form: ReceiverKind, fixture: &SubscriberFixture, filter: Filter) -> Self {
+        form.start(match self {
             Self::Stream(stream) => stream.replace(filter),
             Self::Batches(stream, _) => stream.replace(filter),
-            Self::Callback(handle, _) => handle.replace(filter),
-            Self::Listener(handle, _) => handle.replace(filter),
-        }
+            Self::Callback(handle, _) => {
+                fixture.dispatcher.subscribe(filter).since(handle.stop().await.rewound())
+            }
+        })
     }
 
     async fn end(self) {
@@ -143,7 +115,6 @@ impl Receiver {
             Self::Stream(stream) => drop(stream),
             Self::Batches(stream, _) => drop(stream),
             Self::Callback(handle, _) => drop(handle.stop().await),
-            Self::Listener(handle, _) => drop(handle.stop().await),
         }
     }
 }
@@ -183,9 +154,8 @@ async fn each_form_can_be_given_another_filter() {
         let mut receiver = form.start(fixture.dispatcher.subscribe(Filter::name("a").unwrap()));
         fixture.event(&db("a", 1), EventKind::Created).await;
         assert_eq!(within("a", receiver.next()).await, expected("a", [EventKind::Created]), "{form:?}");
-        receiver.replace(Filter::suffix("b"));
-        until("the replacement", async || fixture.dispatcher.subscribers_of(&"a".parse().unwrap()) == 0)
-            .await;
+        let mut receiver = receiver.replace(form, &fixture, Filter::suffix("b")).await;
+        assert_eq!(fixture.dispatcher.subscribers_of(&"a".parse().unwrap()), 0);
         for name in ["a", "b"] {
             fixture.event(&db(name, 1), EventKind::Updated).await;
         }

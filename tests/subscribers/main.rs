@@ -6,6 +6,7 @@
 mod batches;
 #[path = "../../examples/ddoc_cache/cache.rs"]
 mod cache;
+mod callbacks;
 mod catch_ups;
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,7 +17,6 @@ mod durations;
 mod filters;
 mod fixture;
 mod forms;
-mod listeners;
 mod many_names;
 mod memory;
 mod mirror;
@@ -25,5 +25,6 @@ mod pace;
 mod parity;
 mod regressions;
 mod restarts;
+mod shutdown;
+mod slow;
 mod streams;
-mod supervision;

@@ -11,7 +11,7 @@ use crate::{
 
 /// The living databases of a mirror.
 fn names(mirror: &notibus::dispatcher::Mirror) -> Vec<String> {
-    mirror.view().keys().map(ToString::to_string).collect()
+    mirror.view().unwrap().keys().map(ToString::to_string).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -20,13 +20,13 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     fixture.events(&["a", "b", "x"], EventKind::Created).await;
     let mirror =
         fixture.dispatcher.mirror(Filter::any([Filter::prefix("a"), Filter::prefix("b")]).unwrap()).unwrap();
-    within("its first scan", mirror.synced()).await.unwrap();
+    within("its first scan", mirror.caught_up()).await.unwrap();
     assert_eq!(names(&mirror), ["a", "b"]);
-    let before = mirror.view();
+    let before = mirror.view().unwrap();
     for round in 1..=10 {
         let version = commit(&fixture.bus, &db("a", 1), EventKind::Updated).await;
         within("the barrier", mirror.reached(version)).await.unwrap();
-        assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().totals.updated, round);
+        assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().unwrap().totals.updated, round);
     }
     let version = commit(&fixture.bus, &db("a", 1), EventKind::Deleted).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
@@ -44,7 +44,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let bus = narrow_bus(&store).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
-    mirror.synced().await.unwrap();
+    mirror.caught_up().await.unwrap();
     let version = commit(&bus, &db("a", 1), EventKind::Created).await;
     let waits = tokio::time::timeout(Duration::from_mins(5), mirror.reached(version)).await;
     assert!(waits.is_err(), "nobody folds");
@@ -89,7 +89,7 @@ async fn a_mirror_that_expires_is_filled_again() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a", "b"], EventKind::Created).await;
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
-    let first = mirror.synced().await.unwrap();
+    let first = mirror.caught_up().await.unwrap();
     let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = fixture;
     let suspended = dispatcher.suspend();
     let sequence = bus.feed().last_sequence().await.unwrap().unwrap();

@@ -94,7 +94,7 @@ async fn run(mut random: fastrand::Rng) {
                 let place = random.usize(..subscribers.len());
                 let (subscription, delivered) = &mut subscribers[place];
                 for item in ready(subscription) {
-                    delivered.receive(&item.unwrap());
+                    delivered.receive(&item.into_delivery().unwrap());
                 }
             }
             8..12 => tokio::time::sleep(std::time::Duration::from_millis(random.u64(..500))).await,

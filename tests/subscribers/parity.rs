@@ -101,14 +101,14 @@ async fn to_register_again_replaces_what_was_wanted_before() {
         let mut subscription = fixture.dispatcher.subscribe(before.clone()).stream();
         fixture.event(&db("a", 1), EventKind::Created).await;
         assert_eq!(names(&drain(&mut subscription).await), ["a"].into());
-        subscription.replace(after.clone());
+        subscription = subscription.replace(after.clone()).stream();
         assert_eq!(fixture.dispatcher.subscribers(), 1);
         assert_eq!(fixture.dispatcher.subscribers_of(&name_of("a")), 0, "no stale interest is left");
         fixture.events(&["a", "b"], EventKind::Updated).await;
         let delivered = drain(&mut subscription).await;
         assert_eq!(names(&delivered), ["b"].into(), "{before:?} → {after:?}");
         assert_eq!(delivered.len(), 1);
-        subscription.replace(c.clone());
+        subscription = subscription.replace(c.clone()).stream();
         drop(subscription);
         for name in ["a", "b", "c"] {
             assert_eq!(fixture.dispatcher.subscribers_of(&name_of(name)), 0, "nor after its death");
@@ -131,7 +131,7 @@ async fn rows_that_both_filters_want_are_delivered_exactly_once() {
             for _ in 0..taken {
                 delivered.push(next(&mut subscription).await);
             }
-            subscription.replace(after.clone());
+            subscription = subscription.replace(after.clone()).stream();
             fixture.event(&db("a1", 1), EventKind::Updated).await;
             delivered.extend(drain(&mut subscription).await);
             for name in ["a1", "a2", "a3"] {
@@ -176,7 +176,7 @@ async fn a_row_rejected_for_its_design_document_is_delivered_by_the_new_filter()
     };
     fixture.store.run(write).await.unwrap();
     let mut delivered = vec![next(&mut subscription).await];
-    subscription.replace(ddocs);
+    subscription = subscription.replace(ddocs).stream();
     delivered.extend(drain(&mut subscription).await);
     assert_eq!(names(&delivered), ["a", "b", "c"].into());
 }

@@ -4,15 +4,14 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use notibus::{
-    Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
-    dispatcher::{DeliveryBatch, Interruption, Listener, Next},
+    Cursor, DispatcherOptions, EventKind, Filter, Sequence,
+    dispatcher::{Item, RestartPolicy},
 };
 use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, until, within},
-    fixture::{SubscriberFixture, commit, drain, fold, forget, kinds, name, next, ready},
-    listeners::Quiet,
+    fixture::{SubscriberFixture, calls, commit, drain, fold, forget, kinds, name, next, ready},
 };
 
 /// Creates databases in one transaction, so in one batch.
@@ -31,14 +30,14 @@ async fn together(fixture: &SubscriberFixture, names: &[&str]) {
     until("the tail", async || fixture.dispatcher.position() >= last).await;
 }
 
-/// A listener that catches up without a matching row, and so is never called, reported no progress.
+/// A callback that catches up without a matching row, and so is never called, reported no progress.
 #[tokio::test(start_paused = true)]
 async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let fixture = SubscriberFixture::new().await;
     let first = fixture.event(&db("x", 1), EventKind::Created).await;
     let last = fixture.event(&db("y", 1), EventKind::Created).await;
     let subscribe = fixture.dispatcher.subscribe(Filter::prefix("q")).since(first);
-    let handle = subscribe.listener(|| Quiet).start();
+    let handle = subscribe.callback(RestartPolicy::default(), calls(|_| async {})).unwrap();
     assert!(within("it has worked on all that there is", handle.reached(last)).await);
 }
 
@@ -49,7 +48,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } =
         SubscriberFixture::with(options).await;
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
-    mirror.synced().await.unwrap();
+    mirror.caught_up().await.unwrap();
     let suspended = dispatcher.suspend();
     let version = commit(&bus, &db("x", 1), EventKind::Created).await;
     let barrier = Arc::clone(&mirror);
@@ -69,49 +68,49 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     fixture.events(&["a", "b"], EventKind::Created).await;
     let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = fixture;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
-    mirror.synced().await.unwrap();
+    mirror.caught_up().await.unwrap();
     let suspended = dispatcher.suspend();
     let version = commit(&bus, &db("a", 1), EventKind::Deleted).await;
     until("the fold", async || bus.is_drained().await.unwrap()).await;
     forget(&bus).await;
     let reached = tokio::time::timeout(Duration::from_secs(30), mirror.reached(version)).await;
-    let is_shown = mirror.get(&"a".parse().unwrap()).is_none();
+    let is_shown = mirror.get(&"a".parse().unwrap()).unwrap().is_none();
     drop(suspended);
     assert!(reached.is_err() || is_shown, "{reached:?}, and it shows what was deleted before that version");
 }
 
-/// A filter that was replaced before `Synced` was returned lost it.
+/// A filter that was replaced before `CaughtUp` was returned lost it.
 #[tokio::test(start_paused = true)]
-async fn a_filter_that_is_replaced_before_synced_scans_again() {
+async fn a_filter_that_is_replaced_before_it_has_caught_up_scans_again() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["b1", "a1", "b2"], EventKind::Created).await;
     let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
-    let first = within("the first", stream.next()).await.unwrap().unwrap();
+    let first = within("the first", stream.next()).await.unwrap().into_delivery().unwrap();
     assert_eq!(name(&first), "a1");
-    // `Synced` was not returned yet.
-    stream.replace(Filter::all());
+    // `CaughtUp` was not returned yet.
+    stream = stream.replace(Filter::all()).stream();
     let mut delivered = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), stream.next()).await {
         delivered.push(match item {
-            Ok(delivery) => name(&delivery).to_owned(),
-            Err(Interruption::Synced { .. }) => "synced".to_owned(),
-            Err(other) => panic!("{other}"),
+            Item::Delivery(delivery) => name(&delivery).to_owned(),
+            Item::CaughtUp { .. } => "caught up".to_owned(),
+            other => panic!("{other:?}"),
         });
     }
-    assert_eq!(delivered, ["b1", "b2", "synced"]);
+    assert_eq!(delivered, ["b1", "a1", "b2", "caught up"], "what both filters want comes again");
 }
 
 /// A restart lost it in the same way.
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_restarted_before_synced_gets_it() {
+async fn a_subscriber_restarted_before_it_has_caught_up_gets_that() {
     let fixture = SubscriberFixture::new().await;
     fixture.events(&["a"], EventKind::Created).await;
     let since = |cursor: Cursor| fixture.dispatcher.subscribe(Filter::all()).since(cursor).stream();
     let mut stream = since(Cursor::NOTHING);
-    assert_eq!(name(&within("a", stream.next()).await.unwrap().unwrap()), "a");
+    assert_eq!(name(&within("a", stream.next()).await.unwrap().into_delivery().unwrap()), "a");
     let mut stream = since(stream.cursor());
     let item = within("the end of the first scan", stream.next()).await;
-    assert!(matches!(item, Some(Err(Interruption::Synced { .. }))), "{item:?}");
+    assert!(matches!(item, Some(Item::CaughtUp { .. })), "{item:?}");
 }
 
 /// A subscriber that skips, but is not behind the ring, skipped rows that both of its filters want.
@@ -126,9 +125,12 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
         let mut stream = fixture.dispatcher.subscribe(old.clone()).skip_when_lagging().stream();
         assert!(ready(&mut stream).is_empty());
         fixture.events(&["a1"], EventKind::Created).await;
-        stream.replace(new.clone());
+        stream = stream.replace(new.clone()).stream();
         let item = within("something", stream.next()).await.unwrap();
-        assert!(item.is_ok(), "{old:?} -> {new:?}: {item:?}, with one row in a ring of 65,536");
+        assert!(
+            matches!(item, Item::Delivery(_)),
+            "{old:?} -> {new:?}: {item:?}, with one row in a ring of 65,536"
+        );
     }
 }
 
@@ -151,16 +153,16 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
 
 /// Two replacements of the filter without a delivery in between lost rows.
 #[tokio::test(start_paused = true)]
-async fn a_filter_that_is_replaced_twice_delivers_once() {
+async fn a_filter_that_is_replaced_twice_scans_again() {
     let options = DispatcherOptions::default().catch_up_rows_max(1);
     let fixture = SubscriberFixture::with(options).await;
     fixture.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
     let mut stream = fixture.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     assert_eq!(name(&next(&mut stream).await), "a1");
-    stream.replace(Filter::prefix("b"));
-    stream.replace(Filter::all());
+    stream = stream.replace(Filter::prefix("b")).stream();
+    stream = stream.replace(Filter::all()).stream();
     let names: Vec<_> = drain(&mut stream).await.iter().map(|d| name(d).to_owned()).collect();
-    assert_eq!(names, ["b1", "b2", "a2"]);
+    assert_eq!(names, ["b1", "a1", "b2", "a2"]);
 }
 
 /// A predicate that panics after the design documents were read cost the whole batch.
@@ -179,7 +181,7 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     for _ in 0..5 {
         let item = AssertUnwindSafe(tokio::time::timeout(Duration::from_secs(10), stream.next()));
         if let Ok(Ok(Some(item))) = item.catch_unwind().await {
-            delivered.push(name(&item.unwrap()).to_owned());
+            delivered.push(name(&item.into_delivery().unwrap()).to_owned());
         }
     }
     delivered.retain(|name| name != "a");
@@ -191,7 +193,7 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
 async fn a_barrier_that_is_given_up_leaves_nothing() {
     let SubscriberFixture { bus, notifier: _notifier, dispatcher, .. } = SubscriberFixture::new().await;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
-    mirror.synced().await.unwrap();
+    mirror.caught_up().await.unwrap();
     assert_eq!(dispatcher.subscribers(), 1);
     let suspended = dispatcher.suspend();
     let version = commit(&bus, &db("a", 1), EventKind::Created).await;
@@ -212,7 +214,7 @@ async fn rows_of_a_database_never_go_back() {
     }
     let filter = Filter::names(all.iter().map(|name| name.parse().unwrap())).unwrap();
     let mut batches = fixture.dispatcher.subscribe(filter).since(Cursor::NOTHING).batches();
-    let first = within("the first part", batches.next()).await.unwrap().unwrap();
+    let first = within("the first part", batches.next()).await.unwrap().into_delivery().unwrap();
     assert_eq!(first.len(), DispatcherOptions::default().catch_up_rows_max);
     let (last, other) = (db("n400", 1), db("n300", 1));
     fixture.event(&other, EventKind::Updated).await;
@@ -221,7 +223,7 @@ async fn rows_of_a_database_never_go_back() {
     let mut delivered: Vec<(Sequence, Vec<EventKind>)> = Vec::new();
     let mut of_other = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), batches.next()).await {
-        let Ok(batch) = item else { continue };
+        let Some(batch) = item.into_delivery() else { continue };
         for delivery in &batch {
             let kinds: Vec<_> = delivery.news().iter().map(|(_, kind)| kind).collect();
             match &delivery.notification().name {
@@ -278,42 +280,6 @@ async fn a_glob_that_is_too_long_is_a_typed_error() {
     assert!(made.is_ok(), "it panics");
 }
 
-/// Records the databases of its batches, and panics on the first one.
-struct PanicsOnce(Arc<std::sync::Mutex<Vec<Vec<String>>>>);
-
-impl Listener for PanicsOnce {
-    async fn handle_event(&mut self, _: Delivery) -> Next {
-        unreachable!("it is given batches")
-    }
-
-    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        let mut delivered = self.0.lock().unwrap();
-        delivered.push(batch.iter().map(|d| d.notification().name.to_string()).collect());
-        let is_first = delivered.len() == 1;
-        drop(delivered);
-        assert!(!is_first, "as it was delivered");
-        Next::Continue
-    }
-}
-
-/// A delivery in hand was tried again, although the new filter does not want it.
-#[tokio::test(start_paused = true)]
-async fn what_is_in_hand_does_not_outlive_the_filter() {
-    let fixture = SubscriberFixture::new().await;
-    let delivered = Arc::default();
-    let written = Arc::clone(&delivered);
-    let listen =
-        fixture.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
-    let minute = Duration::from_mins(1);
-    let handle = listen.in_batches().backoff(minute, minute).unwrap().start();
-    together(&fixture, &["a", "b"]).await;
-    until("the panic", async || fixture.bus.stats().listener_panics == 1).await;
-    handle.replace(Filter::prefix("a"));
-    tokio::time::sleep(minute * 3).await;
-    let later: Vec<_> = delivered.lock().unwrap()[1..].concat();
-    assert_eq!(later, ["a"], "b is not wanted since long before it was given");
-}
-
 /// A set reported a filter as wanting what the set as a whole does not allow.
 #[tokio::test(start_paused = true)]
 async fn wanted_by_knows_the_kinds_of_the_whole() {
@@ -343,6 +309,6 @@ async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
         let wanted = fixture.ddoc(&db("a", 1), None).await;
         fixture.events(&["c", "d", "e", "f", "g", "h"], EventKind::Updated).await;
         let item = within("the row", stream.next()).await.unwrap();
-        assert_eq!(item.map(|delivery| delivery.sequence()).ok(), Some(wanted), "{filter:?}");
+        assert_eq!(item.into_delivery().map(|delivery| delivery.sequence()), Some(wanted), "{filter:?}");
     }
 }

@@ -10,15 +10,14 @@ use std::{
 
 use notibus::{
     DispatcherOptions, EventKind, Filter,
-    dispatcher::Interruption,
+    dispatcher::{Item, RestartPolicy},
     store::{Database, testing::Faults},
 };
 use tokio_stream::{Stream, StreamExt};
 
 use crate::{
     common::{db, eager, forgetful, joined, narrow_bus, until, wide_bus, within},
-    fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
-    listeners::Recorder,
+    fixture::{SubscriberFixture, calls, drain, kinds, name, names, next, ready},
 };
 
 /// The listeners of `couch_event` get nothing more when its server is restarted, because its registry is lost.
@@ -32,8 +31,12 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
             filters.into_iter().map(|filter| dispatcher.subscribe(filter).stream()).collect();
         let delivered = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&delivered);
-        let listen = dispatcher.subscribe(Filter::all()).listener(move || Recorder(Arc::clone(&recorded)));
-        let _listener = listen.start();
+        let record = calls(move |item: Item| {
+            recorded.lock().unwrap().extend(item.into_delivery());
+            async {}
+        });
+        let all = dispatcher.subscribe(Filter::all());
+        let _callback = all.callback(RestartPolicy::default(), record).unwrap();
         let suspended = dispatcher.suspend();
         assert_eq!(suspended.subscribers(), 4);
         for kind in [EventKind::Created, EventKind::Updated] {
@@ -48,7 +51,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
             let all: Vec<_> = all.iter().flat_map(kinds).collect();
             assert_eq!(all, [EventKind::Created, EventKind::Updated]);
         }
-        until("the listener", async || !delivered.lock().unwrap().is_empty()).await;
+        until("the callback", async || !delivered.lock().unwrap().is_empty()).await;
         let fixture = SubscriberFixture { store, bus, notifier, dispatcher };
         fixture.event(&db("a", 1), EventKind::Updated).await;
         for stream in &mut streams {
@@ -61,7 +64,8 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
 async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
     let SubscriberFixture { dispatcher, .. } = SubscriberFixture::new().await;
     let mut stream = dispatcher.subscribe(Filter::all()).stream();
-    let handle = dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet).start();
+    let quiet = calls(|_| async {});
+    let handle = dispatcher.subscribe(Filter::all()).callback(RestartPolicy::default(), quiet).unwrap();
     drop(dispatcher.suspend());
     assert!(within("the end", stream.next()).await.is_none());
     within("its end", handle.finished()).await;
@@ -108,7 +112,7 @@ async fn a_subscriber_suspended_for_too_long_expires() {
     let _dispatcher = suspended.resume();
     for stream in &mut streams {
         let first = within("it is delivered", stream.next()).await.unwrap();
-        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+        assert!(matches!(first, Item::Expired { .. }), "{first:?}");
         let rest = drain(stream).await;
         assert_eq!(names(&rest), ["stays"].into());
     }
@@ -125,7 +129,7 @@ async fn a_replaced_filter_does_not_hide_expired() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let goes = Filter::name("goes").unwrap();
     let both = Filter::names(["stays", "goes"].map(|name| name.parse().unwrap())).unwrap();
-    let mut streams =
+    let streams =
         [both.clone(), Filter::all()].map(|next| (dispatcher.subscribe(goes.clone()).stream(), next));
     let suspended = dispatcher.suspend();
     crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
@@ -134,11 +138,11 @@ async fn a_replaced_filter_does_not_hide_expired() {
     let dispatcher = suspended.resume();
     let horizon = bus.feed().horizon().await.unwrap();
     until("the tail", async || dispatcher.position() >= horizon).await;
-    for (stream, filter) in &mut streams {
-        stream.replace(filter.clone());
+    for (stream, filter) in streams {
+        let mut stream = stream.replace(filter).stream();
         let first = within("it is delivered", stream.next()).await.unwrap();
-        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
-        assert_eq!(names(&drain(stream).await), ["stays"].into());
+        assert!(matches!(first, Item::Expired { .. }), "{first:?}");
+        assert_eq!(names(&drain(&mut stream).await), ["stays"].into());
     }
 }
 
@@ -162,13 +166,13 @@ async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
         let horizon = bus.feed().horizon().await.unwrap();
         until("the tail", async || dispatcher.position() >= horizon).await;
         if replaces {
-            stream.replace(Filter::all());
+            stream = stream.replace(Filter::all()).stream();
         }
         let cursor = stream.cursor();
         drop(stream);
         let mut stream = dispatcher.subscribe(goes).since(cursor).stream();
         let first = within("it is delivered", stream.next()).await.unwrap();
-        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+        assert!(matches!(first, Item::Expired { .. }), "{first:?}");
     }
 }
 
@@ -194,7 +198,7 @@ async fn a_waker_that_panics_costs_others_nothing() {
         let filters = [Filter::name("a").unwrap(), Filter::name("b").unwrap(), Filter::all()];
         let others = filters.map(|filter| {
             let mut stream = fixture.dispatcher.subscribe(filter).stream();
-            tokio::spawn(async move { stream.next().await.unwrap().unwrap() })
+            tokio::spawn(async move { stream.next().await.unwrap().into_delivery().unwrap() })
         });
         tokio::task::yield_now().await;
         // One batch.

@@ -12,7 +12,7 @@ use std::{
 use notibus::{
     Bus, Cursor, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Kinds, Notifier, Sequence,
     cursor::Start,
-    dispatcher::Interruption,
+    dispatcher::{Item, RestartPolicy},
     event::{Incarnation, Versionstamp},
     store::{
         Database, StoreError,
@@ -21,7 +21,7 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-use super::fixture::{SubscriberFixture, changes, drain, kinds, names, next, ready};
+use super::fixture::{SubscriberFixture, calls, changes, drain, kinds, names, next, ready};
 use crate::common::{self, NEVER, db, eager, joined, narrow_bus, record, row_with, until, within};
 
 fn ring(ring_rows_max: usize) -> DispatcherOptions {
@@ -272,12 +272,14 @@ async fn a_subscriber_that_skips_is_informed_of_skipped_rows() {
         sequences.push(node.event(&db("a", 1), EventKind::Updated).await);
     }
     let items = ready(&mut subscription);
-    let Some(Err(Interruption::Lagged { from, to })) = items.first() else {
+    let Some(Item::Lagged { from, to }) = items.first() else {
         panic!("{items:?}");
     };
     assert!(*from >= first && *from < sequences[0] && *to >= sequences[0]);
-    let rest: Vec<_> = items[1..].iter().map(|item| item.as_ref().unwrap().sequence()).collect();
-    let expected: Vec<_> = sequences.iter().copied().filter(|sequence| sequence > to).collect();
+    let to = *to;
+    let rest = items.into_iter().skip(1).map(|item| item.into_delivery().unwrap().sequence());
+    let rest: Vec<_> = rest.collect();
+    let expected: Vec<_> = sequences.iter().copied().filter(|sequence| *sequence > to).collect();
     assert!(!expected.is_empty());
     assert_eq!(rest, expected, "what was not skipped is delivered");
 }
@@ -320,7 +322,8 @@ async fn a_dropped_subscription_is_not_registered_any_more() {
     let exact = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let other = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let pattern = node.dispatcher.subscribe(Filter::prefix("a")).stream();
-    let callback = node.dispatcher.subscribe(Filter::all()).callback(async |_| {});
+    let callback = node.dispatcher.subscribe(Filter::all());
+    let callback = callback.callback(RestartPolicy::default(), calls(|_| async {})).unwrap();
     assert_eq!(node.dispatcher.subscribers(), 4);
     drop((exact, pattern));
     assert_eq!(node.dispatcher.subscribers(), 2);
@@ -336,40 +339,43 @@ async fn a_dropped_subscription_is_not_registered_any_more() {
 #[tokio::test(start_paused = true)]
 async fn a_callback_is_called_with_each_delivery_in_order() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;
-    let calls = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&calls);
-    let handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
+    let seen_calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&seen_calls);
+    let slow = calls(move |item: Item| {
         let seen = Arc::clone(&seen);
         async move {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            seen.lock().unwrap().push(delivery.unwrap().sequence());
+            seen.lock().unwrap().push(item.into_delivery().unwrap().sequence());
         }
     });
+    let handle = node.dispatcher.subscribe(Filter::all()).callback(RestartPolicy::default(), slow).unwrap();
     let mut sequences = Vec::new();
     for name in ["a", "b", "a", "c"] {
         sequences.push(node.event(&db(name, 1), EventKind::Updated).await);
     }
-    until("all calls", async || calls.lock().unwrap().len() == 4).await;
-    assert_eq!(*calls.lock().unwrap(), sequences);
+    until("all calls", async || seen_calls.lock().unwrap().len() == 4).await;
+    assert_eq!(*seen_calls.lock().unwrap(), sequences);
     assert!(!handle.is_finished());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&calls);
-    let _handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
+    let count_of_calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count_of_calls);
+    let panics = calls(move |item: Item| {
         counted.fetch_add(1, Ordering::Relaxed);
-        let delivery = delivery.unwrap();
+        let delivery = item.into_delivery().unwrap();
         assert_ne!(delivery.notification().name.as_str(), "early", "it panics before its future");
         async move {
             assert_ne!(delivery.notification().name.as_str(), "late", "it panics within it");
         }
     });
+    let policy = RestartPolicy::default().attempts_max(1);
+    let _handle = node.dispatcher.subscribe(Filter::all()).callback(policy, panics).unwrap();
     let mut other = node.dispatcher.subscribe(Filter::all()).stream();
     node.events(&["early", "late", "good"], EventKind::Created).await;
-    until("all calls", async || calls.load(Ordering::Relaxed) == 3).await;
+    until("all calls", async || count_of_calls.load(Ordering::Relaxed) == 3).await;
     assert_eq!(node.bus.stats().callback_panics, 2);
     assert_eq!(drain(&mut other).await.len(), 3);
 }
@@ -382,38 +388,36 @@ async fn a_panic_of_a_predicate_is_counted_and_the_callback_goes_on() {
         assert_ne!(row.name.as_str(), "bad", "the predicate panics");
         true
     });
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&calls);
-    let _handle = node.dispatcher.subscribe(filter).callback(move |_| {
+    let count_of_calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count_of_calls);
+    let count = calls(move |_| {
         counted.fetch_add(1, Ordering::Relaxed);
         async {}
     });
+    let _handle = node.dispatcher.subscribe(filter).callback(RestartPolicy::default(), count).unwrap();
     node.events(&["good", "bad", "other"], EventKind::Created).await;
-    until("the calls", async || calls.load(Ordering::Relaxed) == 2).await;
+    until("the calls", async || count_of_calls.load(Ordering::Relaxed) == 2).await;
     assert_eq!(node.bus.stats().callback_panics, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_streams_after_what_they_have_been_given() {
+async fn a_shutdown_ends_streams() {
     let node = SubscriberFixture::with(DispatcherOptions::default()).await;
     let mut streams: Vec<_> = [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()]
         .into_iter()
         .map(|filter| node.dispatcher.subscribe(filter).stream())
         .collect();
-    let callback = node.dispatcher.subscribe(Filter::all()).callback(async |_| {});
-    let sequence = node.event(&db("a", 1), EventKind::Created).await;
+    node.event(&db("a", 1), EventKind::Created).await;
     // One that waits already, and one that does not.
     let mut waiting = node.dispatcher.subscribe(Filter::name("b").unwrap()).stream();
     let waits = tokio::spawn(async move { waiting.next().await.is_none() });
     tokio::task::yield_now().await;
     within("the shutdown", node.dispatcher.shutdown()).await;
     for stream in &mut streams {
-        assert_eq!(next(stream).await.sequence(), sequence);
-        assert!(within("the end", stream.next()).await.is_none());
+        assert!(within("the end", stream.next()).await.is_none(), "its cursor covers what waits");
         assert!(within("the end, again", stream.next()).await.is_none());
     }
     assert!(within("the end", waits).await.unwrap());
-    until("the callback's end", async || callback.is_finished()).await;
 }
 
 /// Regression: a subscription to exact names that was begun before the shutdown and made after it never ended.
@@ -448,10 +452,7 @@ async fn a_failed_read_is_reported_and_tried_again() {
         faults.plan_reads(|_| Some(StoreError::IO_ERROR));
         for _ in 0..2 {
             let item = within("a failure", subscription.next()).await.unwrap();
-            assert!(
-                matches!(item, Err(Interruption::Failed(ref error)) if error.code() == Some(1510)),
-                "{item:?}"
-            );
+            assert!(matches!(item, Item::Failed(ref error) if error.code() == Some(1510)), "{item:?}");
         }
         faults.heal();
         assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
@@ -470,7 +471,7 @@ async fn a_read_that_panics_is_reported_and_tried_again() {
     faults.plan_reads(|_| panic!("it breaks"));
     for _ in 0..2 {
         let item = within("a failure", subscription.next()).await.unwrap();
-        assert!(matches!(item, Err(Interruption::Failed(_))), "{item:?}");
+        assert!(matches!(item, Item::Failed(_)), "{item:?}");
     }
     faults.heal();
     assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
@@ -490,17 +491,19 @@ async fn a_callback_pauses_while_reads_fail() {
         // So that the test ends even if the callback never pauses.
         (failures < 10_000).then_some(StoreError::IO_ERROR)
     });
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&calls);
-    let _handle = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).callback(move |item| {
-        counted.fetch_add(item.is_ok().into(), Ordering::Relaxed);
+    let count_of_calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count_of_calls);
+    let count = calls(move |item: Item| {
+        counted.fetch_add(item.into_delivery().is_some().into(), Ordering::Relaxed);
         async {}
     });
+    let from_nothing = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let _handle = from_nothing.callback(RestartPolicy::default(), count).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
     let reads = faults.counts().reads;
     assert!(reads < 200, "{reads} reads in 10 s");
     faults.heal();
-    until("the call", async || calls.load(Ordering::Relaxed) == 1).await;
+    until("the call", async || count_of_calls.load(Ordering::Relaxed) == 1).await;
 }
 
 /// Regression: a subscriber that started ahead of the store received nothing until the store had reached that position.
@@ -519,9 +522,9 @@ async fn a_start_ahead_of_the_store_is_a_typed_error() {
             within("an error", subscription.next()).await.unwrap()
         };
         let expired = first(ahead).await;
-        assert!(matches!(expired, Err(Interruption::Expired { .. })), "{filter:?}: {expired:?}");
+        assert!(matches!(expired, Item::Expired { .. }), "{filter:?}: {expired:?}");
         let refused = first(elsewhere).await;
-        let is_invalid = matches!(refused, Err(Interruption::Failed(Error::Invalid { .. })));
+        let is_invalid = matches!(refused, Item::Failed(Error::Invalid { .. }));
         assert!(is_invalid, "{filter:?}: {refused:?}");
     }
 }
@@ -546,7 +549,7 @@ async fn a_start_ahead_of_the_tail_is_fine() {
         until("the fold", async || folding.stats().folded.updated % 2 == 0).await;
         // Only its poll wakes the tail.
         let delivery = tokio::time::timeout(2 * NEVER, subscription.next()).await.unwrap();
-        assert!(delivery.unwrap().unwrap().sequence() > known);
+        assert!(delivery.unwrap().into_delivery().unwrap().sequence() > known);
         assert!(ready(&mut subscription).is_empty());
     }
 }

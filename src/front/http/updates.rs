@@ -33,7 +33,7 @@ use crate::{
         notification::Notification,
         tasks::Task,
     },
-    roles::dispatcher::{BatchSubscription, DeliveryBatch, Filter, Interruption},
+    roles::dispatcher::{BatchItem, BatchSubscription, DeliveryBatch, Filter, Item},
     state::notification_feed::NotificationPage,
     store::Isolation,
 };
@@ -44,7 +44,7 @@ const PAGE_ROWS: usize = 256;
 type Page = (NotificationPage, Sequence);
 
 /// The next item of a subscription; `None` after its end.
-type NextItem = Option<Result<DeliveryBatch, Interruption>>;
+type NextItem = Option<BatchItem>;
 
 /// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
 struct Load(Task<Result<Page>>);
@@ -212,19 +212,19 @@ impl Updates {
         };
         match arrived {
             None => return Ok(Progress::UpToDate),
-            Some(Some(Ok(batch))) => self.turn_to(&batch, out, limit),
+            Some(Some(Item::Delivery(batch))) => self.turn_to(&batch, out, limit),
             // If it subscribed again, the feed would get everything from the beginning, and the client has to know that.
-            Some(Some(Err(Interruption::Expired { horizon }))) => return Err(Error::Expired { horizon }),
+            Some(Some(Item::Expired { horizon })) => return Err(Error::Expired { horizon }),
             // The position belongs to another history, so waiting does not help.
-            Some(Some(Err(Interruption::Failed(error @ Error::Invalid { .. })))) => return Err(error),
-            Some(Some(Err(Interruption::Failed(error)))) => {
+            Some(Some(Item::Failed(error @ Error::Invalid { .. }))) => return Err(error),
+            Some(Some(Item::Failed(error))) => {
                 let context = &self.inner.feed.context;
                 context.stats.health.complain(context.env(), "catching up of a live feed", &error);
                 let retry_at = self.inner.env().now() + FAILURE_PAUSE;
                 self.live().retry_at = Some(retry_at);
             }
-            // A feed that did not begin with nothing is never `Synced`, and this subscription skips no rows.
-            Some(Some(Err(Interruption::Synced { .. } | Interruption::Lagged { .. }))) => {}
+            // A feed that did not begin with nothing never gets `CaughtUp`, and this subscription skips no rows.
+            Some(Some(Item::CaughtUp { .. } | Item::Lagged { .. })) => {}
             // Without a dispatcher no rows come, so the feed ends and the client tries again.
             Some(None) => return Ok(Progress::Over),
         }

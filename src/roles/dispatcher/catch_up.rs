@@ -9,7 +9,7 @@ use crate::{
     base::{
         backoff::FAILURE_PAUSE,
         cursor::Cursor,
-        error::Result,
+        error::{Error, Result},
         event::{DbName, EventKind},
         tasks::Task,
     },
@@ -23,23 +23,42 @@ pub(super) type Load = Task<Result<NotificationPage>>;
 
 /// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
 pub(super) fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Load {
-    let shared = Arc::clone(shared);
+    let closed = Arc::clone(shared);
+    let read = read(Arc::clone(shared), cursor, names, has_failed);
     Task::spawn(async move {
-        pause(&shared, has_failed).await;
-        let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
-        if !names.is_empty() {
-            let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
-            return Ok(NotificationPage { rows, to, next: to.into(), more: false });
-        }
-        let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
-        let kept = batch_len(&page.rows, shared.batch_rows_max);
-        if kept < page.rows.len() {
-            page.rows.truncate(kept);
-            page.next = page.next.begin(page.to);
-            (page.to, page.more) = (page.rows[kept - 1].sequence, true);
-        }
-        Ok(page)
+        // A subscriber that has ended does not read on.
+        let until_closed = async {
+            tokio::select! {
+                biased;
+                () = closed.closed() => None,
+                page = read => Some(page),
+            }
+        };
+        let page = Arc::clone(&closed).until_cut_off(until_closed).await.flatten();
+        page.unwrap_or_else(|| Err(Error::NoSubscriber { subscriber: "reader".into() }))
     })
+}
+
+async fn read(
+    shared: Arc<Shared>,
+    cursor: Cursor,
+    names: Vec<DbName>,
+    has_failed: bool,
+) -> Result<NotificationPage> {
+    pause(&shared, has_failed).await;
+    let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
+    if !names.is_empty() {
+        let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+        return Ok(NotificationPage { rows, to, next: to.into(), more: false });
+    }
+    let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
+    let kept = batch_len(&page.rows, shared.batch_rows_max);
+    if kept < page.rows.len() {
+        page.rows.truncate(kept);
+        page.next = page.next.begin(page.to);
+        (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+    }
+    Ok(page)
 }
 
 async fn pause(shared: &Shared, has_failed: bool) {

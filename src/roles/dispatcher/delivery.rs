@@ -1,4 +1,4 @@
-//! [`DeliveryBatch`], [`Delivery`] and [`Interruption`]: the items that a subscriber receives.
+//! [`Item`]: what a subscription yields; [`Delivery`] and [`DeliveryBatch`]; and [`Trouble`], what a plain loop has to handle.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[derive(Debug, Clone)]
-pub(super) struct Deliveries {
+pub(super) struct Content {
     pub rows: Matched,
     /// The subscriber's cursor before the batch.
     pub since: Cursor,
@@ -28,7 +28,7 @@ pub(super) struct Deliveries {
     pub ddocs: Option<Box<[Arc<ChangedDdocs>]>>,
 }
 
-impl Deliveries {
+impl Content {
     fn changed(&self, index: usize) -> Option<&Arc<ChangedDdocs>> {
         self.ddocs.as_ref().map(|changed| &changed[index])
     }
@@ -62,14 +62,14 @@ impl Deliveries {
 /// [`DispatcherOptions::catch_up_rows_max`](super::DispatcherOptions::catch_up_rows_max) of them, or those of a round.
 #[derive(Clone)]
 pub struct DeliveryBatch {
-    all: Arc<Deliveries>,
+    all: Arc<Content>,
     /// The part of `all` that this batch is, from `start` to before `end`. It is not empty when it is delivered.
     start: u32,
     end: u32,
 }
 
 impl DeliveryBatch {
-    pub(super) fn new(all: Deliveries) -> Self {
+    pub(super) fn new(all: Content) -> Self {
         Self { start: 0, end: all.rows.len() as u32, all: Arc::new(all) }
     }
 
@@ -81,7 +81,7 @@ impl DeliveryBatch {
 
     /// The deliveries, in order.
     pub fn iter(&self) -> Iter<'_> {
-        let Matched { batch, chosen } = &self.all.rows;
+        let Matched { batch, chosen, .. } = &self.all.rows;
         let (rows, chosen) = (&batch.rows[..], chosen.as_deref());
         Iter { batch: &self.all, rows, chosen, left: self.start as usize..self.end as usize }
     }
@@ -122,7 +122,7 @@ impl DeliveryBatch {
         ddocs: Vec<Arc<ChangedDdocs>>,
         is_wanted: impl Fn(DeliveryRef<'_>) -> bool,
     ) -> Self {
-        let mut all = Deliveries { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
+        let mut all = Content { ddocs: Some(ddocs.into()), ..(*self.all).clone() };
         let wanted = |index: &usize| is_wanted(DeliveryRef::new(&all, *index));
         let wanted: Vec<_> = (0..all.rows.len()).filter(wanted).collect();
         all.ddocs = Some(wanted.iter().filter_map(|index| all.changed(*index).cloned()).collect());
@@ -133,7 +133,7 @@ impl DeliveryBatch {
     /// The batch of rows, if this is the whole batch as other subscribers receive it, too.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
-        let Deliveries { rows: Matched { batch, chosen }, since, .. } = &*self.all;
+        let Content { rows: Matched { batch, chosen, .. }, since, .. } = &*self.all;
         let is_whole = chosen.is_none() && self.len() == batch.rows.len();
         (is_whole && since.rewound() == batch.since).then_some(batch)
     }
@@ -157,7 +157,7 @@ impl fmt::Debug for DeliveryBatch {
 /// The deliveries of a batch, in order.
 #[derive(Debug, Clone)]
 pub struct Iter<'a> {
-    batch: &'a Deliveries,
+    batch: &'a Content,
     rows: &'a [Arc<Notification>],
     chosen: Option<&'a [u32]>,
     left: Range<usize>,
@@ -186,20 +186,20 @@ impl ExactSizeIterator for Iter<'_> {}
 /// before the present one is deleted, whichever of them the subscriber knew.
 #[derive(Clone)]
 pub struct Delivery {
-    batch: Arc<Deliveries>,
+    batch: Arc<Content>,
     index: usize,
 }
 
 /// A delivery within its [`DeliveryBatch`]. It has all methods of [`Delivery`].
 #[derive(Clone, Copy)]
 pub struct DeliveryRef<'a> {
-    batch: &'a Deliveries,
+    batch: &'a Content,
     row: &'a Arc<Notification>,
     index: usize,
 }
 
 impl<'a> DeliveryRef<'a> {
-    fn new(batch: &'a Deliveries, index: usize) -> Self {
+    fn new(batch: &'a Content, index: usize) -> Self {
         Self { batch, row: batch.rows.row(index), index }
     }
 }
@@ -214,11 +214,6 @@ impl Delivery {
     /// The batch in which it came.
     pub fn batch(&self) -> DeliveryBatch {
         DeliveryBatch { all: Arc::clone(&self.batch), start: 0, end: self.batch.rows.len() as u32 }
-    }
-
-    pub(super) fn alone(self) -> DeliveryBatch {
-        let start = self.index as u32;
-        DeliveryBatch { all: self.batch, start, end: start + 1 }
     }
 }
 
@@ -297,38 +292,85 @@ macro_rules! delivery {
 delivery!([] Delivery, '_, |delivery| delivery.batch.rows.row(delivery.index));
 delivery!(['a] DeliveryRef<'a>, 'a, |delivery| delivery.row);
 
-/// An item of a subscription that is not a row. The subscription goes on with the next item, unless the item says
-/// otherwise.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum Interruption {
+/// What a subscription yields: a delivery, or a batch of them, or what happened to the subscription itself. After each item the
+/// subscription goes on, except after [`Item::Failed`] with [`Error::BusGone`].
+#[derive(Debug, Clone)]
+pub enum Item<T = Delivery> {
+    /// A row as news, or a batch of such.
+    Delivery(T),
     /// The first scan of a subscriber that began with nothing is complete: all databases that it wants, as they were at `at`, have
-    /// been delivered. It comes once per subscriber, and again after each [`Interruption::Expired`].
-    #[error("everything up to {at} was delivered")]
-    Synced {
+    /// been delivered. It comes once per subscriber, and again after each [`Item::Expired`].
+    CaughtUp {
         /// The end of the scan.
         at: Sequence,
     },
     /// A subscriber that skips has fallen behind: rows between `from` and `to` were not delivered. It continues at `to`.
-    #[error("skipped everything between {from} and {to}")]
     Lagged {
-        /// The last position that the subscriber knew.
+        /// The last position up to which the subscriber knew everything.
         from: Sequence,
         /// The position at which it continues.
         to: Sequence,
     },
     /// The subscriber was away for so long that rows it has not seen may have been deleted: databases that it knows
     /// may be gone. It should forget what it knows. It starts again from nothing, with every database that it wants.
-    #[error("rows up to {horizon} may have been dropped unseen")]
     Expired {
-        /// Rows up to here may have been deleted.
+        /// Content up to here may have been deleted.
         horizon: Sequence,
     },
     /// The feed could not be read. The subscriber keeps its cursor, and tries again a second later. After [`Error::BusGone`] the
     /// subscription ends.
+    Failed(Error),
+}
+
+/// An [`Item`] of batches.
+pub type BatchItem = Item<DeliveryBatch>;
+
+impl<T> Item<T> {
+    /// The delivery; `None` if it is another item.
+    pub fn into_delivery(self) -> Option<T> {
+        self.sorted().ok().flatten()
+    }
+
+    /// The delivery, `None` for [`Item::CaughtUp`], or the trouble.
+    pub(super) fn sorted(self) -> Result<Option<T>, Trouble> {
+        match self {
+            Self::Delivery(delivery) => Ok(Some(delivery)),
+            Self::CaughtUp { .. } => Ok(None),
+            Self::Lagged { from, to } => Err(Trouble::Lagged { from, to }),
+            Self::Expired { horizon } => Err(Trouble::Expired { horizon }),
+            Self::Failed(error) => Err(Trouble::Failed(error)),
+        }
+    }
+
+    pub(super) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Item<U> {
+        match self {
+            Self::Delivery(delivery) => Item::Delivery(convert(delivery)),
+            Self::CaughtUp { at } => Item::CaughtUp { at },
+            Self::Lagged { from, to } => Item::Lagged { from, to },
+            Self::Expired { horizon } => Item::Expired { horizon },
+            Self::Failed(error) => Item::Failed(error),
+        }
+    }
+}
+
+/// What a loop over [deliveries alone](crate::dispatcher::Subscribe::deliveries) has to handle besides them.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Trouble {
+    /// See [`Item::Lagged`]: what is derived from deliveries may be stale for databases that changed in between.
+    #[error("skipped everything between {from} and {to}")]
+    Lagged {
+        /// The last position up to which the subscriber knew everything.
+        from: Sequence,
+        /// The position at which it continues.
+        to: Sequence,
+    },
+    /// See [`Item::Expired`]: forget what was derived from deliveries. Every wanted database is delivered again.
+    #[error("rows up to {horizon} may have been dropped unseen: every database is delivered again")]
+    Expired {
+        /// Content up to here may have been deleted.
+        horizon: Sequence,
+    },
+    /// See [`Item::Failed`]: nothing is lost, and the subscription tries again, unless it ends with [`Error::BusGone`].
     #[error(transparent)]
     Failed(#[from] Error),
 }
-
-/// The next item of a subscription; `None` at the end.
-pub(super) type NextItem<T = DeliveryBatch> = Option<Result<T, Interruption>>;

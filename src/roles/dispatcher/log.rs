@@ -33,7 +33,7 @@ use std::{collections::VecDeque, fmt, task::Waker};
 use smallvec::SmallVec;
 
 use super::sync::{
-    Arc, AtomicU8, AtomicU64, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
+    Arc, AtomicBool, AtomicU64, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
 };
 
 /// How many entries from the end are tried before a binary search.
@@ -52,11 +52,11 @@ impl fmt::Display for SubscriberId {
     }
 }
 
-/// How a subscriber is woken, and whether it will get more.
+/// How a subscriber is woken, and whether it has ended.
 #[derive(Default)]
 pub struct SubscriberState {
     pub id: SubscriberId,
-    phase: AtomicU8,
+    is_ended: AtomicBool,
     /// Its number in the waiting list of its log, from 1 on, or 0 if it is on none; changed under the lock of the log only.
     listed: AtomicUsize,
     /// When it joined the list, there was no entry from this place on. Used by the subscriber itself only.
@@ -67,30 +67,17 @@ pub struct SubscriberState {
 }
 
 impl SubscriberState {
-    const OPEN: u8 = 0;
-    const CLOSED: u8 = 1;
-    const ENDED: u8 = 2;
-
     pub fn new(id: SubscriberId) -> Self {
         Self { id, ..Self::default() }
     }
 
-    /// Lets the subscriber end once all that waits is delivered. Wake it afterwards.
-    pub fn close(&self) {
-        self.phase.fetch_max(Self::CLOSED, Ordering::AcqRel);
-    }
-
     /// Ends the subscriber at once. Wake it afterwards.
     pub fn end(&self) {
-        self.phase.fetch_max(Self::ENDED, Ordering::AcqRel);
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.phase.load(Ordering::Acquire) != Self::OPEN
+        self.is_ended.store(true, Ordering::Release);
     }
 
     pub fn is_ended(&self) -> bool {
-        self.phase.load(Ordering::Acquire) == Self::ENDED
+        self.is_ended.load(Ordering::Acquire)
     }
 
     /// Whether it is on the list, and its log has no entry from `batch_number` on.
@@ -192,9 +179,11 @@ impl<P: Clone> Log<P> {
         self.state().begin
     }
 
-    /// The newest entry, if it is after the batch `number`.
-    pub fn newest_after(&self, number: u64) -> Option<(u64, P)> {
-        self.state().entries.back().filter(|(newest, _)| *newest > number).cloned()
+    /// Up to `count` entries from `batch_number` on, with their numbers. It waits for none.
+    pub fn read_many(&self, batch_number: u64, count: usize) -> Result<Vec<(u64, P)>, Empty> {
+        let state = self.state();
+        let first = state.place_of(batch_number)?;
+        Ok(state.entries.range(first..).take(count).cloned().collect())
     }
 
     /// Whether there is an entry from `batch_number` on, or may have been one that has left the ring.
@@ -249,15 +238,19 @@ impl<P: Clone> Log<P> {
 }
 
 impl<P: Clone> State<P> {
-    fn read(&self, batch_number: u64) -> Result<Entry<P>, Empty> {
+    /// The index of the first entry from `batch_number` on; the number of entries if there is none yet.
+    fn place_of(&self, batch_number: u64) -> Result<usize, Empty> {
         if batch_number < self.begin {
             return Err(Empty::Behind);
         }
         // The entry is mostly among the last ones.
         let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < batch_number;
         let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
-        let index =
-            near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < batch_number));
+        Ok(near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < batch_number)))
+    }
+
+    fn read(&self, batch_number: u64) -> Result<Entry<P>, Empty> {
+        let index = self.place_of(batch_number)?;
         let (number, content) = self.entries.get(index).cloned().ok_or(Empty::Nothing)?;
         Ok(Entry { number, content, more: index + 1 < self.entries.len() })
     }

@@ -4,13 +4,14 @@
 //! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
 //! ([`reader`]) on the log of its pattern; one pattern matches everything, for those that want everything or have a predicate. So a
 //! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, it reads the feed from its cursor,
-//! which is bounded and complete, and slows down no other. The news of a delivery are derived from a row and the subscriber's *own* cursor.
+//! which is bounded and complete, and slows down no other. One for which more than a page waits takes a round ([`newest`]), which has each
+//! database once. The news of a delivery are derived from a row and the subscriber's *own* cursor.
 //!
 //! # Memory
 //!
 //! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch, and a number per row and matching pattern.
-//! A subscriber holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, or a round of 256 databases,
-//! however many deliveries wait for it: its backlog is the feed.
+//! A subscriber holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, however many deliveries wait for it: its
+//! backlog is the feed. All subscribers with equal patterns that take rounds share one index of the ring's rows.
 //!
 //! # Restarts
 //!
@@ -18,11 +19,11 @@
 //! is suspended ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
 
 mod batch;
+mod callback;
 mod catch_up;
 mod delivery;
-mod handle;
-mod listener;
 mod log;
+mod newest;
 mod options;
 mod patterns;
 mod reader;
@@ -31,20 +32,17 @@ mod running;
 mod shared;
 mod subscribe;
 mod subscription;
-mod supervisor;
 mod sync;
 #[cfg(test)]
 mod tests;
 
 pub use self::{
-    delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption, Iter as DeliveryIter},
-    handle::{CallbackHandle, ListenerHandle},
-    listener::{Listener, Missed, Next, StopReason, Supervised, Supervision, SupervisionEvents},
+    callback::{CallbackHandle, RestartPolicy},
+    delivery::{BatchItem, Delivery, DeliveryBatch, DeliveryRef, Item, Iter as DeliveryIter, Trouble},
     log::SubscriberId,
     options::DispatcherOptions,
     running::Dispatcher,
-    subscribe::{Listen, Subscribe},
-    subscription::{BatchSubscription, Subscription},
-    supervisor::RestartPolicy,
+    subscribe::Subscribe,
+    subscription::{BatchSubscription, Deliveries, Subscription},
 };
 pub use crate::base::filter::Filter;

@@ -6,17 +6,19 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
+        Arc, Weak,
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use globset::GlobSet;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
     batch::{Batch, Indices, Matched},
     log::Log,
+    newest::Newest,
 };
 use crate::base::{
     event::Kinds,
@@ -27,6 +29,10 @@ use crate::base::{
 pub(super) struct Pattern {
     key: PatternKey,
     pub log: Log<Matched>,
+    /// How many rows the log has had; changed under the lock of the patterns only.
+    pub rows: AtomicU64,
+    /// The index for subscribers that are taking rounds, while there are any.
+    newest: Mutex<Weak<Mutex<Newest>>>,
     /// Its index among the patterns of the batch that it matched last.
     index: AtomicU32,
 }
@@ -168,7 +174,18 @@ impl Patterns {
 
 impl Pattern {
     fn new(key: PatternKey, begin: u64) -> Arc<Self> {
-        Arc::new(Self { key, log: Log::new(begin), index: AtomicU32::new(0) })
+        let (rows, newest) = (AtomicU64::new(0), Mutex::default());
+        Arc::new(Self { key, log: Log::new(begin), rows, newest, index: AtomicU32::new(0) })
+    }
+
+    /// The index of its newest rows, which all who take rounds share.
+    pub fn newest(&self) -> Arc<Mutex<Newest>> {
+        let mut shared = self.newest.lock();
+        shared.upgrade().unwrap_or_else(|| {
+            let newest = Arc::default();
+            *shared = Arc::downgrade(&newest);
+            newest
+        })
     }
 
     fn add_row(self: &Arc<Self>, row: u32, found: &mut Vec<(Arc<Self>, Indices)>) {

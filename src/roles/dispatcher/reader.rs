@@ -10,41 +10,42 @@
 //! |---|---|---|
 //! | *documents* | the design documents of a batch are read | returned |
 //! | *choosing* | the filter has judged all rows of a batch | *documents*, or returned |
-//! | *reading* | a page has come | *choosing*; after the last page (`is_at_end`) `Synced`, if it began with nothing, then *on the ring* |
+//! | *reading* | a page has come | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then *on the ring* |
 //! | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
-//! | *idle*, on the ring | there is an entry | *choosing*, with `batch_number` behind it |
+//! | *idle*, on the ring | there is an entry | *choosing*, with `batch_number` behind it, or behind a page of a round |
 //! | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes on where the ring begins |
 //!
 //! # A cursor never overtakes its rows
 //!
 //! 1. The cursor covers the returned rows, and no other wanted row. It moves in these places only: [`Reader::deliver`] (a batch
-//!    is returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `Synced` (all
+//!    is returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `CaughtUp` (all
 //!    pages before were returned), [`Reader::skip`] (`Lagged` reports the rows between), and [`Reader::rest_at`], which moves it to
 //!    a position with no wanted row before: the end of the ring, read before the log had no entry, with nothing under way; or
 //!    the begin of the entry that took it off the list, where the log had none before.
-//! 2. It never goes back, except in [`Reader::replace`], whose caller passes the cursor of its work, and for `Expired`. Where the
-//!    ring knows more than the cursor, the two are joined ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
-//! 3. What is dropped before it is returned (a filter is replaced, a read is aborted) is read again: `batch_number` is derived from
-//!    the cursor again, not from where the ring was read.
-//! 4. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
+//! 2. It never goes back, except for `Expired`. Where the ring knows more than the cursor, the two are joined ([`Cursor::joined`]),
+//!    which keeps the larger knowledge and the later position.
+//! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
 //!    of the feed, reads the feed to its end first.
+//! 4. Within a round its knowledge stays where it was when the round began: rows of the round stand for older ones that it
+//!    passed. It may leave the ring at any time: who goes on from its cursor reads the feed.
 //! 5. Waiting rows of the ring are referenced, not copied: an idle reader holds at most one batch.
 
 use std::{
-    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
+use parking_lot::Mutex;
 
 use super::{
     batch::{Batch, Indices, Matched, of_mark},
     catch_up::{DdocRead, Load, load, read_ddocs},
-    delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption, NextItem},
+    delivery::{BatchItem, Content, DeliveryBatch, DeliveryRef, Item},
     log::{Empty, Entry, SubscriberState},
+    newest::{Newest, Page},
     options::Order,
     patterns::Pattern,
     shared::Shared,
@@ -54,16 +55,11 @@ use crate::{
         cursor::{Cursor, Knowledge},
         encoding::Sequence,
         error::{Error, Result},
-        event::{DbName, EventKind},
         filter::Filter,
-        notification::Notification,
         tasks::Ended,
     },
     state::notification_feed::NotificationPage,
 };
-
-/// The most databases of a round that are taken from the ring. A larger round is read from the feed, which has each database once.
-const ROUND_ROWS_MAX: usize = 256;
 
 /// How many rows the filter judges for one unit of the time that a task has before others get their turn.
 const ROWS_PER_TURN: usize = 32;
@@ -106,9 +102,10 @@ pub(super) struct Reader {
     skips: bool,
     pace: Option<Box<Pace>>,
     ddocs: bool,
-    /// Earlier filters of the present reading, each with the position up to which it was served. Their rows are not delivered again.
-    before: Vec<(Filter, Sequence)>,
     pattern: Arc<Pattern>,
+    /// The newest rows of its pattern, while it takes a round or is slow.
+    newest: Option<Arc<Mutex<Newest>>>,
+    is_in_round: bool,
     cursor: Cursor,
     batch_number: Option<u64>,
     step: Step,
@@ -131,8 +128,9 @@ impl Reader {
             skips,
             pace,
             ddocs,
-            before: Vec::new(),
             pattern,
+            newest: None,
+            is_in_round: false,
             cursor,
             batch_number: None,
             step: Step::Idle,
@@ -157,30 +155,22 @@ impl Reader {
         self.cursor
     }
 
-    /// Replaces the filter, and sets the cursor.
-    pub fn replace(&mut self, filter: Filter, cursor: Cursor) {
-        let pattern = self.shared.join(&filter);
-        self.leave();
-        self.pattern = pattern;
-        let before = std::mem::replace(&mut self.filter, filter);
-        self.ddocs |= self.filter.ddocs.is_some();
-        // The new filter may want rows that the old one rejected in the present reading.
-        self.cursor = cursor.rewound();
-        if self.cursor != cursor {
-            self.before.push((before, cursor.position()));
+    /// What it was asked for, with another filter, to begin at its cursor with the present reading started over: the new filter may want
+    /// rows that this one rejected.
+    pub fn order_with(&self, filter: Filter, cursor: Cursor) -> Order {
+        Order {
+            start: cursor.rewound().into(),
+            skips: self.skips,
+            pace: self.pace.as_ref().map(|pace| pace.every),
+            ddocs: self.ddocs || filter.ddocs.is_some(),
+            ..Order::new(filter)
         }
-        (self.step, self.look_up, self.is_at_end) = (Step::Idle, None, false);
-        self.take_batch_number(false);
     }
 
     /// Finds its place in the ring, if its cursor lets it follow the ring.
     fn take_batch_number(&mut self, may_be_ahead: bool) {
         self.batch_number = match (self.cursor.knowledge(), self.cursor.began()) {
-            // `before` tells which rows of the feed were delivered, but not which of the rows that newer ones have replaced since. The ring
-            // has those as well, so the reader stays on the feed.
-            (Knowledge::UpTo(known), None) if self.before.is_empty() => {
-                self.shared.ring.read().batch_after(known, may_be_ahead)
-            }
+            (Knowledge::UpTo(known), None) => self.shared.ring.read().batch_after(known, may_be_ahead),
             _ => None,
         };
     }
@@ -190,64 +180,54 @@ impl Reader {
         self.shared.patterns.lock().leave(&self.pattern);
     }
 
-    /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
-        let was_closed = self.state.is_closed();
+    /// The next item. The caller checks whether the subscriber has ended.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
         self.state.register(context.waker());
-        let polled = self.poll(context, was_closed);
-        if polled.is_pending() && (self.state.is_closed() != was_closed || self.state.is_ended()) {
+        let polled = self.poll(context);
+        if polled.is_pending() && self.state.is_ended() {
             context.waker().wake_by_ref();
         }
         polled
     }
 
-    /// [`Reader::poll_next`] after the waker is registered and the end is checked.
-    fn poll(&mut self, context: &mut Context<'_>, is_closed: bool) -> Poll<NextItem> {
+    /// [`Reader::poll_next`] after the waker is registered.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
         loop {
             let item = match &mut self.step {
                 Step::Documents(_) => ready!(self.poll_documents(context)),
-                Step::Choosing(_) => ready!(self.poll_choice(context)).map(Ok),
+                Step::Choosing(_) => ready!(self.poll_choice(context)).map(Item::Delivery),
                 Step::Reading(load) => {
                     let page = ready!(load.poll_unpin(context));
                     self.step = Step::Idle;
                     let panicked = |ended: Ended| Err(Error::corrupt("page", ended.to_string()));
-                    self.receive(page.unwrap_or_else(panicked)).transpose()
+                    self.receive(page.unwrap_or_else(panicked))
                 }
                 Step::Idle if self.is_at_end && self.cursor.knew_nothing() => {
-                    // The cursor moves here and not earlier: a subscriber whose filter was replaced before is still in its first
-                    // scan.
                     let at = self.cursor.position();
-                    self.move_to(at.into());
-                    Some(Err(Interruption::Synced { at }))
+                    self.cursor = at.into();
+                    Some(Item::CaughtUp { at })
                 }
-                Step::Idle => match ready!(self.poll_ring(context, is_closed)) {
-                    Ok(batch) => batch.map(Ok),
-                    Err(Empty::Behind) => self.fall_behind().map(Err),
-                    Err(Empty::Nothing) if is_closed => return Poll::Ready(None),
+                Step::Idle => match ready!(self.poll_ring(context)) {
+                    Ok(batch) => batch.map(Item::Delivery),
+                    Err(Empty::Behind) => self.fall_behind(),
                     Err(Empty::Nothing) => return Poll::Pending,
                 },
             };
-            if item.is_some() {
+            if let Some(item) = item {
                 return Poll::Ready(item);
             }
         }
     }
 
     /// Takes what follows from the ring, once the next round may begin.
-    fn poll_ring(
-        &mut self,
-        context: &mut Context<'_>,
-        is_closed: bool,
-    ) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
+    fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
         if std::mem::take(&mut self.is_at_end) {
             self.take_batch_number(true);
         }
-        let Some(batch_number) = self.batch_number else {
-            return Poll::Ready(Err(if is_closed { Empty::Nothing } else { Empty::Behind }));
-        };
+        let Some(batch_number) = self.batch_number else { return Poll::Ready(Err(Empty::Behind)) };
         if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
             && let Some(paused) = pause
-            && !is_closed
+            && !self.is_in_round
             && self.pattern.log.has_entries(batch_number)
         {
             ready!(paused.as_mut().poll(context));
@@ -258,53 +238,58 @@ impl Reader {
         Poll::Ready(self.take(batch_number))
     }
 
-    /// Takes the next batch of the ring, or all that waits as a round.
+    /// Takes the next batch of the ring, or a page of a round.
     fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
-        let entry = self.pattern.log.read_or_wait(batch_number, &self.state)?;
-        let since = self.cursor.joined(entry.content.batch.since);
-        if self.pace.is_some() {
-            return Ok(self.take_round(entry, since));
+        let Entry { number, content: matched, more } =
+            self.pattern.log.read_or_wait(batch_number, &self.state)?;
+        if self.is_in_round {
+            return self.take_round(number, self.cursor);
         }
-        let Entry { mut number, content: mut matched, more } = entry;
-        if more
-            && self.filter.exact().is_some_and(|names| names.len() == 1)
-            && let Some((newest, latest)) = self.pattern.log.newest_after(number)
-            && has_all_news(&latest, &matched, &since)
-        {
-            // All waiting rows are of one database, and the newest has the news of the others.
-            (number, matched) = (newest, latest);
+        let since = self.cursor.joined(matched.batch.since);
+        if self.pace.is_some() || more && self.is_slow(&matched) && self.has_superseded(number, since)? {
+            return self.take_round(number, since);
+        }
+        if !more {
+            self.newest = None;
         }
         self.batch_number = Some(number + 1);
         Ok(self.choose_among(matched, since, true))
     }
 
-    /// Takes all that waits from `entry` on, with the newest row of each database. An older one is kept besides if it has news of a
-    /// deletion that the newer one no longer has, because the janitor deleted the tombstone in between.
-    fn take_round(&mut self, mut entry: Entry<Matched>, since: Cursor) -> Option<DeliveryBatch> {
-        let mut newest: HashMap<DbName, Arc<Notification>> = HashMap::new();
-        let mut kept = Vec::new();
-        let to = loop {
-            for row in entry.content.rows() {
-                let older = newest.insert(row.name.clone(), Arc::clone(row));
-                kept.extend(older.filter(|older| has_deletion(older, &since) && !has_deletion(row, &since)));
-            }
-            let is_full = newest.len() > ROUND_ROWS_MAX;
-            if is_full && !self.state.is_closed() {
-                self.begin_load();
-                return None;
-            }
-            let (batch_number, batch) = (entry.number + 1, entry.content.batch);
-            self.batch_number = Some(batch_number);
-            // If more has left the ring meanwhile, the next call finds that out. At the end the next round follows at once.
-            match self.pattern.log.read_or_wait(batch_number, &self.state) {
-                Ok(next) if !is_full => entry = next,
-                _ => break batch.cursor_after(batch.since),
-            }
+    /// Whether more waits for it from `matched` on than a page has, or than there are names that it wants.
+    fn is_slow(&self, matched: &Matched) -> bool {
+        let page = self.shared.options.page_rows_max;
+        let names = self.filter.exact().map_or(page, |names| names.len().min(page));
+        self.pattern.rows.load(Ordering::Relaxed) - matched.before > names as u64
+    }
+
+    /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
+    fn has_superseded(&mut self, number: u64, since: Cursor) -> Result<bool, Empty> {
+        let (pattern, oldest) = (&self.pattern, self.shared.ring.read().begin.1);
+        let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
+        newest.read(&pattern.log, number, oldest)?;
+        Ok(newest.superseded > Some(since.position()))
+    }
+
+    /// Takes a page of what waits from the batch `number` on, with the newest row of each database. An older one is kept besides if
+    /// the newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
+    fn take_round(&mut self, number: u64, since: Cursor) -> Result<Option<DeliveryBatch>, Empty> {
+        let (pattern, shared) = (&self.pattern, &self.shared);
+        let oldest = shared.ring.read().begin.1;
+        let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
+        newest.read(&pattern.log, number, oldest)?;
+        let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
+        drop(newest);
+        (self.batch_number, self.is_in_round) = (Some(next), end.is_none());
+        let batch = if let (None, Some(last)) = (end, rows.last()) {
+            let to = last.sequence;
+            Batch::new(rows, since, to, false)
+        } else {
+            (self.newest, self.is_in_round) = (None, false);
+            let to = end.unwrap_or(since);
+            Batch::new(rows, since, to.position(), to.began().is_none())
         };
-        let mut rows: Vec<_> = newest.into_values().chain(kept).collect();
-        rows.sort_unstable_by_key(|row| row.sequence);
-        let batch = Batch::new(rows, since, to.position(), to.began().is_none());
-        self.choose_among(Matched::all(batch), since, false)
+        Ok(self.choose_among(Matched::all(batch), since, true))
     }
 
     /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `by_pattern` says that its pattern matches them.
@@ -316,7 +301,7 @@ impl Reader {
     ) -> Option<DeliveryBatch> {
         // The feed may have been read ahead of the tail: rows up to the cursor were delivered.
         matched.drop_up_to(since.position());
-        if self.filter.passes_all(by_pattern) && self.before.is_empty() {
+        if self.filter.passes_all(by_pattern) {
             return self.deliver(matched, since);
         }
         let passed = Indices::new();
@@ -333,7 +318,7 @@ impl Reader {
             let (row, index) = (choice.matched.row(choice.judged), choice.matched.index_of(choice.judged));
             // It counts as judged before, so that it is not judged again after a panic of the predicate.
             choice.judged += 1;
-            if self.filter.passes(row, &choice.since) && !was_delivered(&self.before, row, &choice.since) {
+            if self.filter.passes(row, &choice.since) {
                 choice.passed.push(index);
             }
         }
@@ -347,30 +332,30 @@ impl Reader {
     /// Delivers `rows`; `None` if there are none, or their design documents are to be read first.
     fn deliver(&mut self, rows: Matched, since: Cursor) -> Option<DeliveryBatch> {
         if rows.len() == 0 {
-            self.move_to(rows.batch.cursor_after(since));
+            self.cursor = rows.batch.cursor_after(since);
             return None;
         }
         self.begin_round();
         let filters = self.filter.set_and_kinds();
-        let batch = DeliveryBatch::new(Deliveries { rows, since, filters, ddocs: None });
+        let batch = DeliveryBatch::new(Content { rows, since, filters, ddocs: None });
         if self.ddocs {
             let read = read_ddocs(&self.shared, batch.clone(), false);
             self.step = Step::Documents(Box::new((batch, read)));
             return None;
         }
-        self.move_to(batch.cursor());
+        self.cursor = batch.cursor();
         Some(batch)
     }
 
     /// Completes with the batch, or a failure, once its design documents are read; with `None` if none of its rows is wanted.
-    fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<NextItem> {
+    fn poll_documents(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
         let Step::Documents(documents) = &mut self.step else { return Poll::Ready(None) };
         let (batch, read) = &mut **documents;
         let ddocs = match ready!(read.as_mut().poll(context)) {
             Ok(ddocs) => ddocs,
             Err(error) => {
                 *read = read_ddocs(&self.shared, batch.clone(), true);
-                return Poll::Ready(Some(Err(Interruption::Failed(error))));
+                return Poll::Ready(Some(Item::Failed(error)));
             }
         };
         let filter = &self.filter;
@@ -379,39 +364,35 @@ impl Reader {
             catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
         });
         self.step = Step::Idle;
-        self.move_to(batch.cursor());
-        Poll::Ready((batch.len() > 0).then_some(Ok(batch)))
-    }
-
-    fn move_to(&mut self, cursor: Cursor) {
-        self.cursor = cursor;
-        if cursor.began().is_none() {
-            self.before.clear();
-        }
+        self.cursor = batch.cursor();
+        Poll::Ready((batch.len() > 0).then_some(Item::Delivery(batch)))
     }
 
     /// Joins `cursor` into its own; no wanted row lies before it.
     fn rest_at(&mut self, cursor: Cursor) {
-        self.move_to(self.cursor.joined(cursor));
+        self.cursor = self.cursor.joined(cursor);
     }
 
     /// The ring does not hold what follows: begins to read the feed, or skips.
-    fn fall_behind(&mut self) -> Option<Interruption> {
+    fn fall_behind(&mut self) -> Option<BatchItem> {
+        let is_in_round = std::mem::take(&mut self.is_in_round);
+        self.newest = None;
         if self.batch_number.is_some() {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
-        let lagged = self.skip();
+        let lagged = self.skip(is_in_round);
         if lagged.is_none() {
             self.begin_load();
         }
         lagged
     }
 
-    /// Continues in the ring, if it skips missed rows. It cannot skip if it began with nothing or is within a reading, because rows then
-    /// have older news; nor if it looks up names, which is cheap however much it has missed.
-    fn skip(&mut self) -> Option<Interruption> {
-        let is_plain = self.cursor == self.cursor.rewound() && !self.cursor.knew_nothing();
-        if !self.skips || !is_plain || self.filter.exact().is_some() {
+    /// Continues in the ring, if it skips missed rows. It cannot skip if it began with nothing or is within a reading of the feed, because
+    /// rows then have older news; nor if it looks up names, which is cheap however much it has missed.
+    fn skip(&mut self, is_in_round: bool) -> Option<BatchItem> {
+        let Knowledge::UpTo(from) = self.cursor.knowledge() else { return None };
+        let is_reading = !is_in_round && self.cursor != from.into();
+        if !self.skips || is_reading || self.filter.exact().is_some() {
             return None;
         }
         let (begin, mut to) = self.shared.ring.read().begin;
@@ -424,14 +405,12 @@ impl Reader {
             let end = self.shared.ring.read().end;
             (batch_number, to) = (end.batch_number, end.cursor.position());
         }
-        let from = self.cursor.position();
         // Its own reading may have brought it ahead of the tail.
-        if to <= from {
+        if to <= self.cursor.position() {
             return None;
         }
-        self.batch_number = Some(batch_number);
-        self.move_to(to.into());
-        Some(Interruption::Lagged { from, to })
+        (self.batch_number, self.cursor) = (Some(batch_number), to.into());
+        Some(Item::Lagged { from, to })
     }
 
     /// Begins a round, unless one has begun that has not ended.
@@ -443,7 +422,6 @@ impl Reader {
 
     fn begin_load(&mut self) {
         self.batch_number = None;
-        self.begin_round();
         let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
@@ -451,17 +429,16 @@ impl Reader {
     }
 
     /// Receives a page of the feed, and delivers its wanted rows.
-    fn receive(&mut self, page: Result<NotificationPage>) -> Result<Option<DeliveryBatch>, Interruption> {
+    fn receive(&mut self, page: Result<NotificationPage>) -> Option<BatchItem> {
         self.has_failed = page.is_err();
         let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
                 (self.batch_number, self.look_up) = (None, None);
-                self.before.clear();
                 self.cursor = Cursor::NOTHING;
-                return Err(Interruption::Expired { horizon });
+                return Some(Item::Expired { horizon });
             }
-            Err(error) => return Err(Interruption::Failed(error)),
+            Err(error) => return Some(Item::Failed(error)),
         };
         let began = next.began().unwrap_or(to);
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
@@ -480,7 +457,8 @@ impl Reader {
         self.look_up = more.then_some(look_up);
         self.is_at_end = !more;
         let is_complete = !more && !since.knew_nothing();
-        Ok(self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false))
+        self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false)
+            .map(Item::Delivery)
     }
 }
 
@@ -489,30 +467,6 @@ impl Drop for Reader {
         self.leave();
         self.shared.exit(self.state.id);
     }
-}
-
-fn has_deletion(row: &Notification, since: &Cursor) -> bool {
-    row.news_since(*since).kinds().contains(EventKind::Deleted)
-}
-
-/// Whether the row of `latest` has all the news for a subscriber at `since` that the row of `first` and the rows of the same name
-/// between them have. Once the janitor has deleted a tombstone, later rows no longer show the deletion; but between two rows of the
-/// same instance there is no deletion.
-fn has_all_news(latest: &Matched, first: &Matched, since: &Cursor) -> bool {
-    let (Some(latest), Some(first)) = (latest.rows().next(), first.rows().next()) else { return false };
-    has_deletion(latest, since) || (latest.instance == first.instance && !has_deletion(first, since))
-}
-
-/// Whether one of the filters in `before` has delivered `row` to a subscriber at `since`.
-fn was_delivered(before: &[(Filter, Sequence)], row: &Notification, since: &Cursor) -> bool {
-    before.iter().any(|(filter, to)| {
-        row.sequence <= *to
-            // A predicate that panics has delivered nothing.
-            && catch_unwind(AssertUnwindSafe(|| {
-                filter.passes(row, since) && (filter.ddocs.is_none() || filter.wants_besides_ddocs(row, since))
-            }))
-            .unwrap_or(false)
-    })
 }
 
 /// Whether `delivery` is wanted, given its changed design documents.

@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, TryStreamExt};
-use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
-
 use super::{
-    handle::SHUTDOWN_LIMIT,
-    listener::{Missed, SupervisionEvents},
     log::SubscriberId,
     options::{DispatcherOptions, Order},
     shared::Shared,
@@ -22,17 +17,17 @@ use crate::{
         error::{Error, Result},
         event::DbName,
         filter::Filter,
-        tasks::{Task, supervised},
+        tasks::{SHUTDOWN_MAX, Task, supervised},
     },
     state::context::Context,
 };
 
 const TAIL: &str = "tail of a dispatcher";
 
-/// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that
-/// wait for them.
+/// Delivers the feed to its subscribers. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions: what waits for them is not
+/// delivered any more, and their cursors cover what was.
 ///
-/// It also ends once a node of the process finds that the bus no longer exists. Its subscriptions then end at once, with
+/// It also ends once a node of the process finds that the bus no longer exists. The last item of its subscriptions is then
 /// [`Error::BusGone`].
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
@@ -66,22 +61,16 @@ impl Dispatcher {
         Subscribe { shared: Arc::clone(&self.shared), order: Order::new(filter) }
     }
 
-    /// Ends the subscriber `id`: its stream ends, or its callback or listener is stopped. Fails with [`Error::NoSubscriber`] if
+    /// Ends the subscriber `id`: its stream ends, or its callback after the present call. Fails with [`Error::NoSubscriber`] if
     /// there is no such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
         self.shared.end(id)
     }
 
-    /// Events of listeners and callbacks from now on.
-    pub fn supervision(&self) -> SupervisionEvents {
-        let events = BroadcastStream::new(self.shared.supervision.subscribe());
-        events.map_err(|BroadcastStreamRecvError::Lagged(count)| Missed(count)).boxed()
-    }
-
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
     /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has published its row.
     /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
-    /// ([`ListenerHandle::reached`](crate::dispatcher::ListenerHandle::reached), [`Mirror::reached`](crate::dispatcher::Mirror::reached)).
+    /// ([`CallbackHandle::reached`](crate::dispatcher::CallbackHandle::reached), [`Mirror::reached`](crate::dispatcher::Mirror::reached)).
     ///
     /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
     /// milliseconds, the rows of databases that had unfolded events when it began.
@@ -157,19 +146,32 @@ impl Dispatcher {
     }
 
     /// Reads the feed on from the present position. Nothing that has happened meanwhile is missed, unless the dispatcher was
-    /// suspended for longer than the retention: then subscribers get [`Interruption::Expired`](super::Interruption).
+    /// suspended for longer than the retention: then subscribers get [`Item::Expired`](super::Item).
     pub fn resume(mut self) -> Self {
         let shared = &self.shared;
         self.tail.get_or_insert_with(|| Task::spawn(run_tail(Arc::clone(shared))));
         self
     }
 
-    /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer
-    /// than 10 s to terminate is aborted.
+    /// Stops the tail, and ends the subscriptions. Waits until nothing of them runs: a call of a callback that takes longer than 10 s is
+    /// cut off at its next await.
     pub async fn shutdown(self) {
         let shared = Arc::clone(&self.shared);
         drop(self);
-        shared.listeners.finish(shared.context.env().sleep(SHUTDOWN_LIMIT)).await;
+        tokio::select! {
+            biased;
+            () = shared.at_rest() => {}
+            () = shared.context.env().sleep(SHUTDOWN_MAX) => {
+                shared.cut_off();
+                shared.at_rest().await;
+            }
+        }
+    }
+
+    /// Cuts off what has not ended, and waits until nothing of the subscriptions runs.
+    pub(crate) async fn cut_off(&self) {
+        self.shared.cut_off();
+        self.shared.at_rest().await;
     }
 }
 

@@ -4,16 +4,14 @@ use std::{
     collections::BTreeMap,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Semaphore, broadcast, watch};
+use tokio::sync::{Semaphore, watch};
 
 use super::{
     batch::{Batch, Matched, batch_len, to_mark},
-    handle::Listeners,
-    listener::{EVENTS_MAX, Supervision},
     log::{SubscriberId, SubscriberState},
     options::DispatcherOptions,
     patterns::{Pattern, Patterns},
@@ -49,13 +47,22 @@ pub(crate) struct Shared {
     subscribers: Mutex<Subscribers>,
     /// What a subscriber knows that was delivered all its rows of the ring; barriers wait for it.
     known: watch::Sender<Knowledge>,
-    closed: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
+    /// How many tasks of callbacks and of readers run.
+    tasks: watch::Sender<usize>,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
     /// The most rows of one such read, and of a batch of the ring.
     pub batch_rows_max: usize,
-    pub listeners: Listeners,
-    pub supervision: broadcast::Sender<Supervision>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Open,
+    /// All subscribers are ended; calls of callbacks that have begun go on.
+    Closed,
+    /// All tasks are ended.
+    CutOff,
 }
 
 #[derive(Default)]
@@ -78,12 +85,11 @@ impl Shared {
             patterns: Mutex::new(Patterns::new()),
             subscribers: Mutex::default(),
             known: watch::Sender::new(Knowledge::UpTo(start)),
-            closed: watch::Sender::new(false),
+            phase: watch::Sender::new(Phase::Open),
+            tasks: watch::Sender::new(0),
             turns: Semaphore::new(options.catch_ups_max),
             batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
             options,
-            listeners: Listeners::default(),
-            supervision: broadcast::Sender::new(EVENTS_MAX),
         })
     }
 
@@ -92,8 +98,8 @@ impl Shared {
         subscribers.last_id += 1;
         let id = SubscriberId(subscribers.last_id);
         let state = Arc::new(SubscriberState::new(id));
-        if *self.closed.borrow() {
-            state.close();
+        if *self.phase.borrow() != Phase::Open {
+            state.end();
         }
         subscribers.states.insert(id, Arc::clone(&state));
         state
@@ -154,7 +160,9 @@ impl Shared {
         let (number, begin) = (self.ring.read().end.batch_number, to_mark(batch.since.position()));
         let mut patterns = self.patterns.lock();
         let mut append = |pattern: Arc<Pattern>, chosen| {
-            pattern.log.append(number, begin, Matched { batch: Arc::clone(&batch), chosen }, woken);
+            let mut matched = Matched { batch: Arc::clone(&batch), chosen, before: 0 };
+            matched.before = pattern.rows.fetch_add(matched.len() as u64, Ordering::Relaxed);
+            pattern.log.append(number, begin, matched, woken);
             pattern
         };
         let found = patterns.matches(&batch).into_iter();
@@ -213,8 +221,43 @@ impl Shared {
     }
 
     pub async fn closed(&self) {
-        let mut closed = self.closed.subscribe();
-        closed.wait_for(|closed| *closed).await.expect("the sender is here");
+        self.in_phase(Phase::Closed).await;
+    }
+
+    async fn in_phase(&self, wanted: Phase) {
+        let mut phase = self.phase.subscribe();
+        phase.wait_for(|phase| *phase >= wanted).await.expect("the sender is here");
+    }
+
+    /// Does `work` as one of its tasks, until it ends or all are cut off.
+    pub fn until_cut_off<T>(
+        self: Arc<Self>,
+        work: impl Future<Output = T>,
+    ) -> impl Future<Output = Option<T>> {
+        self.tasks.send_modify(|tasks| *tasks += 1);
+        let running = Running(self);
+        async move {
+            let running = running;
+            tokio::select! {
+                biased;
+                () = running.0.in_phase(Phase::CutOff) => None,
+                done = work => Some(done),
+            }
+        }
+    }
+
+    /// Waits until none of its tasks runs.
+    pub async fn at_rest(&self) {
+        self.tasks.subscribe().wait_for(|tasks| *tasks == 0).await.expect("the sender is here");
+    }
+
+    /// Ends all tasks, at their next await.
+    pub fn cut_off(&self) {
+        let tasks = *self.tasks.borrow();
+        if tasks > 0 {
+            tracing::warn!(tasks, "calls of callbacks do not end and are cut off");
+        }
+        self.phase.send_replace(Phase::CutOff);
     }
 
     /// Wakes all of them, even if some wakers panic.
@@ -228,13 +271,22 @@ impl Shared {
     }
 
     pub fn close(&self) {
-        // A subscriber that enters from now on is closed at once.
-        self.closed.send_replace(true);
+        // A subscriber that enters from now on is ended at once.
+        self.phase.send_modify(|phase| *phase = Phase::Closed.max(*phase));
         let all: Vec<_> = self.subscribers.lock().states.values().cloned().collect();
         for state in &all {
-            state.close();
+            state.end();
         }
         self.wake(all);
+    }
+}
+
+/// A task that runs.
+struct Running(Arc<Shared>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.tasks.send_modify(|tasks| *tasks -= 1);
     }
 }
 

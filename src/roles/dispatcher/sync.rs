@@ -2,7 +2,7 @@
 
 pub(super) use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
 pub(super) use futures_util::task::AtomicWaker;

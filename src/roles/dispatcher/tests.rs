@@ -11,7 +11,7 @@ use crate::{
         event::DbName,
         notification::{Notification, tests::row},
     },
-    roles::dispatcher::{DeliveryBatch, Dispatcher, DispatcherOptions, Filter, Interruption},
+    roles::dispatcher::{BatchItem, DeliveryBatch, Dispatcher, DispatcherOptions, Filter},
     state::{
         context::Context,
         keys::{Config, Keys},
@@ -42,14 +42,12 @@ fn suspended(ring_rows_max: usize) -> Dispatcher {
 }
 
 /// The next round of `subscription`, which must wait already.
-fn round(
-    subscription: &mut (impl StreamExt<Item = Result<DeliveryBatch, Interruption>> + Unpin),
-) -> DeliveryBatch {
-    subscription.next().now_or_never().expect("a round").unwrap().unwrap()
+fn round(subscription: &mut (impl StreamExt<Item = BatchItem> + Unpin)) -> DeliveryBatch {
+    subscription.next().now_or_never().expect("a round").unwrap().into_delivery().unwrap()
 }
 
 /// Regression: a round has a reading that is complete at 101, and the first page, up to 102, of the next one. The rest of that comes
-/// with the next round. The reader learned from the rest that it knew everything up to 101, and went back there: a listener whose
+/// with the next round. The reader learned from the rest that it knew everything up to 101, and went back there: a callback whose
 /// filter was replaced with that round in hand, or a stream that was made again from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
 async fn more_knowledge_moves_no_reader_back() {

@@ -2,7 +2,11 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{NewTopology, RawFeed, Resharded, TopologyEntry, merge::StoredRow, reader::StoredPage};
+use super::{
+    NewTopology, RawFeed, Resharded, TopologyEntry,
+    merge::StoredRow,
+    reader::{Begun, StoredPage},
+};
 use crate::{
     base::{
         cursor::Cursor,
@@ -130,15 +134,15 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.page_of(&self.raw().page(tx, cursor.into(), limit).await?))
     }
 
-    /// [`Feed::page_in`] that reads only the shards on `lanes`, which must have all rows after the cursor.
+    /// [`Feed::page_in`] for a reader that has begun, of the shards on `lanes` only, which must have all rows after the cursor.
     pub(crate) async fn page_of_lanes_in(
         &self,
         tx: &Transaction,
-        (cursor, lanes): (Cursor, Lanes),
+        begun: Begun,
+        lanes: Lanes,
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        let begun = self.raw().begin(tx, cursor).await?;
         Ok(self.page_of(&self.raw().page_of_lanes(tx, begun, lanes, limit).await?))
     }
 

@@ -7,8 +7,11 @@ use parking_lot::Mutex;
 use super::{NotificationFeed, NotificationPage};
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
-    state::feed_watcher::{Listener, POLL_INTERVAL},
-    store::Transaction,
+    state::{
+        feed_watcher::{Listener, POLL_INTERVAL},
+        keys::{Lanes, PulseValue},
+    },
+    store::{Isolation, Transaction},
 };
 
 /// The default number of rows per read.
@@ -37,7 +40,8 @@ impl TailProgress {
 }
 
 /// Reads the feed as it grows. Between pages it waits for the one poll of the process, which looks when a notifier of this process has
-/// appended, when a watch fires, and now and then; and then it reads the shards that may have rows.
+/// appended, when a watch fires, and now and then. It then reads the shards whose lane of the pulse has moved since it has read them all,
+/// and the pulse in the same transaction: so it sees every row that has moved to another shard meanwhile.
 pub struct NotificationTail {
     feed: NotificationFeed,
     /// The position up to which rows were returned.
@@ -47,12 +51,8 @@ pub struct NotificationTail {
     poll_interval: Duration,
     /// Waits for the poll, from the first read on.
     listener: Option<Listener>,
-    /// The last position up to which all shards were read at once; `None` before that.
-    complete: Option<Sequence>,
-    /// Up to where the poll had looked when the last wait ended; `None` if it has not looked for too long.
-    looked: Option<Sequence>,
-    /// The last position that the last read could see. An earlier read would miss rows that have moved in between.
-    seen: Sequence,
+    /// The pulse when the last read came to the end of all shards; `None` before that.
+    complete: Option<PulseValue>,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
     /// Whether the last page had more after it.
@@ -70,8 +70,6 @@ impl NotificationTail {
             poll_interval: POLL_INTERVAL,
             listener: None,
             complete: None,
-            looked: None,
-            seen: Sequence::MIN,
             is_at_end: false,
             had_more: false,
             progress: TailProgress::new(after.position(), Duration::ZERO),
@@ -99,7 +97,7 @@ impl NotificationTail {
     /// Goes on from another position, for example after [`Error::Expired`](crate::Error::Expired).
     pub fn restart(&mut self, after: impl Into<Cursor>) {
         self.cursor = after.into();
-        (self.complete, self.looked) = (None, None);
+        self.complete = None;
         self.is_at_end = false;
         self.had_more = false;
     }
@@ -119,10 +117,6 @@ impl NotificationTail {
             let page = self.read().await?;
             let before = std::mem::replace(&mut self.cursor, page.next).position();
             self.is_at_end = !page.more;
-            if self.is_at_end {
-                // All shards are read up to here, as the others have not moved.
-                self.complete = Some(page.next.position());
-            }
             let had_more = std::mem::replace(&mut self.had_more, page.more);
             // Rows that are left out move the position, too: barriers wait for it.
             if had_more || !page.rows.is_empty() || self.cursor.position() > before {
@@ -134,8 +128,7 @@ impl NotificationTail {
     /// Completes when there may be rows. While the poll finds none, the position goes along with it. Cancel safe.
     async fn wait(&mut self) {
         while let Some(listener) = &mut self.listener {
-            self.looked = listener.looked().await;
-            let Some(to) = self.looked else { return };
+            let Some(to) = listener.looked().await else { return };
             let position = self.cursor.position();
             if listener.heads().any_may_have_rows(position) {
                 return;
@@ -149,31 +142,22 @@ impl NotificationTail {
     async fn read(&mut self) -> Result<NotificationPage> {
         let (context, interval) = (&self.feed.context, self.poll_interval);
         self.listener.get_or_insert_with(|| Listener::to_notifications(context, interval));
-        let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
+        let (feed, complete, cursor, limit) = (&self.feed, &self.complete, self.cursor, self.limit);
+        let key = context.keys.pulse(&context.feed);
         let read = async |tx: Transaction| {
-            Ok((feed.page_in(&tx, cursor, limit).await?, feed.raw().last_readable(&tx).await?))
+            let pulse = tx.get(&key, Isolation::Snapshot);
+            let (pulse, begun) = tokio::try_join!(pulse, feed.raw().begin(&tx, cursor))?;
+            let pulse = PulseValue::new(pulse);
+            let lanes = complete.as_ref().map_or(Lanes::ALL, |before| pulse.moved_since(before));
+            Ok((feed.page_of_lanes_in(&tx, begun, lanes, limit).await?, pulse))
         };
-        let (page, seen) = match self.read_moved().await? {
-            Some(read) => read,
-            None => feed.context.db.run(read).await?,
-        };
-        self.seen = seen;
+        let (page, pulse) = context.db.run(read).await?;
+        if !page.more {
+            // All shards are read, as the others have not moved.
+            self.complete = Some(pulse);
+        }
         self.progress.note(page.next.position(), feed.context.env().now());
         Ok(page)
-    }
-
-    /// The next rows in the shards that have moved since everything was read, as they are where the poll has looked. `None` if that is not
-    /// known, or too long ago.
-    async fn read_moved(&self) -> Result<Option<(NotificationPage, Sequence)>> {
-        let looked = self.looked.filter(|to| *to >= self.seen);
-        let (Some(to), Some(complete), Some(listener)) = (looked, self.complete, &self.listener) else {
-            return Ok(None);
-        };
-        let (feed, cursor, limit) = (&self.feed, self.cursor, self.limit);
-        let lanes = listener.heads().lanes_after(complete);
-        let read = async |tx| feed.page_of_lanes_in(&tx, (cursor, lanes), limit).await;
-        let page = feed.context.db.read_at(to.versionstamp().version(), read).await?;
-        Ok(page.map(|page| (page, to)))
     }
 }
 

@@ -71,7 +71,7 @@ impl Mirrored {
     /// Judges what it shows now, and whether it shows everything up to `at`.
     fn judge(&self, at: Sequence) {
         let Self { actor, mirror, interest } = self;
-        let view = mirror.view();
+        let Ok(view) = mirror.view() else { return };
         if let Err(broken) = actor.shared.oracle().judge_mirror(interest, view.values(), at) {
             actor.shared.fail(broken.about(format!("a mirror of {interest:?}")));
         }
@@ -85,7 +85,7 @@ impl Mirrored {
             return actor.shared.fail(Guarantee::Live.broken(reason));
         }
         self.judge(Sequence::MAX);
-        if !mirror.view().is_empty() {
+        if mirror.view().is_ok_and(|view| !view.is_empty()) {
             actor.shared.witness(Witness::MirrorAtRest);
         }
     }

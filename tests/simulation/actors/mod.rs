@@ -1,6 +1,7 @@
 //! The processes of a world: the roles of the bus, and their users.
 
 mod audit;
+mod called;
 mod catalogue;
 mod choice;
 mod context;
@@ -12,7 +13,6 @@ mod operator;
 mod producer;
 mod receiver;
 mod subscriber;
-mod supervised;
 mod web;
 mod worker;
 

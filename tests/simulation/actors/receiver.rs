@@ -11,7 +11,7 @@ use notibus::{
     Result,
     cursor::Cursor,
     dispatcher::{
-        BatchSubscription, DeliveryRef, Dispatcher, Filter, Interruption, Mirror, Subscribe, Subscription,
+        BatchItem, BatchSubscription, DeliveryRef, Dispatcher, Filter, Item, Mirror, Subscribe, Subscription,
     },
     event::Sequence,
     store::Env,
@@ -141,13 +141,10 @@ impl Stream {
 
     /// The next deliveries, as plain values; `None` at the end.
     pub async fn next(&mut self) -> Option<Vec<Given>> {
-        let given = match self {
-            Self::Deliveries(stream) => {
-                stream.next().await?.map(|delivery| vec![given_row(delivery.as_ref())])
-            }
-            Self::Batches(stream) => stream.next().await?.map(|batch| batch.iter().map(given_row).collect()),
-        };
-        Some(given.unwrap_or_else(|interruption| vec![interrupted(&interruption)]))
+        Some(match self {
+            Self::Deliveries(stream) => vec![given(stream.next().await?)],
+            Self::Batches(stream) => given_batch(stream.next().await?),
+        })
     }
 
     /// The cursor of the stream.
@@ -158,11 +155,11 @@ impl Stream {
         }
     }
 
-    /// Replaces the filter.
-    pub fn replace(&mut self, filter: Filter) {
+    /// Another stream of its kind with another filter, from its cursor.
+    pub fn replace(self, filter: Filter) -> Self {
         match self {
-            Self::Deliveries(stream) => stream.replace(filter),
-            Self::Batches(stream) => stream.replace(filter),
+            Self::Deliveries(stream) => Self::new(stream.replace(filter), false),
+            Self::Batches(stream) => Self::new(stream.replace(filter), true),
         }
     }
 }
@@ -182,14 +179,29 @@ pub(super) fn given_row(delivery: DeliveryRef<'_>) -> Given {
     })
 }
 
-/// An interruption as plain values.
-pub(super) fn interrupted(interruption: &Interruption) -> Given {
-    match *interruption {
-        Interruption::Lagged { from, to } => Given::Lagged { from, to },
-        Interruption::Expired { horizon } => Given::Expired { horizon },
-        Interruption::Synced { at } => Given::Synced { at },
-        Interruption::Failed(_) => Given::Failed,
-        _ => unreachable!("these are all interruptions"),
+/// An item as plain values.
+pub(super) fn given(item: Item) -> Given {
+    match item {
+        Item::Delivery(delivery) => given_row(delivery.as_ref()),
+        other => given_other(&other),
+    }
+}
+
+/// An item with a batch as plain values.
+pub(super) fn given_batch(item: BatchItem) -> Vec<Given> {
+    match item {
+        Item::Delivery(batch) => batch.iter().map(given_row).collect(),
+        other => vec![given_other(&other)],
+    }
+}
+
+fn given_other<T>(item: &Item<T>) -> Given {
+    match *item {
+        Item::Delivery(_) => unreachable!("it is another item"),
+        Item::CaughtUp { at } => Given::CaughtUp { at },
+        Item::Lagged { from, to } => Given::Lagged { from, to },
+        Item::Expired { horizon } => Given::Expired { horizon },
+        Item::Failed(_) => Given::Failed,
     }
 }
 
@@ -199,6 +211,6 @@ pub(super) fn show(given: &Given) -> String {
         Given::Row(GivenRow { row, news, .. }) => {
             format!("is given {} of {:?}: {news:?}", row.sequence, row.name)
         }
-        other => format!("is interrupted: {other:?}"),
+        other => format!("gets {other:?}"),
     }
 }

@@ -6,11 +6,10 @@ use notibus::{Result, cursor::Cursor};
 use tokio::task::JoinSet;
 
 use super::{
-    choice,
+    called, choice,
     context::ActorContext,
     mirrored::Mirrored,
     receiver::{self, ReceiverOptions, Source, Sources, Stream},
-    supervised,
 };
 use crate::{
     oracle::{Given, Interest, Manner, SubscriberId},
@@ -29,8 +28,8 @@ pub(super) fn start(
     tasks: &mut JoinSet<()>,
 ) -> Result<Option<Mirrored>> {
     let source = &sources.main;
-    let is_supervised =
-        |actor: &ActorContext| actor.shared.plan.subscribers.supervised && actor.random(2) == 0;
+    let is_callback =
+        |actor: &ActorContext| actor.shared.plan.subscribers.has_callbacks && actor.random(2) == 0;
     let bits = actor.bits();
     let mut number = 1 + bits % 3;
     if actor.shared.plan.sizes.has_many_subscribers {
@@ -40,8 +39,8 @@ pub(super) fn start(
     for _ in 0..number {
         let interest = choice::interest(actor);
         let terms = terms(actor, source);
-        if is_supervised(actor) {
-            supervised::start(actor, source, interest, terms, tasks)?;
+        if is_callback(actor) {
+            called::start(actor, source, interest, terms, tasks)?;
             continue;
         }
         let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(None) };
@@ -53,7 +52,7 @@ pub(super) fn start(
         let taker = Taker::new(actor, sources, id, interest);
         tasks.spawn(taker.run(stream));
     }
-    if actor.shared.plan.subscribers.supervised {
+    if actor.shared.plan.subscribers.has_callbacks {
         Mirrored::start(actor, source, bits, tasks)
     } else {
         Ok(None)
@@ -136,7 +135,7 @@ impl Taker {
                 }
             }
             if plan.replaces && self.actor.is_chaos() && self.actor.random(6) == 0 {
-                self.replace(&mut stream);
+                stream = self.replace(stream);
             }
             // One that has just expired is stopped more often, before it has received anything.
             let often = if has_expired { 2 } else { 6 };
@@ -147,13 +146,13 @@ impl Taker {
         }
     }
 
-    fn replace(&mut self, stream: &mut Stream) {
+    fn replace(&mut self, mut stream: Stream) -> Stream {
         self.interest = choice::interest(&self.actor);
         let Self { actor, id, interest, .. } = self;
-        let position = Some(stream.cursor());
+        let position = stream.cursor();
         actor.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
-        actor.shared.oracle().replaced(&actor.shared, *id, interest, position.map(Into::into));
-        stream.replace(interest.filter());
+        actor.shared.oracle().replaced(&actor.shared, *id, interest, position.into());
+        stream.replace(interest.filter())
     }
 
     /// How long it stays away at most, in milliseconds: sometimes for longer than tombstones are kept.

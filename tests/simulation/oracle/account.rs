@@ -23,15 +23,12 @@ pub(super) type Wants = BTreeMap<DbName, Kinds>;
 /// The debts to a subscriber.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// The wanted kinds of each name, each with the position after which they are owed. A position after all rows
-    /// stands for one that is not known.
+    /// The wanted kinds of each name, each with the position after which they are owed.
     from: BTreeMap<(DbName, EventKind), Start>,
     /// The newest row with news of each kind that was delivered of each name.
     delivered: BTreeMap<(DbName, EventKind), Sequence>,
     /// The names that it may know to exist, with the newest position at which they existed, as far as it knows.
     known: BTreeMap<DbName, Sequence>,
-    /// Names whose wanted kinds have changed since its filter was replaced, at an unknown moment, with the kinds that it wanted before.
-    unsettled: Wants,
 }
 
 impl Account {
@@ -46,14 +43,6 @@ impl Account {
     pub fn replace(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
         self.from.retain(|(name, kind), _| wants.get(name).is_some_and(|kinds| kinds.contains(*kind)));
         self.want(ledger, wants, start);
-        self.unsettled.clear();
-    }
-
-    /// Replaces its interest, from an unknown moment on. The next delivery of a name without any of the kinds that it wanted before, and
-    /// may still want, shows that the moment has come.
-    pub fn replace_soon(&mut self, ledger: &Ledger, wants: &Wants, before: Wants) {
-        self.replace(ledger, wants, Start::At(Sequence::MAX));
-        self.unsettled = before;
     }
 
     /// It claims that everything up to `position` was delivered: it knows of each name whether it exists.
@@ -78,7 +67,7 @@ impl Account {
                 is_new |= kind == EventKind::Deleted && !self.from.contains_key(&key);
                 self.from.entry(key).or_insert(start);
             }
-            if is_new && start != Start::At(Sequence::MAX) {
+            if is_new {
                 self.know(ledger, name, start);
             }
         }
@@ -106,12 +95,6 @@ impl Account {
         at: Sequence,
         kinds: Kinds,
     ) -> Result<usize, String> {
-        if self.unsettled.get(name).is_some_and(|before| !before.intersects(kinds)) {
-            self.unsettled.remove(name);
-            for ((_, _), start) in self.from.iter_mut().filter(|((of, _), _)| of == name) {
-                *start = (*start).min(Start::At(at));
-            }
-        }
         let owed: Vec<_> = self.deletions(ledger, name).iter().copied().filter(|due| *due <= at).collect();
         if let Some(due) = owed.first().filter(|_| !kinds.contains(EventKind::Deleted)) {
             let debt = self.describe(ledger, name, *due);
@@ -138,7 +121,7 @@ impl Account {
 
     /// It got `Expired`.
     pub fn expire(&mut self) {
-        for start in self.from.values_mut().filter(|start| **start != Start::At(Sequence::MAX)) {
+        for start in self.from.values_mut() {
             *start = Start::Nothing;
         }
         self.delivered.clear();
@@ -148,7 +131,6 @@ impl Account {
     /// It resumes with everything up to `start` known; earlier deliveries count. It may have skipped more than that,
     /// and died before it saved that.
     pub fn resume(&mut self, ledger: &Ledger, start: Start) {
-        self.unsettled.clear();
         for ((name, _), from) in &mut self.from {
             if *from <= start {
                 continue;
@@ -270,18 +252,6 @@ pub mod tests {
         assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
         account.resume(&ledger, Start::At(at(3)));
         assert!(account.is_owed(&ledger, Sequence::MAX).is_some(), "it begins before that again");
-    }
-
-    pub fn what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it() {
-        let mut ledger = recreated();
-        let mut account = Account::new(&ledger, &wants(EventKind::Created), Start::At(at(5)));
-        let both = wants(Kinds::from(EventKind::Created) | EventKind::Updated.into());
-        account.replace_soon(&ledger, &both, wants(EventKind::Created));
-        ledger.fold(&name(), at(6), DbInstance([2; 16]), EventKind::Updated.into());
-        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None, "the earlier filter may still be there");
-        account.deliver(&ledger, &name(), at(6), EventKind::Updated.into()).unwrap();
-        ledger.fold(&name(), at(7), DbInstance([2; 16]), EventKind::Updated.into());
-        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
     }
 
     pub fn what_a_new_filter_wants_is_owed_from_its_start() {

@@ -52,7 +52,7 @@ pub(crate) enum Given {
         horizon: Sequence,
     },
     /// Its first scan is complete.
-    Synced {
+    CaughtUp {
         /// Everything up to here was delivered.
         at: Sequence,
     },

@@ -373,7 +373,6 @@ pub fn tests() -> Vec<(&'static str, fn())> {
         account {
             a_reader_that_may_know_a_name_is_owed_its_deletion
             one_who_has_expired_or_skipped_is_owed_nothing_of_before
-            what_only_a_new_filter_wants_is_owed_from_the_first_delivery_that_shows_it
             what_a_new_filter_wants_is_owed_from_its_start
         }
         interest {

@@ -48,7 +48,6 @@ impl Oracle {
         let subscriber = Subscriber {
             issuer,
             interest,
-            before: Vec::new(),
             manner,
             start,
             account,
@@ -77,44 +76,20 @@ impl Oracle {
         // Rows after its position may come again.
         subscriber.order.clear();
         subscriber.manner = manner;
-        subscriber.before.clear();
     }
 
-    /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed
-    /// position. Without a start the moment is not known, and deliveries for the earlier filter may still come.
-    pub fn replaced(
-        &mut self,
-        findings: &Findings,
-        id: SubscriberId,
-        interest: &Interest,
-        start: Option<Start>,
-    ) {
-        if let Some(start) = start {
-            self.judge_claim(findings, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
-        }
+    /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed position.
+    pub fn replaced(&mut self, findings: &Findings, id: SubscriberId, interest: &Interest, start: Start) {
+        self.judge_claim(findings, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         let wants = self.wants(interest);
-        let Some(known) = self.subscribers.get(&id) else { return };
-        let earlier = |name: &DbName| {
-            let interests = known.before.iter().chain([&known.interest]);
-            interests.fold(Kinds::NONE, |kinds, interest| kinds | interest.kinds_of(name))
-        };
-        let earlier: Wants = self.names.iter().map(|name| (name.clone(), earlier(name))).collect();
-        let subscriber = self.subscribers.get_mut(&id).expect("it was just there");
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         findings.witness(Witness::FilterReplaced);
-        if subscriber.is_scanning
-            && subscriber.account.knows_any()
-            && start.is_none_or(|at| at == Start::Nothing)
-        {
+        if subscriber.is_scanning && subscriber.account.knows_any() && start == Start::Nothing {
             findings.witness(Witness::ReplacedWithinFirstScan);
             subscriber.story.insert("given another filter within its first scan");
         }
-        let before = std::mem::replace(&mut subscriber.interest, interest.clone());
-        if let Some(start) = start {
-            subscriber.account.replace(&self.ledger, &wants, start);
-        } else {
-            subscriber.before.push(before);
-            subscriber.account.replace_soon(&self.ledger, &wants, earlier);
-        }
+        subscriber.interest = interest.clone();
+        subscriber.account.replace(&self.ledger, &wants, start);
         // Rows that both filters want can be delivered again.
         subscriber.order.clear();
     }
@@ -171,7 +146,7 @@ impl Oracle {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
             Given::Failed => Ok(()),
-            Given::Synced { at } => {
+            Given::CaughtUp { at } => {
                 self.stands(findings, id, Start::At(*at));
                 return;
             }

@@ -40,8 +40,6 @@ pub(crate) struct Subscriber {
     /// Its process.
     pub issuer: Issuer,
     pub interest: Interest,
-    /// Its earlier filters, as far as deliveries of them may still come.
-    pub before: Vec<Interest>,
     pub manner: Manner,
     /// Everything after this is owed to it. The account is more precise, by kinds of events and names.
     pub start: Start,
@@ -84,9 +82,7 @@ impl Subscriber {
             return Guarantee::Truthful
                 .fails(format!("it was given a row at {} that never was", row.sequence));
         }
-        let in_order = self.order.take(&row.name, row.sequence, self.manner.panics);
-        // When its filter is replaced at an unknown moment, it may read rows again that were delivered before that moment.
-        if self.before.is_empty() { in_order } else { Ok(()) }
+        self.order.take(&row.name, row.sequence, self.manner.panics)
     }
 
     /// A description for messages.
@@ -140,14 +136,12 @@ impl Subscriber {
     /// Receives the news of a row; fails if it wants none of them.
     pub fn take_news(&mut self, findings: &Findings, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
-        let wants = |interest: &Interest| interest.kinds_of(name).intersects(news);
-        let interests = || self.before.iter().chain([&self.interest]);
-        if !interests().any(wants) {
-            let wanted = self.interest.kinds_of(name);
+        let wanted = self.interest.kinds_of(name);
+        if !wanted.intersects(news) {
             return Guarantee::Truthful
                 .fails(format!("it was informed of {news:?} of {name:?}, and wants {wanted:?}"));
         }
-        if !interests().any(|interest| interest.wanted_by(name, news) == given.wanted_by) {
+        if self.interest.wanted_by(name, news) != given.wanted_by {
             let by = &given.wanted_by;
             return Guarantee::Truthful
                 .fails(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));
@@ -284,7 +278,7 @@ pub mod tests {
         taken.err().map(|broken| broken.guarantee)
     }
 
-    /// Regression: a batch had two rows of a name, and a listener has panicked on the second one. That the first one came again was called
+    /// Regression: a batch had two rows of a name, and a callback has panicked on the second one. That the first one came again was called
     /// a breach of the order.
     pub fn a_batch_comes_again_from_its_first_row_on_after_a_panic() {
         assert_eq!(broken(&[1, 3, 1], true), None);

@@ -1,0 +1,159 @@
+//! [`Newest`]: the newest row of each name among the batches of a log, for subscribers that take a *round*: all that waits for them,
+//! each database once.
+//!
+//! Rounds are taken by subscribers with a pace, and by those for which more than a page waits in the ring. All of them that have equal
+//! patterns share one index. It exists while one of them is slow, so a subscriber that keeps up costs and waits for nothing here. An
+//! entry of the log is read once, however many subscribers are slow. While no row that waits has a newer one, a slow subscriber goes on
+//! batch by batch, by reference.
+//!
+//! A round is a reading, as one of the feed is: its rows come in pages, in order. A row that gets a newer one before it was taken is not
+//! taken any more. So the reader's knowledge stays where it was until the round is complete.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use super::{
+    batch::Matched,
+    log::{Empty, Log},
+};
+use crate::base::{cursor::Cursor, encoding::Sequence, event::DbName, notification::Notification};
+
+/// How many entries of the log are read under one lock.
+const ENTRIES_MAX: usize = 1_024;
+
+#[derive(Default)]
+pub(super) struct Newest {
+    /// The rows of the read entries, in order.
+    rows: VecDeque<Slot>,
+    /// The place of the first of them. Rows are added at both ends, and places do not change.
+    first: u64,
+    /// The place of the newest row of each name. Callers choose the names, so the hashes are seeded.
+    names: HashMap<DbName, u64, foldhash::fast::RandomState>,
+    /// The entries of the log from batch number `begin` to before `end` are read.
+    begin: u64,
+    end: u64,
+    /// The cursor at the end.
+    to: Option<Cursor>,
+    /// The last row that a newer one covers.
+    pub superseded: Option<Sequence>,
+}
+
+struct Slot {
+    at: Sequence,
+    /// The number of its batch.
+    number: u64,
+    /// `None` once a newer one of the name covers it.
+    row: Option<Arc<Notification>>,
+}
+
+/// A part of a round.
+pub(super) struct Page {
+    pub rows: Vec<Arc<Notification>>,
+    /// The place in the log of the next row of the round, or the end of the log.
+    pub next: u64,
+    /// The cursor at the end of the round; `None` if there are more rows.
+    pub end: Option<Cursor>,
+}
+
+impl Newest {
+    /// The first rows after `after`, up to `rows_max`.
+    pub fn page(&self, after: Sequence, rows_max: usize) -> Page {
+        let begin = self.rows.partition_point(|slot| slot.at <= after);
+        let mut slots = self.rows.range(begin..);
+        let mut next = || slots.find_map(|slot| Some((slot.number, slot.row.as_ref()?)));
+        let mut rows = Vec::new();
+        while rows.len() < rows_max {
+            let Some((_, row)) = next() else { break };
+            rows.push(Arc::clone(row));
+        }
+        match next() {
+            Some((number, _)) => Page { rows, next: number, end: None },
+            None => Page { rows, next: self.end, end: self.to },
+        }
+    }
+
+    /// Reads the entries of `log` from `batch_number` on that it has not read. Everything before `oldest` has left the ring.
+    pub fn read(&mut self, log: &Log<Matched>, batch_number: u64, oldest: Sequence) -> Result<(), Empty> {
+        if self.to.is_none() || log.begin() > self.end {
+            *self = Self { first: 1 << 63, begin: batch_number, end: batch_number, ..Self::default() };
+        }
+        let mut older = Vec::new();
+        let mut from = batch_number;
+        while from < self.begin {
+            let entries = log.read_many(from, ENTRIES_MAX)?;
+            from = entries.last().map_or(self.begin, |(number, _)| number + 1);
+            older.extend(entries.into_iter().filter(|(number, _)| *number < self.begin));
+        }
+        for (number, matched) in older.iter().rev() {
+            for place in (0..matched.len()).rev() {
+                self.add_older(*number, matched.row(place));
+            }
+        }
+        self.begin = self.begin.min(batch_number);
+        loop {
+            let entries = log.read_many(self.end, ENTRIES_MAX)?;
+            for (number, matched) in &entries {
+                for row in matched.rows() {
+                    self.add(*number, row);
+                }
+                (self.end, self.to) = (number + 1, Some(matched.batch.cursor_after(matched.batch.since)));
+            }
+            if entries.len() < ENTRIES_MAX {
+                break;
+            }
+        }
+        self.drop_up_to(oldest);
+        Ok(())
+    }
+
+    /// Adds a row after all others.
+    fn add(&mut self, number: u64, row: &Arc<Notification>) {
+        let place = self.first + self.rows.len() as u64;
+        if let Some(older) = self.names.insert(row.name.clone(), place) {
+            let older = &mut self.rows[(older - self.first) as usize];
+            if older.row.take_if(|older| covers(row, older)).is_some() {
+                self.superseded = self.superseded.max(Some(older.at));
+            }
+        }
+        self.rows.push_back(Slot { at: row.sequence, number, row: Some(Arc::clone(row)) });
+    }
+
+    /// Adds a row before all others, unless one of them covers it.
+    fn add_older(&mut self, number: u64, row: &Arc<Notification>) {
+        let newest = self.names.get(&row.name).and_then(|place| {
+            let slot = &self.rows[(place - self.first) as usize];
+            slot.row.as_ref()
+        });
+        if newest.is_some_and(|newest| covers(newest, row)) {
+            self.superseded = self.superseded.max(Some(row.sequence));
+            return;
+        }
+        let is_newest = newest.is_none();
+        self.first -= 1;
+        self.rows.push_front(Slot { at: row.sequence, number, row: Some(Arc::clone(row)) });
+        if is_newest {
+            self.names.insert(row.name.clone(), self.first);
+        }
+    }
+
+    fn drop_up_to(&mut self, oldest: Sequence) {
+        while let Some(Slot { row, .. }) = self.rows.pop_front_if(|slot| slot.at <= oldest) {
+            if let Some(row) = row
+                && self.names.get(&row.name) == Some(&self.first)
+            {
+                self.names.remove(&row.name);
+            }
+            self.first += 1;
+        }
+    }
+}
+
+/// Whether a reader that is given `newer` and not `older`, of the same name, learns of each deletion. Once the janitor has dropped a
+/// tombstone, later rows of the name do not show the deletion.
+fn covers(newer: &Notification, older: &Notification) -> bool {
+    let last_deletion =
+        |row: &Notification| row.deleted_at.max(row.replaced.map(|replaced| replaced.deleted_at));
+    last_deletion(newer) >= last_deletion(older)
+}

@@ -1,0 +1,212 @@
+//! Subscribers in tasks of the dispatcher: callbacks that panic now and then and are made again, delivery by delivery and in batches.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use notibus::{
+    Result,
+    cursor::Cursor,
+    dispatcher::{BatchItem, CallbackHandle, Item, RestartPolicy, Subscribe},
+    event::Sequence,
+};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use super::{
+    choice,
+    context::ActorContext,
+    receiver::{self, ReceiverOptions, Source},
+};
+use crate::{
+    oracle::{Given, Interest, Manner, SubscriberId},
+    shared::PLANNED_PANIC,
+    witness::Witness,
+};
+
+/// The longest pause before a callback that has panicked is made again.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// How long a receiver waits at a barrier: while no notifier lives, nothing is folded.
+const BARRIER_MAX: Duration = Duration::from_secs(2);
+
+/// Starts a callback for `interest`.
+pub(super) fn start(
+    actor: &ActorContext,
+    source: &Source,
+    interest: Interest,
+    terms: ReceiverOptions,
+    tasks: &mut JoinSet<()>,
+) -> Result<()> {
+    let in_batches = actor.bits().is_multiple_of(2);
+    let form = if in_batches { "a callback of batches" } else { "a callback" };
+    let panics = actor.random(2) == 0;
+    let manner = Manner { form: form.into(), skips: terms.skips, panics };
+    let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(()) };
+    let start = terms.start.unwrap_or(source.position().unwrap_or(Cursor::NOTHING));
+    let id = actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner, start.into());
+    actor.note(|| format!("has {form} as subscriber {id}: {interest:?}, {terms:?}"));
+    let (slowness_ms, passed) = (choice::slowness_ms(actor), Passed::default());
+    let taker = Taker { actor: actor.clone(), id, passed, slowness_ms, panics };
+    let handle = call(subscribe, taker.clone(), in_batches)?;
+    let owner = HandleOwner { source: source.clone(), interest, terms, in_batches, handle, taker };
+    tasks.spawn(owner.run());
+    Ok(())
+}
+
+/// The barrier that a receiver has passed last, and its handle.
+type Passed = Arc<Mutex<Option<(Arc<CallbackHandle>, Sequence)>>>;
+
+/// The owner of a callback, which keeps its handle.
+struct HandleOwner {
+    source: Source,
+    interest: Interest,
+    terms: ReceiverOptions,
+    in_batches: bool,
+    handle: Arc<CallbackHandle>,
+    taker: Taker,
+}
+
+impl HandleOwner {
+    /// Keeps the handle. Now and then it waits at a barrier, or replaces the filter.
+    async fn run(mut self) {
+        let actor = self.taker.actor.clone();
+        let mut rounds = 0_u64;
+        while actor.is_chaos() {
+            actor.pause(2_000).await;
+            rounds += 1;
+            if rounds.is_multiple_of(2) {
+                self.wait_at_barrier().await;
+            }
+            let replaces = actor.shared.plan.subscribers.replaces;
+            if replaces && actor.random(2) == 0 && actor.is_chaos() {
+                self.replace().await;
+            }
+        }
+        // Dropping the handle ends the callback.
+        std::future::pending::<()>().await;
+    }
+
+    /// Ends the callback, and begins another one with another filter where that has ended.
+    async fn replace(&mut self) {
+        let Taker { actor, id, passed, .. } = &self.taker;
+        *passed.lock() = None;
+        let cursor = self.handle.stop().await;
+        self.interest = choice::interest(actor);
+        let interest = &self.interest;
+        actor.note(|| format!("subscriber {id} wants at {cursor:?} {interest:?}"));
+        actor.shared.oracle().replaced(&actor.shared, *id, interest, cursor.into());
+        let terms = ReceiverOptions { start: Some(cursor.rewound()), ..self.terms };
+        if let Ok(Some(subscribe)) = self.source.subscribe(interest, &terms)
+            && let Ok(handle) = call(subscribe, self.taker.clone(), self.in_batches)
+        {
+            self.handle = handle;
+        }
+    }
+
+    /// Waits at a barrier: behind it, the receiver has everything that was recorded before.
+    async fn wait_at_barrier(&self) {
+        let (Self { source, handle, .. }, Taker { actor, id, passed, .. }) = (self, &self.taker);
+        let recorded = actor.shared.oracle().recorded_so_far();
+        let wait = async {
+            let version = actor.db.begin().read_version().await.ok()?;
+            let at = source.reached(actor, version).await?;
+            handle.reached(at).await.then_some(at)
+        };
+        let at = tokio::select! {
+            biased;
+            Some(at) = wait => at,
+            () = actor.db.env().sleep(BARRIER_MAX) => return,
+        };
+        actor.note(|| format!("subscriber {id} has passed a barrier at {at}"));
+        actor.shared.witness(Witness::BarrierPassed);
+        let mut oracle = actor.shared.oracle();
+        oracle.passed_barrier(&actor.shared, &recorded, at);
+        oracle.stands(&actor.shared, *id, Cursor::from(at).into());
+        *passed.lock() = Some((Arc::clone(handle), at));
+    }
+}
+
+/// Receives through a callback.
+fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> Result<Arc<CallbackHandle>> {
+    let policy = RestartPolicy::default().pause_min(Duration::from_millis(10)).pause_max(PAUSE_MAX);
+    let handle = if in_batches {
+        subscribe.batch_callback(policy, move || {
+            let taker = taker.clone();
+            move |item: BatchItem| -> BoxFuture<'static, ()> {
+                let taker = taker.clone();
+                async move { taker.take_batch(item).await }.boxed()
+            }
+        })
+    } else {
+        subscribe.callback(policy, move || {
+            let taker = taker.clone();
+            move |item: Item| -> BoxFuture<'static, ()> {
+                let taker = taker.clone();
+                async move { taker.take(&receiver::given(item)).await }.boxed()
+            }
+        })
+    };
+    handle.map(Arc::new)
+}
+
+/// Takes deliveries, and panics now and then after one.
+#[derive(Clone)]
+struct Taker {
+    actor: ActorContext,
+    id: SubscriberId,
+    passed: Passed,
+    /// The longest time that it takes over a delivery, in milliseconds.
+    slowness_ms: u64,
+    /// Whether it panics now and then.
+    panics: bool,
+}
+
+impl Taker {
+    async fn take(&self, given: &Given) {
+        self.receive(given);
+        self.work(true).await;
+    }
+
+    /// Takes a whole batch at once.
+    async fn take_batch(&self, item: BatchItem) {
+        let batch = match item {
+            Item::Delivery(batch) => batch,
+            other => return self.take(&receiver::given_batch(other)[0]).await,
+        };
+        if batch.len() > 1 {
+            self.actor.shared.witness(Witness::BatchCalledBack);
+        }
+        for delivery in &batch {
+            self.receive(&receiver::given_row(delivery));
+        }
+        // If a name comes twice in the batch, its older row would come again after the newer one.
+        let names: BTreeSet<_> = batch.iter().map(|delivery| &delivery.notification().name).collect();
+        self.work(names.len() == batch.len()).await;
+    }
+
+    /// Has the oracle judge what it is given.
+    fn receive(&self, given: &Given) {
+        let Self { actor, id, .. } = self;
+        actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
+        let mut oracle = actor.shared.oracle();
+        oracle.received(&actor.shared, *id, given);
+        if matches!(given, Given::Expired { .. })
+            && let Some((handle, at)) = &*self.passed.lock()
+            && handle.reached(*at).now_or_never() == Some(true)
+        {
+            oracle.passed_after_expiry(&actor.shared, *id, *at);
+        }
+    }
+
+    /// Takes its time, and panics now and then, if it may.
+    async fn work(&self, may_panic: bool) {
+        let Self { actor, slowness_ms, panics, .. } = self;
+        if *slowness_ms > 0 && actor.is_chaos() {
+            actor.pause(*slowness_ms).await;
+        }
+        if *panics && actor.is_chaos() && actor.random(6) == 0 && may_panic {
+            // It unwinds without a message on the terminal.
+            std::panic::resume_unwind(Box::new(PLANNED_PANIC));
+        }
+    }
+}
