@@ -236,6 +236,45 @@ async fn a_damaged_row_stops_no_look_up_of_others() {
     }
 }
 
+/// Bug: one damaged entry of a past topology stopped every reader of the feed, and the deletion of old entries of all feeds. Fix: the entries
+/// around it tell which shards it had, so all rows can be read; only the ids whose rows stand there cannot be found.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_topology_entry_of_the_past_stops_its_own_ids_alone() {
+    for damaged in 0..2 {
+        let store = Database::memory();
+        let bus = narrow_bus(&store).await;
+        let _notifier = joined(&bus).await.notifier(eager()).await.unwrap();
+        for name in ["a", "b", "c"] {
+            record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
+            row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
+            if name != "c" {
+                bus.feed().reshard(4, None).await.unwrap();
+            }
+        }
+        let entries = stored(&store, TOPOLOGIES).await;
+        assert_eq!(entries.len(), 3);
+        set(&store, &entries[damaged].0, b"damaged").await;
+
+        let page = bus.feed().page(Cursor::NOTHING, 10).await.unwrap();
+        assert_eq!(page.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+        for name in ["a", "b", "c"] {
+            record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
+        }
+        let (lost, found) = if damaged == 0 { ("a", "b") } else { ("b", "a") };
+        within("others", row_with(&bus, &db(found, 1), [1, 0, 1, 0])).await;
+        within("others", row_with(&bus, &db("c", 1), [1, 0, 1, 0])).await;
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let mut all = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        for name in [lost, found, "c"] {
+            let delivery = within(name, next_news(&mut all)).await.unwrap().into_delivery().unwrap();
+            let is_folded = delivery.notification().totals.updated == 1;
+            assert_eq!((delivery.notification().name.as_str(), is_folded), (name, name != lost));
+        }
+        let key = entries[damaged].0.escape_ascii().to_string();
+        assert!(bus.skipped_rows().iter().any(|row| row.place.ends_with(&key)), "{:?}", bus.skipped_rows());
+    }
+}
+
 /// Regression: if the newest row of a database was gone, its partition stopped.
 #[tokio::test(start_paused = true)]
 async fn a_pointer_to_nothing_stops_no_other_database() {
@@ -347,7 +386,7 @@ async fn names_its_key<T: std::fmt::Debug>(
     read().await.expect("it is whole");
 }
 
-/// What is no counter and no row of a feed is neither skipped nor guessed: a caller that needs it gets an error with its key.
+/// What is no counter, no row of a feed and no entry of the past is neither skipped nor guessed: a caller that needs it gets an error with its key.
 #[tokio::test(start_paused = true)]
 async fn other_damage_is_named_by_its_key() {
     let store = Database::memory();
@@ -365,9 +404,7 @@ async fn other_damage_is_named_by_its_key() {
 
     let topologies = stored(&store, TOPOLOGIES).await;
     assert_eq!(topologies.len(), 2);
-    for entry in &topologies {
-        names_its_key(&store, entry, async || bus.feed().topology().await).await;
-    }
+    names_its_key(&store, &topologies[1], async || bus.feed().topology().await).await;
     let horizons = stored(&store, HORIZONS).await;
     names_its_key(&store, &horizons[0], async || bus.feed().page(Cursor::NOTHING, 10).await).await;
     let consumer = stored(&store, b"notibus\x15\x19\x14\x02c\x00").await;

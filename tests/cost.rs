@@ -168,16 +168,16 @@ async fn lone_event(shards: u32) -> Cost {
 /// Once a lone event cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
 /// whenever anything was appended a tail read all shards, and set eight watches again.
 #[tokio::test(start_paused = true)]
-async fn a_lone_event_costs_seven_mutations_and_twelve_reads() {
+async fn a_lone_event_costs_seven_mutations_and_thirteen_reads() {
     for shards in [4, 16] {
         let cost = lone_event(shards).await;
-        assert!(cost.mutations() <= 7 && cost.reads() <= 12, "{shards} shards: {cost:?}");
+        assert!(cost.mutations() <= 7 && cost.reads() <= 13, "{shards} shards: {cost:?}");
     }
 }
 
-/// A node that folds nothing is woken by one watch of one key, and reads the shard that has got a row.
+/// A node that folds nothing is woken by one watch of one key, and reads the shard that has got a row, beside the pulse that names it.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_only_delivers_reads_five_keys() {
+async fn a_node_that_only_delivers_reads_six_keys() {
     let store = Database::memory();
     let mut folding = Node::start(&store, BusOptions::default(), true).await;
     let mut other = Node::start(&store, BusOptions::default(), false).await;
@@ -186,7 +186,7 @@ async fn a_node_that_only_delivers_reads_five_keys() {
         folding.delivered().await;
         other.delivered().await;
         let cost = other.done().await;
-        assert!(lanes[0] == 1 || (cost.mutations() == 0 && cost.reads() <= 5), "{cost:?}");
+        assert!(lanes[0] == 1 || (cost.mutations() == 0 && cost.reads() <= 6), "{cost:?}");
     }
 }
 

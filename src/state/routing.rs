@@ -19,6 +19,9 @@ impl SchemeId {
     /// of a partition are in one shard.
     pub const PARTITION_KEY: Self = Self(2);
 
+    /// Of a topology entry that cannot be decoded: its rows can be read in their order, but no id can be found there.
+    pub const UNREADABLE: Self = Self(0);
+
     /// The first number that is free for schemes of users.
     pub const FIRST_CUSTOM: Self = Self(1_024);
 }

@@ -74,8 +74,17 @@ impl Newest {
         }
     }
 
-    /// Reads the entries of `log` from `batch_number` on that it has not read. Everything before `oldest` has left the ring.
-    pub fn read(&mut self, log: &Log<Matched>, batch_number: u64, oldest: Sequence) -> Result<(), Empty> {
+    /// Reads the entries of `log` from `batch_number` on that it has not read, and drops what has left the ring, which begins at `begin`. The
+    /// caller has read `begin` under the lock of this index, so nothing later was dropped.
+    pub fn read(
+        &mut self,
+        log: &Log<Matched>,
+        batch_number: u64,
+        begin: (u64, Sequence),
+    ) -> Result<(), Empty> {
+        if batch_number < begin.0 {
+            return Err(Empty::Behind);
+        }
         if self.to.is_none() || log.begin() > self.end {
             *self = Self { first: 1 << 63, begin: batch_number, end: batch_number, ..Self::default() };
         }
@@ -104,7 +113,7 @@ impl Newest {
                 break;
             }
         }
-        self.drop_up_to(oldest);
+        self.drop_up_to(begin.1);
         Ok(())
     }
 
@@ -138,8 +147,8 @@ impl Newest {
         }
     }
 
-    fn drop_up_to(&mut self, oldest: Sequence) {
-        while let Some(Slot { row, .. }) = self.rows.pop_front_if(|slot| slot.at <= oldest) {
+    fn drop_up_to(&mut self, end: Sequence) {
+        while let Some(Slot { row, .. }) = self.rows.pop_front_if(|slot| slot.at <= end) {
             if let Some(row) = row
                 && self.names.get(&row.name) == Some(&self.first)
             {
@@ -156,4 +165,36 @@ fn covers(newer: &Notification, older: &Notification) -> bool {
     let last_deletion =
         |row: &Notification| row.deleted_at.max(row.replaced.map(|replaced| replaced.deleted_at));
     last_deletion(newer) >= last_deletion(older)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::{
+            encoding::{Incarnation, Versionstamp},
+            notification::tests::row,
+        },
+        roles::dispatcher::batch::{Batch, to_mark},
+    };
+
+    /// Regression: while a reader was about to take its next page, the tail pushed that page out of the ring, and the index that it shared with
+    /// others dropped the rows. So it went on behind them, and never got them.
+    #[test]
+    fn a_reader_whose_rows_have_left_the_ring_is_behind() {
+        let at = |version| Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+        let log = Log::new(0);
+        for number in 0..3 {
+            let (before, to) = (at(100 + number), at(101 + number));
+            let row = Notification { name: DbName::new(&format!("db{number}")).unwrap(), ..row(to) };
+            let batch = Batch::new(vec![Arc::new(row)], before.into(), to, true);
+            log.append(number, to_mark(before), Matched::all(batch), &mut Vec::new());
+        }
+        let mut newest = Newest::default();
+        newest.read(&log, 0, (0, at(100))).unwrap();
+        // Another reader of the same patterns is further on.
+        newest.read(&log, 2, (1, at(101))).unwrap();
+        assert_eq!(newest.read(&log, 0, (1, at(101))), Err(Empty::Behind));
+        assert_eq!(newest.page(at(101), 10).rows.len(), 2);
+    }
 }

@@ -265,9 +265,10 @@ impl Reader {
 
     /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
     fn has_superseded(&mut self, number: u64, since: Cursor) -> Result<bool, Empty> {
-        let (pattern, oldest) = (&self.pattern, self.shared.ring.read().begin.1);
+        let (pattern, shared) = (&self.pattern, &self.shared);
         let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
-        newest.read(&pattern.log, number, oldest)?;
+        let begin = shared.ring.read().begin;
+        newest.read(&pattern.log, number, begin)?;
         Ok(newest.superseded > Some(since.position()))
     }
 
@@ -275,9 +276,9 @@ impl Reader {
     /// the newer one no longer shows a deletion, because the janitor deleted the tombstone in between.
     fn take_round(&mut self, number: u64, since: Cursor) -> Result<Option<DeliveryBatch>, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
-        let oldest = shared.ring.read().begin.1;
         let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
-        newest.read(&pattern.log, number, oldest)?;
+        let begin = shared.ring.read().begin;
+        newest.read(&pattern.log, number, begin)?;
         let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
         drop(newest);
         (self.batch_number, self.is_in_round) = (Some(next), end.is_none());
@@ -377,7 +378,8 @@ impl Reader {
     fn fall_behind(&mut self) -> Option<BatchItem> {
         let is_in_round = std::mem::take(&mut self.is_in_round);
         self.newest = None;
-        if self.batch_number.is_some() {
+        // Within a round, rows before that entry may have newer ones that are still to come.
+        if self.batch_number.is_some() && !is_in_round {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
         let lagged = self.skip(is_in_round);

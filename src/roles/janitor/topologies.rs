@@ -17,6 +17,7 @@ use crate::{
     state::{
         feed::{RawFeed, SHARDS_READ_AT_ONCE},
         keys::{FeedId, TopologyRow},
+        skipped::SkippedAt,
     },
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
@@ -35,9 +36,10 @@ impl Pass<'_> {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             let mut closed = Vec::new();
             for row in &page.rows {
-                let (feed, entry) = keys.topology_row(row).map_err(|error| error.at(&row.0))?;
-                if entry.closed {
-                    closed.push((feed, entry));
+                match keys.topology_row(row) {
+                    Ok((feed, entry)) if entry.closed => closed.push((feed, entry)),
+                    Ok(_) => {}
+                    Err(error) => self.context.skip(&SkippedAt::Key(row.0.clone()), &error),
                 }
             }
             let empty: Vec<_> = self.empty(&closed).await?.collect();

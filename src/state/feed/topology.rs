@@ -11,8 +11,9 @@ use crate::{
         error::{Error, Result},
     },
     state::{
-        keys::{Layout, RowSpace, ShardId, TopologyRow},
+        keys::{Layout, RowSpace, SHARDS_MAX, ShardId, TopologyRow},
         routing::SchemeId,
+        skipped::SkippedAt,
     },
     store::{Isolation, RangeRead, Row, Transaction},
 };
@@ -99,7 +100,14 @@ impl Entries {
             let page = tx.get_range(&before, Isolation::Snapshot).await?;
             // A sequence before all entries belongs to the oldest one: earlier ones have no rows.
             let Some(row) = page.rows.first() else { break };
-            let entry = decode(feed, row)?;
+            let entry = match decode(feed, row) {
+                // It tells of each of its ids that it cannot be found.
+                Err(Error::Corrupt { .. }) => {
+                    let first = feed.context.keys.topology_key(&row.0)?.1;
+                    unreadable(first, ShardId(0), ShardId(1))
+                }
+                entry => entry?,
+            };
             missing.retain(|sequence| *sequence < entry.first);
             self.0.insert(0, entry);
         }
@@ -159,11 +167,10 @@ impl Topology {
     /// Fails with [`Error::NoFeed`] if there is none.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
         let rows = tx.all_rows(feed.context.keys.topologies(feed.id), isolation).await?;
-        let entries: Vec<_> = rows.iter().map(|row| decode(feed, row)).collect::<Result<_>>()?;
-        if entries.is_empty() {
+        if rows.is_empty() {
             return Err(Error::NoFeed { feed: feed.id.to_string() });
         }
-        Self::new(entries)
+        Self::new(decode_all(feed, &rows)?)
     }
 
     /// The history of `entries`, at least one.
@@ -221,9 +228,45 @@ fn decode(feed: RawFeed<'_>, row: &Row) -> Result<TopologyRow> {
     feed.context.keys.topology_row(row).map(|(_, entry)| entry).map_err(|error| error.at(&row.0))
 }
 
+/// The entries that are stored as `rows`, in order. Closed ones that cannot be decoded are skipped, counted and named. Their shards are those
+/// between the entries around them, and so their rows stay readable.
+fn decode_all(feed: RawFeed<'_>, rows: &[Row]) -> Result<Vec<TopologyRow>> {
+    let mut entries: Vec<TopologyRow> = Vec::with_capacity(rows.len());
+    let mut damaged = None;
+    for (number, row) in rows.iter().enumerate() {
+        match decode(feed, row) {
+            Err(error @ Error::Corrupt { .. }) if number + 1 < rows.len() => {
+                feed.context.skip(&SkippedAt::Key(row.0.clone()), &error);
+                damaged.get_or_insert(feed.context.keys.topology_key(&row.0)?.1);
+            }
+            entry => {
+                let entry = entry?;
+                let begin = entries.last().map_or(ShardId(0), TopologyRow::next_shard);
+                let end = entry.shards().next().filter(|end| *end > begin);
+                if let (Some(first), Some(end)) = (damaged.take(), end) {
+                    entries.push(unreadable(first, begin, end));
+                }
+                entries.push(entry);
+            }
+        }
+    }
+    Ok(entries)
+}
+
+/// The closed entry from `first` on that cannot be decoded, and whose shards are before `end` and not before `begin`.
+fn unreadable(first: Sequence, begin: ShardId, end: ShardId) -> TopologyRow {
+    let count = u32::try_from(end.0 - begin.0).unwrap_or(u32::MAX).min(SHARDS_MAX);
+    let layout =
+        Layout::Sharded { scheme: SchemeId::UNREADABLE.0, first: ShardId(end.0 - u64::from(count)), count };
+    TopologyRow { first, closed: true, token: [0; 16], layout }
+}
+
 fn shard_in(entry: &TopologyRow, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
     match entry.layout {
         Layout::Legacy(_) => Ok(ShardId(0)),
+        Layout::Sharded { scheme, .. } if scheme == SchemeId::UNREADABLE.0 => {
+            Err(Error::corrupt("topology", format!("the entry from {} on cannot be decoded", entry.first)))
+        }
         Layout::Sharded { scheme, first, count } => {
             let place = feed.context.schemes.place(SchemeId(scheme), id, count)?;
             Ok(ShardId(first.0 + u64::from(place)))
