@@ -113,7 +113,7 @@ pub async fn print(cluster: &Cluster, store: &Database) {
     report("each of 200 databases in a transaction", &after, &before, idle, BATCH * BATCHES);
 
     for count in [1, 10] {
-        with_consumers(count, cluster, store, (&bus, &running, &mut deliveries)).await;
+        with_consumers(count, (cluster, store, &dbs), (&bus, &running, &mut deliveries)).await;
     }
     drop(deliveries);
     running.shutdown().await.unwrap();
@@ -122,11 +122,10 @@ pub async fn print(cluster: &Cluster, store: &Database) {
 /// Prints what an event costs with `count` consumers on the node.
 async fn with_consumers(
     count: u64,
-    cluster: &Cluster,
-    store: &Database,
+    (cluster, store, dbs): (&Cluster, &Database, &[Db]),
     (bus, running, deliveries): (&Bus, &Running, &mut Subscription),
 ) {
-    let (producer, dbs) = (bus.producer(), databases(BATCH));
+    let producer = bus.producer();
     let mut members = Vec::new();
     for n in 0..count {
         let member = running.consumer(&format!("c{n}")).unwrap();
@@ -136,7 +135,7 @@ async fn with_consumers(
     tokio::time::sleep(REST).await;
     let (idle, seconds) = Counts::read(cluster).await.since(&before);
     let idle = idle.map(|value| value / seconds);
-    for (what, dbs, times) in [("a lone event", &dbs[..1], LONE), ("each of 200", &dbs[..], BATCHES)] {
+    for (what, dbs, times) in [("a lone event", &dbs[..1], LONE), ("each of 200", dbs, BATCHES)] {
         let before = Counts::read(cluster).await;
         for _ in 0..times {
             let rows = bus.stats().consumer_rows + count * dbs.len() as u64;
