@@ -112,6 +112,9 @@ impl From<Error> for Failure {
             Error::NoShard { .. } | Error::NoConsumer { .. } => Self::not_found(error.to_string()),
             Error::ConsumerInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
+            Error::OlderThanRows { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "older_than_rows", error.to_string())
+            }
             Error::Store(failed) if failed.is_of_failed_disk() => {
                 // The store has logged it.
                 let outcome = if failed.is_maybe_committed() {
