@@ -411,6 +411,9 @@ codes! {
     PROXY_TAG_THROTTLED = 1223, "proxy_tag_throttled";
     /// The disk failed. The store takes no more writes until it is opened again.
     IO_ERROR = 1510, "io_error";
+    /// The disk has no room for the commit, which has not happened. Make room: later commits succeed then. FoundationDB has no such
+    /// code.
+    NO_ROOM = 1599, "no_room";
     /// An operand is malformed, such as a versionstamp offset outside its key.
     CLIENT_INVALID_OPERATION = 2000, "client_invalid_operation";
     /// The key lies outside the space that layers may use.

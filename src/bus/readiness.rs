@@ -30,6 +30,8 @@ pub(crate) enum Unready {
     Gone(String),
     /// The store stands before its own rows.
     Older(Error),
+    /// The disk of the store is full.
+    NoRoom(Error),
     /// The store is locked.
     Locked,
     /// The store does not answer; with its last error, if any.
@@ -53,6 +55,7 @@ impl Unready {
             Self::Failed(_)
             | Self::Gone(_)
             | Self::Older(_)
+            | Self::NoRoom(_)
             | Self::Locked
             | Self::Away(_)
             | Self::Unreadable(_) => "store",
@@ -68,6 +71,7 @@ impl Unready {
             Self::Failed(_) => "failed",
             Self::Gone(_) => "gone",
             Self::Older(_) => "older_than_rows",
+            Self::NoRoom(_) => "no_room",
             Self::Locked => "locked",
             Self::Away(_) => "away",
             Self::Unreadable(_) => "unreadable",
@@ -90,6 +94,7 @@ impl fmt::Display for Unready {
                 )
             }
             Self::Older(error) => write!(f, "Nothing is folded: {error}."),
+            Self::NoRoom(error) => write!(f, "The disk of the store is full: make room ({error})."),
             Self::Locked => f.write_str("The database is locked."),
             Self::Away(None) => f.write_str("The store does not answer."),
             Self::Away(Some(last)) => write!(f, "The store does not answer; its last error was: {last}."),
@@ -144,6 +149,9 @@ impl Bus {
         let context = &*self.context;
         if let Some(unready) = self.permanent_failure() {
             return Err(unready);
+        }
+        if let Some(error) = context.db.shortage() {
+            return Err(Unready::NoRoom(error));
         }
         let own = context.stats.health.nodes();
         let now = Duration::ZERO;

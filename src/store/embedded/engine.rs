@@ -1,9 +1,9 @@
 //! [`Engine`]: the rows of an embedded store, and the way of commits to them.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -12,12 +12,15 @@ use futures_util::future::BoxFuture;
 use super::{
     committer::{Committer, Failed, Worker},
     core::{self, Core, Outcome, Request},
-    folder::{Files, Folder, FolderOptions, History, Inspection, Opened, SystemFiles},
+    folder::{Files, Folder, FolderOptions, History, Inspection, Opened, open_folder},
     rows::Rows,
 };
-use crate::base::{
-    env::Env,
-    error::{Error, OpenCause, Result, StoreError},
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, OpenCause, Result, StoreError},
+    },
+    store::TRANSACTION_LIFETIME,
 };
 
 pub(in crate::store) struct Engine {
@@ -32,6 +35,14 @@ pub(in crate::store) struct Engine {
     history: History,
     /// The names under which it was used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
+    /// The transactions that may hold a snapshot, each with its age; the oldest first, roughly.
+    holding: Mutex<VecDeque<(Duration, Weak<dyn Holds>)>>,
+}
+
+/// What a transaction holds, by which it is taken away from one that is too old.
+pub(super) trait Holds: Send + Sync {
+    /// Gives it back.
+    fn give_back(&self);
 }
 
 enum Committing {
@@ -79,9 +90,7 @@ impl Engine {
 
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Self> {
-        // The program may change its working directory.
-        let path = std::path::absolute(path).map_err(|error| failed(path, &error))?;
-        Self::open_on(Arc::new(SystemFiles), &path, env, FolderOptions::default())
+        Self::open_on(Arc::new(open_folder(path, true)?), path, env, FolderOptions::default())
     }
 
     /// The store in the folder `path` of a disk.
@@ -116,7 +125,25 @@ impl Engine {
         let started = env.now();
         let failed = Arc::new(Failed::new());
         let committing = committing(started, Arc::clone(&failed));
-        Self { core, env, started, committing, failed, history, used: Mutex::default() }
+        let (used, holding) = Default::default();
+        Self { core, env, started, committing, failed, history, used, holding }
+    }
+
+    /// A transaction holds a snapshot of the time `taken`. Those that are too old by now give theirs back, whether they are used again or
+    /// not: each may hold a version of all rows.
+    pub(super) fn holds(&self, taken: Duration, transaction: Weak<dyn Holds>) {
+        let now = self.now();
+        let mut old = Vec::new();
+        {
+            let mut holding = self.holding.lock().expect("no holder panics");
+            while let Some((_, transaction)) =
+                holding.pop_front_if(|(taken, _)| now.saturating_sub(*taken) > TRANSACTION_LIFETIME)
+            {
+                old.push(transaction);
+            }
+            holding.push_back((taken, transaction));
+        }
+        old.iter().filter_map(Weak::upgrade).for_each(|transaction| transaction.give_back());
     }
 
     /// Time since the engine was made.
@@ -139,10 +166,7 @@ impl Engine {
             Committing::Thread(committer) => return Commit::Waiting(Box::pin(committer.commit(request))),
             Committing::Caller => {
                 let mut core = self.core();
-                let now = self.now();
-                let root = core.take_root();
-                let staged = core.stage(root, vec![request], now);
-                core.publish(staged, now)
+                core.commit(vec![request], self.now())
             }
             Committing::Nobody => {
                 let error = StoreError::DATABASE_LOCKED.with_detail("the folder was opened to be read");

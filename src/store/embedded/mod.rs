@@ -27,5 +27,5 @@ pub(crate) use self::folder::{Access, File, Files, FolderOptions, Lock};
 pub use self::folder::{Damage, FolderReport};
 pub(super) use self::{
     engine::Engine,
-    folder::{SystemFiles, copy_to, inspect},
+    folder::{Inspection, copy_to, inspect, open_folder},
 };
