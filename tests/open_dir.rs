@@ -450,7 +450,7 @@ fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
     assert_eq!(left, before);
 }
 
-/// Bug: whoever removed the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
+/// Bug: who removed the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
 /// process fails once a file without which its folder does not open was removed.
 #[cfg(unix)]
 #[test]

@@ -248,7 +248,7 @@ impl Bus {
         if stored.is_ok_and(|stored| stored > config.incarnation) {
             return;
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Committed, FolderReport, RetryPolicy, Transaction,
+    Committed, FolderOptions, FolderReport, RetryPolicy, Transaction,
     backend::Backend,
     embedded::{self, Embedded, Engine, Inspection},
     limits,
@@ -22,7 +22,7 @@ use crate::base::{
 
 /// What is in the folder `path`.
 fn inspected(path: &Path) -> Result<Inspection> {
-    embedded::inspect(&embedded::open_folder(path, false)?, path)
+    embedded::inspect(&*embedded::open_folder(path, false)?, path)
 }
 
 /// A handle on a store. Clones are cheap and share it.
@@ -77,7 +77,13 @@ impl Database {
     /// Fails with [`Error::Open`](crate::Error::Open) if the folder is a file, is not writable, is open in another process,
     /// or is damaged. Opening reads the whole store and blocks the thread.
     pub fn open_dir(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_dir_in(path, Env::system())
+        Self::open_dir_with(path, &FolderOptions::default())
+    }
+
+    /// [`Database::open_dir`] with other options.
+    pub fn open_dir_with(path: impl AsRef<Path>, options: &FolderOptions) -> Result<Self> {
+        let env = Env::system();
+        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), options)?, env))
     }
 
     /// The content of the folder `path`, for reading. This changes nothing in the folder: it needs only the right to
@@ -118,13 +124,13 @@ impl Database {
             return Err(Error::Open { path: from.to_owned(), cause: OpenCause::Damaged, reason });
         }
         let to = to.as_ref();
-        embedded::copy_to(&embedded::open_folder(to, true)?, to, &inspection)?;
+        embedded::copy_to(&*embedded::open_folder(to, true)?, to, &inspection)?;
         Ok(inspection.report)
     }
 
     /// [`Database::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
-        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone())?, env))
+        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), &FolderOptions::default())?, env))
     }
 
     /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call

@@ -18,8 +18,8 @@ use tower::ServiceExt;
 /// How long a test waits for an expected event.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// A clock that is ahead, so that a store in memory gives out later versions than any other.
-struct Ahead(Env);
+/// A clock that is days ahead, so that a store in memory gives out later versions than others.
+struct Ahead(Env, u64);
 
 impl Environment for Ahead {
     fn now(&self) -> Duration {
@@ -27,7 +27,7 @@ impl Environment for Ahead {
     }
 
     fn wall_ms(&self) -> u64 {
-        self.0.wall_ms() + 86_400_000
+        self.0.wall_ms() + self.1 * 86_400_000
     }
 
     fn random(&self) -> u64 {
@@ -39,12 +39,12 @@ impl Environment for Ahead {
     }
 }
 
-/// A store whose versions are later than those of others.
-pub(crate) fn later_store() -> Database {
-    Database::memory_in(Env::new(Ahead(Env::system())))
+/// A store whose versions are days later than those of others.
+pub(crate) fn later_store(days: u64) -> Database {
+    Database::memory_in(Env::new(Ahead(Env::system(), days)))
 }
 
-fn db(name: &str) -> Db {
+pub(crate) fn db(name: &str) -> Db {
     Db::new(name.parse().unwrap(), DbInstance([1; 16]))
 }
 
@@ -55,7 +55,7 @@ async fn record(bus: &Bus, name: &str, lanes: [u64; 4]) {
     recorded.await.unwrap();
 }
 
-async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let wait = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -69,7 +69,7 @@ async fn totals(bus: &Bus, name: &str) -> Option<[u64; 4]> {
     row.map(|row| [row.totals.created, row.totals.deleted, row.totals.updated, row.totals.ddoc_updated])
 }
 
-async fn open(store: &Database, prefix: &[u8]) -> Bus {
+pub(crate) async fn open(store: &Database, prefix: &[u8]) -> Bus {
     Bus::open(store, BusOptions::default().prefix(prefix.to_vec())).await.unwrap()
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Before {
 
 /// Makes a bus with databases `a` and `b`, copies it to `to`, and goes on a little.
 pub(crate) async fn live_and_restore(to: &Database, prefix: &[u8]) -> Before {
-    let old = later_store();
+    let old = later_store(1);
     let bus = open(&old, prefix).await;
     let asked = Asked::start(&bus).await;
     for name in ["a", "b"] {
@@ -201,7 +201,7 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Data
 /// Bug: after an import, a reader that had seen more than the copy went on without a sign; fix: an import ends the history of the
 /// incarnation before where the export has ended.
 pub(crate) async fn an_import_ends_what_was_not_copied(store: &Database, prefix: &[u8]) {
-    let old = later_store();
+    let old = later_store(1);
     let bus = open(&old, prefix).await;
     let asked = Asked::start(&bus).await;
     record(&bus, "a", [1, 0, 0, 0]).await;

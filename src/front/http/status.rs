@@ -97,7 +97,7 @@ async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     if inner.is_closing() {
         return unavailable("node", "closing", "The node is being shut down.");
     }
-    match inner.bus.readiness(&inner.dispatcher).await {
+    match Box::pin(inner.bus.readiness(&inner.dispatcher)).await {
         Ok(()) => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
         Err(unready) => unavailable(unready.part(), unready.cause(), &unready.to_string()),
     }

@@ -47,7 +47,6 @@ mod counters;
 mod ddoc;
 mod feed;
 mod idempotency;
-mod incarnation;
 mod lease;
 #[cfg(feature = "http")]
 mod name;
@@ -60,14 +59,13 @@ use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
 pub(crate) use age::AgeMark;
-pub(crate) use config::Config;
+pub(crate) use config::{Config, end_operand};
 pub use consumer::ConsumerName;
 pub(crate) use consumer::{ConsumerRow, DeferredRow, Due, MemberlessSince, watermark};
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, row_count, sequence_operand};
 pub(crate) use idempotency::RunResult;
-pub(crate) use incarnation::end_operand;
 pub(crate) use lease::{Lease, Owner, role_of_pool, slot_of_pool};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use super::{
     committer::{Committer, Failed, Worker},
     core::{self, Core, Outcome, Request},
-    folder::{Files, Folder, FolderOptions, History, Inspection, Opened, open_folder},
+    folder::{Files, Folder, FolderTuning, History, Inspection, Opened, open_folder},
     rows::Rows,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
         env::Env,
         error::{Error, OpenCause, Result, StoreError},
     },
-    store::TRANSACTION_LIFETIME,
+    store::{FolderOptions, TRANSACTION_LIFETIME},
 };
 
 pub(in crate::store) struct Engine {
@@ -89,12 +89,13 @@ impl Engine {
     }
 
     /// The store in the folder `path`.
-    pub fn open(path: &Path, env: Env) -> Result<Self> {
-        Self::open_on(Arc::new(open_folder(path, true)?), path, env, FolderOptions::default())
+    pub fn open(path: &Path, env: Env, options: &FolderOptions) -> Result<Self> {
+        let tuning = FolderTuning { no_room_wait: options.no_room_wait, ..FolderTuning::default() };
+        Self::open_on(open_folder(path, true)?, path, env, tuning)
     }
 
     /// The store in the folder `path` of a disk.
-    pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderOptions) -> Result<Self> {
+    pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderTuning) -> Result<Self> {
         let Opened { folder, root, version, history } =
             Folder::open(files, path, options, version_now(&env))?;
         let core = Arc::new(Mutex::new(Core::new(root, version)));

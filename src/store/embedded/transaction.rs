@@ -18,7 +18,7 @@ use super::{
     engine::{Commit, Engine, Holds},
     overlay::Overlay,
     scan,
-    watches::{self, Seen},
+    watches::{self, ValueHash},
 };
 use crate::{
     base::{
@@ -401,12 +401,13 @@ impl TransactionBackend for EmbeddedTransaction {
         let mut armed = Armed { fired, key: key.clone(), engine: Arc::downgrade(&self.engine) };
         state.request.watches.push(watches::Pending {
             key,
-            seen: Seen::of(seen.as_deref()),
+            seen: ValueHash::of(seen.as_deref()),
             fire,
             _place: place,
         });
-        let fires = async move { (&mut armed.fired).await.unwrap_or(Err(StoreError::OPERATION_CANCELLED)) };
-        Ok(Watch::new(async { Ok(fires.await?) })).into()
+        let done =
+            async move { Ok((&mut armed.fired).await.unwrap_or(Err(StoreError::OPERATION_CANCELLED))?) };
+        Ok(Watch::new(done)).into()
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {

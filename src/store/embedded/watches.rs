@@ -17,7 +17,7 @@ use crate::{
 pub(super) struct Pending {
     pub key: Bytes,
     /// The value that the transaction saw.
-    pub seen: Seen,
+    pub seen: ValueHash,
     /// Completes the watch.
     pub fire: oneshot::Sender<Result<(), StoreError>>,
     /// Its slot below the client's limit.
@@ -26,9 +26,9 @@ pub(super) struct Pending {
 
 /// A value that was seen, in a few bytes: a watch is a hint, and 10,000 of them may have seen 1 GB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen(Option<u64>);
+pub(super) struct ValueHash(Option<u64>);
 
-impl Seen {
+impl ValueHash {
     pub fn of(value: Option<&[u8]>) -> Self {
         Self(value.map(xxh3_64))
     }
@@ -60,7 +60,7 @@ pub(super) struct Watches {
 impl Watches {
     /// Arms `watch`, or fires it at once if the key no longer has the value that the transaction saw.
     pub fn arm(&mut self, watch: Pending, now: Option<&[u8]>) {
-        if watch.seen != Seen::of(now) {
+        if watch.seen != ValueHash::of(now) {
             // The receiver may be gone.
             let _ = watch.fire.send(Ok(()));
             return;
@@ -85,7 +85,7 @@ impl Watches {
         let Some(waiting) = self.armed.get_mut(key) else {
             return;
         };
-        let now = Seen::of(now);
+        let now = ValueHash::of(now);
         for watch in waiting.extract_if(.., |watch| watch.seen != now) {
             let _ = watch.fire.send(Ok(()));
         }

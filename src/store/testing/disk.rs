@@ -13,7 +13,7 @@ use crate::{
     store::{
         Database, FolderReport,
         backend::Backend,
-        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock, inspect},
+        embedded::{Access, Embedded, Engine, File, Files, FolderTuning, Lock, inspect},
     },
 };
 
@@ -237,7 +237,7 @@ impl SimulatedDisk {
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open(&self) -> Result<Database> {
-        Ok(self.open_with(Env::system(), FolderOptions::default())?.database)
+        Ok(self.open_with(Env::system(), FolderTuning::default())?.database)
     }
 
     /// Opens the store on it, with a snapshot each time its journals have this many bytes and are as long as the
@@ -250,7 +250,7 @@ impl SimulatedDisk {
 
     /// The same, for a process with this `env`.
     pub fn open_in(&self, env: Env, journal_len_min: u64) -> Result<DiskStore> {
-        let options = FolderOptions { journal_len_min, has_threads: false, ..FolderOptions::default() };
+        let options = FolderTuning { journal_len_min, has_threads: false, ..FolderTuning::default() };
         self.open_with(env, options)
     }
 
@@ -259,7 +259,7 @@ impl SimulatedDisk {
     /// Fails as [`Database::open_dir`] does.
     pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Database> {
         let no_room_wait = std::time::Duration::from_millis(200);
-        let options = FolderOptions { journal_len_min, no_room_wait, has_threads: true };
+        let options = FolderTuning { journal_len_min, no_room_wait, has_threads: true };
         Ok(self.open_with(Env::system(), options)?.database)
     }
 
@@ -268,7 +268,7 @@ impl SimulatedDisk {
         Ok(inspect(self, Path::new(FOLDER))?.report)
     }
 
-    fn open_with(&self, env: Env, options: FolderOptions) -> Result<DiskStore> {
+    fn open_with(&self, env: Env, options: FolderTuning) -> Result<DiskStore> {
         let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env.clone(), options)?;
         let engine = Arc::new(Embedded::new(engine));
         let backend: Arc<dyn Backend> = Arc::<Embedded>::clone(&engine);

@@ -268,39 +268,3 @@ impl File for fs::File {
         Ok(self.metadata()?.nlink() > 0)
     }
 }
-
-/// Stores in folders need a system of the Unix family: elsewhere files cannot be reached by a handle of their folder.
-#[cfg(not(unix))]
-pub(crate) use elsewhere::SystemFolder;
-
-#[cfg(not(unix))]
-mod elsewhere {
-    use std::{io, path::Path};
-
-    use super::{Access, File, Files, Lock};
-
-    pub(crate) enum SystemFolder {}
-
-    impl SystemFolder {
-        pub fn open(_: &Path) -> io::Result<Self> {
-            Err(io::Error::new(io::ErrorKind::Unsupported, "stores in folders need a Unix system"))
-        }
-
-        pub fn make(path: &Path) -> io::Result<Self> {
-            Self::open(path)
-        }
-    }
-
-    #[rustfmt::skip]
-    impl Files for SystemFolder {
-        fn list(&self) -> io::Result<Vec<String>> { match *self {} }
-        fn open(&self, _: &str, _: Access) -> io::Result<Box<dyn File>> { match *self {} }
-        fn rename(&self, _: &str, _: &str) -> io::Result<()> { match *self {} }
-        fn remove(&self, _: &str) -> io::Result<()> { match *self {} }
-        fn sync(&self) -> io::Result<()> { match *self {} }
-        fn sync_parents(&self) -> io::Result<()> { match *self {} }
-        fn lock(&self) -> io::Result<Option<Lock>> { match *self {} }
-        fn is_locked(&self) -> io::Result<bool> { match *self {} }
-        fn is_in_place(&self) -> io::Result<bool> { match *self {} }
-    }
-}

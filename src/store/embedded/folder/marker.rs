@@ -1,12 +1,14 @@
 //! The small files of a folder: the marker that tells its format, and the note that it was closed in order.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+#[cfg(unix)]
+use super::files::SystemFolder;
 use super::{
     damage::{BadSectors, Damage, is_bad_sector},
-    files::{self, Files, SystemFolder, read_text, replace, write_all},
+    files::{self, Files, read_text, replace, write_all},
     names::Names,
 };
 use crate::base::error::{Error, OpenCause, Result};
@@ -80,13 +82,19 @@ impl Marker {
 }
 
 /// Opens the folder `path`; with `is_made` it is created if it does not exist.
-pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<SystemFolder> {
-    let refused = |refusal: Refusal| refusal.of(path);
+#[cfg(unix)]
+pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<Arc<dyn Files>> {
     if path.exists() && !path.is_dir() {
-        return Err(refused(Refusal::unusable("it is a file; name a folder")));
+        return Err(Refusal::unusable("it is a file; name a folder").of(path));
     }
     let folder = if is_made { SystemFolder::make(path) } else { SystemFolder::open(path) };
-    folder.map_err(|error| refused(error.into()))
+    Ok(Arc::new(folder.map_err(|error| Refusal::from(error).of(path))?))
+}
+
+/// Elsewhere files cannot be reached by a handle of their folder.
+#[cfg(not(unix))]
+pub(in crate::store) fn open_folder(path: &Path, _: bool) -> Result<Arc<dyn Files>> {
+    Err(Refusal::unusable("stores in folders need a Unix system").of(path))
 }
 
 /// Reads the marker of a folder.

@@ -63,7 +63,7 @@ use self::{
 };
 pub use self::{damage::Damage, inspect::FolderReport};
 use super::{core::Staged, rows::Rows};
-use crate::base::error::Result;
+use crate::{base::error::Result, store::FolderOptions};
 
 /// How often to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
@@ -73,7 +73,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct FolderOptions {
+pub(crate) struct FolderTuning {
     /// The least length of the journals before a snapshot is written, in bytes.
     pub journal_len_min: u64,
     /// For how long commits wait for an overdue snapshot that has no room.
@@ -82,15 +82,16 @@ pub(crate) struct FolderOptions {
     pub has_threads: bool,
 }
 
-impl Default for FolderOptions {
+impl Default for FolderTuning {
     fn default() -> Self {
-        Self { journal_len_min: 16 << 20, no_room_wait: Duration::from_secs(3), has_threads: true }
+        let FolderOptions { no_room_wait } = FolderOptions::default();
+        Self { journal_len_min: 16 << 20, no_room_wait, has_threads: true }
     }
 }
 
 pub(super) struct Folder {
     files: Arc<dyn Files>,
-    options: FolderOptions,
+    options: FolderTuning,
     journal: Journal,
     /// The version of this opening, until the journal has it.
     unopened: Option<u64>,
@@ -147,11 +148,11 @@ impl Snapshots {
 impl Folder {
     /// Opens the store in the folder `path`, which `files` are, and makes it if the folder is empty. Versions go on from `version`, or
     /// behind the used ones if they are later.
-    pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderOptions, version: u64) -> Result<Opened> {
+    pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderTuning, version: u64) -> Result<Opened> {
         Self::try_open(files, options, version).map_err(|refusal| refusal.of(path))
     }
 
-    fn try_open(files: Arc<dyn Files>, options: FolderOptions, version: u64) -> Result<Opened, Refusal> {
+    fn try_open(files: Arc<dyn Files>, options: FolderTuning, version: u64) -> Result<Opened, Refusal> {
         let lock = prepare(&*files)?;
         let contents = recover::read(&*files, BadSectors::Fail)?;
         refuse_damage(&contents)?;
@@ -362,7 +363,8 @@ impl Folder {
                 match self.files.remove(&journal::name(number)) {
                     Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
                     removed => {
-                        removed.and_then(|()| self.files.sync()).inspect_err(|_| self.journal.seal())?
+                        let removed = removed.and_then(|()| self.files.sync());
+                        removed.inspect_err(|_| self.journal.seal())?;
                     }
                 }
                 return Err(error);
