@@ -35,9 +35,20 @@ pub(in crate::store) struct Engine {
     history: History,
     /// The names under which it was used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
-    /// The transactions that may hold a snapshot, each with its age; the oldest first, roughly.
-    holding: Mutex<VecDeque<(Duration, Weak<dyn Holds>)>>,
+    holding: Mutex<Holding>,
 }
+
+/// The transactions that may hold a snapshot.
+#[derive(Default)]
+struct Holding {
+    /// Each with the time of its snapshot; the oldest first, roughly.
+    transactions: VecDeque<(Duration, Weak<dyn Holds>)>,
+    /// How many were left when those that have ended were forgotten; it is done again at twice as many.
+    swept: usize,
+}
+
+/// Fewer transactions than this are not worth sweeping.
+const HOLDING_MIN: usize = 256;
 
 /// What a transaction holds, by which it is taken away from one that is too old.
 pub(super) trait Holds: Send + Sync {
@@ -137,12 +148,17 @@ impl Engine {
         let mut old = Vec::new();
         {
             let mut holding = self.holding.lock().expect("no holder panics");
+            let Holding { transactions, swept } = &mut *holding;
             while let Some((_, transaction)) =
-                holding.pop_front_if(|(taken, _)| now.saturating_sub(*taken) > TRANSACTION_LIFETIME)
+                transactions.pop_front_if(|(taken, _)| now.saturating_sub(*taken) > TRANSACTION_LIFETIME)
             {
                 old.push(transaction);
             }
-            holding.push_back((taken, transaction));
+            if transactions.len() >= HOLDING_MIN.max(2 * *swept) {
+                transactions.retain(|(_, transaction)| transaction.strong_count() > 0);
+                *swept = transactions.len();
+            }
+            transactions.push_back((taken, transaction));
         }
         old.iter().filter_map(Weak::upgrade).for_each(|transaction| transaction.give_back());
     }
@@ -150,6 +166,14 @@ impl Engine {
     /// Time since the engine was made.
     pub fn now(&self) -> Duration {
         self.env.now().saturating_sub(self.started)
+    }
+
+    /// Forgets the watches on `key` that were dropped.
+    pub(super) fn disarm(&self, key: &[u8]) {
+        // After a panic nothing is armed any more, and a drop must not panic.
+        if let Ok(mut core) = self.core.lock() {
+            core.watches.disarm(key);
+        }
     }
 
     pub(super) fn core(&self) -> MutexGuard<'_, Core> {

@@ -502,7 +502,7 @@ impl Drop for Armed {
     fn drop(&mut self) {
         self.fired.close();
         if let Some(engine) = self.engine.upgrade() {
-            engine.core().watches.disarm(&self.key);
+            engine.disarm(&self.key);
         }
     }
 }
