@@ -12,7 +12,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
     ("src/base", 3_680),
     ("src/store", 1_400),
-    ("src/store/embedded", 5_940),
+    ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_540),
     ("src/state", 2_660),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 50_440;
+const SRC_LINES: usize = 50_470;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 275;
