@@ -45,6 +45,7 @@ const FAMILIES: [&str; 19] = [
 fn family(key: &[u8]) -> &'static str {
     match key.strip_prefix(b"notibus") {
         Some([0x14, ..]) => FAMILIES[0],
+        Some([0x15, 26, ..]) => "incarnation",
         Some([0x15, number, ..]) => FAMILIES[usize::from(*number)],
         _ => "none of the bus",
     }
@@ -168,10 +169,10 @@ async fn lone_event(shards: u32) -> Cost {
 /// Once a lone event cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
 /// whenever anything was appended a tail read all shards, and set eight watches again.
 #[tokio::test(start_paused = true)]
-async fn a_lone_event_costs_seven_mutations_and_thirteen_reads() {
+async fn a_lone_event_costs_eight_mutations_and_fifteen_reads() {
     for shards in [4, 16] {
         let cost = lone_event(shards).await;
-        assert!(cost.mutations() <= 7 && cost.reads() <= 13, "{shards} shards: {cost:?}");
+        assert!(cost.mutations() <= 8 && cost.reads() <= 15, "{shards} shards: {cost:?}");
     }
 }
 
@@ -213,6 +214,6 @@ async fn a_database_of_a_batch_costs_five_mutations_and_two_reads() {
             node.delivered().await;
         }
         let cost = node.done().await;
-        assert!(lanes[0] == 1 || (cost.mutations() <= 502 && cost.reads() <= 220), "{cost:?}");
+        assert!(lanes[0] == 1 || (cost.mutations() <= 503 && cost.reads() <= 220), "{cost:?}");
     }
 }

@@ -118,10 +118,10 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     assert!(rows.contains_key(&b"dying"[..]) && !rows.contains_key(&b"after"[..]), "{rows:?}");
 }
 
-/// A disk that was full for a moment once poisoned the storage library. Every answered commit has to be there,
-/// unanswered ones may be, refused ones are not; and once there is room, a restart is enough.
+/// A disk that was full for a moment once poisoned the storage library. Every answered commit has to be there, refused ones are not; and
+/// once there is room, commits succeed, with a restart and without one.
 #[tokio::test]
-async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
+async fn a_full_disk_loses_nothing_and_is_mended_by_room() {
     for most in [0, 1, 30, 200] {
         let disk = SimulatedDisk::new(512);
         let room = Arc::new(AtomicUsize::new(3_000));
@@ -139,15 +139,23 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
                 _ => None,
             }
         });
-        let (mut answered, mut maybe) = (Vec::new(), None);
+        let mut answered = Vec::new();
         for number in 0_u32..100 {
             match set(&db, &number.to_be_bytes()).await {
                 Ok(()) => answered.push(number),
-                Err(error) if error.is_maybe_committed() => assert!(maybe.replace(number).is_none()),
-                Err(error) => assert_eq!(error.code(), Some(StoreError::IO_ERROR.code())),
+                Err(error) => {
+                    assert_eq!(error.code(), Some(StoreError::NO_ROOM.code()));
+                    assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
+                }
             }
         }
-        assert!(!answered.is_empty() && maybe.is_some());
+        assert!(!answered.is_empty() && answered.len() < 100);
+        if most == 30 {
+            room.store(usize::MAX, Ordering::Relaxed);
+            set(&db, b"room again").await.unwrap();
+            assert_eq!(rows(&disk.copied().open().unwrap()).await.len(), answered.len() + 1);
+            continue;
+        }
         drop(db);
         let reason = match disk.open() {
             Err(Error::Open { reason, cause, .. }) => {
@@ -162,7 +170,7 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
         let found = rows(&db).await;
         let is_there = |number: &u32| found.contains_key(&number.to_be_bytes()[..]);
         assert!(answered.iter().all(is_there), "{most}: {} of {}", found.len(), answered.len());
-        assert!(found.len() <= answered.len() + maybe.iter().filter(|number| is_there(number)).count());
+        assert_eq!(found.len(), answered.len());
         set(&db, b"room again").await.unwrap();
     }
 }
@@ -681,4 +689,46 @@ async fn reading_waits_for_no_sync() {
     writing.await.unwrap().unwrap();
     disk.mend();
     assert_eq!(rows(&db).await.len(), 2);
+}
+
+/// Bug: `check` of a damaged folder that a process had open read all of it 100 times; fix: it opens all files before it reads one, so that
+/// a process that adds to them does not confuse it.
+#[tokio::test]
+async fn a_damaged_folder_in_use_is_read_once() {
+    let disk = SimulatedDisk::new(512);
+    let db = disk.open_small(600).unwrap();
+    for number in 0..30 {
+        commit(&db, number).await.unwrap();
+    }
+    let name = disk.names().into_iter().find(|name| name.starts_with("snapshot-")).unwrap();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&opened);
+    disk.plan(move |operation| match operation {
+        DiskOperation::Open(opened) if *opened == name => {
+            counted.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+        DiskOperation::Read(read, range) if *read == name && range.start < 512 => {
+            Some(DiskFault::Fails(DiskFault::IO))
+        }
+        _ => None,
+    });
+    let report = disk.check().unwrap();
+    assert!(report.is_open && !report.damages.is_empty(), "{report:?}");
+    assert_eq!(opened.load(Ordering::Relaxed), 1);
+}
+
+/// Bug: a file with a number far ahead made `check` report, and keep, each number before it as missing; fix: numbers have 16 digits, and
+/// missing ones are one damage.
+#[tokio::test]
+async fn a_gap_in_the_numbers_is_one_damage() {
+    let disk = SimulatedDisk::new(512);
+    let db = disk.open_small(ENDLESS).unwrap();
+    commit(&db, 0).await.unwrap();
+    drop(db);
+    disk.write("journal-99999999999", b"");
+    assert!(disk.check().unwrap().damages.is_empty(), "it is no file of the store");
+    disk.write("journal-0000099999999999", b"");
+    let damages = disk.check().unwrap().damages;
+    assert!(damages.len() <= 3 && damages[0].what.contains("up to number 99999999998"), "{damages:?}");
 }

@@ -410,7 +410,7 @@ async fn a_run_that_a_raise_of_the_incarnation_interrupts_is_not_repeated() {
     });
     tokio::time::sleep(Duration::from_secs(22)).await;
     assert_eq!(number(&store, b"n").await, 1, "the first attempt is committed");
-    let raised = Bus::raise_incarnation(&store, b"notibus", Incarnation(0), false).await.unwrap();
+    let raised = Bus::raise_incarnation(&store, b"notibus", Incarnation(0), true).await.unwrap();
     assert_eq!(raised, Incarnation(1));
     faults.heal();
     let done = running.await.unwrap();
@@ -427,7 +427,7 @@ async fn a_key_is_known_after_a_raise_of_the_incarnation() {
         Ok(())
     };
     bus.run_exactly_once(Some(b"order"), body).await.unwrap();
-    Bus::raise_incarnation(&store, b"notibus", Incarnation(0), false).await.unwrap();
+    Bus::raise_incarnation(&store, b"notibus", Incarnation(0), true).await.unwrap();
     let again = wide_bus(&store).await.run_exactly_once(Some(b"order"), body).await;
     assert!(again.unwrap().is_repeat);
     assert_eq!(number(&store, b"n").await, 1);

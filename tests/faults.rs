@@ -1,13 +1,26 @@
-//! The wrappers for tests do to a store what their names say.
+//! The wrappers for tests do to a store what their names say; and runs go on after outages.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
 use common::within;
-use notibus::store::{
-    AtomicOp, Database, Isolation, KeyRange, StoreError,
-    testing::{CommitFault, Faults, Operation, Trace, WatchFault},
+use futures_util::future::BoxFuture;
+use notibus::{
+    Error,
+    store::{
+        AtomicOp, Database, Env, Environment, Isolation, KeyRange, StoreError,
+        testing::{CommitFault, Faults, Operation, Trace, WatchFault},
+    },
 };
 
 async fn set(db: &Database, key: &[u8]) -> Result<(), Option<i32>> {
@@ -111,4 +124,54 @@ async fn a_trace_tells_attempts_apart() {
     assert!(!attempts[0].writes() && attempts[1].writes());
     assert_eq!((attempts[1].reads().count(), attempts[1].read_conflicts().count()), (0, 1));
     assert!(trace.take().is_empty(), "what was taken is gone");
+}
+
+/// A clock that the test sets.
+#[derive(Clone, Default)]
+struct ByHand(Arc<AtomicU64>);
+
+impl Environment for ByHand {
+    fn now(&self) -> Duration {
+        Duration::from_secs(self.0.load(Ordering::Relaxed))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        0
+    }
+
+    fn random(&self) -> u64 {
+        0
+    }
+
+    fn sleep(&self, _duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// A run that had waited for a cluster for longer than its limit once gave up after its first attempt, just when
+/// the cluster was back.
+#[tokio::test]
+async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
+    let clock = ByHand::default();
+    let db = Database::memory_in(Env::new(clock.clone()));
+    let attempts = Cell::new(0);
+    let run = async |outage_secs: u64, last: u32| {
+        attempts.set(0);
+        db.run(async |_| {
+            attempts.set(attempts.get() + 1);
+            if attempts.get() > last {
+                return Ok(());
+            }
+            clock.0.fetch_add(outage_secs, Ordering::Relaxed);
+            Err(StoreError::TRANSACTION_TOO_OLD.into())
+        })
+        .await
+    };
+    run(600, 1).await.unwrap();
+    assert_eq!(attempts.get(), 2);
+    // Retries still have an end.
+    let error = run(600, 1_000).await.unwrap_err();
+    assert!(matches!(error, Error::RetriesExhausted { attempts: 12, .. }), "{error}");
+    let error = run(1, 1_000).await.unwrap_err();
+    assert!(matches!(error, Error::RetriesExhausted { attempts: 60, .. }), "{error}");
 }

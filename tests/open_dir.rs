@@ -337,7 +337,7 @@ fn nobody_else_may_read_a_folder_or_its_files() {
     let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
     assert_eq!(mode(&path), 0o700);
     let files = files(&path);
-    assert!(files.len() >= 5, "{files:?}");
+    assert_eq!(files.len(), 4, "{files:?}");
     for file in files {
         assert_eq!(mode(&path.join(&file)), 0o600, "{}", file.display());
     }
@@ -380,7 +380,7 @@ fn a_half_made_folder_is_finished() {
 fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     let folder = folder();
     drop(Database::open_dir(folder.path()).expect("it can be made"));
-    let asking = fs::File::open(folder.path().join("NOTIBUS_LOCK")).expect("it is there");
+    let asking = fs::File::open(folder.path()).expect("it is there");
     asking.lock_shared().expect("nobody has it");
     let asked = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -406,4 +406,93 @@ fn a_damaged_marker_is_named_and_hides_no_row() {
         assert_eq!((report.damages.len(), &*report.damages[0].file), (1, "NOTIBUS_STORE"));
         assert_eq!(report.rows, 10, "{damage:?}");
     }
+}
+
+/// Commits one row, and returns whether it is acknowledged.
+#[cfg(unix)]
+fn is_acknowledged(db: &Database, number: u32) -> bool {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime can be built")
+        .block_on(async {
+            let tx = db.begin();
+            tx.set(format!("key {number:05}").as_bytes(), &value(number));
+            tx.commit().await.is_ok()
+        })
+}
+
+/// Bug: files were found by the path of the folder, so a process whose folder was replaced wrote its journal over that of the new one;
+/// fix: they are reached by the handle of the folder, and the process that has lost its place fails.
+#[cfg(unix)]
+#[test]
+fn a_process_whose_folder_is_replaced_fails_and_mixes_nothing() {
+    let parent = folder();
+    let (path, moved) = (parent.path().join("store"), parent.path().join("moved"));
+    let old = Database::open_dir(&path).expect("it can be made");
+    commit(&old, 0, 10);
+    let before = rows(&old);
+    fs::rename(&path, &moved).expect("it can be moved");
+    let new = Database::open_dir(&path).expect("another one is made in its place");
+    commit(&new, 100, 20);
+    let expected = rows(&new);
+    assert!(!is_acknowledged(&old, 50), "it would be lost for who opens the path");
+    assert!(old.failure().is_some());
+    commit(&new, 200, 1);
+    drop(old);
+    let mut expected = expected;
+    expected.insert(b"key 00200".to_vec(), value(200));
+    assert_eq!(rows(&new), expected);
+    drop(new);
+    assert_eq!(rows(&Database::open_dir(&path).expect("it is whole")), expected);
+    let mut left = rows(&Database::open_dir(&moved).expect("it is whole"));
+    left.remove(&b"key 00050"[..]);
+    assert_eq!(left, before);
+}
+
+/// Bug: who removed the file of the lock let a second process in, and rows of both were lost; fix: the folder itself is locked, and a
+/// process fails once a file without which its folder does not open was removed.
+#[cfg(unix)]
+#[test]
+fn a_removed_file_fails_the_process_and_lets_nobody_in() {
+    let names: Vec<_> = {
+        let folder = folder();
+        let _db = Database::open_dir(folder.path()).expect("it can be made");
+        files(folder.path())
+    };
+    assert_eq!(names.len(), 3, "{names:?}");
+    for name in names {
+        let folder = folder();
+        let db = Database::open_dir(folder.path()).expect("it can be made");
+        commit(&db, 0, 5);
+        fs::remove_file(folder.path().join(&name)).expect("it is there");
+        match Database::open_dir(folder.path()) {
+            Err(Error::Open { cause, .. }) => {
+                assert!(matches!(cause, OpenCause::InUse | OpenCause::Damaged), "{cause:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(!is_acknowledged(&db, 6), "{}", name.display());
+    }
+}
+
+/// Another path to the same folder leads to the same lock.
+#[cfg(unix)]
+#[test]
+fn another_path_to_a_folder_in_use_is_refused() {
+    let parent = folder();
+    let (path, link) = (parent.path().join("store"), parent.path().join("link"));
+    let db = Database::open_dir(&path).expect("it can be made");
+    std::os::unix::fs::symlink(&path, &link).expect("it can be made");
+    refusal(&link, OpenCause::InUse);
+    // A bind mount needs rights that few have.
+    let bound = parent.path().join("bound");
+    fs::create_dir(&bound).expect("it can be made");
+    let mount = std::process::Command::new("mount").arg("--bind").args([&path, &bound]).output();
+    if mount.is_ok_and(|mount| mount.status.success()) {
+        refusal(&bound, OpenCause::InUse);
+        let ended = std::process::Command::new("umount").arg(&bound).status();
+        assert!(ended.expect("it has started").success());
+    }
+    commit(&db, 0, 1);
 }

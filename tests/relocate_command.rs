@@ -7,15 +7,18 @@ mod served;
 
 use std::{
     io::Write,
+    path::Path,
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
-use served::filled;
+use notibus::store::{Database, Transaction};
+use served::{Served, filled};
 
 /// Runs the command, which must end with `code`; returns what it printed.
 fn notibus(args: &[&str], code: i32) -> String {
     let Output { status, stdout, stderr } =
-        Command::new(env!("CARGO_BIN_EXE_notibus")).args(args).output().unwrap();
+        Command::new(env!("CARGO_BIN_EXE_notibus")).args(args).env("RUST_LOG", "error").output().unwrap();
     let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
     assert_eq!(status.code(), Some(code), "{args:?}: {stdout}{stderr}");
     assert!(code != 0 || stderr.is_empty(), "{args:?}: {stderr}");
@@ -92,8 +95,51 @@ fn an_incarnation_is_shown_and_raised() {
     let show = || notibus(&["incarnation", "show", "--store", &store], 0);
     let raise = |from, code| notibus(&["incarnation", "raise", "--from", from, "--store", &store], code);
     assert_eq!(show(), "the incarnation is 0\n");
+    assert!(raise("0", 2).contains("as if nothing was restored"));
+    put_ahead(&dir.path().join("store"));
+    assert!(notibus(&["export", "-", "--store", &store], 2).contains("an older state was restored"));
     assert_eq!(raise("0", 0), "the incarnation is 1\n");
     assert_eq!(raise("0", 0), "the incarnation is 1\n", "the same again");
     assert!(raise("7", 2).contains("it is 1, not 7"));
     assert_eq!(show(), "the incarnation is 1\n");
+    let forced = ["incarnation", "raise", "--from", "1", "--force", "--store", &store];
+    assert_eq!(notibus(&forced, 0), "the incarnation is 2\n", "as of a copy in a store of later versions");
+}
+
+/// Makes the folder one into which rows of later versions were restored.
+fn put_ahead(folder: &Path) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let ahead = [&[0][..], &[0x7f; 12]].concat();
+        let put = async |tx: Transaction| {
+            tx.set(&[&b"notibus"[..], &[0x15, 26, 0x14]].concat(), &ahead);
+            Ok(())
+        };
+        Database::open_dir(folder).unwrap().run(put).await.unwrap();
+    });
+}
+
+/// A node whose store is older than its rows says so, and joins again once the incarnation is raised, as the same process.
+#[test]
+fn a_running_node_is_healed_by_a_raise() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(&dir.path().join("store"));
+    put_ahead(&dir.path().join("store"));
+    let served = Served::start(&["--store", &store], None);
+    let ready = || {
+        served.try_ask("GET /_notibus/health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    };
+    assert!(ready().unwrap().contains("older_than_rows"));
+    let url = format!("http://{}", served.at);
+    assert_eq!(notibus(&["incarnation", "show", "--url", &url], 0), "the incarnation is 0\n");
+    assert_eq!(notibus(&["incarnation", "raise", "--from", "0", "--url", &url], 0), "the incarnation is 1\n");
+    let began = Instant::now();
+    // It may be asked while it joins again.
+    while !ready().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 ")) {
+        assert!(began.elapsed() < served::LIMIT);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(notibus(&["incarnation", "show", "--url", &url], 0), "the incarnation is 1\n");
+    assert!(notibus(&["incarnation", "raise", "--from", "1", "--url", &url], 2).contains("as if nothing"));
+    assert!(served.stop());
 }

@@ -389,13 +389,13 @@ async fn an_export_that_outlives_its_snapshot_notices_writes_meanwhile() {
 async fn an_incarnation_is_raised_once() {
     let store = Database::memory();
     wide_bus(&store).await;
-    let raise = async |from| Bus::raise_incarnation(&store, PREFIX, Incarnation(from), false).await;
+    let raise = async |from| Bus::raise_incarnation(&store, PREFIX, Incarnation(from), true).await;
     assert_eq!(raise(0).await.unwrap(), Incarnation(1));
     assert_eq!(raise(0).await.unwrap(), Incarnation(1), "the same again, as after an unknown result");
     assert!(matches!(raise(5).await, Err(Error::Invalid { what: "incarnation", .. })));
     assert_eq!(wide_bus(&store).await.incarnation(), Incarnation(1));
     assert!(matches!(
-        Bus::raise_incarnation(&store, b"none", Incarnation(0), false).await,
+        Bus::raise_incarnation(&store, b"none", Incarnation(0), true).await,
         Err(Error::Invalid { .. })
     ));
     for from in 1..255 {
@@ -505,7 +505,7 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
     assert!(matches!(refused, Err(Error::Invalid { what: "legacy range", .. })), "{refused:?}");
     let feed = bus.changes().feed(&db("db5", 1));
     assert!(matches!(feed.page(Cursor::NOTHING, 10).await, Err(Error::NoFeed { .. })), "nothing was changed");
-    Bus::raise_incarnation(&store, PREFIX, Incarnation(0), false).await.unwrap();
+    Bus::raise_incarnation(&store, PREFIX, Incarnation(0), true).await.unwrap();
     let bus = wide_bus(&store).await;
     adopt(&bus).await.unwrap();
     assert_eq!(ids(&bus).await, ["a"]);
@@ -522,8 +522,16 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     let raise = async |force| Bus::raise_incarnation(&store, PREFIX, Incarnation(0), force).await;
     let refused = raise(false).await;
+    assert!(
+        matches!(refused, Err(Error::Invalid { what: "incarnation", .. })),
+        "nothing was restored: {refused:?}"
+    );
+    let refused = raise(true).await;
     assert!(matches!(refused, Err(Error::BusInUse { nodes: 1 })), "{refused:?}");
-    assert_eq!(raise(true).await.unwrap(), Incarnation(1));
+    // As if rows of later versions were restored.
+    let ahead = [&[0][..], &[0x7f; 12]].concat();
+    set(&store, &[PREFIX, &[0x15, 26, 0x14]].concat(), &ahead).await;
+    assert_eq!(raise(false).await.unwrap(), Incarnation(1));
     assert_eq!(Bus::stored_incarnation(&store, PREFIX).await.unwrap(), Incarnation(1));
     // It is woken at once, well before its heartbeat.
     record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;

@@ -95,13 +95,27 @@ pub enum Error {
     },
 
     /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or
-    /// the position is of another history: an older copy has taken the place of the store's folder, or a store in
-    /// memory began again. List all databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go
+    /// the position is of another history: an older copy has taken the place of the store, a store in memory began
+    /// again, or a move did not copy as much. List all databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go
     /// on from there.
     #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
     Expired {
         /// A position from which a reader misses nothing.
         horizon: Sequence,
+    },
+
+    /// The store stands before its own rows: an older state of it was restored, and its incarnation was not raised. Raise it
+    /// ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)). Until then nothing is folded: new rows would stand before old ones,
+    /// where no reader looks for them.
+    #[error(
+        "the store is at {store}, before its own rows, which go up to {rows}: an older state was restored; raise its incarnation \
+         (`notibus incarnation raise`)"
+    )]
+    OlderThanRows {
+        /// The last sequence known to exist.
+        rows: Sequence,
+        /// Where the store is.
+        store: Sequence,
     },
 
     /// The feed does not have this shard. Ask the feed for the shards that were live at your position.
@@ -397,6 +411,9 @@ codes! {
     PROXY_TAG_THROTTLED = 1223, "proxy_tag_throttled";
     /// The disk failed. The store takes no more writes until it is opened again.
     IO_ERROR = 1510, "io_error";
+    /// The disk has no room for the commit, which has not happened. Make room: later commits succeed then. FoundationDB has no such
+    /// code.
+    NO_ROOM = 1599, "no_room";
     /// An operand is malformed, such as a versionstamp offset outside its key.
     CLIENT_INVALID_OPERATION = 2000, "client_invalid_operation";
     /// The key lies outside the space that layers may use.

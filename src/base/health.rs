@@ -16,6 +16,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::base::{env::Env, error::Error, log_throttle::LogThrottle};
 
@@ -41,6 +42,8 @@ pub(crate) struct Health {
     log: LogThrottle,
     /// Why the process cannot work any more, however long it waits.
     ended: OnceLock<Error>,
+    /// Wakes all who wait for that.
+    is_ended: Notify,
     /// Ends with the bus, unless it has ended before.
     ends_with_bus: Mutex<Vec<Weak<dyn EndsWithBus>>>,
     /// The nodes of this process with their tokens; `None` for a node that has fallen out.
@@ -128,6 +131,7 @@ impl Health {
         let mut error = Some(error);
         let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
         if error.is_none() {
+            self.is_ended.notify_waiters();
             tracing::error!(%ended, "this process cannot work for its bus any more, and its roles end: start it again");
             // Ending a part wakes tasks of others, so the lock is released first.
             let parts = std::mem::take(&mut *self.ends_with_bus.lock());
@@ -147,6 +151,18 @@ impl Health {
         // The bus may end at this moment. Then the part is ended twice, which changes nothing.
         if self.ended().is_some() {
             part.end_with_bus();
+        }
+    }
+
+    /// Completes when the process cannot work any more.
+    #[cfg(any(feature = "cli", feature = "http"))]
+    pub async fn end_of_work(&self) -> &Error {
+        loop {
+            let ended = self.is_ended.notified();
+            if let Some(error) = self.ended() {
+                return error;
+            }
+            ended.await;
         }
     }
 

@@ -40,6 +40,7 @@ use crate::{
         context::{Background, Context},
         exactly_once::{CommittedOnce, exactly_once},
         feed::{NewTopology, RawFeed},
+        history::{Asked, History},
         keys::{self, Config, Keys, Partition},
         membership::{Member, NodeOptions, NodeStatus, forget_nodes},
         notification_feed::NotificationFeed,
@@ -138,7 +139,7 @@ impl Bus {
         let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
         let config =
             opened(db, &prefix, &keys, async |tx| open_config(&tx, context, &topology).await).await?;
-        Ok(Self::new(db, keys, config, schemes))
+        Self::checked(db, keys, config, schemes).await
     }
 
     /// Opens an existing bus in `db` under `prefix`, with its stored options. Must be called within a tokio runtime.
@@ -153,7 +154,7 @@ impl Bus {
             relocation::check_no_import(&tx, &keys).await?;
             Err(Config::missing(prefix))
         });
-        Ok(Self::new(db, keys.clone(), config.await?, Schemes::default()))
+        Self::checked(db, keys.clone(), config.await?, Schemes::default()).await
     }
 
     /// Runs `body` in a transaction of the bus's store and commits it exactly once: as [`Database::run`], but never twice,
@@ -223,6 +224,31 @@ impl Bus {
     /// How often the bus has moved to another cluster.
     pub fn incarnation(&self) -> Incarnation {
         self.context.config.incarnation
+    }
+
+    /// The opened bus, which notes whether the store stands before its own rows. It can be opened all the same: it records events and
+    /// says what is wrong, and nothing is folded until the incarnation is raised.
+    async fn checked(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Result<Self> {
+        let bus = Self::new(db, keys, config, schemes);
+        let context = &*bus.context;
+        let check = db.run(async |tx| History::of(context).check(&tx, Asked::Rows).await).await;
+        match context.note_history(check) {
+            Err(error) if !matches!(error, Error::OlderThanRows { .. }) => Err(error),
+            _ => Ok(bus),
+        }
+    }
+
+    /// Completes once the incarnation of the bus was raised, by this process or another, so that this one has to open it again. Never
+    /// completes if the bus is gone for another reason.
+    #[cfg(any(feature = "cli", feature = "http"))]
+    pub async fn raised(&self) {
+        let Context { db, keys, config, stats, .. } = &*self.context;
+        stats.health.end_of_work().await;
+        let stored = Self::stored_incarnation(db, keys.prefix()).await;
+        if stored.is_ok_and(|stored| stored > config.incarnation) {
+            return;
+        }
+        std::future::pending::<()>().await;
     }
 
     fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {

@@ -28,6 +28,10 @@ pub(crate) enum Unready {
     Failed(Error),
     /// The bus does not exist any more, or is another one.
     Gone(String),
+    /// The store stands before its own rows.
+    Older(Error),
+    /// The disk of the store is full.
+    NoRoom(Error),
     /// The store is locked.
     Locked,
     /// The store does not answer; with its last error, if any.
@@ -48,7 +52,13 @@ impl Unready {
     /// The part of the bus that does not work.
     pub fn part(&self) -> &'static str {
         match self {
-            Self::Failed(_) | Self::Gone(_) | Self::Locked | Self::Away(_) | Self::Unreadable(_) => "store",
+            Self::Failed(_)
+            | Self::Gone(_)
+            | Self::Older(_)
+            | Self::NoRoom(_)
+            | Self::Locked
+            | Self::Away(_)
+            | Self::Unreadable(_) => "store",
             Self::FallenOut => "node",
             Self::Unowned(_) | Self::Waiting(..) => "notifier",
             Self::Behind(..) => "dispatcher",
@@ -60,6 +70,8 @@ impl Unready {
         match self {
             Self::Failed(_) => "failed",
             Self::Gone(_) => "gone",
+            Self::Older(_) => "older_than_rows",
+            Self::NoRoom(_) => "no_room",
             Self::Locked => "locked",
             Self::Away(_) => "away",
             Self::Unreadable(_) => "unreadable",
@@ -81,6 +93,8 @@ impl fmt::Display for Unready {
                     "The bus that this process opened does not exist any more: {reason}. Restart the process."
                 )
             }
+            Self::Older(error) => write!(f, "Nothing is folded: {error}."),
+            Self::NoRoom(error) => write!(f, "The disk of the store is full: make room ({error})."),
             Self::Locked => f.write_str("The database is locked."),
             Self::Away(None) => f.write_str("The store does not answer."),
             Self::Away(Some(last)) => write!(f, "The store does not answer; its last error was: {last}."),
@@ -122,12 +136,22 @@ impl Bus {
         })
     }
 
+    /// Why nothing is folded although the process works and a restart does not help, as far as it has read.
+    pub(crate) fn trouble_of_history(&self) -> Option<Unready> {
+        let troubles = self.context.stats.health.troubles();
+        let mut errors = troubles.into_iter().map(|trouble| trouble.error);
+        errors.find(|error| matches!(error, Error::OlderThanRows { .. })).map(Unready::Older)
+    }
+
     /// Whether an event that is recorded now would be folded by living notifiers, and delivered by `dispatcher`, as far as
     /// this process has read. The error is the cause.
     pub(crate) async fn readiness(&self, dispatcher: &Dispatcher) -> Result<(), Unready> {
         let context = &*self.context;
         if let Some(unready) = self.permanent_failure() {
             return Err(unready);
+        }
+        if let Some(error) = context.db.shortage() {
+            return Err(Unready::NoRoom(error));
         }
         let own = context.stats.health.nodes();
         let now = Duration::ZERO;
@@ -165,6 +189,7 @@ impl Bus {
     fn unanswered(&self, error: Error) -> Unready {
         match error {
             Error::BusGone { reason } => Unready::Gone(reason),
+            error @ Error::OlderThanRows { .. } => Unready::Older(error),
             Error::GaveUp { .. } => Unready::Away(None),
             Error::Store(error) | Error::RetriesExhausted { last: error, .. } => {
                 if error == StoreError::DATABASE_LOCKED {

@@ -31,6 +31,7 @@ use crate::{
     state::{
         context::Context,
         feed::{RawFeed, Topology},
+        history::{Asked, History},
         keys::{ConsumerName, NodeId, NodeRow},
         membership::{Holdings, LastSeen, Members, NodeStatus},
     },
@@ -210,10 +211,12 @@ impl Observer {
     pub async fn ends(&self, age_max: Duration) -> Result<Arc<FeedEnds>> {
         let feed = RawFeed::notifications(&self.context);
         let read = self.answered(async |tx| {
-            let (now, horizon) = (feed.last_readable(&tx), feed.horizon(&tx, Isolation::Snapshot));
+            let now = History::of(&self.context).check(&tx, Asked::Rows);
+            let horizon = feed.horizon(&tx, Isolation::Snapshot);
             let (now, horizon, topology) = tokio::try_join!(now, horizon, feed.topology(&tx))?;
             Ok(FeedEnds { now, horizon, topology })
         });
+        let read = async { self.context.note_history(read.await) };
         self.parts.ends.get(self.env(), age_max, read).await
     }
 

@@ -26,7 +26,7 @@ use crate::{
 pub struct BusStatus {
     /// The version of this program.
     pub version: &'static str,
-    /// Why the store takes no more writes, if so.
+    /// Why the store takes no more writes, or none at the moment, if so.
     pub failure: Option<String>,
     /// How often the bus has moved to another cluster.
     pub incarnation: u8,
@@ -104,7 +104,11 @@ impl Bus {
         let named = |(part, error): (&'static str, Error)| Unanswered { part, reason: error.to_string() };
         Ok(BusStatus {
             version: env!("CARGO_PKG_VERSION"),
-            failure: self.store().failure().map(|error| error.to_string()),
+            failure: self
+                .store()
+                .failure()
+                .or_else(|| self.store().shortage())
+                .map(|error| error.to_string()),
             incarnation: self.incarnation().0,
             partitions: self.context.config.partitions,
             feed,

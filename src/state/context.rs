@@ -5,7 +5,10 @@ use std::sync::{Arc, OnceLock};
 use tokio::task::JoinHandle;
 
 use crate::{
-    base::{env::Env, error::Error},
+    base::{
+        env::Env,
+        error::{Error, Result},
+    },
     state::{
         failing::Failing,
         keys::{Config, FeedId, Keys},
@@ -19,6 +22,9 @@ use crate::{
     },
     store::Database,
 };
+
+/// The check of history in reports of trouble.
+const HISTORY: &str = "history of the store";
 
 /// What all roles of one bus in one process share.
 #[derive(Debug)]
@@ -82,6 +88,18 @@ impl Context {
     /// Notes that a reader went on without the row at `place`, which cannot be decoded.
     pub fn skip(&self, place: &SkippedAt, error: &Error) {
         self.skipped.note(self.env(), &self.stats, place, error);
+    }
+
+    /// Notes whether a check of the history has found the store before its own rows, which is logged and named in the status.
+    pub fn note_history<T>(&self, check: Result<T>) -> Result<T> {
+        match &check {
+            Ok(_) => self.stats.health.works(HISTORY, 0),
+            Err(error @ Error::OlderThanRows { .. }) => {
+                self.stats.health.failed(self.env(), HISTORY, 0, error);
+            }
+            Err(_) => {}
+        }
+        check
     }
 
     pub fn env(&self) -> &Env {

@@ -8,6 +8,7 @@ pub(crate) mod exactly_once;
 pub(crate) mod failing;
 pub(crate) mod feed;
 pub(crate) mod feed_watcher;
+pub(crate) mod history;
 pub(crate) mod keys;
 pub(crate) mod membership;
 pub(crate) mod notification_feed;

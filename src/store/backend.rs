@@ -36,6 +36,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
         true
     }
 
+    /// The error of the last commit, if it had no room on the disk.
+    fn shortage(&self) -> Option<StoreError> {
+        None
+    }
+
     /// The error of a store that takes no more writes.
     fn failure(&self) -> Option<StoreError> {
         None

@@ -9,9 +9,9 @@ use std::{
 };
 
 use super::{
-    Committed, FolderReport, RetryPolicy, Transaction,
+    Committed, FolderOptions, FolderReport, RetryPolicy, Transaction,
     backend::Backend,
-    embedded::{self, Embedded, Engine, SystemFiles},
+    embedded::{self, Embedded, Engine, Inspection},
     limits,
     retry::Tries,
 };
@@ -19,6 +19,11 @@ use crate::base::{
     env::Env,
     error::{Error, OpenCause, Result, StoreError},
 };
+
+/// What is in the folder `path`.
+fn inspected(path: &Path) -> Result<Inspection> {
+    embedded::inspect(&*embedded::open_folder(path, false)?, path)
+}
 
 /// A handle on a store. Clones are cheap and share it.
 ///
@@ -72,7 +77,13 @@ impl Database {
     /// Fails with [`Error::Open`](crate::Error::Open) if the folder is a file, is not writable, is open in another process,
     /// or is damaged. Opening reads the whole store and blocks the thread.
     pub fn open_dir(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_dir_in(path, Env::system())
+        Self::open_dir_with(path, &FolderOptions::default())
+    }
+
+    /// [`Database::open_dir`] with other options.
+    pub fn open_dir_with(path: impl AsRef<Path>, options: &FolderOptions) -> Result<Self> {
+        let env = Env::system();
+        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), options)?, env))
     }
 
     /// The content of the folder `path`, for reading. This changes nothing in the folder: it needs only the right to
@@ -83,7 +94,7 @@ impl Database {
     /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or it is damaged.
     pub fn open_dir_to_read(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let (path, env) = (path.as_ref(), Env::system());
-        let inspection = embedded::inspect(&SystemFiles, path)?;
+        let inspection = inspected(path)?;
         let report = inspection.report.clone();
         match &report.damages[..] {
             [] => Ok((Self::embedded(Engine::reading(inspection, env.clone()), env), report)),
@@ -96,7 +107,7 @@ impl Database {
 
     /// Looks for damage in the folder `path`, and changes nothing. Another process may have it open.
     pub fn check_dir(path: impl AsRef<Path>) -> Result<FolderReport> {
-        Ok(embedded::inspect(&SystemFiles, path.as_ref())?.report)
+        Ok(inspected(path.as_ref())?.report)
     }
 
     /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing. The copy has everything
@@ -107,18 +118,19 @@ impl Database {
     /// Then `to` cannot be opened as a store with rows.
     pub fn backup_dir(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<FolderReport> {
         let from = from.as_ref();
-        let inspection = embedded::inspect(&SystemFiles, from)?;
+        let inspection = inspected(from)?;
         if let Some(first) = inspection.report.damages.first() {
             let reason = format!("damaged: {first}; a copy would not show it any more");
             return Err(Error::Open { path: from.to_owned(), cause: OpenCause::Damaged, reason });
         }
-        embedded::copy_to(&SystemFiles, to.as_ref(), &inspection)?;
+        let to = to.as_ref();
+        embedded::copy_to(&*embedded::open_folder(to, true)?, to, &inspection)?;
         Ok(inspection.report)
     }
 
     /// [`Database::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
-        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone())?, env))
+        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone(), &FolderOptions::default())?, env))
     }
 
     /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call
@@ -248,6 +260,12 @@ impl Database {
     /// Whether the store may have given out `version`: [`Backend::may_have_used`].
     pub(crate) fn may_have_used(&self, version: u64) -> bool {
         self.backend.may_have_used(version)
+    }
+
+    /// The error of the last commit, if it had no room on the disk of the folder. Nothing is lost, and commits succeed again once there
+    /// is room.
+    pub fn shortage(&self) -> Option<Error> {
+        self.backend.shortage().map(Error::Store)
     }
 
     /// The error of a store that takes no more writes, because the disk of its folder has failed. Reads go on. All

@@ -45,7 +45,7 @@ pub use fdb::{FoundationDbOptions, stop_network};
 pub(crate) use limits::{KEY_LEN_MAX, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, VALUE_LEN_MAX};
 pub use mutation::AtomicOp;
 pub(crate) use mutation::{Mutation, write_len};
-pub use options::{Isolation, Priority, TransactionOption};
+pub use options::{FolderOptions, Isolation, Priority, TransactionOption};
 pub(crate) use range::key_after;
 pub use range::{KeyRange, Page, RangeRead, Row};
 pub use retry::RetryPolicy;

@@ -28,6 +28,23 @@ pub enum TransactionOption {
     ReportConflicts,
 }
 
+/// Options of a store in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FolderOptions {
+    /// For how long commits wait while the disk has no room for a snapshot that is overdue. Then they fail with
+    /// [`StoreError::NO_ROOM`](super::StoreError::NO_ROOM), not committed. Default: 3 s.
+    pub no_room_wait: Duration,
+}
+
+crate::base::macros::setters!(FolderOptions { no_room_wait: Duration });
+
+impl Default for FolderOptions {
+    fn default() -> Self {
+        Self { no_room_wait: Duration::from_secs(3) }
+    }
+}
+
 /// How urgent a transaction is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Priority {

@@ -108,19 +108,7 @@ impl<'a> Tries<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        cell::Cell,
-        sync::{
-            Arc,
-            atomic::{AtomicU64, Ordering},
-        },
-    };
-
-    use futures_util::future::BoxFuture;
-
     use super::*;
-    use crate::base::{env::Environment, error::StoreError};
-    use crate::store::Database;
 
     #[test]
     fn either_limit_ends_it() {
@@ -128,55 +116,5 @@ mod tests {
         assert!(!policy.is_exhausted(2, Duration::from_secs(1)));
         assert!(policy.is_exhausted(3, Duration::ZERO));
         assert!(policy.is_exhausted(1, Duration::from_mins(1)));
-    }
-
-    /// A clock that the test sets.
-    #[derive(Clone, Default)]
-    struct ByHand(Arc<AtomicU64>);
-
-    impl Environment for ByHand {
-        fn now(&self) -> Duration {
-            Duration::from_secs(self.0.load(Ordering::Relaxed))
-        }
-
-        fn wall_ms(&self) -> u64 {
-            0
-        }
-
-        fn random(&self) -> u64 {
-            0
-        }
-
-        fn sleep(&self, _duration: Duration) -> BoxFuture<'static, ()> {
-            Box::pin(async {})
-        }
-    }
-
-    /// A run that had waited for a cluster for longer than its limit once gave up after its first attempt, just when
-    /// the cluster was back.
-    #[tokio::test]
-    async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
-        let clock = ByHand::default();
-        let db = Database::memory_in(Env::new(clock.clone()));
-        let attempts = Cell::new(0);
-        let run = async |outage_secs: u64, last: u32| {
-            attempts.set(0);
-            db.run(async |_| {
-                attempts.set(attempts.get() + 1);
-                if attempts.get() > last {
-                    return Ok(());
-                }
-                clock.0.fetch_add(outage_secs, Ordering::Relaxed);
-                Err(StoreError::TRANSACTION_TOO_OLD.into())
-            })
-            .await
-        };
-        run(600, 1).await.unwrap();
-        assert_eq!(attempts.get(), 2);
-        // Retries still have an end.
-        let error = run(600, 1_000).await.unwrap_err();
-        assert!(matches!(error, Error::RetriesExhausted { attempts: 12, .. }), "{error}");
-        let error = run(1, 1_000).await.unwrap_err();
-        assert!(matches!(error, Error::RetriesExhausted { attempts: 60, .. }), "{error}");
     }
 }

@@ -2,7 +2,11 @@
 
 use notibus::{
     Result,
-    store::{AtomicOp, Isolation::Snapshot, KeyRange, RangeRead, StoreError, Transaction},
+    store::{
+        AtomicOp,
+        Isolation::{Serializable, Snapshot},
+        KeyRange, RangeRead, StoreError, Transaction,
+    },
 };
 
 use crate::fixture::{Fixture, fails};
@@ -221,5 +225,21 @@ pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result
     fails(tx.get_range(&RangeRead::new(range).limit(0), Snapshot).await, expected);
     tx.set(&f.key("k"), b"v");
     tx.commit().await?;
+    Ok(())
+}
+
+/// Bug: a transaction that only reads failed with 2101 once its conflict ranges had 10 MB; fix: it sends nothing, so it has no size.
+pub(crate) async fn a_transaction_that_only_reads_has_no_size(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    let mut key = f.key("");
+    key.resize(Transaction::KEY_LEN_MAX, b'k');
+    for number in 0..600_u16 {
+        let end = key.len() - 2;
+        key[end..].copy_from_slice(&number.to_be_bytes());
+        tx.get(&key, Serializable).await?;
+    }
+    assert!(tx.approximate_size().await? > Transaction::LEN_MAX);
+    tx.commit().await?;
+    tx.reset();
     Ok(())
 }

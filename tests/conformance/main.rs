@@ -224,6 +224,7 @@ macro_rules! every_case {
                 the_first_bad_write_counts
                 the_first_of_unlike_bad_writes_counts
                 a_long_key_reads_as_missing
+                a_transaction_that_only_reads_has_no_size
                 clearing_a_long_key_does_nothing
                 keys_beyond_the_key_space_are_refused
                 ranges_beyond_the_key_space_are_refused

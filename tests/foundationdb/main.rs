@@ -29,6 +29,9 @@ mod parts;
 #[allow(dead_code, reason = "its `main` prints what `run` returns")]
 #[path = "../../examples/replay/main.rs"]
 mod replay;
+#[cfg(feature = "http")]
+#[path = "../restored/steps.rs"]
+mod restored_steps;
 #[path = "../sharding/scenario.rs"]
 mod scenario;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -59,6 +62,8 @@ mod processes;
 #[cfg(feature = "http")]
 mod ready;
 mod recorders;
+#[cfg(feature = "http")]
+mod restored;
 mod servers;
 mod sharding;
 #[cfg(all(unix, feature = "cli", feature = "http"))]
@@ -129,6 +134,10 @@ fn all() -> Vec<Trial> {
             #[cfg(feature = "http")] a_dead_notifier_is_named_on_a_cluster
             #[cfg(feature = "http")] a_dead_tail_is_named_on_a_cluster
             #[cfg(feature = "http")] a_dead_cluster_is_named
+        }
+        restored {
+            #[cfg(feature = "http")] an_older_state_on_a_cluster
+            #[cfg(feature = "http")] an_import_into_a_cluster
         }
         recorders { a_layer_in_python_records_in_its_own_transactions }
         states {

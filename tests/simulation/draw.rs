@@ -347,7 +347,7 @@ fn rates(random: &mut Rng, is_meant: fn(Fault) -> bool) -> Vec<(Fault, f64)> {
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),
-            Fault::PowerLoss | Fault::DiskFails => (0.001, 0.02),
+            Fault::PowerLoss | Fault::DiskFails | Fault::NoRoom => (0.001, 0.02),
             Fault::Pause | Fault::ClockJump => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 3.0),

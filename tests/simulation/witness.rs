@@ -69,6 +69,8 @@ named! {
         PowerLoss,
         /// An operation of the disk fails: an error of the device, a full disk, too many open files, half a write.
         DiskFails,
+        /// The disk has no room for some commits, and has some again later.
+        NoRoom,
         /// A process is paused, and goes on later.
         Pause,
         /// A clock jumps ahead.
@@ -219,6 +221,8 @@ named! {
         PowerFailedWithinSnapshot,
         /// The disk has failed a commit, and the store has ended because of it.
         StoreFailedWithDisk,
+        /// A commit had no room on the disk, and others had some later.
+        CommitHadNoRoom,
         /// The feed had a database whose name is as long as a name may be.
         LongNameFolded,
         /// A dispatcher had hundreds of subscribers.
@@ -242,6 +246,7 @@ impl Witness {
                 | Self::CommitTorn
                 | Self::PowerFailedWithinSnapshot
                 | Self::StoreFailedWithDisk
+                | Self::CommitHadNoRoom
                 | Self::WebClientExpired
                 | Self::GoneWithoutRow
         )

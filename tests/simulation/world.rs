@@ -245,7 +245,10 @@ impl World {
                 machine.lose_power(&mut self.random);
             } else if self.shared.strikes(Fault::DiskFails) {
                 machine.fail(&mut self.random);
+            } else if self.shared.strikes(Fault::NoRoom) {
+                machine.fill(&mut self.random);
             }
+            machine.make_room(&mut self.random);
         }
         let in_doubt = flight.arrive(&self.shared).map(|doubt| (flight, doubt));
         if self.machine.as_ref().is_some_and(Machine::has_struck) {
@@ -377,6 +380,9 @@ impl World {
             return;
         }
         self.enter(Phase::Rest);
+        if let Some(machine) = &self.machine {
+            machine.empty();
+        }
         self.shared.oracle().has_come_to_rest();
         for process in 0..self.slots.len() {
             self.slots[process].is_paused = false;

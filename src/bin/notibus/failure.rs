@@ -35,6 +35,7 @@ impl From<notibus::Error> for Failure {
             | Error::NoConsumer { .. }
             | Error::BusInUse { .. }
             | Error::Expired { .. }
+            | Error::OlderThanRows { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
             error => Self::Failed(error.to_string()),
         }

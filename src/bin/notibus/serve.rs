@@ -6,6 +6,7 @@ use std::{
     io::{self, Write},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -134,24 +135,53 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         .keeps_db_updates(!args.no_db_updates);
     let listener =
         TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
+    let listener = listener.into_std().map_err(|error| cannot_listen(args.listen, &error))?;
     let db = args.store.open(timeout).await?;
     let dispatcher = DispatcherOptions::default().ring_rows_max(args.rows_kept_max);
     let roles = Roles::default().dispatcher(dispatcher).shutdown_timeout(timeout);
-    let running = open(&db, args.prefix.as_bytes()).await?.start(roles).await?;
-    let routes = running.api(options)?.routes();
-    let address = running.serve(listener, routes, limits).await?;
-    let mut out = io::stdout();
-    // The program that started it may not read its output any more.
-    drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
-    let ended = running.shutdown_on_signal();
-    let ended = match (access, args.credentials) {
+    let place = (args.listen, listener);
+    let ended = serve(&db, args.prefix.as_bytes(), place, &roles, (&options, &limits));
+    match (access, args.credentials) {
         (Access::Credentials(credentials), Some(file)) => tokio::select! {
             ended = ended => ended,
             never = follow(&credentials, &file, text) => match never {},
         },
         _ => ended.await,
-    };
-    Ok(ended?)
+    }
+}
+
+/// Runs a node until it is interrupted. If the incarnation of its bus is raised, the node opens the bus again, and goes on.
+async fn serve(
+    db: &Database,
+    prefix: &[u8],
+    (address, listener): (SocketAddr, std::net::TcpListener),
+    roles: &Roles,
+    (options, limits): (&ApiOptions, &ServerOptions),
+) -> Result<(), Failure> {
+    let mut is_announced = false;
+    loop {
+        let running = open(db, prefix).await?.start(roles.clone()).await?;
+        let routes = running.api(options.clone())?.routes();
+        // Clients that come while the bus is opened again wait in the queue of the first one.
+        let listening = listener.try_clone().and_then(TcpListener::from_std);
+        let listening = listening.map_err(|error| cannot_listen(address, &error))?;
+        let address = running.serve(listening, routes, limits.clone()).await?;
+        if !std::mem::replace(&mut is_announced, true) {
+            let mut out = io::stdout();
+            // The program that started it may not read its output any more.
+            drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
+        }
+        let (bus, is_raised) = (running.bus().clone(), AtomicBool::new(false));
+        let raised = async {
+            bus.raised().await;
+            is_raised.store(true, Ordering::Relaxed);
+        };
+        let ended = running.shutdown_on_signal_or(raised).await;
+        if !is_raised.into_inner() {
+            return Ok(ended?);
+        }
+        tracing::warn!("the incarnation of the bus was raised: this node joins again");
+    }
 }
 
 /// Reads the file of credentials again and again, and takes what is new in it. If it is unreadable or malformed, those read before stay

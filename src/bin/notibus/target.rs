@@ -115,6 +115,14 @@ impl Target {
         }
     }
 
+    /// The store and the prefix of the bus, unless a node is asked.
+    pub fn store(&self) -> Result<Option<(&Store, &str)>, Failure> {
+        Ok(match self.place()? {
+            (Some(store), None) => Some((store, &self.prefix)),
+            _ => None,
+        })
+    }
+
     /// True for a folder, whose rows are those of one moment.
     pub fn is_folder(&self) -> Result<bool, Failure> {
         Ok(matches!(self.place()?, (Some(Store::Dir(_)), None)))

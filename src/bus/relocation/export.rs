@@ -7,9 +7,13 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::stream::{END, FORMAT, Hashed, MAGIC, ROW, io};
 use crate::{
-    base::error::{Error, Result},
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+    },
     state::{
         context::Context,
+        history::{Asked, History},
         keys::{Keys, Layout, ShardId},
         membership::Silence,
     },
@@ -105,12 +109,12 @@ fn moved(keys: &Keys, source: &Source, row: &Row) -> (Vec<u8>, Bytes) {
     ([&source.instead, &key[source.prefix.len()..]].concat(), value)
 }
 
-/// Passes all rows of `sources` to `sink`, in order, as exported. Returns whether all were read at one version.
+/// Passes all rows of `sources` to `sink`, in order, as exported. Returns whether all were read at one version, and the last version.
 async fn scan(
     context: &Context,
     sources: &[Source],
     mut sink: impl FnMut(&Source, &[u8], &[u8]) -> Result<()>,
-) -> Result<bool> {
+) -> Result<(bool, u64)> {
     let db = &context.db;
     let mut version = db.run(async |tx| tx.read_version().await).await?;
     let mut is_one_version = true;
@@ -132,7 +136,7 @@ async fn scan(
             }
         }
     }
-    Ok(is_one_version)
+    Ok((is_one_version, version))
 }
 
 /// The hash of the present rows of `sources`.
@@ -155,12 +159,13 @@ pub(crate) async fn export(
 ) -> Result<Exported> {
     let silence =
         if options.while_running { None } else { Some(Silence::of_bus(&context.db, &context.keys).await?) };
+    context.db.run(async |tx| History::of(context).check(&tx, Asked::Rows).await).await?;
     let sources = sources(context).await?;
     let mut out = Hashed::new(out);
     out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
     let mut exported = Exported { rows: 0, held: Vec::new() };
     let (mut hash, mut counters) = (Xxh3Default::new(), Xxh3Default::new());
-    let is_one_version = scan(context, &sources, |source, key, value| {
+    let (is_one_version, version) = scan(context, &sources, |source, key, value| {
         exported.add(source.what);
         let is_counter = source.range == sources[0].range;
         for hash in [Some(&mut hash), Some(&mut counters).filter(|_| is_counter)].into_iter().flatten() {
@@ -186,6 +191,7 @@ pub(crate) async fn export(
     }
     out.put(&[END])?;
     out.put(&exported.rows.to_be_bytes())?;
+    out.put(Sequence::last_at(context.config.incarnation, version).as_bytes())?;
     let hash = out.hash.digest();
     out.put(&hash.to_be_bytes())?;
     out.inner.flush().map_err(io)?;

@@ -8,7 +8,10 @@ use std::io::Read;
 
 use super::stream::{END, FORMAT, Hashed, MAGIC, ROW};
 use crate::{
-    base::error::{Error, Result},
+    base::{
+        encoding::{SEQUENCE_LEN, Sequence},
+        error::{Error, Result},
+    },
     state::{
         exactly_once::exactly_once,
         keys::{Config, Keys, NodeId},
@@ -43,7 +46,7 @@ pub(crate) async fn import(db: &Database, keys: &Keys, input: &mut impl Read) ->
     imported
 }
 
-/// Reads the configuration from the header, with the incarnation raised.
+/// Reads the configuration from the header.
 fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     if input.take(MAGIC.len())? != MAGIC {
         return Err(Error::invalid("export", "it has no header of an export; check the file"));
@@ -53,7 +56,8 @@ fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
         return Err(Error::OtherFormat { what: "the export", found: format, known: FORMAT });
     }
     let config = Config::from_bytes(&input.take(Config::LEN)?)?;
-    config.raised()
+    config.raised()?;
+    Ok(config)
 }
 
 struct Import<'a> {
@@ -114,11 +118,12 @@ impl<'a> Import<'a> {
         }
         self.put(&batch).await?;
         let stated = u64::from_be_bytes(input.take(8)?.try_into().expect("8 bytes were taken"));
+        let end = Sequence::from_bytes(&input.take(SEQUENCE_LEN)?)?;
         let hash = input.hash.digest();
         if stated != count || input.take(8)? != hash.to_be_bytes() {
             return Err(Error::invalid("export", "it is damaged: its hash or its number of rows differs"));
         }
-        self.finish(config).await
+        self.finish(config, end).await
     }
 
     /// Whether no other import has begun. `tx` fails if one begins before the commit.
@@ -150,11 +155,13 @@ impl<'a> Import<'a> {
             .await
     }
 
-    /// Writes the configuration, which makes it a bus.
-    async fn finish(&self, config: Config) -> Result<()> {
+    /// Ends the old incarnation of `config` where the export has ended, and writes the raised configuration, which makes it a bus.
+    async fn finish(&self, config: Config, end: Sequence) -> Result<()> {
+        let raised = config.raised()?;
         let finish = async |tx: Transaction| {
             self.check(&tx).await?;
-            tx.set(&self.keys.config(), &config.to_bytes());
+            tx.set(&self.keys.end_of_incarnation(config.incarnation), end.as_bytes());
+            tx.set(&self.keys.config(), &raised.to_bytes());
             tx.clear(&self.keys.import_mark());
             Ok(())
         };

@@ -1,4 +1,4 @@
-//! Raises the incarnation of a bus that has moved with its whole store, for instance by a backup and a restore.
+//! Raises the incarnation of a bus whose whole store was restored from a copy.
 
 use crate::{
     base::{
@@ -6,6 +6,7 @@ use crate::{
         error::{Error, Result},
     },
     state::{
+        history::{Asked, History},
         keys::{Config, Keys},
         membership::{Silence, forget_nodes},
     },
@@ -20,10 +21,14 @@ pub(crate) async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 
 /// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).
 ///
-/// The same transaction removes nodes, leases and fold marks. So a forgotten process that was only paused has no lease any more:
-/// no fold, batch or pass of it commits, and its heartbeat finds that the bus is gone.
+/// The same transaction removes nodes, leases and fold marks. So a process that lives, or was only paused, has no lease any more: no
+/// fold, batch or pass of it commits, and its heartbeat finds that the bus is gone. The last sequence of the incarnation before stays
+/// in the table as it is: what readers have seen behind it was not restored.
 pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
-    let silence = if force { None } else { Some(Silence::of_bus(db, keys).await?) };
+    let history = History { db, keys, incarnation: from };
+    // Nodes that live beside a store that is older than its rows do nothing. Others do, unless its opening has kept them out.
+    let is_alone = !force || db.is_unused(keys.prefix());
+    let silence = if is_alone { None } else { Some(Silence::of_bus(db, keys).await?) };
     db.run(async |tx| {
         let config = stored(&tx, keys).await?;
         let raised = Config { incarnation: from, ..config }.raised()?;
@@ -33,6 +38,18 @@ pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: 
         if config.incarnation != from {
             let reason = format!("it is {}, not {}", config.incarnation.0, from.0);
             return Err(Error::invalid("incarnation", reason));
+        }
+        match history.check(&tx, Asked::Rows).await {
+            Err(Error::OlderThanRows { .. }) => {}
+            Err(error) => return Err(error),
+            Ok(last) if !force => {
+                let reason = format!(
+                    "the store is at {last}, behind all of its rows, as if nothing was restored: raise it only if a copy was restored \
+                     into a store of later versions, which takes `force`, and no living node"
+                );
+                return Err(Error::invalid("incarnation", reason));
+            }
+            Ok(_) => {}
         }
         if let Some(silence) = &silence {
             silence.check(&tx, keys).await?;

@@ -10,8 +10,9 @@
 //!
 //! - An import writes a mark that makes [`Bus::open`](crate::Bus::open) fail until the import has ended. It fails if there is a bus
 //!   under the prefix, even one that appears meanwhile.
-//! - An export and a raise watch the nodes first, and fail if one lives ([`Silence`](crate::state::membership::Silence)). A raise
-//!   removes nodes and leases in its own transaction, so that a process that was only paused commits no work any more.
+//! - An export watches the nodes first, and fails if one lives ([`Silence`](crate::state::membership::Silence)). So does a raise, unless
+//!   the store is older than its rows, beside which nodes do nothing. It removes nodes and leases in its own transaction, so that a
+//!   process that was only paused commits no work any more.
 //!
 //! Producers and writers of documents keep no row that shows them: the operator has to stop them.
 //!
@@ -22,7 +23,7 @@
 //! | tag | record |
 //! |---|---|
 //! | 1 | a key after the prefix of the bus, and its value |
-//! | 0 | how many records there were (8 bytes), and the XXH3 hash (8) of all bytes before the hash |
+//! | 0 | how many records there were (8 bytes), the last sequence that the export could see (13), and the XXH3 hash (8) of all bytes before the hash |
 //!
 //! The rows of a legacy range, which lie elsewhere, are exported as rows of shard 0, as which readers see them.
 //!

@@ -46,15 +46,17 @@ impl Bus {
         Ok(db.run(async |tx| stored(&tx, &keys).await).await?.incarnation)
     }
 
-    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the whole store was moved to
-    /// another cluster, for instance by a backup and a restore. No process may have the bus open. Returns the new incarnation; a retry
-    /// after a failure does not raise it twice.
+    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after an older state of the whole store was restored:
+    /// then the store stands before its own rows ([`Error::OlderThanRows`]), and nothing is folded until this is done. Returns the new
+    /// incarnation; a retry after a failure does not raise it twice. Readers that had read further than the copy get
+    /// [`Error::Expired`].
     ///
-    /// Unless `force` is set, it watches the heartbeats of listed nodes for as long as they may pause. It removes all nodes, leases and fold
-    /// marks: work of a forgotten process in a role cannot commit any more. Producers and
-    /// writers of documents have no lease: stop them.
+    /// Nodes may live: it removes all nodes, leases and fold marks, so that they commit no more work, and find with their next
+    /// heartbeat that they have to open the bus again. Producers and writers of documents have no lease: stop them.
     ///
-    /// Fails with [`Error::BusInUse`] if nodes live, and with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it.
+    /// Fails with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it. If the store is behind all of its rows, it
+    /// fails as well, unless `force` is set, for a copy that was restored into a store of later versions. Then it watches the
+    /// heartbeats of listed nodes for as long as they may pause, and fails with [`Error::BusInUse`] if one lives.
     pub async fn raise_incarnation(
         db: &Database,
         prefix: &[u8],

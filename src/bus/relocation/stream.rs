@@ -12,7 +12,7 @@ use crate::base::error::{Error, Result};
 /// The first bytes of an export.
 pub(super) const MAGIC: &[u8] = b"notibus export\n";
 
-pub(super) const FORMAT: u16 = 2;
+pub(super) const FORMAT: u16 = 3;
 
 pub(super) const END: u8 = 0;
 

@@ -8,7 +8,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::base::{encoding::Sequence, error::Error};
+use crate::base::{
+    encoding::Sequence,
+    error::{Error, StoreError},
+};
 
 /// How long a client should pause before it reads everything again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
@@ -112,6 +115,14 @@ impl From<Error> for Failure {
             Error::NoShard { .. } | Error::NoConsumer { .. } => Self::not_found(error.to_string()),
             Error::ConsumerInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
+            Error::Store(failed) if failed.code() == StoreError::NO_ROOM.code() => {
+                let reason =
+                    "The store's disk is full, and nothing was changed. Try again when there is room.";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_room", reason)
+            }
+            Error::OlderThanRows { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "older_than_rows", error.to_string())
+            }
             Error::Store(failed) if failed.is_of_failed_disk() => {
                 // The store has logged it.
                 let outcome = if failed.is_maybe_committed() {

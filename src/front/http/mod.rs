@@ -55,6 +55,7 @@ mod failure;
 mod feeds;
 mod guard;
 mod hosts;
+mod incarnation;
 mod manage;
 mod metrics;
 mod name_locks;

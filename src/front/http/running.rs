@@ -63,7 +63,7 @@ impl Api {
 
     /// The routes of the administration: the state of the bus, its nodes, feeds and consumers, and the recording of events.
     pub fn administration(&self) -> Router {
-        let routers = [self.nodes(), self.feeds(), self.consumers(), self.events()];
+        let routers = [self.nodes(), self.feeds(), self.consumers(), self.events(), self.incarnation()];
         routers.into_iter().fold(self.status(), Router::merge)
     }
 }

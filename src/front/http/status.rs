@@ -76,7 +76,13 @@ fn unavailable(part: &str, cause: &str, reason: &str) -> Response {
 /// no longer exists.
 async fn health(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.permanent_failure() {
-        None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
+        None => match inner.bus.trouble_of_history() {
+            None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
+            Some(older) => {
+                let (cause, reason) = (older.cause(), older.to_string());
+                answer::json(StatusCode::OK, &json!({ "status": "ok", "cause": cause, "reason": reason }))
+            }
+        },
         Some(unready) => unavailable(unready.part(), unready.cause(), &unready.to_string()),
     }
 }
@@ -91,7 +97,7 @@ async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     if inner.is_closing() {
         return unavailable("node", "closing", "The node is being shut down.");
     }
-    match inner.bus.readiness(&inner.dispatcher).await {
+    match Box::pin(inner.bus.readiness(&inner.dispatcher)).await {
         Ok(()) => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
         Err(unready) => unavailable(unready.part(), unready.cause(), &unready.to_string()),
     }

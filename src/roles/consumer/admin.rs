@@ -273,7 +273,7 @@ impl ConsumerHandle {
         let start = match start {
             Start::Now => Cursor::from(now),
             Start::At(cursor) => {
-                feed.check_cursor(cursor, now)?;
+                feed.check_cursor(tx, cursor).await?;
                 let start = cursor.rewound();
                 start.check(horizon)?;
                 if start.knew_nothing() { start.begin(now) } else { start }

@@ -27,6 +27,7 @@ use crate::{
     },
     state::{
         context::Context,
+        history::{Asked, History},
         membership::{Held, Member, Pool, Stop, Work, Worker},
     },
     store::Transaction,
@@ -107,6 +108,8 @@ impl Pass<'_> {
         clean_to: &mut Sequence,
         worked: &mut WorkedTime,
     ) -> Result<()> {
+        // What is old cannot be known while the store stands before its own rows.
+        self.read(async |tx| History::of(self.context).check(&tx, Asked::Rows).await).await?;
         // Each step runs even if another has failed. Consumers come first, because their low watermarks keep tombstones.
         let consumers = self.expire_consumers(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;

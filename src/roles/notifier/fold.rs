@@ -25,6 +25,7 @@ use crate::{
     state::{
         context::Context,
         feed::{Entries, FeedWriter, RawFeed, StoredRow},
+        history::{Asked, History},
         keys::{FoldMark, Partition, sequence_operand},
         membership::Held,
         skipped::SkippedAt,
@@ -146,10 +147,13 @@ impl Folder<'_> {
         let Context { keys, .. } = self.context;
         let feed = RawFeed::notifications(self.context);
         let bytes_max = (self.size_max / WRITTEN_MIN).max(1);
-        let (drain, entries) = tokio::join!(
+        let history = History::of(self.context);
+        let (drain, entries, checked) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, (self.rows_max, bytes_max)),
             Entries::open(tx, feed, Isolation::Serializable),
+            history.check(tx, Asked::Rows),
         );
+        checked?;
         let (drain, mut entries) = (drain?, entries?);
         let mut done = Done { next: drain.next, ..Done::default() };
         done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (SkippedAt::Key(key), error)));

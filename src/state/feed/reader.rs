@@ -9,11 +9,12 @@ use super::{
 };
 use crate::{
     base::{
-        cursor::{Cursor, Knowledge},
+        cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
     },
     state::{
+        history::{Asked, History},
         keys::{Lanes, RowSpace, ShardId, TopologyRow},
         skipped::SkippedAt,
     },
@@ -88,52 +89,16 @@ impl<'a> RawFeed<'a> {
     /// dropped.
     pub async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<Begun> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
-        let ((last, topology), horizon) = tokio::try_join!(self.begin_kept(tx, cursor), horizon)?;
+        let (last, topology, horizon) =
+            tokio::try_join!(self.check_cursor(tx, cursor), self.topology(tx), horizon)?;
         cursor.check(horizon)?;
         Ok((last, topology, cursor.begin(last)))
     }
 
-    /// Fails unless the store, in which `last` is the last sequence, may have given out every position of `cursor`. All readers ask this, by
-    /// whatever way their cursor has come.
-    ///
-    /// A position of another history expires: an older copy has taken the place of the folder, or a store in memory began again. Things
-    /// that such a reader knows may never have happened here, and it may not know what happened here. A position ahead of the store, or of a
-    /// later incarnation, is invalid: read versions never go back, so no reader of this feed can have it.
-    pub fn check_cursor(self, cursor: Cursor, last: Sequence) -> Result<()> {
-        let known = match cursor.knowledge() {
-            Knowledge::Nothing => None,
-            Knowledge::UpTo(known) => Some(known),
-        };
-        for position in [known, cursor.began(), Some(cursor.position())].into_iter().flatten() {
-            let (of, at) = (position.incarnation(), self.context.config.incarnation);
-            if of > at {
-                let reason = format!("{position} is of incarnation {}, the bus is at {}", of.0, at.0);
-                return Err(Error::invalid("sequence", reason));
-            }
-            if self.is_foreign(position) {
-                return Err(Error::Expired { horizon: last });
-            }
-            if position > last {
-                let reason = format!("{position} is ahead of the store, which is at {last}");
-                return Err(Error::invalid("sequence", reason));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the store has never given out `position`. Another store has given out positions of earlier
-    /// incarnations. The beginning, before all positions, belongs to every history.
-    fn is_foreign(self, position: Sequence) -> bool {
-        position.incarnation() == self.context.config.incarnation
-            && position != Sequence::MIN
-            && !self.context.db.may_have_used(position.versionstamp().version())
-    }
-
-    /// [`RawFeed::begin`] for readers without a horizon, because the janitor keeps the rows that they have to read.
-    async fn begin_kept(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology)> {
-        let (last, topology) = tokio::try_join!(self.last_readable(tx), self.topology(tx))?;
-        self.check_cursor(cursor, last)?;
-        Ok((last, topology))
+    /// Fails unless all positions of `cursor` belong to the history of the store ([`History::check`]). Returns the last sequence that `tx`
+    /// can see. All readers ask this, by whatever way their cursor has come.
+    pub async fn check_cursor(self, tx: &Transaction, cursor: Cursor) -> Result<Sequence> {
+        History::of(self.context).check(tx, Asked::Reader(cursor)).await
     }
 
     /// The shards that were live at `since`. The cursor is checked as that of a reader.
@@ -233,7 +198,9 @@ impl<'a> RawFeed<'a> {
         after: Sequence,
         limit: usize,
     ) -> Result<StoredShardPage> {
-        let begun = self.begin_kept(tx, after.into()).await?;
+        // The store keeps the position beside the rows, so that both are of one history.
+        let last = History::of(self.context).check(tx, Asked::Kept(after));
+        let begun = tokio::try_join!(last, self.topology(tx))?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{RawFeed, Topology};
+use super::{RawFeed, Topology, writer::moved};
 use crate::{
     base::{
         encoding::Sequence,
@@ -166,7 +166,7 @@ impl RawFeed<'_> {
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {
             // Readers that wait for rows poll only the pulse. Notifications wake those of documents.
-            tx.atomic(AtomicOp::Add, &keys.pulse(self.id), &Lanes::ALL.to_operand());
+            moved(tx, self, Lanes::ALL);
         }
         next
     }

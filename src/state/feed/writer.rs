@@ -6,7 +6,10 @@ use crate::{
         encoding::Sequence,
         error::{Error, Result},
     },
-    state::keys::{Lanes, ShardId, sequence_operand},
+    state::{
+        context::Context,
+        keys::{Lanes, ShardId, end_operand, sequence_operand},
+    },
     store::{AtomicOp, Transaction},
 };
 
@@ -70,6 +73,14 @@ fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
     PendingRows::count(tx, feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
 }
 
+/// Moves the pulse of the feed, and the end of the present incarnation.
+pub(super) fn moved(tx: &Transaction, feed: RawFeed<'_>, lanes: Lanes) {
+    let Context { keys, config, .. } = feed.context;
+    tx.atomic(AtomicOp::Add, &keys.pulse(feed.id), &lanes.to_operand());
+    let end = keys.end_of_incarnation(config.incarnation);
+    tx.atomic(AtomicOp::SetVersionstampedValue, &end, &end_operand(config.incarnation));
+}
+
 /// Writes the rows of a feed with a pulse, within one transaction. The topology must have
 /// been read in the same transaction, serializably.
 pub(crate) struct FeedWriter<'a> {
@@ -103,8 +114,7 @@ impl<'a> FeedWriter<'a> {
     /// Moves the pulse of the feed, once for all rows. Returns the number of rows written.
     pub fn finish(self) -> u16 {
         if !self.appended.is_empty() {
-            let pulse = self.feed.context.keys.pulse(self.feed.id);
-            self.tx.atomic(AtomicOp::Add, &pulse, &self.appended.to_operand());
+            moved(self.tx, self.feed, self.appended);
         }
         self.order
     }

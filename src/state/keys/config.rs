@@ -1,6 +1,7 @@
-//! Family 0: the settings that are fixed when a bus is created.
+//! Families 0 and 26: the settings that are fixed when a bus is created, and the table of incarnations, with the last sequence known to
+//! exist in each.
 
-use super::{Keys, family};
+use super::{Keys, family, feed::sequence_operand};
 use crate::base::{
     encoding::{Incarnation, Reader},
     error::{Error, Result},
@@ -82,6 +83,16 @@ impl Keys {
     pub fn import_mark(&self) -> Vec<u8> {
         self.pack(&(family::CONFIG, "import"))
     }
+
+    /// The key of the last sequence of `incarnation`.
+    pub fn end_of_incarnation(&self, incarnation: Incarnation) -> Vec<u8> {
+        self.pack(&(family::INCARNATION, u16::from(incarnation.0)))
+    }
+}
+
+/// The last sequence of `incarnation`, as the operand of `SET_VERSIONSTAMPED_VALUE`: behind all rows of the transaction that writes it.
+pub(crate) fn end_operand(incarnation: Incarnation) -> Vec<u8> {
+    sequence_operand(incarnation, u16::MAX)
 }
 
 #[cfg(test)]
@@ -93,7 +104,11 @@ mod tests {
         let config = Config { partitions: 64, incarnation: Incarnation(3) };
         assert_eq!(config.to_bytes(), [0, 5, 0, 0, 0, 64, 3]);
         assert_eq!(Config::from_bytes(&config.to_bytes()).unwrap(), config);
-        assert_eq!(Keys::new(b"p").unwrap().config(), [b'p', 0x14]);
+        let keys = Keys::new(b"p").unwrap();
+        assert_eq!(keys.config(), [b'p', 0x14]);
+        assert_eq!(keys.end_of_incarnation(Incarnation(3)), [b'p', 0x15, 26, 0x15, 3]);
+        let operand = end_operand(Incarnation(3));
+        assert_eq!((operand[0], &operand[11..13]), (3, &[0xff; 2][..]));
     }
 
     /// Regression: a bus that another version of this program had written was reported as corrupt, as if it was damaged.

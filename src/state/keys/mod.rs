@@ -32,6 +32,7 @@
 //! | 25 | deferred | 2, consumer, shard, id | what is done, due, instance, attempts, time, error, again | from a failure, a long run, or a request to work again, until the id is done and the checkpoint has passed it |
 //! | 25 | low watermark | 3, consumer | sequence: no shard has a wanted row before it that is not done or deferred | as long as the consumer, once it is later than the start |
 //! | 25 | memberless | 4, consumer | since when, and for how long | while no node works for a consumer that expires |
+//! | 26 | incarnation | incarnation | the last sequence known to exist in it | as long as the bus |
 //!
 //! The families of number 1 are one range, so that a notifier reads everything that waits for it at once. The number after the
 //! instance tells them apart. Numbers are never used again. `docs/protocol.md` promises the bytes of some families to other languages.
@@ -58,7 +59,7 @@ use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
 pub(crate) use age::AgeMark;
-pub(crate) use config::Config;
+pub(crate) use config::{Config, end_operand};
 pub use consumer::ConsumerName;
 pub(crate) use consumer::{ConsumerRow, DeferredRow, Due, MemberlessSince, watermark};
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
@@ -101,6 +102,7 @@ mod family {
     pub const ROW_COUNT: u16 = 18;
     pub const IDEMPOTENCY: u16 = 24;
     pub const CONSUMER: u16 = 25;
+    pub const INCARNATION: u16 = 26;
 }
 
 /// The cell of all nodes and leases, whose nodes divide the work among them. It is part of the keys so that each of
@@ -154,6 +156,7 @@ impl Keys {
             (family::CONSUMER, "rows of consumers"),
             (family::AGE, "age marks"),
             (family::ROW_COUNT, "row counts of shards"),
+            (family::INCARNATION, "ends of incarnations"),
         ];
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))
     }

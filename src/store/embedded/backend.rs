@@ -50,6 +50,10 @@ impl Backend for Embedded {
         self.0.may_have_used(version)
     }
 
+    fn shortage(&self) -> Option<StoreError> {
+        self.0.failed().shortage()
+    }
+
     fn failure(&self) -> Option<StoreError> {
         self.0.failed().get()
     }

@@ -12,8 +12,8 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    core::{Core, Outcome, Request, lock},
-    folder::Folder,
+    core::{self, Core, Outcome, Request, lock},
+    folder::{Folder, Unwritten},
 };
 use crate::base::{env::Env, error::StoreError};
 
@@ -22,6 +22,9 @@ const QUEUE_LEN_MAX: usize = 4_096;
 
 /// The most commits of one group.
 const GROUP_LEN_MAX: usize = 4_096;
+
+/// A group with so many bytes takes no more commits. So it has fewer than this and the largest transaction.
+const GROUP_BYTES_MAX: usize = 4 << 20;
 
 /// A commit that waits for the thread.
 type Job = (Request, oneshot::Sender<Outcome>);
@@ -68,27 +71,36 @@ impl Drop for Committer {
     }
 }
 
-/// The error of a store that takes no more writes.
+/// The error of a store that takes no more writes, or none at the moment.
 #[derive(Debug)]
-pub(super) struct Failed(watch::Sender<Option<StoreError>>);
+pub(super) struct Failed {
+    last: watch::Sender<Option<StoreError>>,
+    /// The error of the last commit, if it had no room.
+    shortage: parking_lot::Mutex<Option<StoreError>>,
+}
 
 impl Failed {
     pub fn new() -> Self {
-        Self(watch::Sender::new(None))
+        Self { last: watch::Sender::new(None), shortage: parking_lot::Mutex::default() }
     }
 
-    /// The error, once there is one.
+    /// The error after which no commit succeeds, once there is one.
     pub fn get(&self) -> Option<StoreError> {
-        self.0.borrow().clone()
+        self.last.borrow().clone()
+    }
+
+    /// The error of the last commit, if it had no room.
+    pub fn shortage(&self) -> Option<StoreError> {
+        self.shortage.lock().clone()
     }
 
     fn set(&self, error: StoreError) {
-        self.0.send_replace(Some(error));
+        self.last.send_replace(Some(error));
     }
 
     /// Completes when the store takes no more writes; never if it is closed before.
     pub async fn happened(&self) -> StoreError {
-        let mut failed = self.0.subscribe();
+        let mut failed = self.last.subscribe();
         let error = failed.wait_for(Option::is_some).await.expect("the sender is here");
         error.clone().expect("it was just there")
     }
@@ -128,10 +140,13 @@ impl Worker {
     fn run(mut self, mut waiting: mpsc::Receiver<Job>) {
         let mut jobs = Vec::new();
         while let Some(job) = waiting.blocking_recv() {
+            let mut bytes = job.0.size;
             jobs.push(job);
             while jobs.len() < GROUP_LEN_MAX
+                && bytes < GROUP_BYTES_MAX
                 && let Ok(job) = waiting.try_recv()
             {
+                bytes += job.0.size;
                 jobs.push(job);
             }
             let (group, answers): (Vec<_>, Vec<_>) = jobs.drain(..).unzip();
@@ -162,25 +177,45 @@ impl Worker {
         if let Some(error) = self.failed.get() {
             return group.iter().map(|_| Err(error.clone())).collect();
         }
-        let staged = {
-            let mut core = lock(&self.core);
-            let root = core.share_root();
-            core.stage(root, group, self.now())
+        let newest = || {
+            let core = lock(&self.core);
+            (core.share_root(), core.version())
         };
+        if let Err(unwritten) = self.folder.make_room(newest) {
+            let error = self.unwritten(unwritten, "it was not tried");
+            return group.into_iter().map(|request| request.fail(&error)).collect();
+        }
+        let staged = core::stage(&self.core, group, self.now());
         // A commit that changes no row has a version, too: readers may know it, so the next opening must know it as
         // well.
         if staged.is_commit()
-            && let Err(error) = self.folder.persist(&staged)
+            && let Err(unwritten) = self.folder.persist(&staged)
         {
-            // Whether the group is on disk is unknown until the store is opened again; no later commit may build on
-            // it.
-            tracing::error!(%error, "the store's disk failed; it takes no more commits");
-            self.failed.set(StoreError::IO_ERROR.with_detail(&error));
-            let unknown = StoreError::COMMIT_UNKNOWN_RESULT
-                .with_detail(format!("it may or may not be on disk: {error}"))
-                .of_failed_store();
-            return staged.outcomes.into_iter().map(|outcome| outcome.and(Err(unknown.clone()))).collect();
+            let is_unknown = matches!(unwritten, Unwritten::Failed(_));
+            let error = self.unwritten(unwritten, "it may or may not be on disk");
+            let unknown = StoreError::COMMIT_UNKNOWN_RESULT.with_detail(&error).of_failed_store();
+            return staged.fail(&if is_unknown { unknown } else { error });
         }
+        self.failed.shortage.lock().take();
         lock(&self.core).publish(staged, self.now())
+    }
+
+    /// The error of a group that was not written; notes it.
+    fn unwritten(&self, unwritten: Unwritten, state: &str) -> StoreError {
+        match unwritten {
+            Unwritten::NoRoom(error) => {
+                let error = StoreError::NO_ROOM.with_detail(&error);
+                if self.failed.shortage.lock().replace(error.clone()).is_none() {
+                    tracing::error!(%error, "the store's disk is full; commits fail until there is room");
+                }
+                error
+            }
+            // Whether the group is on disk is unknown until the store is opened again; no later commit may build on it.
+            Unwritten::Failed(error) => {
+                tracing::error!(%error, "the store's disk failed; it takes no more commits");
+                self.failed.set(StoreError::IO_ERROR.with_detail(&error));
+                StoreError::IO_ERROR.with_detail(format!("{state}: {error}"))
+            }
+        }
     }
 }

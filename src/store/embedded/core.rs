@@ -5,8 +5,8 @@
 //! 1. `root` holds every commit up to `version` and none after it; both change together.
 //! 2. `recent` holds every published group of the last [`TRANSACTION_LIFETIME`], with what it wrote and the values that it
 //!    replaced: any version since `forgotten` can be read again by undoing the groups after it.
-//! 3. `written_ranges` holds every written range of those groups, and of the group that is being persisted. A transaction
-//!    younger than the lifetime therefore finds every write that came after its read version.
+//! 3. `written_ranges` holds every written range of those groups. A transaction younger than the lifetime therefore finds every
+//!    write that came after its read version. Of a group that was not written, nothing stays.
 //! 4. Versions grow with every group, and with time: about a million a second.
 
 use std::{
@@ -75,12 +75,20 @@ pub(super) struct Request {
     pub watches: Vec<watches::Pending>,
     /// Receives the ranges on which it has failed, if the caller asked for them.
     pub report: Option<Arc<parking_lot::Mutex<Vec<KeyRange>>>>,
+    /// Bytes of keys, values and conflict ranges.
+    pub size: usize,
 }
 
 impl Request {
     /// Whether it changes nothing that other transactions could notice.
     pub fn is_read_only(&self) -> bool {
         self.mutations.is_empty() && self.writes.is_empty()
+    }
+
+    /// The answer to a request that is not tried.
+    pub fn fail(self, error: &StoreError) -> Outcome {
+        watches::fail(self.watches, error);
+        Err(error.clone())
     }
 }
 
@@ -95,6 +103,10 @@ pub(super) struct Staged {
     /// The group's version.
     pub version: u64,
     undo: Undo,
+    /// The written ranges, for the decisions about the group.
+    ranges: WrittenRanges,
+    /// The same, for later groups.
+    written: Vec<KeyRange>,
     /// The answers, in the order of the requests.
     pub outcomes: Vec<Outcome>,
     watches: Vec<watches::Pending>,
@@ -104,6 +116,73 @@ impl Staged {
     /// Whether a transaction of the group commits at its version, even if it only clears missing keys.
     pub fn is_commit(&self) -> bool {
         self.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_))))
+    }
+
+    /// A group at `version` that begins with `root`, with the memory of `undo`.
+    fn new(root: Rows, version: u64, undo: Undo) -> Self {
+        let (ranges, written) = (WrittenRanges::default(), Vec::new());
+        Self { root, version, undo, ranges, written, outcomes: Vec::new(), watches: Vec::new() }
+    }
+
+    /// The stamp of the next transaction.
+    fn stamp(&self) -> Versionstamp {
+        let order = u16::try_from(self.outcomes.len()).expect("a group is smaller than 65,536");
+        Versionstamp::new(self.version, order)
+    }
+
+    /// Adds a transaction, which commits if the core has `allowed` it. No lock is needed: nobody sees the group yet.
+    fn add(&mut self, request: Request, allowed: Result<(), StoreError>) {
+        if let Err(error) = allowed {
+            self.outcomes.push(request.fail(&error));
+            return;
+        }
+        let stamp = (!request.is_read_only()).then(|| self.stamp());
+        for range in request.writes {
+            self.written(range);
+        }
+        for mutation in request.mutations {
+            self.apply(mutation, stamp.expect("it is no read-only transaction"));
+        }
+        self.watches.extend(request.watches);
+        self.outcomes.push(Ok(stamp));
+    }
+
+    /// Notes that all of `range` is written.
+    fn written(&mut self, range: KeyRange) {
+        self.ranges.range_written(&range, self.version);
+        self.written.push(range);
+    }
+
+    /// The answers of a group that was not written, because of `error`. Those that failed before keep their own.
+    pub fn fail(self, error: &StoreError) -> Vec<Outcome> {
+        watches::fail(self.watches, error);
+        self.outcomes.into_iter().map(|outcome| outcome.and(Err(error.clone()))).collect()
+    }
+
+    /// Applies one write.
+    fn apply(&mut self, mutation: Mutation, stamp: Versionstamp) {
+        match mutation {
+            Mutation::Set(key, value) => self.change(&key, |_| Some(value)),
+            Mutation::Clear(key) => self.change(&key, |_| None::<Bytes>),
+            Mutation::ClearRange(begin, end) => {
+                let range = KeyRange { begin, end };
+                self.clear_range(&range);
+                self.written(range);
+            }
+            Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, value) => {
+                self.change(&atomic::stamped(&key, stamp), |_| Some(value));
+            }
+            Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, value) => {
+                self.change(&key, |_| Some(atomic::stamped(&value, stamp)));
+            }
+            Mutation::Atomic(AtomicOp::Add, key, operand) => {
+                self.change(&key, |value| Some(atomic::add(value.unwrap_or_default(), &operand)));
+            }
+            Mutation::Atomic(op, key, operand) => match atomic::apply(op, self.root.get(&key), &operand) {
+                Effect::Keep => self.undo.push_kept(&key),
+                Effect::Become(value) => self.change(&key, |_| value),
+            },
+        }
     }
 
     /// The keys that the group wrote, each as often as it was written.
@@ -203,41 +282,27 @@ impl Core {
         Ok(Past { newest: Snapshot { root: self.root.clone(), version, taken }, since })
     }
 
-    /// Decides `group` and applies the commits to `root`, which must be the newest one. They can be read only after
-    /// [`Core::publish`].
-    pub fn stage(&mut self, root: Rows, group: Vec<Request>, now: Duration) -> Staged {
+    /// The next version, at the time `now`.
+    fn next_version(&self, now: Duration) -> u64 {
         let elapsed_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-        let version = (self.version + 1).max(self.version_start.saturating_add(elapsed_us));
-        let mut staged = Staged {
-            root,
-            version,
-            undo: std::mem::take(&mut self.spare),
-            outcomes: Vec::with_capacity(group.len()),
-            watches: Vec::new(),
-        };
-        for (order, mut request) in group.into_iter().enumerate() {
-            let order = u16::try_from(order).expect("a group is smaller than 65,536");
-            let watches = std::mem::take(&mut request.watches);
-            let outcome = self.decide(request, Versionstamp::new(version, order), &mut staged, now);
-            match &outcome {
-                Ok(_) => staged.watches.extend(watches),
-                Err(error) => watches::fail(watches, error),
-            }
-            staged.outcomes.push(outcome);
-        }
-        staged
+        (self.version + 1).max(self.version_start.saturating_add(elapsed_us))
     }
 
-    /// Decides one transaction, and applies it if it commits.
-    fn decide(
-        &mut self,
-        request: Request,
-        stamp: Versionstamp,
-        staged: &mut Staged,
-        now: Duration,
-    ) -> Outcome {
+    /// Decides `group` and commits it, in place: nobody else can have the rows meanwhile.
+    pub fn commit(&mut self, group: Vec<Request>, now: Duration) -> Vec<Outcome> {
+        let (version, root) = (self.next_version(now), std::mem::take(&mut self.root));
+        let mut staged = Staged::new(root, version, std::mem::take(&mut self.spare));
+        for request in group {
+            let allowed = self.decide(&request, &mut staged, now);
+            staged.add(request, allowed);
+        }
+        self.publish(staged, now)
+    }
+
+    /// Decides one transaction of a group: it fails if it conflicts with one before.
+    fn decide(&mut self, request: &Request, staged: &mut Staged, now: Duration) -> Result<(), StoreError> {
         if request.is_read_only() {
-            return Ok(None);
+            return Ok(());
         }
         // Once it has a read version, even a blind write can get too old, as in FoundationDB.
         if let Some((version, taken)) = request.snapshot {
@@ -248,6 +313,7 @@ impl Core {
             self.recent.prepare(version, request.reads.len());
             let is_written = |read: &&ReadConflict| {
                 staged.undo.has_written(read, 0)
+                    || staged.ranges.written_after(read, 0)
                     || self.recent.written_after(read, version)
                     || self.written_ranges.written_after(read, version)
             };
@@ -260,44 +326,7 @@ impl Core {
                 return Err(StoreError::NOT_COMMITTED);
             }
         }
-        for range in &request.writes {
-            self.written_ranges.range_written(range, staged.version);
-        }
-        for mutation in request.mutations {
-            self.apply(mutation, stamp, staged);
-        }
-        Ok(Some(stamp))
-    }
-
-    /// Applies one write to the staged rows.
-    fn apply(&mut self, mutation: Mutation, stamp: Versionstamp, staged: &mut Staged) {
-        match mutation {
-            Mutation::Set(key, value) => staged.change(&key, |_| Some(value)),
-            Mutation::Clear(key) => staged.change(&key, |_| None::<Bytes>),
-            Mutation::ClearRange(begin, end) => {
-                let range = KeyRange { begin, end };
-                self.written_ranges.range_written(&range, staged.version);
-                staged.clear_range(&range);
-            }
-            Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, value) => {
-                staged.change(&atomic::stamped(&key, stamp), |_| Some(value));
-            }
-            Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, value) => {
-                staged.change(&key, |_| Some(atomic::stamped(&value, stamp)));
-            }
-            Mutation::Atomic(AtomicOp::Add, key, operand) => {
-                staged.change(&key, |value| Some(atomic::add(value.unwrap_or_default(), &operand)));
-            }
-            Mutation::Atomic(op, key, operand) => match atomic::apply(op, staged.root.get(&key), &operand) {
-                Effect::Keep => staged.undo.push_kept(&key),
-                Effect::Become(value) => staged.change(&key, |_| value),
-            },
-        }
-    }
-
-    /// Takes the newest rows, to be changed in place. Until [`Core::publish`] the core has none.
-    pub fn take_root(&mut self) -> Rows {
-        std::mem::take(&mut self.root)
+        Ok(())
     }
 
     pub fn share_root(&self) -> Rows {
@@ -310,6 +339,9 @@ impl Core {
         self.root = staged.root;
         if is_commit {
             self.version = staged.version;
+            for range in &staged.written {
+                self.written_ranges.range_written(range, staged.version);
+            }
             if !self.watches.is_empty() {
                 for key in staged.undo.keys() {
                     self.watches.key_changed(key, self.root.get(key));
@@ -353,6 +385,20 @@ impl Core {
     }
 }
 
+/// Decides `group` and applies it to the newest rows. Its commits can be read only after [`Core::publish`]. Readers go on meanwhile:
+/// the core is locked for each decision, and not while writes are applied.
+pub(super) fn stage(core: &Mutex<Core>, group: Vec<Request>, now: Duration) -> Staged {
+    let mut staged = {
+        let mut core = lock(core);
+        Staged::new(core.share_root(), core.next_version(now), std::mem::take(&mut core.spare))
+    };
+    for request in group {
+        let allowed = lock(core).decide(&request, &mut staged, now);
+        staged.add(request, allowed);
+    }
+    staged
+}
+
 /// The rows in memory. A commit that panicked may have left them half changed, so nothing may read them then.
 pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
     core.lock().expect("no commit has panicked")
@@ -364,9 +410,7 @@ mod tests {
 
     /// Commits one transaction and returns the stamp's version.
     fn commit(core: &mut Core, request: Request, now: Duration) -> Outcome {
-        let root = core.take_root();
-        let staged = core.stage(root, vec![request], now);
-        core.publish(staged, now).remove(0)
+        core.commit(vec![request], now).remove(0)
     }
 
     fn set(key: &'static str, value: &'static str) -> Request {
@@ -402,9 +446,7 @@ mod tests {
             reads: vec![ReadConflict::Key(key.into())],
             ..request
         };
-        let root = core.take_root();
-        let staged = core.stage(root, vec![set("a", "1"), read("a", set("b", "1"))], Duration::ZERO);
-        let outcomes = core.publish(staged, Duration::ZERO);
+        let outcomes = core.commit(vec![set("a", "1"), read("a", set("b", "1"))], Duration::ZERO);
         assert!(outcomes[0].is_ok());
         assert_eq!(outcomes[1], Err(StoreError::NOT_COMMITTED));
     }

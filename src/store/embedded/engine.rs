@@ -1,9 +1,9 @@
 //! [`Engine`]: the rows of an embedded store, and the way of commits to them.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -12,12 +12,15 @@ use futures_util::future::BoxFuture;
 use super::{
     committer::{Committer, Failed, Worker},
     core::{self, Core, Outcome, Request},
-    folder::{Files, Folder, FolderOptions, History, Inspection, Opened, SystemFiles},
+    folder::{Files, Folder, FolderTuning, History, Inspection, Opened, open_folder},
     rows::Rows,
 };
-use crate::base::{
-    env::Env,
-    error::{Error, OpenCause, Result, StoreError},
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, OpenCause, Result, StoreError},
+    },
+    store::{FolderOptions, TRANSACTION_LIFETIME},
 };
 
 pub(in crate::store) struct Engine {
@@ -32,6 +35,25 @@ pub(in crate::store) struct Engine {
     history: History,
     /// The names under which it was used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
+    holding: Mutex<Holding>,
+}
+
+/// The transactions that may hold a snapshot.
+#[derive(Default)]
+struct Holding {
+    /// Each with the time of its snapshot; the oldest first, roughly.
+    transactions: VecDeque<(Duration, Weak<dyn Holds>)>,
+    /// How many were left when those that have ended were forgotten; it is done again at twice as many.
+    swept: usize,
+}
+
+/// Fewer transactions than this are not worth sweeping.
+const HOLDING_MIN: usize = 256;
+
+/// What a transaction holds, by which it is taken away from one that is too old.
+pub(super) trait Holds: Send + Sync {
+    /// Gives it back.
+    fn give_back(&self);
 }
 
 enum Committing {
@@ -78,14 +100,13 @@ impl Engine {
     }
 
     /// The store in the folder `path`.
-    pub fn open(path: &Path, env: Env) -> Result<Self> {
-        // The program may change its working directory.
-        let path = std::path::absolute(path).map_err(|error| failed(path, &error))?;
-        Self::open_on(Arc::new(SystemFiles), &path, env, FolderOptions::default())
+    pub fn open(path: &Path, env: Env, options: &FolderOptions) -> Result<Self> {
+        let tuning = FolderTuning { no_room_wait: options.no_room_wait, ..FolderTuning::default() };
+        Self::open_on(open_folder(path, true)?, path, env, tuning)
     }
 
     /// The store in the folder `path` of a disk.
-    pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderOptions) -> Result<Self> {
+    pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderTuning) -> Result<Self> {
         let Opened { folder, root, version, history } =
             Folder::open(files, path, options, version_now(&env))?;
         let core = Arc::new(Mutex::new(Core::new(root, version)));
@@ -116,12 +137,43 @@ impl Engine {
         let started = env.now();
         let failed = Arc::new(Failed::new());
         let committing = committing(started, Arc::clone(&failed));
-        Self { core, env, started, committing, failed, history, used: Mutex::default() }
+        let (used, holding) = Default::default();
+        Self { core, env, started, committing, failed, history, used, holding }
+    }
+
+    /// A transaction holds a snapshot of the time `taken`. Those that are too old by now give theirs back, whether they are used again or
+    /// not: each may hold a version of all rows.
+    pub(super) fn holds(&self, taken: Duration, transaction: Weak<dyn Holds>) {
+        let now = self.now();
+        let mut old = Vec::new();
+        {
+            let mut holding = self.holding.lock().expect("no holder panics");
+            let Holding { transactions, swept } = &mut *holding;
+            while let Some((_, transaction)) =
+                transactions.pop_front_if(|(taken, _)| now.saturating_sub(*taken) > TRANSACTION_LIFETIME)
+            {
+                old.push(transaction);
+            }
+            if transactions.len() >= HOLDING_MIN.max(2 * *swept) {
+                transactions.retain(|(_, transaction)| transaction.strong_count() > 0);
+                *swept = transactions.len();
+            }
+            transactions.push_back((taken, transaction));
+        }
+        old.iter().filter_map(Weak::upgrade).for_each(|transaction| transaction.give_back());
     }
 
     /// Time since the engine was made.
     pub fn now(&self) -> Duration {
         self.env.now().saturating_sub(self.started)
+    }
+
+    /// Forgets the watches on `key` that were dropped.
+    pub(super) fn disarm(&self, key: &[u8]) {
+        // After a panic nothing is armed any more, and a drop must not panic.
+        if let Ok(mut core) = self.core.lock() {
+            core.watches.disarm(key);
+        }
     }
 
     pub(super) fn core(&self) -> MutexGuard<'_, Core> {
@@ -139,10 +191,7 @@ impl Engine {
             Committing::Thread(committer) => return Commit::Waiting(Box::pin(committer.commit(request))),
             Committing::Caller => {
                 let mut core = self.core();
-                let now = self.now();
-                let root = core.take_root();
-                let staged = core.stage(root, vec![request], now);
-                core.publish(staged, now)
+                core.commit(vec![request], self.now())
             }
             Committing::Nobody => {
                 let error = StoreError::DATABASE_LOCKED.with_detail("the folder was opened to be read");

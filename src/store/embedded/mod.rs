@@ -23,9 +23,9 @@ mod watches;
 
 pub(crate) use self::backend::Embedded;
 #[cfg(any(test, feature = "test-util"))]
-pub(crate) use self::folder::{Access, File, Files, FolderOptions, Lock};
+pub(crate) use self::folder::{Access, File, Files, FolderTuning, Lock};
 pub use self::folder::{Damage, FolderReport};
 pub(super) use self::{
     engine::Engine,
-    folder::{SystemFiles, copy_to, inspect},
+    folder::{Inspection, copy_to, inspect, open_folder},
 };

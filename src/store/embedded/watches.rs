@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use tokio::sync::oneshot;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     base::error::StoreError,
@@ -16,11 +17,21 @@ use crate::{
 pub(super) struct Pending {
     pub key: Bytes,
     /// The value that the transaction saw.
-    pub seen: Option<Bytes>,
+    pub seen: ValueHash,
     /// Completes the watch.
     pub fire: oneshot::Sender<Result<(), StoreError>>,
     /// Its slot below the client's limit.
     pub _place: WatchPermit,
+}
+
+/// A value that was seen, in a few bytes: a watch is a hint, and 10,000 of them may have seen 1 GB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ValueHash(Option<u64>);
+
+impl ValueHash {
+    pub fn of(value: Option<&[u8]>) -> Self {
+        Self(value.map(xxh3_64))
+    }
 }
 
 /// A slot below the client's limit of watches, which is taken until it is dropped.
@@ -42,31 +53,26 @@ pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     armed: HashMap<Bytes, Vec<Pending>, FixedState>,
-    /// Held once by each [`WatchPermit`], also by those of dropped watches until they are found.
+    /// Held once by each [`WatchPermit`].
     places: Arc<()>,
 }
 
 impl Watches {
     /// Arms `watch`, or fires it at once if the key no longer has the value that the transaction saw.
     pub fn arm(&mut self, watch: Pending, now: Option<&[u8]>) {
-        if watch.seen.as_deref() != now {
+        if watch.seen != ValueHash::of(now) {
             // The receiver may be gone.
             let _ = watch.fire.send(Ok(()));
             return;
         }
-        let waiting = self.armed.entry(watch.key.clone()).or_default();
-        waiting.retain(|other| !other.fire.is_closed());
-        waiting.push(watch);
+        // It may have been dropped before its transaction has committed.
+        if !watch.fire.is_closed() {
+            self.armed.entry(watch.key.clone()).or_default().push(watch);
+        }
     }
 
     /// A slot for another watch, if the client's limit allows it.
-    pub fn place(&mut self) -> Option<WatchPermit> {
-        if self.taken() >= WATCHES_MAX {
-            self.armed.retain(|_, waiting| {
-                waiting.retain(|watch| !watch.fire.is_closed());
-                !waiting.is_empty()
-            });
-        }
+    pub fn place(&self) -> Option<WatchPermit> {
         (self.taken() < WATCHES_MAX).then(|| WatchPermit { _taken: Arc::clone(&self.places) })
     }
 
@@ -79,11 +85,22 @@ impl Watches {
         let Some(waiting) = self.armed.get_mut(key) else {
             return;
         };
-        for watch in waiting.extract_if(.., |watch| watch.seen.as_deref() != now || watch.fire.is_closed()) {
+        let now = ValueHash::of(now);
+        for watch in waiting.extract_if(.., |watch| watch.seen != now) {
             let _ = watch.fire.send(Ok(()));
         }
         if waiting.is_empty() {
             self.armed.remove(key);
+        }
+    }
+
+    /// Forgets the watches on `key` that were dropped.
+    pub fn disarm(&mut self, key: &[u8]) {
+        if let Some(waiting) = self.armed.get_mut(key) {
+            waiting.retain(|watch| !watch.fire.is_closed());
+            if waiting.is_empty() {
+                self.armed.remove(key);
+            }
         }
     }
 

@@ -4,7 +4,6 @@
 //! client's own back-off paces retries, and watches are the client's. Calls on which the C API aborts the process,
 //! such as an inverted range, are refused here with the code of the embedded engine.
 
-mod errors;
 mod network;
 mod transaction;
 mod wakeful;

@@ -15,7 +15,7 @@ use ::foundationdb::{
 use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 
-use super::{errors::store_error, wakeful::Wakeful};
+use super::wakeful::Wakeful;
 use crate::{
     base::{
         encoding::Versionstamp,
@@ -521,4 +521,9 @@ fn mutation_type(op: AtomicOp) -> MutationType {
         AtomicOp::SetVersionstampedKey => MutationType::SetVersionstampedKey,
         AtomicOp::SetVersionstampedValue => MutationType::SetVersionstampedValue,
     }
+}
+
+/// The client's error as an error of the crate.
+fn store_error(error: FdbError) -> StoreError {
+    StoreError::from_code(error.code())
 }

@@ -13,7 +13,7 @@ use crate::{
     store::{
         Database, FolderReport,
         backend::Backend,
-        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock, inspect},
+        embedded::{Access, Embedded, Engine, File, Files, FolderTuning, Lock, inspect},
     },
 };
 
@@ -117,8 +117,9 @@ struct State {
     synced_names: BTreeMap<String, usize>,
     /// The changes of names since then.
     renames: Vec<Naming>,
-    /// Files that are locked.
-    locked: Vec<String>,
+    is_locked: bool,
+    /// The most bytes of all files together; `None` is no limit.
+    size: Option<usize>,
     plan: Option<Plan>,
 }
 
@@ -138,6 +139,13 @@ struct Content {
     synced: Vec<u8>,
     /// The writes since then, in order.
     writes: Vec<(usize, Vec<u8>)>,
+}
+
+impl State {
+    /// The bytes of all files that have a name.
+    fn used(&self) -> usize {
+        self.names.values().map(|file| self.files[*file].bytes.len()).sum()
+    }
 }
 
 impl Naming {
@@ -229,7 +237,7 @@ impl SimulatedDisk {
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open(&self) -> Result<Database> {
-        Ok(self.open_with(Env::system(), FolderOptions::default())?.database)
+        Ok(self.open_with(Env::system(), FolderTuning::default())?.database)
     }
 
     /// Opens the store on it, with a snapshot each time its journals have this many bytes and are as long as the
@@ -242,14 +250,16 @@ impl SimulatedDisk {
 
     /// The same, for a process with this `env`.
     pub fn open_in(&self, env: Env, journal_len_min: u64) -> Result<DiskStore> {
-        self.open_with(env, FolderOptions { journal_len_min, has_threads: false })
+        let options = FolderTuning { journal_len_min, has_threads: false, ..FolderTuning::default() };
+        self.open_with(env, options)
     }
 
     /// [`SimulatedDisk::open_small`], but snapshots are written beside the commits.
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open_with_threads(&self, journal_len_min: u64) -> Result<Database> {
-        let options = FolderOptions { journal_len_min, has_threads: true };
+        let no_room_wait = std::time::Duration::from_millis(200);
+        let options = FolderTuning { journal_len_min, no_room_wait, has_threads: true };
         Ok(self.open_with(Env::system(), options)?.database)
     }
 
@@ -258,7 +268,7 @@ impl SimulatedDisk {
         Ok(inspect(self, Path::new(FOLDER))?.report)
     }
 
-    fn open_with(&self, env: Env, options: FolderOptions) -> Result<DiskStore> {
+    fn open_with(&self, env: Env, options: FolderTuning) -> Result<DiskStore> {
         let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env.clone(), options)?;
         let engine = Arc::new(Embedded::new(engine));
         let backend: Arc<dyn Backend> = Arc::<Embedded>::clone(&engine);
@@ -275,6 +285,16 @@ impl SimulatedDisk {
         self.state().plan = None;
     }
 
+    /// Sets the most bytes of all files together; `None` is no limit. A write that needs more fails with [`DiskFault::FULL`].
+    pub fn resize(&self, size: Option<usize>) {
+        self.state().size = size;
+    }
+
+    /// The bytes of all files.
+    pub fn used(&self) -> usize {
+        self.state().used()
+    }
+
     /// A copy of it, without locks and plan, as another process finds it after this one was killed, or as a copy of
     /// an open folder.
     #[must_use]
@@ -285,7 +305,8 @@ impl SimulatedDisk {
             names: state.names.clone(),
             synced_names: state.synced_names.clone(),
             renames: state.renames.clone(),
-            locked: Vec::new(),
+            is_locked: false,
+            size: state.size,
             plan: None,
         };
         Self { state: Arc::new(Mutex::new(copy)), page_len: self.page_len }
@@ -305,7 +326,8 @@ impl SimulatedDisk {
             let content = state.files[*file].torn(self.page_len, &mut choose, &mut unsynced);
             files[*file] = Content { bytes: content.clone(), synced: content, writes: Vec::new() };
         }
-        let left = State { files, synced_names: names.clone(), names, ..State::default() };
+        let size = state.size;
+        let left = State { files, synced_names: names.clone(), names, size, ..State::default() };
         (Self { state: Arc::new(Mutex::new(left)), page_len: self.page_len }, unsynced)
     }
 
@@ -371,70 +393,51 @@ impl fmt::Debug for SimulatedDisk {
 /// The folder of a store on a simulated disk.
 const FOLDER: &str = "simulated";
 
-/// The last part of `path`.
-fn name_of(path: &Path) -> String {
-    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
 fn not_found() -> io::Error {
     io::ErrorKind::NotFound.into()
 }
 
 impl Files for SimulatedDisk {
-    fn make_folder(&self, _path: &Path) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn is_file(&self, _path: &Path) -> bool {
-        false
-    }
-
-    fn list(&self, _folder: &Path) -> io::Result<Vec<String>> {
+    fn list(&self) -> io::Result<Vec<String>> {
         Ok(self.names())
     }
 
-    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>> {
-        let name = name_of(path);
-        let operation = DiskOperation::Open(name.clone());
-        let file = self.operate(&operation, |state, _| match state.names.get(&name).copied() {
+    fn open(&self, name: &str, access: Access) -> io::Result<Box<dyn File>> {
+        let operation = DiskOperation::Open(name.to_owned());
+        let file = self.operate(&operation, |state, _| match state.names.get(name).copied() {
             Some(file) if access != Access::Create => Ok(file),
             None if access != Access::Create => Err(not_found()),
             _ => {
                 let file = state.files.len();
                 state.files.push(Content::default());
-                let naming = Naming::Named(name.clone(), file);
+                let naming = Naming::Named(name.to_owned(), file);
                 naming.apply(&mut state.names);
                 state.renames.push(naming);
                 Ok(file)
             }
         })?;
-        Ok(Box::new(SimulatedFile { disk: self.clone(), name, file }))
+        Ok(Box::new(SimulatedFile { disk: self.clone(), name: name.to_owned(), file }))
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let (from, to) = (name_of(from), name_of(to));
-        self.operate(&DiskOperation::Rename(to.clone()), |state, _| {
-            let file = *state.names.get(&from).ok_or_else(not_found)?;
-            let naming = Naming::Named(to.clone(), file);
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.operate(&DiskOperation::Rename(to.to_owned()), |state, _| {
+            let file = *state.names.get(from).ok_or_else(not_found)?;
+            let naming = Naming::Named(to.to_owned(), file);
             naming.apply(&mut state.names);
             state.renames.push(naming);
             Ok(())
         })
     }
 
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        let name = name_of(path);
-        self.operate(&DiskOperation::Remove(name.clone()), |state, _| {
-            state.names.remove(&name).ok_or_else(not_found)?;
-            state.renames.push(Naming::Removed(name.clone()));
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.operate(&DiskOperation::Remove(name.to_owned()), |state, _| {
+            state.names.remove(name).ok_or_else(not_found)?;
+            state.renames.push(Naming::Removed(name.to_owned()));
             Ok(())
         })
     }
 
-    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        if name_of(folder) != FOLDER {
-            return Ok(());
-        }
+    fn sync(&self) -> io::Result<()> {
         self.operate(&DiskOperation::SyncFolder, |state, _| {
             state.synced_names = state.names.clone();
             state.renames.clear();
@@ -442,31 +445,35 @@ impl Files for SimulatedDisk {
         })
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Option<Lock>> {
-        let name = name_of(path);
-        let mut state = self.state();
-        if state.locked.contains(&name) {
-            return Ok(None);
-        }
-        state.locked.push(name.clone());
-        drop(state);
-        Ok(Some(Box::new(SimulatedLock { disk: self.clone(), name })))
+    fn sync_parents(&self) -> io::Result<()> {
+        Ok(())
     }
 
-    fn is_locked(&self, path: &Path) -> io::Result<bool> {
-        Ok(self.state().locked.contains(&name_of(path)))
+    fn lock(&self) -> io::Result<Option<Lock>> {
+        let mut state = self.state();
+        if std::mem::replace(&mut state.is_locked, true) {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(SimulatedLock { disk: self.clone() })))
+    }
+
+    fn is_locked(&self) -> io::Result<bool> {
+        Ok(self.state().is_locked)
+    }
+
+    fn is_in_place(&self) -> io::Result<bool> {
+        Ok(true)
     }
 }
 
-/// A lock on a file.
+/// The lock on the folder.
 struct SimulatedLock {
     disk: SimulatedDisk,
-    name: String,
 }
 
 impl Drop for SimulatedLock {
     fn drop(&mut self) {
-        self.disk.state().locked.retain(|name| *name != self.name);
+        self.disk.state().is_locked = false;
     }
 }
 
@@ -496,6 +503,10 @@ impl File for SimulatedFile {
         let operation = DiskOperation::Write(self.name.clone(), bytes.len());
         self.disk.operate(&operation, |state, most| {
             let len = bytes.len().min(most.unwrap_or(usize::MAX));
+            let grown = (at as usize + len).saturating_sub(state.files[self.file].bytes.len());
+            if state.size.is_some_and(|size| state.used() + grown > size) {
+                return Err(io::Error::from_raw_os_error(DiskFault::FULL));
+            }
             state.files[self.file].write(at as usize, &bytes[..len]);
             Ok(len)
         })
@@ -515,5 +526,9 @@ impl File for SimulatedFile {
             state.files[self.file].sync();
             Ok(())
         })
+    }
+
+    fn has_name(&mut self) -> io::Result<bool> {
+        Ok(self.disk.state().names.values().any(|file| *file == self.file))
     }
 }

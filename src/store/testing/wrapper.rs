@@ -162,6 +162,10 @@ impl<I: Interceptor> Backend for Wrapper<I> {
         self.inner.may_have_used(version)
     }
 
+    fn shortage(&self) -> Option<StoreError> {
+        self.inner.shortage()
+    }
+
     fn failure(&self) -> Option<StoreError> {
         self.inner.failure()
     }

@@ -210,6 +210,9 @@ impl Flight {
                 return result.err().map(|answer| Doubt { touched, answer });
             }
             Err(error) => {
+                if error.code() == Some(StoreError::NO_ROOM.code()) {
+                    shared.witness(Witness::CommitHadNoRoom);
+                }
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.deferred.conflicting_ranges()).unwrap_or_default();
                 let keys: Vec<_> = touched.into_keys().collect();

@@ -160,6 +160,23 @@ impl Machine {
         *self.trouble() = Trouble::Fault { of, after, fault, then };
     }
 
+    /// Leaves little room on the disk, or none.
+    pub fn fill(&self, random: &mut fastrand::Rng) {
+        self.disk.resize(Some(self.disk.used() + [0, 100, 5_000][random.usize(0..3)]));
+    }
+
+    /// Perhaps makes room again.
+    pub fn make_room(&self, random: &mut fastrand::Rng) {
+        if random.u32(0..40) == 0 {
+            self.empty();
+        }
+    }
+
+    /// Makes room again.
+    pub fn empty(&self) {
+        self.disk.resize(None);
+    }
+
     /// Whether a fault has struck the disk since this was last asked.
     pub fn has_struck(&self) -> bool {
         let mut trouble = self.trouble();
@@ -191,17 +208,21 @@ impl Machine {
     /// Closes the store in order.
     pub fn close(&self) {
         self.disk.mend();
+        self.empty();
         self.store.close();
     }
 
     /// The machine after its processes were killed.
     pub fn killed(&self, env: Env) -> Result<Self> {
+        self.empty();
         Self::open(self.disk.copied(), self.journal_len_min, env, Unsynced::default())
     }
 
     /// The machine after its power has come back, and has perhaps failed again while the store was opened. `random`
     /// decides which unsynced writes survive.
     pub fn restarted(&self, random: &mut fastrand::Rng, env: &Env) -> Result<Self> {
+        // An opening without room notes its versions with its first commit: a world asks for them before.
+        self.empty();
         let (mut disk, unsynced) = self.disk.after_power_failure(|below| random.usize(0..below));
         if random.u32(0..3) == 0 {
             let after = random.usize(0..OPENING_OPERATIONS);

@@ -4,30 +4,36 @@
 //! this: synced bytes survive a power failure, and any part of the other bytes may survive. A rename replaces a file at once or not
 //! at all.
 
+use std::io;
+#[cfg(unix)]
 use std::{
-    fs::{self, OpenOptions, TryLockError},
-    io::{self, Read, Seek, SeekFrom, Write},
-    path::Path,
+    fs::{self, TryLockError},
+    io::{Read, Seek, SeekFrom, Write},
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
 };
 
+#[cfg(unix)]
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+/// An opened folder. Its files are reached by its handle: if another folder takes its place, they are still those of this one.
 pub(crate) trait Files: Send + Sync + 'static {
-    /// Creates a folder that only its owner may enter, with its parents, if it does not exist.
-    fn make_folder(&self, path: &Path) -> io::Result<()>;
-    /// Whether there is a file, and no folder, at `path`.
-    fn is_file(&self, path: &Path) -> bool;
-    /// The names of the entries of a folder.
-    fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
-    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>>;
+    /// The names of its entries.
+    fn list(&self) -> io::Result<Vec<String>>;
+    fn open(&self, name: &str, access: Access) -> io::Result<Box<dyn File>>;
     /// Renames a file, and replaces a file that has the new name.
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Waits until the names of a folder are on disk.
-    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
-    /// Locks the file `path`, which is created if it does not exist, until the lock is dropped. `None` if another
-    /// holder has it.
-    fn lock(&self, path: &Path) -> io::Result<Option<Lock>>;
-    /// Whether the file `path` is locked. It need not exist.
-    fn is_locked(&self, path: &Path) -> io::Result<bool>;
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Waits until its names are on disk.
+    fn sync(&self) -> io::Result<()>;
+    /// Waits until its own name is on disk, and those of the folders around it.
+    fn sync_parents(&self) -> io::Result<()>;
+    /// Locks the folder itself, which nobody can take away from below the lock, until the lock is dropped. `None` if another holder
+    /// has it.
+    fn lock(&self) -> io::Result<Option<Lock>>;
+    fn is_locked(&self) -> io::Result<bool>;
+    /// Whether its path still leads to it. It does not once it was moved, removed, or replaced.
+    fn is_in_place(&self) -> io::Result<bool>;
 }
 
 /// A lock, until it is dropped.
@@ -54,6 +60,8 @@ pub(crate) trait File: Send {
     fn cut(&mut self, len: u64) -> io::Result<()>;
     /// Waits until all writes are on disk.
     fn sync(&mut self) -> io::Result<()>;
+    /// Whether it still has a name: what is written to a removed file is lost.
+    fn has_name(&mut self) -> io::Result<bool>;
 }
 
 pub(super) fn write_all(file: &mut dyn File, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
@@ -86,8 +94,8 @@ pub(super) fn read_all(file: &mut dyn File, at: u64, buffer: &mut [u8]) -> io::R
 }
 
 /// The text of a small file; `None` if there is no such file.
-pub(super) fn read_text(files: &dyn Files, path: &Path) -> io::Result<Option<String>> {
-    let mut file = match files.open(path, Access::Read) {
+pub(super) fn read_text(files: &dyn Files, name: &str) -> io::Result<Option<String>> {
+    let mut file = match files.open(name, Access::Read) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -101,100 +109,137 @@ pub(super) fn read_text(files: &dyn Files, path: &Path) -> io::Result<Option<Str
 /// The suffix of a file's name until the file is whole.
 pub(super) const UNFINISHED: &str = ".new";
 
-/// Creates the file `name` of `folder` by `write`: after a power failure it is there as a whole, or as it was before.
+/// Creates the file `name` by `write`: after a power failure it is there as a whole, or as it was before.
 pub(super) fn replace<T>(
     files: &dyn Files,
-    folder: &Path,
     name: &str,
     write: impl FnOnce(&mut dyn File) -> io::Result<T>,
 ) -> io::Result<(Box<dyn File>, T)> {
-    let unfinished = folder.join(format!("{name}{UNFINISHED}"));
+    let unfinished = format!("{name}{UNFINISHED}");
     let make = || {
         let mut file = files.open(&unfinished, Access::Create)?;
         let written = write(&mut *file)?;
         file.sync()?;
-        files.rename(&unfinished, &folder.join(name))?;
-        files.sync_folder(folder)?;
+        files.rename(&unfinished, name)?;
+        files.sync()?;
         Ok((file, written))
     };
     // Free the room that it has taken, which commits need.
     make().inspect_err(|_: &io::Error| drop(files.remove(&unfinished)))
 }
 
-/// The disk of the operating system.
-pub(crate) struct SystemFiles;
+/// Whether `error` says that the disk is full.
+pub(super) fn is_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
 
-impl Files for SystemFiles {
-    fn make_folder(&self, path: &Path) -> io::Result<()> {
+/// A folder of the operating system.
+#[cfg(unix)]
+pub(crate) struct SystemFolder {
+    handle: fs::File,
+    path: PathBuf,
+}
+
+#[cfg(unix)]
+impl SystemFolder {
+    /// Opens the folder `path`, which must exist.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // The program may change its working directory.
+        let path = std::path::absolute(path)?;
+        Ok(Self { handle: opened(rustix::fs::CWD, &path)?, path })
+    }
+
+    /// Opens the folder `path`. It is created if it does not exist, with its parents; only its owner may enter it.
+    pub fn make(path: &Path) -> io::Result<Self> {
         let mut builder = fs::DirBuilder::new();
-        #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.recursive(true).create(path)
+        builder.recursive(true).create(path)?;
+        Self::open(path)
     }
+}
 
-    fn is_file(&self, path: &Path) -> bool {
-        path.exists() && !path.is_dir()
-    }
+/// A new handle on a folder.
+#[cfg(unix)]
+fn opened(at: impl AsFd, path: &Path) -> io::Result<fs::File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(at, path, flags, Mode::empty())?.into())
+}
 
-    fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
-        let names = fs::read_dir(folder)?;
-        names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
-    }
-
-    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>> {
-        let mut options = OpenOptions::new();
-        options.read(true);
-        match access {
-            Access::Read => {}
-            Access::Write => _ = options.read(true).write(true),
-            Access::Create => _ = owned(&mut options).truncate(true),
+#[cfg(unix)]
+impl Files for SystemFolder {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.handle)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
         }
-        Ok(Box::new(options.open(path)?))
+        Ok(names)
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        fs::rename(from, to)
+    fn open(&self, name: &str, access: Access) -> io::Result<Box<dyn File>> {
+        let flags = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+            Access::Create => OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
+        };
+        let file = rustix::fs::openat(&self.handle, name, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+        Ok(Box::new(fs::File::from(file)))
     }
 
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.handle, from, &self.handle, to)?)
     }
 
-    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        fs::File::open(folder)?.sync_all()
+    fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.handle, name, AtFlags::empty())?)
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Option<Lock>> {
-        let mut options = OpenOptions::new();
-        let file = owned(options.read(true)).truncate(false).open(path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(file))),
+    fn sync(&self) -> io::Result<()> {
+        self.handle.sync_all()
+    }
+
+    fn sync_parents(&self) -> io::Result<()> {
+        for parent in self.path.ancestors().skip(1) {
+            match opened(rustix::fs::CWD, parent).and_then(|parent| parent.sync_all()) {
+                // Parents that may not be read are not ours.
+                Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> io::Result<Option<Lock>> {
+        // A lock belongs to one opening of the handle.
+        let handle = opened(&self.handle, Path::new("."))?;
+        match handle.try_lock() {
+            Ok(()) => Ok(Some(Box::new(handle))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
-    fn is_locked(&self, path: &Path) -> io::Result<bool> {
-        let file = match fs::File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        match file.try_lock_shared() {
+    fn is_locked(&self) -> io::Result<bool> {
+        match opened(&self.handle, Path::new("."))?.try_lock_shared() {
             Ok(()) => Ok(false),
             Err(TryLockError::WouldBlock) => Ok(true),
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
+
+    fn is_in_place(&self) -> io::Result<bool> {
+        let there = match fs::metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            there => there?,
+        };
+        let own = self.handle.metadata()?;
+        Ok((there.dev(), there.ino()) == (own.dev(), own.ino()))
+    }
 }
 
-/// Options to create a file that only its owner may read and write.
-fn owned(options: &mut OpenOptions) -> &mut OpenOptions {
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
-    options.write(true).create(true)
-}
-
+#[cfg(unix)]
 impl File for fs::File {
     fn len(&mut self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
@@ -217,5 +262,9 @@ impl File for fs::File {
 
     fn sync(&mut self) -> io::Result<()> {
         self.sync_data()
+    }
+
+    fn has_name(&mut self) -> io::Result<bool> {
+        Ok(self.metadata()?.nlink() > 0)
     }
 }

@@ -4,17 +4,15 @@ use std::{io, path::Path, sync::atomic::AtomicBool};
 
 use super::{
     damage::{BadSectors, Damage},
-    files::Files,
+    files::{Access, Files},
     history::History,
-    journal::Journal,
-    marker::{FORMAT, FORMAT_UNFINISHED, LOCK, MARKER, Marker, Refusal, check_marker, explain, write_text},
+    journal::{self, Journal},
+    marker::{FORMAT, FORMAT_UNFINISHED, MARKER, Marker, Refusal, check_marker, write_text},
+    names::Names,
     recover::{self, Contents},
     snapshot,
 };
 use crate::{base::error::Result, store::embedded::rows::Rows};
-
-/// How often a folder is read again because another process changes it.
-const READS_MAX: usize = 100;
 
 /// The state of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,39 +39,31 @@ pub(in crate::store) struct Inspection {
     pub report: FolderReport,
 }
 
-/// Reads the folder `path`.
+/// Reads the folder `path`, which `files` are.
 pub(in crate::store) fn inspect(files: &dyn Files, path: &Path) -> Result<Inspection> {
-    try_inspect(files, path).map_err(|refusal| refusal.of(path))
+    try_inspect(files).map_err(|refusal| refusal.of(path))
 }
 
-fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
-    if files.is_file(path) {
-        return Err(Refusal::unusable("it is a file; name a folder"));
-    }
+/// How often a folder is read if processes open and close it meanwhile.
+const READS_MAX: usize = 3;
+
+fn try_inspect(files: &dyn Files) -> Result<Inspection, Refusal> {
     // The files beside a damaged marker are as readable as ever.
-    let of_marker = match check_marker(files, path, BadSectors::Pass)? {
+    let of_marker = match check_marker(files, BadSectors::Pass)? {
         Marker::Missing => return Err(Refusal::unusable("there is no store in it")),
         Marker::Damaged(damage) => Some(damage),
         Marker::Unfinished | Marker::Finished => None,
     };
-    let (mut reads, mut doubt) = (0, None);
+    let mut reads = 0;
     let (contents, is_open) = loop {
         reads += 1;
-        // A journal may grow, and a snapshot replace others, during the read.
-        let is_open = files.is_locked(&path.join(LOCK))?;
-        let read = match recover::read(files, path, BadSectors::Pass) {
-            Ok(contents) if contents.damages.is_empty() => break (contents, is_open),
-            read => read,
-        };
-        // Another process may have opened and closed it meanwhile: damage counts only if two reads find it.
-        let found = Some(match &read {
-            Ok(contents) => Ok(contents.damages.clone()),
-            Err(error) => Err(explain(error)),
-        });
-        if reads == READS_MAX || (!is_open && doubt == found) {
-            break (read?, is_open);
+        let before = state(files)?;
+        let contents = recover::read(files, BadSectors::Pass)?;
+        // An opening cuts the end of the last journal, which looks like damage to who reads it at that moment. A process that has it
+        // open all the time does no such thing.
+        if contents.damages.is_empty() || reads == READS_MAX || state(files)? == before {
+            break (contents, before.is_open);
         }
-        doubt = found;
     };
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);
@@ -82,33 +72,39 @@ fn try_inspect(files: &dyn Files, path: &Path) -> Result<Inspection, Refusal> {
     Ok(Inspection { root, history, report })
 }
 
-/// Writes a store with the content of `inspection` into the folder `path`, which must be empty or missing.
-pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<()> {
-    try_copy(files, path, inspection).map_err(|refusal| refusal.of(path))
+/// What an opening of the folder, or its end, changes.
+#[derive(PartialEq, Eq)]
+struct State {
+    is_open: bool,
+    /// The last journal and its length, unless a process adds to it.
+    last: Option<(u64, u64)>,
 }
 
-fn try_copy(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<(), Refusal> {
-    if files.is_file(path) {
-        return Err(Refusal::unusable("it is a file; name a folder"));
-    }
-    files.make_folder(path)?;
-    if check_marker(files, path, BadSectors::Fail)? != Marker::Missing {
+fn state(files: &dyn Files) -> io::Result<State> {
+    let is_open = files.is_locked()?;
+    let last = Names::of(files)?.journals.last().copied().filter(|_| !is_open);
+    // One that cannot be opened is reported by who reads it.
+    let len = |number| Some((number, files.open(&journal::name(number), Access::Read).ok()?.len().ok()?));
+    Ok(State { is_open, last: last.and_then(len) })
+}
+
+/// Writes a store with the content of `inspection` into the folder `path`, which `files` are, and which must be empty.
+pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, inspection: &Inspection) -> Result<()> {
+    try_copy(files, inspection).map_err(|refusal| refusal.of(path))
+}
+
+fn try_copy(files: &dyn Files, inspection: &Inspection) -> Result<(), Refusal> {
+    if check_marker(files, BadSectors::Fail)? != Marker::Missing {
         return Err(Refusal::unusable("there is a store in it; name an empty folder"));
     }
-    let held = files.lock(&path.join(LOCK))?;
-    let _held = held.ok_or_else(|| Refusal::in_use("another process makes a store in it"))?;
-    Ok(make(files, path, (&inspection.root, inspection.report.version), &inspection.history)?)
+    let _held = files.lock()?.ok_or_else(|| Refusal::in_use("another process makes a store in it"))?;
+    Ok(make(files, (&inspection.root, inspection.report.version), &inspection.history)?)
 }
 
 /// Creates the files of a store with `root` at `version`.
-pub(super) fn make(
-    files: &dyn Files,
-    path: &Path,
-    (root, version): (&Rows, u64),
-    history: &History,
-) -> io::Result<()> {
-    write_text(files, path, MARKER, FORMAT_UNFINISHED)?;
-    let journal = Journal::create(files, path, 1, version, 0)?;
-    snapshot::write(files, path, journal.number, (root, version), history, &AtomicBool::new(false))?;
-    write_text(files, path, MARKER, FORMAT)
+pub(super) fn make(files: &dyn Files, (root, version): (&Rows, u64), history: &History) -> io::Result<()> {
+    write_text(files, MARKER, FORMAT_UNFINISHED)?;
+    let journal = Journal::create(files, 1, version, 0)?;
+    snapshot::write(files, journal.number, (root, version), history, &AtomicBool::new(false))?;
+    write_text(files, MARKER, FORMAT)
 }

@@ -10,10 +10,10 @@
 //! 3. A journal has its name once its first record is on disk. The first record of the next journal has the length of
 //!    this one.
 
-use std::{io, path::Path};
+use std::io;
 
 use super::{
-    files::{File, Files, read_all, replace, write_all},
+    files::{File, Files, is_no_room, read_all, replace, write_all},
     record::{self, Kind},
 };
 
@@ -26,6 +26,21 @@ pub(super) fn seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6a6f_7572_6e61_6c00
 }
 
+/// Why a record was not written.
+#[derive(Debug)]
+pub(in crate::store::embedded) enum Unwritten {
+    /// There was no room for it, and nothing of it is left. Another attempt may succeed.
+    NoRoom(io::Error),
+    /// It may be on the disk, or not. No other record may follow.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Unwritten {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// The journal that commits are written to.
 pub(super) struct Journal {
     file: Box<dyn File>,
@@ -33,25 +48,21 @@ pub(super) struct Journal {
     /// The offset of the next record.
     pub end: u64,
     buffer: Vec<u8>,
+    /// Whether it has a record besides its first one.
+    pub has_records: bool,
     /// Whether no record may be added any more.
     is_sealed: bool,
 }
 
 impl Journal {
     /// Creates a journal, after one of length `previous_len` that ends with `version`.
-    pub fn create(
-        files: &dyn Files,
-        folder: &Path,
-        number: u64,
-        version: u64,
-        previous_len: u64,
-    ) -> io::Result<Self> {
+    pub fn create(files: &dyn Files, number: u64, version: u64, previous_len: u64) -> io::Result<Self> {
         let mut buffer = Vec::new();
         record::append(&mut buffer, (seed(number), 0), Kind::Journal, version, |out| {
             out.extend_from_slice(&previous_len.to_be_bytes());
         });
-        let (file, ()) = replace(files, folder, &name(number), |file| write_all(file, 0, &buffer))?;
-        Ok(Self { file, number, end: buffer.len() as u64, buffer, is_sealed: false })
+        let (file, ()) = replace(files, &name(number), |file| write_all(file, 0, &buffer))?;
+        Ok(Self { file, number, end: buffer.len() as u64, buffer, has_records: false, is_sealed: false })
     }
 
     /// Opens the journal in `file`, whose last whole record is from `begin` to `end`. The bytes behind it are cut
@@ -67,26 +78,49 @@ impl Journal {
         }
         write_all(&mut *file, begin, &last)?;
         file.cut(end)?;
-        Ok(Self { file, number, end, buffer: Vec::new(), is_sealed: false })
+        Ok(Self { file, number, end, buffer: Vec::new(), has_records: true, is_sealed: false })
     }
 
-    /// Adds a record, and waits until it is on disk. After an error no record may be added any more.
-    pub fn append(&mut self, kind: Kind, version: u64, payload: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+    /// Adds a record, and waits until it is on disk.
+    pub fn append(
+        &mut self,
+        kind: Kind,
+        version: u64,
+        payload: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Unwritten> {
         if self.is_sealed {
-            return Err(io::Error::other("another journal may have begun, and cannot be used"));
+            return Err(io::Error::other("another journal may have begun, and cannot be used").into());
         }
         self.buffer.clear();
         record::append(&mut self.buffer, (seed(self.number), self.end), kind, version, payload);
-        write_all(&mut *self.file, self.end, &self.buffer)?;
+        match write_all(&mut *self.file, self.end, &self.buffer) {
+            Err(error) if is_no_room(&error) => {
+                // A part of a record is none, but the room behind the journal is needed.
+                self.file.cut(self.end)?;
+                self.mark(version);
+                return Err(Unwritten::NoRoom(error));
+            }
+            written => written?,
+        }
         self.file.sync()?;
         self.end += self.buffer.len() as u64;
+        self.has_records = true;
+        self.mark(version);
+        Ok(())
+    }
+
+    /// Marks the end. It is only needed to detect damage; the next record overwrites it, however much of it was written.
+    fn mark(&mut self, version: u64) {
         self.buffer.clear();
         record::append(&mut self.buffer, (seed(self.number), self.end), Kind::Synced, version, |_| {});
-        // It is only needed to detect damage; the next record overwrites it, however much of it was written.
         if let Err(error) = write_all(&mut *self.file, self.end, &self.buffer) {
             tracing::debug!(%error, "the end of the journal was not marked");
         }
-        Ok(())
+    }
+
+    /// Whether it still has a name.
+    pub fn has_name(&mut self) -> io::Result<bool> {
+        self.file.has_name()
     }
 
     /// Adds no more records.

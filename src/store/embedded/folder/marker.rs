@@ -1,21 +1,20 @@
-//! The small files of a folder: the marker that tells its format, the lock, and the note that it was closed in order.
+//! The small files of a folder: the marker that tells its format, and the note that it was closed in order.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+#[cfg(unix)]
+use super::files::SystemFolder;
 use super::{
     damage::{BadSectors, Damage, is_bad_sector},
     files::{self, Files, read_text, replace, write_all},
     names::Names,
 };
-use crate::base::error::{Error, OpenCause};
+use crate::base::error::{Error, OpenCause, Result};
 
 /// The file by which a store's folder is recognised.
 pub(super) const MARKER: &str = "NOTIBUS_STORE";
-
-/// The file that is locked by the process that has the folder open.
-pub(super) const LOCK: &str = "NOTIBUS_LOCK";
 
 /// The file with the version of a store that was closed in order. It does not exist while the store is open.
 pub(super) const CLOSED: &str = "NOTIBUS_CLOSED";
@@ -82,26 +81,38 @@ impl Marker {
     }
 }
 
+/// Opens the folder `path`; with `is_made` it is created if it does not exist.
+#[cfg(unix)]
+pub(in crate::store) fn open_folder(path: &Path, is_made: bool) -> Result<Arc<dyn Files>> {
+    if path.exists() && !path.is_dir() {
+        return Err(Refusal::unusable("it is a file; name a folder").of(path));
+    }
+    let folder = if is_made { SystemFolder::make(path) } else { SystemFolder::open(path) };
+    Ok(Arc::new(folder.map_err(|error| Refusal::from(error).of(path))?))
+}
+
+/// Elsewhere files cannot be reached by a handle of their folder.
+#[cfg(not(unix))]
+pub(in crate::store) fn open_folder(path: &Path, _: bool) -> Result<Arc<dyn Files>> {
+    Err(Refusal::unusable("stores in folders need a Unix system").of(path))
+}
+
 /// Reads the marker of a folder.
-pub(super) fn check_marker(
-    files: &dyn Files,
-    path: &Path,
-    bad_sectors: BadSectors,
-) -> Result<Marker, Refusal> {
+pub(super) fn check_marker(files: &dyn Files, bad_sectors: BadSectors) -> Result<Marker, Refusal> {
     let damaged = |what: String| Ok(Marker::Damaged(Damage { file: MARKER.to_owned(), offset: 0, what }));
-    let text = match read_text(files, &path.join(MARKER)) {
+    let text = match read_text(files, MARKER) {
         Err(error) if bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
             return damaged(format!("it cannot be read ({error})"));
         }
         text => text?,
     };
     let Some(text) = text else {
-        let Names { journals, snapshots, .. } = Names::of(files, path)?;
+        let Names { journals, snapshots, .. } = Names::of(files)?;
         if !journals.is_empty() || !snapshots.is_empty() {
             return damaged("it is missing".to_owned());
         }
         let unfinished = format!("{MARKER}{}", files::UNFINISHED);
-        if files.list(path)?.iter().any(|name| *name != LOCK && *name != unfinished) {
+        if files.list()?.iter().any(|name| *name != unfinished) {
             return Err(Refusal::unusable("it holds files but no store; name an empty folder"));
         }
         return Ok(Marker::Missing);
@@ -129,8 +140,8 @@ pub(super) fn unsealed(content: &str) -> Option<&str> {
 }
 
 /// Writes a small file of the folder so that it is there as a whole, or as it was before.
-pub(super) fn write_text(files: &dyn Files, path: &Path, name: &str, text: &str) -> io::Result<()> {
-    replace(files, path, name, |file| write_all(file, 0, sealed(text).as_bytes())).map(drop)
+pub(super) fn write_text(files: &dyn Files, name: &str, text: &str) -> io::Result<()> {
+    replace(files, name, |file| write_all(file, 0, sealed(text).as_bytes())).map(drop)
 }
 
 /// What an error of the disk means to a user who opens a folder.

@@ -7,14 +7,22 @@
 //! | file | content |
 //! |---|---|
 //! | `NOTIBUS_STORE` | the format; marks the folder as that of a store |
-//! | `NOTIBUS_LOCK` | locked by the process that has the folder open |
 //! | `NOTIBUS_CLOSED` | the version at which it was closed in order; gone while it is open |
 //! | `snapshot-N` | all rows that are in the journals before journal N |
 //! | `journal-N` | the commits since |
 //! | `….new` | unfinished files of a process that ended; removed at the next opening |
 //!
+//! The folder itself is locked by the process that has it open, and its files are reached by its handle. If it is moved or
+//! replaced, or its journal is removed, that process fails, and never writes into what has taken its place.
+//!
 //! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written
 //! beside the commits, and older files are removed. So there may be several journals in a row.
+//!
+//! # Room
+//!
+//! If the journals have grown to twice that length, commits wait for the snapshot: so the folder takes at most four times its
+//! rows, and a constant. If there is no room for a snapshot, or for a commit, commits fail for some time with `no_room`, not
+//! committed, and each tries again. An opening writes an overdue snapshot first, and goes on without it if there is no room.
 
 mod damage;
 mod files;
@@ -29,71 +37,82 @@ mod snapshot;
 
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
-#[cfg(any(test, feature = "test-util"))]
-pub(crate) use self::files::File;
-pub(crate) use self::files::{Access, Files, Lock, SystemFiles};
+pub(crate) use self::files::{Access, File, Files, Lock};
 pub(crate) use self::history::History;
 pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
+pub(super) use self::journal::Unwritten;
+pub(in crate::store) use self::marker::open_folder;
 use self::{
     damage::BadSectors,
     journal::Journal,
-    marker::{CLOSED, FORMAT, LOCK, MARKER, Marker, Refusal, check_marker, write_text},
+    marker::{CLOSED, FORMAT, MARKER, Marker, Refusal, check_marker, write_text},
     names::Names,
     record::Kind,
     recover::Contents,
 };
 pub use self::{damage::Damage, inspect::FolderReport};
 use super::{core::Staged, rows::Rows};
-use crate::base::error::Result;
+use crate::{base::error::Result, store::FolderOptions};
 
 /// How often to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
+/// The pause between two attempts at an overdue snapshot.
+const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
+
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct FolderOptions {
+pub(crate) struct FolderTuning {
     /// The least length of the journals before a snapshot is written, in bytes.
     pub journal_len_min: u64,
+    /// For how long commits wait for an overdue snapshot that has no room.
+    pub no_room_wait: Duration,
     /// Whether a thread writes snapshots. Otherwise commits wait for them.
     pub has_threads: bool,
 }
 
-impl Default for FolderOptions {
+impl Default for FolderTuning {
     fn default() -> Self {
-        Self { journal_len_min: 16 << 20, has_threads: true }
+        let FolderOptions { no_room_wait } = FolderOptions::default();
+        Self { journal_len_min: 16 << 20, no_room_wait, has_threads: true }
     }
 }
 
 pub(super) struct Folder {
     files: Arc<dyn Files>,
-    path: PathBuf,
-    options: FolderOptions,
+    options: FolderTuning,
     journal: Journal,
+    /// The version of this opening, until the journal has it.
+    unopened: Option<u64>,
     /// The versions that it has used.
     history: History,
     /// The length of the journals since the snapshot, without the last one.
     sealed_len: u64,
     snapshots: Arc<Mutex<Snapshots>>,
     writing: Option<thread::JoinHandle<()>>,
+    /// Since when commits wait for an overdue snapshot that fails.
+    waiting_since: Option<Instant>,
     /// Ends the writing of a snapshot, which nobody needs any more: a large one takes seconds.
     is_abandoned: Arc<AtomicBool>,
+    marker: Box<dyn File>,
     /// Keeps other processes out. It is dropped last.
     _lock: Lock,
 }
 
-#[derive(Default)]
 struct Snapshots {
+    /// The newest one.
+    file: Box<dyn File>,
     /// The length of the newest one.
     len: u64,
     /// Whether one is being written.
@@ -102,6 +121,10 @@ struct Snapshots {
     due_at: u64,
     /// Whether one was finished, and the journals before it were removed.
     is_finished: bool,
+    /// Why the last one was not finished.
+    error: Option<String>,
+    /// Whether that was logged since one was finished.
+    is_said: bool,
 }
 
 /// A folder that was opened, and its content.
@@ -115,66 +138,121 @@ pub(super) struct Opened {
     pub history: History,
 }
 
+impl Snapshots {
+    /// The state after an opening.
+    fn new(file: Box<dyn File>, len: u64) -> Self {
+        Self { file, len, is_writing: false, due_at: 0, is_finished: false, error: None, is_said: false }
+    }
+}
+
 impl Folder {
-    /// Opens the folder `path` of a disk, and creates it if it does not exist. Versions go on from `version`, or
+    /// Opens the store in the folder `path`, which `files` are, and makes it if the folder is empty. Versions go on from `version`, or
     /// behind the used ones if they are later.
-    pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderOptions, version: u64) -> Result<Opened> {
-        Self::try_open(files, path, options, version).map_err(|refusal| refusal.of(path))
+    pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderTuning, version: u64) -> Result<Opened> {
+        Self::try_open(files, options, version).map_err(|refusal| refusal.of(path))
     }
 
-    fn try_open(
-        files: Arc<dyn Files>,
-        path: &Path,
-        options: FolderOptions,
-        version: u64,
-    ) -> Result<Opened, Refusal> {
-        let lock = prepare(&*files, path)?;
-        let contents = recover::read(&*files, path, BadSectors::Fail)?;
+    fn try_open(files: Arc<dyn Files>, options: FolderTuning, version: u64) -> Result<Opened, Refusal> {
+        let lock = prepare(&*files)?;
+        let contents = recover::read(&*files, BadSectors::Fail)?;
         refuse_damage(&contents)?;
         let Contents { root, mut history, snapshot_len, sealed_len, last, leftovers, .. } = contents;
         let last = last.ok_or_else(|| Refusal::damaged("it has no journal; restore it from a copy"))?;
         let version = version.max(contents.version + 1);
-        let open = || {
-            let file = files.open(&path.join(journal::name(last.number)), Access::Write)?;
-            let mut journal = Journal::resume(file, last.number, (last.begin, last.end))?;
-            for name in leftovers {
-                files.remove(&path.join(name))?;
-            }
-            journal.append(Kind::Opening, version, |_| {})?;
-            history.opened(version);
-            match files.remove(&path.join(CLOSED)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => files.sync_folder(path)?,
-            }
-            Ok(journal)
-        };
-        let journal = open()?;
-        let snapshots = Arc::new(Mutex::new(Snapshots { len: snapshot_len, ..Snapshots::default() }));
-        let path = path.to_owned();
-        let folder = Self {
+        let file = files.open(&journal::name(last.number), Access::Write)?;
+        let journal = Journal::resume(file, last.number, (last.begin, last.end))?;
+        for name in leftovers {
+            files.remove(&name)?;
+        }
+        history.opened(version);
+        let marker = files.open(MARKER, Access::Read)?;
+        let snapshot = files.open(&snapshot::name(contents.snapshot), Access::Read)?;
+        let mut folder = Self {
             files,
-            path,
             options,
             journal,
+            unopened: Some(version),
             history: history.clone(),
             sealed_len,
-            snapshots,
+            snapshots: Arc::new(Mutex::new(Snapshots::new(snapshot, snapshot_len))),
             writing: None,
+            waiting_since: None,
             is_abandoned: Arc::default(),
+            marker,
             _lock: lock,
         };
+        match folder.note_opening() {
+            // It is noted with the first commit.
+            Err(Unwritten::NoRoom(error)) => tracing::warn!(%error, "there is no room for commits"),
+            Err(Unwritten::Failed(error)) => return Err(error.into()),
+            Ok(()) if folder.is_overdue() => {
+                if let Err(error) = folder.begin_snapshot(&root, version, false) {
+                    tracing::warn!(%error, "no new journal could be begun; the present one goes on");
+                }
+            }
+            Ok(()) => {}
+        }
+        match folder.files.remove(CLOSED) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => folder.files.sync()?,
+        }
         Ok(Opened { folder, root, version, history })
+    }
+
+    /// Notes the opening in the journal, unless that has it.
+    fn note_opening(&mut self) -> Result<(), Unwritten> {
+        if let Some(version) = self.unopened {
+            self.journal.append(Kind::Opening, version, |_| {})?;
+            self.unopened = None;
+        }
+        Ok(())
     }
 
     /// Notes that the store is closed in order at `version`.
     pub fn close(&mut self, version: u64) -> io::Result<()> {
         self.wait();
-        write_text(&*self.files, &self.path, CLOSED, &version.to_string())
+        self.check_files()?;
+        write_text(&*self.files, CLOSED, &version.to_string())
     }
 
-    /// Writes the changes of a group, all or nothing, and waits until they are on disk. After an error no group may
+    /// Fails unless the next opening finds what was written: the path still leads to the folder, and its files have their names.
+    fn check_files(&mut self) -> io::Result<()> {
+        let is_whole =
+            self.marker.has_name()? && self.snapshots().file.has_name()? && self.journal.has_name()?;
+        if is_whole && self.files.is_in_place()? {
+            return Ok(());
+        }
+        Err(io::Error::other(
+            "the folder was moved or replaced, or a file of it was removed, while it was in use",
+        ))
+    }
+
+    /// Waits until there is room for another group. Each call tries at least once to write an overdue snapshot, of the rows and the
+    /// version that are `newest`.
+    pub fn make_room(&mut self, newest: impl Fn() -> (Rows, u64)) -> Result<(), Unwritten> {
+        self.note_opening()?;
+        while self.is_overdue() {
+            if self.snapshots().is_writing {
+                self.wait();
+                continue;
+            }
+            let (root, version) = newest();
+            let begun = self.begin_snapshot(&root, version, false);
+            let error = begun.err().or_else(|| self.snapshots().error.take().map(io::Error::other));
+            let Some(error) = error else { continue };
+            let since = *self.waiting_since.get_or_insert_with(Instant::now);
+            if !self.options.has_threads || since.elapsed() >= self.options.no_room_wait {
+                return Err(Unwritten::NoRoom(error));
+            }
+            thread::sleep(SNAPSHOT_PAUSE);
+        }
+        self.waiting_since = None;
+        Ok(())
+    }
+
+    /// Writes the changes of a group, all or nothing, and waits until they are on disk. After [`Unwritten::Failed`] no group may
     /// be written any more.
-    pub fn persist(&mut self, staged: &Staged) -> io::Result<()> {
+    pub fn persist(&mut self, staged: &Staged) -> Result<(), Unwritten> {
         let mut keys: Vec<_> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
@@ -186,14 +264,18 @@ impl Folder {
                 record::append_row(out, key, staged.root.get(key));
             }
         });
-        appended.inspect_err(|_| self.abandon())?;
+        let appended = appended.and_then(|()| Ok(self.check_files()?));
+        if let Err(Unwritten::Failed(_)) = &appended {
+            self.abandon();
+        }
+        appended?;
         self.history.reached(staged.version);
         if self.is_snapshot_due()
-            && let Err(error) = self.begin_snapshot(&staged.root, staged.version)
+            && let Err(error) = self.begin_snapshot(&staged.root, staged.version, self.options.has_threads)
         {
             // The group is on disk all the same, and later ones can be.
             tracing::warn!(%error, "no new journal could be begun; the present one goes on");
-            self.snapshots().due_at = self.journals_len() + self.options.journal_len_min;
+            self.snapshots().due_at = self.retry_at();
         }
         Ok(())
     }
@@ -204,68 +286,92 @@ impl Folder {
     }
 
     /// The length of the journals since the snapshot.
-    fn journals_len(&self) -> u64 {
+    fn journals_len(&mut self) -> u64 {
+        if std::mem::take(&mut self.snapshots.lock().is_finished) {
+            self.sealed_len = 0;
+        }
         self.sealed_len + self.journal.end
+    }
+
+    /// The length of the journals at which a snapshot is due.
+    fn due_at(&self) -> u64 {
+        self.options.journal_len_min.max(self.snapshots().len)
+    }
+
+    /// The length of the journals at which to try again after a failure.
+    fn retry_at(&mut self) -> u64 {
+        self.journals_len() + self.due_at() / 4
     }
 
     /// Whether the next snapshot should be written.
     fn is_snapshot_due(&mut self) -> bool {
-        let mut snapshots = self.snapshots.lock();
-        if std::mem::take(&mut snapshots.is_finished) {
-            self.sealed_len = 0;
-        }
-        let due_at = self.options.journal_len_min.max(snapshots.len).max(snapshots.due_at);
-        !snapshots.is_writing && self.sealed_len + self.journal.end >= due_at
+        let (len, due_at) = (self.journals_len(), self.due_at());
+        let snapshots = self.snapshots.lock();
+        !snapshots.is_writing && len >= due_at.max(snapshots.due_at)
+    }
+
+    /// Whether commits have to wait for the next snapshot.
+    fn is_overdue(&mut self) -> bool {
+        self.journals_len() >= 2 * self.due_at()
     }
 
     /// Begins the next journal, and has the snapshot of `root` at `version` written, which replaces the earlier
-    /// journals.
-    fn begin_snapshot(&mut self, root: &Rows, version: u64) -> io::Result<()> {
+    /// journals; in a thread, or before it returns.
+    fn begin_snapshot(&mut self, root: &Rows, version: u64, in_thread: bool) -> io::Result<()> {
+        self.wait();
+        // A journal without records was begun for a snapshot that has failed.
+        if self.journal.has_records {
+            self.begin_journal(version)?;
+        }
+        let mut snapshots = self.snapshots();
+        (snapshots.is_writing, snapshots.error) = (true, None);
+        drop(snapshots);
+        let task = SnapshotTask {
+            files: Arc::clone(&self.files),
+            number: self.journal.number,
+            root: root.clone(),
+            version,
+            history: self.history.clone(),
+            retry_at: self.retry_at(),
+            snapshots: Arc::clone(&self.snapshots),
+            is_abandoned: Arc::clone(&self.is_abandoned),
+        };
+        if !in_thread {
+            task.run();
+            return Ok(());
+        }
+        let thread = thread::Builder::new().name("notibus-snapshot".to_owned());
+        match thread.spawn(|| task.run()) {
+            Ok(writing) => self.writing = Some(writing),
+            Err(error) => {
+                tracing::warn!(%error, "no thread could be started for a snapshot; the journals go on");
+                let retry_at = self.retry_at();
+                let mut snapshots = self.snapshots();
+                (snapshots.is_writing, snapshots.due_at) = (false, retry_at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the next journal, behind `version`.
+    fn begin_journal(&mut self, version: u64) -> io::Result<()> {
         let number = self.journal.number + 1;
-        let next = Journal::create(&*self.files, &self.path, number, version, self.journal.end);
-        let next = match next {
+        let next = match Journal::create(&*self.files, number, version, self.journal.end) {
             Ok(next) => next,
             Err(error) => {
                 // It may have its name already. Then nothing may be added to the previous journal.
-                let path = self.path.join(journal::name(number));
-                match self.files.remove(&path) {
+                match self.files.remove(&journal::name(number)) {
                     Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
-                    removed => removed
-                        .and_then(|()| self.files.sync_folder(&self.path))
-                        .inspect_err(|_| self.journal.seal())?,
+                    removed => {
+                        let removed = removed.and_then(|()| self.files.sync());
+                        removed.inspect_err(|_| self.journal.seal())?;
+                    }
                 }
                 return Err(error);
             }
         };
-        self.sealed_len += self.journal.end;
+        self.sealed_len = self.journals_len();
         self.journal = next;
-        self.wait();
-        self.snapshots().is_writing = true;
-        let task = SnapshotTask {
-            files: Arc::clone(&self.files),
-            path: self.path.clone(),
-            number,
-            root: root.clone(),
-            version,
-            history: self.history.clone(),
-            snapshots: Arc::clone(&self.snapshots),
-            retry_at: self.journals_len() + self.options.journal_len_min,
-            is_abandoned: Arc::clone(&self.is_abandoned),
-        };
-        if self.options.has_threads {
-            let thread = thread::Builder::new().name("notibus-snapshot".to_owned());
-            match thread.spawn(|| task.run()) {
-                Ok(writing) => self.writing = Some(writing),
-                Err(error) => {
-                    tracing::warn!(%error, "no thread could be started for a snapshot; the journals go on");
-                    let retry_at = self.journals_len() + self.options.journal_len_min;
-                    let mut snapshots = self.snapshots();
-                    (snapshots.is_writing, snapshots.due_at) = (false, retry_at);
-                }
-            }
-        } else {
-            task.run();
-        }
         Ok(())
     }
 
@@ -280,6 +386,7 @@ impl Folder {
             && writing.join().is_err()
         {
             tracing::error!("the thread that writes snapshots has panicked");
+            self.snapshots().is_writing = false;
         }
     }
 }
@@ -294,7 +401,6 @@ impl Drop for Folder {
 
 struct SnapshotTask {
     files: Arc<dyn Files>,
-    path: PathBuf,
     number: u64,
     root: Rows,
     version: u64,
@@ -310,67 +416,63 @@ struct SnapshotTask {
 impl SnapshotTask {
     /// Writes it, and removes older files.
     fn run(self) {
-        let Self { files, path, number, root, version, history, snapshots, retry_at, is_abandoned } = self;
-        let written = snapshot::write(&*files, &path, number, (&root, version), &history, &is_abandoned);
-        let written = written.and_then(|len| {
-            let names = Names::of(&*files, &path)?;
+        let Self { files, number, root, version, history, snapshots, retry_at, is_abandoned } = self;
+        let written = snapshot::write(&*files, number, (&root, version), &history, &is_abandoned);
+        let written = written.and_then(|(file, len)| {
+            snapshots.lock().file = file;
+            let names = Names::of(&*files)?;
             let old = names.snapshots.iter().filter(|n| **n < number).map(|n| snapshot::name(*n));
             for name in old.chain(names.journals.iter().filter(|n| **n < number).map(|n| journal::name(*n))) {
-                files.remove(&path.join(name))?;
+                files.remove(&name)?;
             }
             Ok(len)
         });
         let mut snapshots = snapshots.lock();
         snapshots.is_writing = false;
         match written {
-            Ok(len) => (snapshots.len, snapshots.due_at, snapshots.is_finished) = (len, 0, true),
+            Ok(len) => {
+                (snapshots.len, snapshots.due_at, snapshots.is_finished) = (len, 0, true);
+                snapshots.is_said = false;
+            }
             Err(error) => {
-                tracing::warn!(%error, "a snapshot was not finished; the journals go on without it");
-                snapshots.due_at = retry_at;
+                if !std::mem::replace(&mut snapshots.is_said, true) {
+                    tracing::warn!(%error, "a snapshot was not finished; it is tried again");
+                }
+                (snapshots.due_at, snapshots.error) = (retry_at, Some(error.to_string()));
             }
         }
     }
 }
 
-/// Creates the folder if it does not exist; refuses a folder with anything but a store. Locks it.
-fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
-    if files.is_file(path) {
-        return Err(Refusal::unusable("it is a file; name a folder"));
-    }
-    files.make_folder(path)?;
-    check_marker(files, path, BadSectors::Fail)?.undamaged()?;
-    let lock = lock(files, path)?;
-    if check_marker(files, path, BadSectors::Fail)?.undamaged()? == Marker::Finished {
+/// Makes the store if the folder is empty; refuses a folder with anything but a store. Locks it.
+fn prepare(files: &dyn Files) -> Result<Lock, Refusal> {
+    check_marker(files, BadSectors::Fail)?.undamaged()?;
+    let lock = lock(files)?;
+    if check_marker(files, BadSectors::Fail)?.undamaged()? == Marker::Finished {
         return Ok(lock);
     }
-    // The folder is new: after a power failure it must still exist. Parent folders that may not be read are not ours.
-    for parent in path.ancestors().skip(1) {
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        match files.sync_folder(parent) {
-            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error.into()),
-            _ => {}
-        }
-    }
-    let names = Names::of(files, path)?;
+    // The folder is new: after a power failure it must still exist.
+    files.sync_parents()?;
+    let names = Names::of(files)?;
     if names.snapshots.is_empty() {
         let is_new = match &names.journals[..] {
             [] => true,
-            [1] => recover::read(files, path, BadSectors::Fail)?.version == 0,
+            [1] => recover::read(files, BadSectors::Fail)?.version == 0,
             _ => false,
         };
         if !is_new {
             return Err(Refusal::damaged("it has lost its snapshot, and maybe rows; restore it from a copy"));
         }
-        inspect::make(files, path, (&Rows::default(), 0), &History::default())?;
+        inspect::make(files, (&Rows::default(), 0), &History::default())?;
     } else {
-        write_text(files, path, MARKER, FORMAT)?;
+        write_text(files, MARKER, FORMAT)?;
     }
     Ok(lock)
 }
 
-fn lock(files: &dyn Files, path: &Path) -> Result<Lock, Refusal> {
+fn lock(files: &dyn Files) -> Result<Lock, Refusal> {
     for tries in 1.. {
-        match files.lock(&path.join(LOCK))? {
+        match files.lock()? {
             Some(lock) => return Ok(lock),
             None if tries == LOCK_TRIES => break,
             // A process that checks whether it is open holds the lock for a moment.

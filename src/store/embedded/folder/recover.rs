@@ -4,7 +4,7 @@
 //! broken bytes that were on disk are damage, reported with file and offset; everything whole around them is read all
 //! the same.
 
-use std::{io, path::Path};
+use std::io;
 
 use super::{
     damage::{BadSectors, Damage, is_bad_sector},
@@ -21,6 +21,9 @@ use crate::{
     store::embedded::rows::Rows,
 };
 
+/// How often the files of a folder are opened again because another process changes their names.
+const OPENINGS_MAX: usize = 100;
+
 pub(super) struct Contents {
     /// All undamaged rows.
     pub root: Rows,
@@ -30,6 +33,8 @@ pub(super) struct Contents {
     pub history: History,
     /// What is damaged.
     pub damages: Vec<Damage>,
+    /// The number of the snapshot.
+    pub snapshot: u64,
     /// The length of the snapshot.
     pub snapshot_len: u64,
     /// The length of all journals without the last one.
@@ -51,30 +56,44 @@ pub(super) struct Last {
     pub torn_len: u64,
 }
 
-pub(super) fn read(files: &dyn Files, folder: &Path, bad_sectors: BadSectors) -> io::Result<Contents> {
-    let names = Names::of(files, folder)?;
-    let mut reading = Reading { files, folder, bad_sectors, contents: Contents::nothing(), ended: None };
-    let newest = names.snapshots.last().copied();
-    let first = newest.or(names.journals.first().copied()).unwrap_or(1);
-    match newest {
-        Some(number) => reading.snapshot(number)?,
-        None => reading.damage(snapshot::name(first), 0, "there is no snapshot"),
-    }
-    let last = names.journals.last().copied().unwrap_or(first).max(first);
-    for number in first..=last {
-        if names.journals.contains(&number) {
-            reading.journal(number, number == last)?;
-        } else {
-            reading.damage(journal::name(number), 0, "it is missing");
-            reading.ended = None;
+/// Reads the folder, once: all of its files are opened before any is read, so that another process, which has it open, can add to
+/// the last journal and remove others meanwhile.
+pub(super) fn read(files: &dyn Files, bad_sectors: BadSectors) -> io::Result<Contents> {
+    for _ in 0..OPENINGS_MAX {
+        let names = Names::of(files)?;
+        let first = names.snapshots.last().or(names.journals.first()).copied().unwrap_or(1);
+        let mut reading =
+            Reading { files, bad_sectors, contents: Contents::nothing(), ended: None, has_moved: false };
+        let snapshot = match names.snapshots.last() {
+            Some(&number) => reading.open(&snapshot::name(number), snapshot::seed(number))?,
+            None => None,
+        };
+        let mut journals = Vec::new();
+        for &number in names.journals.iter().filter(|number| **number >= first) {
+            journals.push((number, reading.open(&journal::name(number), journal::seed(number))?));
         }
+        if reading.has_moved {
+            // Another process has just removed a file, which a newer snapshot has replaced.
+            continue;
+        }
+        match (names.snapshots.last(), snapshot) {
+            (None, _) => reading.damage(snapshot::name(first), 0, "there is no snapshot"),
+            (Some(&number), Some(records)) => reading.snapshot(number, records)?,
+            (Some(_), None) => {}
+        }
+        reading.journals(first, journals)?;
+        reading.closed()?;
+        let mut contents = reading.contents;
+        contents.snapshot = first;
+        contents.leftovers = names.unfinished;
+        let old = |numbers: &[u64], name: fn(u64) -> String| {
+            numbers.iter().filter(|n| **n < first).map(|n| name(*n)).collect::<Vec<_>>()
+        };
+        contents.leftovers.extend(old(&names.journals, journal::name));
+        contents.leftovers.extend(old(&names.snapshots, snapshot::name));
+        return Ok(contents);
     }
-    reading.closed()?;
-    let mut contents = reading.contents;
-    contents.leftovers = names.unfinished;
-    contents.leftovers.extend(names.journals.iter().filter(|n| **n < first).map(|n| journal::name(*n)));
-    contents.leftovers.extend(names.snapshots.iter().filter(|n| **n < first).map(|n| snapshot::name(*n)));
-    Ok(contents)
+    Err(io::Error::other("its files change faster than they can be opened"))
 }
 
 impl Contents {
@@ -84,6 +103,7 @@ impl Contents {
             version: 0,
             history: History::default(),
             damages: Vec::new(),
+            snapshot: 0,
             snapshot_len: 0,
             sealed_len: 0,
             last: None,
@@ -95,12 +115,13 @@ impl Contents {
 /// A folder that is being read.
 struct Reading<'a> {
     files: &'a dyn Files,
-    folder: &'a Path,
     bad_sectors: BadSectors,
     /// What was found so far.
     contents: Contents,
     /// The name and the end of the last journal that was read.
     ended: Option<(String, u64)>,
+    /// Whether a file that was listed has lost its name before it was opened.
+    has_moved: bool,
 }
 
 impl Reading<'_> {
@@ -110,10 +131,14 @@ impl Reading<'_> {
 
     /// The records of the file `name`; `None` if the disk cannot even open it, which is damage.
     fn open(&mut self, name: &str, seed: u64) -> io::Result<Option<Records>> {
-        let opened = self.files.open(&self.folder.join(name), Access::Read);
+        let opened = self.files.open(name, Access::Read);
         match opened.and_then(|file| Records::new(file, seed, self.bad_sectors)) {
             Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
                 self.damage(name.to_owned(), 0, format!("it cannot be opened ({error})"));
+                Ok(None)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.has_moved = true;
                 Ok(None)
             }
             records => records.map(Some),
@@ -155,9 +180,8 @@ impl Reading<'_> {
         }
     }
 
-    fn snapshot(&mut self, number: u64) -> io::Result<()> {
+    fn snapshot(&mut self, number: u64, mut records: Records) -> io::Result<()> {
         let name = snapshot::name(number);
-        let Some(mut records) = self.open(&name, snapshot::seed(number))? else { return Ok(()) };
         let mut is_finished = false;
         let end = self.records(&name, &mut records, |reading, record, at| {
             let contents = &mut reading.contents;
@@ -188,12 +212,30 @@ impl Reading<'_> {
         Ok(())
     }
 
-    fn journal(&mut self, number: u64, is_last: bool) -> io::Result<()> {
+    /// Reads the journals, of which the first one should be number `first`. One that is missing, or could not be opened, is damage.
+    fn journals(&mut self, first: u64, journals: Vec<(u64, Option<Records>)>) -> io::Result<()> {
+        let (mut next, last) = (first, journals.last().map(|(number, _)| *number));
+        if last.is_none() {
+            self.damage(journal::name(first), 0, "it is missing");
+        }
+        for (number, records) in journals {
+            if number > next {
+                let more =
+                    if number == next + 1 { String::new() } else { format!(", up to number {}", number - 1) };
+                self.damage(journal::name(next), 0, format!("it is missing{more}"));
+                self.ended = None;
+            }
+            next = number + 1;
+            match records {
+                Some(records) => self.journal(number, records, last == Some(number))?,
+                None => self.ended = None,
+            }
+        }
+        Ok(())
+    }
+
+    fn journal(&mut self, number: u64, mut records: Records, is_last: bool) -> io::Result<()> {
         let name = journal::name(number);
-        let Some(mut records) = self.open(&name, journal::seed(number))? else {
-            self.ended = None;
-            return Ok(());
-        };
         let mut begin = 0;
         let end = self.records(&name, &mut records, |reading, record, at| {
             begin = at;
@@ -252,7 +294,7 @@ impl Reading<'_> {
     /// Compares what was read with the note of an orderly close, if there is one: a journal that has lost its end
     /// looks like one after a power failure.
     fn closed(&mut self) -> io::Result<()> {
-        let noted = match read_text(self.files, &self.folder.join(CLOSED)) {
+        let noted = match read_text(self.files, CLOSED) {
             Err(error) if self.bad_sectors == BadSectors::Pass && is_bad_sector(&error) => {
                 self.damage(CLOSED.to_owned(), 0, format!("it cannot be read ({error})"));
                 return Ok(());

@@ -4,12 +4,11 @@
 
 use std::{
     io,
-    path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use super::{
-    files::{Files, replace, write_all},
+    files::{File, Files, replace, write_all},
     history::History,
     record::{self, Kind},
 };
@@ -28,17 +27,16 @@ pub(super) fn seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
 }
 
-/// Writes snapshot `number`: `root` at `version`. Returns its length. Fails soon after it `is_abandoned`.
+/// Writes snapshot `number`: `root` at `version`. Returns it and its length. Fails soon after it `is_abandoned`.
 pub(super) fn write(
     files: &dyn Files,
-    folder: &Path,
     number: u64,
     (root, version): (&Rows, u64),
     history: &History,
     is_abandoned: &AtomicBool,
-) -> io::Result<u64> {
+) -> io::Result<(Box<dyn File>, u64)> {
     let (seed, mut at, mut record) = (seed(number), 0, Vec::new());
-    let (_, len) = replace(files, folder, &name(number), |file| {
+    replace(files, &name(number), |file| {
         let mut write = |kind, payload: &dyn Fn(&mut Vec<u8>)| {
             if is_abandoned.load(Ordering::Relaxed) {
                 return Err(io::Error::other("the store was dropped, or has failed, meanwhile"));
@@ -71,6 +69,5 @@ pub(super) fn write(
             write_rows(&mut rows, &mut count)?;
         }
         write(Kind::End, &|out| out.extend_from_slice(&total.to_be_bytes()))
-    })?;
-    Ok(len)
+    })
 }

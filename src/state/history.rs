@@ -1,0 +1,103 @@
+//! The one check of history: whether this store has a past in which a position was given out.
+//!
+//! A store that is restored from a copy has lost what came after the copy, and its versions may be lower than before. Two
+//! things must not happen then: a new row must not stand before an old one, where nobody looks for it; and a reader that
+//! knows more than the store must not go on as if nothing was missing. So the store keeps a table with the last sequence
+//! that is known to exist in each incarnation. Folds and reshards move that of the present incarnation; a move or a raise
+//! begins another incarnation, and ends the one before where the copy ended.
+
+use crate::{
+    base::{
+        cursor::{Cursor, Knowledge},
+        encoding::{Incarnation, Sequence},
+        error::{Error, Result},
+    },
+    state::{context::Context, keys::Keys},
+    store::{Database, Isolation, Transaction},
+};
+
+/// What has to belong to the history of the store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asked {
+    /// The rows of the store itself. Who writes rows, or removes them, asks this.
+    Rows,
+    /// The cursor of a reader, which may come from another store.
+    Reader(Cursor),
+    /// A position that the store keeps, which is as old as its rows.
+    Kept(Sequence),
+}
+
+/// The history of a bus.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct History<'a> {
+    pub db: &'a Database,
+    pub keys: &'a Keys,
+    /// The present incarnation.
+    pub incarnation: Incarnation,
+}
+
+impl<'a> History<'a> {
+    pub fn of(context: &'a Context) -> Self {
+        Self { db: &context.db, keys: &context.keys, incarnation: context.config.incarnation }
+    }
+
+    /// Fails unless all that is `asked` belongs to the history of the store. Returns the last sequence that `tx` can see.
+    ///
+    /// [`Error::OlderThanRows`]: the store stands before its own rows. [`Error::Expired`]: the position is of another history,
+    /// or of a part of an earlier incarnation that was not copied; things that such a reader knows may never have happened here,
+    /// and it may not know what happened here. [`Error::Invalid`]: no store has given it out, because read versions never go back.
+    pub async fn check(self, tx: &Transaction, asked: Asked) -> Result<Sequence> {
+        let last = Sequence::last_at(self.incarnation, tx.read_version().await?);
+        let positions = match asked {
+            Asked::Rows => [self.end_of(tx, self.incarnation).await?, None, None],
+            Asked::Kept(position) => [Some(position), None, None],
+            Asked::Reader(cursor) => {
+                let known = match cursor.knowledge() {
+                    Knowledge::Nothing => None,
+                    Knowledge::UpTo(known) => Some(known),
+                };
+                [known, cursor.began(), Some(cursor.position())]
+            }
+        };
+        for position in positions.into_iter().flatten() {
+            let (of, at) = (position.incarnation(), self.incarnation);
+            if of > at {
+                let reason = format!("{position} is of incarnation {}, the bus is at {}", of.0, at.0);
+                return Err(Error::invalid("sequence", reason));
+            }
+            if position > last
+                && let Some(rows) = self.end_of(tx, at).await?
+                && rows > last
+            {
+                return Err(Error::OlderThanRows { rows, store: last });
+            }
+            if matches!(asked, Asked::Reader(_)) && self.is_foreign(tx, position).await? {
+                return Err(Error::Expired { horizon: last });
+            }
+            if position > last {
+                let reason = format!("{position} is ahead of the store, which is at {last}");
+                return Err(Error::invalid("sequence", reason));
+            }
+        }
+        Ok(last)
+    }
+
+    /// Whether no part of this store's history has given out `position`. The beginning, before all positions, belongs to every
+    /// history.
+    async fn is_foreign(self, tx: &Transaction, position: Sequence) -> Result<bool> {
+        if position == Sequence::MIN {
+            return Ok(false);
+        }
+        if position.incarnation() == self.incarnation {
+            return Ok(!self.db.may_have_used(position.versionstamp().version()));
+        }
+        Ok(self.end_of(tx, position.incarnation()).await?.is_none_or(|end| position > end))
+    }
+
+    /// The last sequence that is known to exist in `incarnation`.
+    async fn end_of(self, tx: &Transaction, incarnation: Incarnation) -> Result<Option<Sequence>> {
+        let key = self.keys.end_of_incarnation(incarnation);
+        let stored = tx.get(&key, Isolation::Snapshot).await?;
+        stored.map(|stored| Sequence::from_bytes(&stored).map_err(|error| error.at(&key))).transpose()
+    }
+}
