@@ -1,29 +1,71 @@
-//! [`Caller`] is the one who sent a request. [`Grant`] says what a caller may do.
-//!
-//! A line of credentials ends with its grant. A line without a grant makes an admin:
-//!
-//! ```text
-//! anna:sha256:…
-//! indexer:sha256:… roles=_db_updates reads=shop/*,logs
-//! scraper:sha256:… roles=_metrics
-//! ```
+//! [`Authorize`] says who sends a request. [`Caller`] is the one who sent it, and [`Grant`] says what a caller may do.
 //!
 //! Roles are words, as in CouchDB. The roles of the server begin with an underscore; only a layer knows the meaning of others.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use axum::http::StatusCode;
+use axum::http::{StatusCode, request::Parts};
+use futures_util::future::{BoxFuture, ready};
+use tokio::sync::watch;
 
-use super::Failure;
+use super::{Credentials, Failure};
 use crate::base::{
     error::{Error, Result},
     event::DbName,
 };
 
+/// Says who sends a request, and what they may do. A layer with accounts of its own implements it, or trusts what a proxy in front says.
+///
+/// ```
+/// use std::{future::ready, sync::Arc};
+///
+/// use futures_util::future::BoxFuture;
+/// use notibus::http::{ApiOptions, Authorize, Caller, Failure, Grant, axum::http::{StatusCode, request::Parts}};
+///
+/// /// Trusts a proxy, which alone can reach the server, and sets a header.
+/// #[derive(Debug)]
+/// struct Proxy;
+///
+/// impl Authorize for Proxy {
+///     fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
+///         let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
+///         let refused = Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "The proxy names nobody.");
+///         Box::pin(ready(user.map(|user| Caller::new(user, Grant::admin())).ok_or(refused)))
+///     }
+/// }
+///
+/// let options = ApiOptions::default().authorize(Arc::new(Proxy));
+/// ```
+pub trait Authorize: fmt::Debug + Send + Sync + 'static {
+    /// Returns who sent `request`. Fails with the answer that refuses it: 401 asks for credentials.
+    fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>>;
+
+    /// Returns the credentials with which callers log in at `/_session`. Default: none, so nobody can.
+    fn credentials(&self) -> Option<&Credentials> {
+        None
+    }
+}
+
+/// Lets everyone who reaches the server be its admin. [`ServerOptions::hosts`](super::ServerOptions::hosts) keeps out web pages that
+/// would reach it through a browser.
+#[derive(Debug)]
+struct AllowAll;
+
+impl Authorize for AllowAll {
+    fn authorize<'a>(&'a self, _: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
+        Box::pin(ready(Ok(Caller::new("", Grant::admin()))))
+    }
+}
+
+/// Returns what lets everyone who reaches the server be its admin, under no name.
+pub fn allow_all() -> Arc<dyn Authorize> {
+    Arc::new(AllowAll)
+}
+
 /// The permission that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Permission {
-    /// The caller has credentials. The route itself decides what the caller may see.
+    /// The caller is known. The route itself decides what the caller may see.
     Known,
     /// The caller may read which databases there are, and what happens to them.
     Updates,
@@ -81,21 +123,19 @@ impl Grant {
     /// Fails with [`Error::Invalid`] if a word could not stand in a line, or if it begins with an underscore but is no role of the
     /// server.
     pub fn check(&self) -> Result<()> {
-        let is_word = |word: &String| !word.is_empty() && !word.contains([',', ' ', '\t', '\n', '\r']);
-        if let Some(bad) = self.roles.iter().chain(&self.reads).find(|word| !is_word(word)) {
-            return Err(Error::invalid("grant", format!("{bad:?} is empty, or has a comma or a space")));
+        let bad = |word: &str, reason: &str| Err(Error::invalid("grant", format!("{word:?} {reason}")));
+        for word in self.roles.iter().chain(&self.reads) {
+            if word.is_empty() || word.contains([',', ' ', '\t', '\n', '\r']) {
+                return bad(word, "is empty, or has a comma or a space");
+            }
         }
-        if let Some(bad) =
-            self.roles.iter().find(|role| role.starts_with('_') && !ROLES.contains(&role.as_str()))
-        {
-            return Err(Error::invalid(
-                "grant",
-                format!("{bad:?} is none of the roles {}", ROLES.join(", ")),
-            ));
+        for role in &self.roles {
+            if role.starts_with('_') && !ROLES.contains(&role.as_str()) {
+                return bad(role, &format!("is none of the roles {}", ROLES.join(", ")));
+            }
         }
-        match self.reads.iter().find(|name| name.trim_end_matches('*').contains('*') || name.ends_with("**"))
-        {
-            Some(bad) => Err(Error::invalid("grant", format!("{bad:?} has a * that is not at its end"))),
+        match self.reads.iter().find(|name| name.strip_suffix('*').unwrap_or(name).contains('*')) {
+            Some(name) => bad(name, "has a * that is not at its end"),
             None => Ok(()),
         }
     }
@@ -125,21 +165,15 @@ impl FromStr for Grant {
     fn from_str(text: &str) -> Result<Self> {
         let mut grant = Self::default();
         for part in text.split_whitespace() {
-            let bad = || {
-                Error::invalid(
-                    "grant",
-                    format!("{part:?} is neither roles=… nor reads=…, or stands there twice"),
-                )
-            };
-            let (key, words) = part.split_once('=').ok_or_else(bad)?;
+            let (key, words) = part.split_once('=').unwrap_or((part, ""));
             let place = match key {
-                "roles" => &mut grant.roles,
-                "reads" => &mut grant.reads,
-                _ => return Err(bad()),
+                "roles" if grant.roles.is_empty() => &mut grant.roles,
+                "reads" if grant.reads.is_empty() => &mut grant.reads,
+                _ => {
+                    let reason = format!("{part:?} is neither roles=… nor reads=…, or stands there twice");
+                    return Err(Error::invalid("grant", reason));
+                }
             };
-            if !place.is_empty() {
-                return Err(bad());
-            }
             *place = words.split(',').map(str::to_owned).collect();
         }
         grant.check()?;
@@ -147,17 +181,25 @@ impl FromStr for Grant {
     }
 }
 
-/// The caller, as the credentials of the request identify it. Each admitted request has it among its extensions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Who sent a request. Each admitted request has it among its extensions.
+#[derive(Debug, Clone)]
 pub struct Caller {
     name: Arc<str>,
     grant: Arc<Grant>,
+    /// Closed once the caller is no longer known.
+    valid: Option<watch::Receiver<()>>,
 }
 
 impl Caller {
-    /// Makes a caller with this name and this grant.
+    /// Makes a caller with this name, which is empty if it has none, and this grant.
     pub fn new(name: impl Into<Arc<str>>, grant: impl Into<Arc<Grant>>) -> Self {
-        Self { name: name.into(), grant: grant.into() }
+        Self { name: name.into(), grant: grant.into(), valid: None }
+    }
+
+    /// Ends the feeds of the caller once the sender of `valid` is dropped.
+    #[must_use]
+    pub fn valid_while(self, valid: watch::Receiver<()>) -> Self {
+        Self { valid: Some(valid), ..self }
     }
 
     /// Returns the name.
@@ -184,8 +226,17 @@ impl Caller {
         self.is_admin() || self.grant.reads.iter().any(is_meant)
     }
 
-    pub(super) fn shared_name(&self) -> Arc<str> {
-        Arc::clone(&self.name)
+    /// Returns whether the caller is no longer known.
+    pub(super) fn is_gone(&self) -> bool {
+        self.valid.as_ref().is_some_and(|valid| valid.has_changed().is_err())
+    }
+
+    /// Completes once the caller is no longer known.
+    pub(super) async fn gone(&mut self) {
+        match &mut self.valid {
+            Some(valid) => while valid.changed().await.is_ok() {},
+            None => std::future::pending().await,
+        }
     }
 
     /// Fails, in CouchDB's words, unless the caller has this permission.
