@@ -1,14 +1,6 @@
 //! [`Api`] holds what all routers share, and wraps every route: it checks the rights of callers, limits requests, and counts answers.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -18,7 +10,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use parking_lot::Mutex;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, watch},
@@ -26,21 +17,16 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
-    Authorize, Caller, Failure, Server, ServerOptions, allow_all,
-    answer::Secret,
-    authorize::Permission,
-    body::{Bodies, receive},
-    metrics::AnswerCounts,
+    ApiOptions, Caller, Failure, Server, ServerOptions,
+    answer_counts::AnswerCounts,
+    body::Bodies,
+    caller::Permission,
+    failure::Secret,
     query::Mode,
-    stream::FeedContext,
+    stream::{FeedContext, FeedPermit, OpenFeeds},
 };
 use crate::{
-    base::{
-        env::Env,
-        error::{Error, Result},
-        health::EndsWithBus,
-        tasks::within,
-    },
+    base::{env::Env, error::Result, health::EndsWithBus, tasks::within},
     bus::{Bus, running::Running},
     roles::dispatcher::Dispatcher,
     state::{keys::Role, notification_feed::NotificationFeed},
@@ -49,71 +35,6 @@ use crate::{
 /// How long a request waits for the store at most, until its answer begins. So every client gets one within a minute, whatever happens
 /// to the store.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
-
-/// How the routers answer.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ApiOptions {
-    /// Who may send requests, and what they may do. Default: [`allow_all`].
-    pub authorize: Arc<dyn Authorize>,
-    /// The longest `timeout`, which is also its default. Default: 60 s.
-    pub timeout_max: Duration,
-    /// The shortest `heartbeat`, unless `heartbeat_max` is shorter. Default: 100 ms.
-    pub heartbeat_min: Duration,
-    /// The longest `heartbeat`. Default: 60 s.
-    pub heartbeat_max: Duration,
-    /// How many lasting feeds each name may have open; all callers without a name count as one. Default: 10,000.
-    pub feeds_per_name_max: usize,
-    /// How many feeds may read the store at once, 1 to 10,000, and how many may request documents or leaves (`include_docs`,
-    /// `style=all_docs`) from the layer at once; others wait for their turn. So slow documents delay only feeds with documents.
-    /// Default: 16.
-    pub reads_max: usize,
-    /// How long the documents of a page may take before the feed is cut off. Default: 60 s.
-    pub doc_reads_limit: Duration,
-    /// The most bytes of a request's body, before and after inflating. Default: 1 MiB.
-    pub body_len_max: usize,
-    /// The most bytes of all bodies together that the server holds; a body beyond that gets 503. The ids of documents that feeds
-    /// keep (`_doc_ids`) have as many bytes beside them. Default: 64 MiB.
-    pub bodies_len_max: usize,
-}
-
-crate::base::macros::setters!(ApiOptions { authorize: Arc<dyn Authorize>, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_name_max: usize, reads_max: usize, doc_reads_limit: Duration, body_len_max: usize, bodies_len_max: usize });
-
-impl Default for ApiOptions {
-    fn default() -> Self {
-        Self {
-            authorize: allow_all(),
-            timeout_max: Duration::from_mins(1),
-            heartbeat_min: Duration::from_millis(100),
-            heartbeat_max: Duration::from_mins(1),
-            feeds_per_name_max: 10_000,
-            reads_max: 16,
-            doc_reads_limit: Duration::from_mins(1),
-            body_len_max: 1 << 20,
-            bodies_len_max: 64 << 20,
-        }
-    }
-}
-
-impl ApiOptions {
-    /// The most that [`ApiOptions::reads_max`](field@Self::reads_max) may be.
-    pub const READS_MAX: usize = 10_000;
-
-    /// Fails if an option is out of its limits.
-    fn check(&self) -> Result<()> {
-        let invalid = |what, reason| Err(Error::invalid(what, reason));
-        if self.heartbeat_max.is_zero() || self.doc_reads_limit.is_zero() || self.feeds_per_name_max == 0 {
-            return invalid("heartbeat, limit of the reads of documents, or feeds per name", "it is zero");
-        }
-        if !(1..=Self::READS_MAX).contains(&self.reads_max) {
-            return invalid("reads", "there are 1 to 10,000 at once");
-        }
-        if self.bodies_len_max < self.body_len_max {
-            return invalid("length of bodies", "one would not fit");
-        }
-        Ok(())
-    }
-}
 
 /// The state that all routers share. Clones share it, too.
 ///
@@ -133,24 +54,10 @@ pub(super) struct Inner {
     /// Limits how many feeds ask a layer for documents at once.
     pub doc_reads: Semaphore,
     pub bodies: Bodies,
-    /// How many lasting feeds each name has open.
-    open: Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>,
+    pub feeds: OpenFeeds,
     pub metrics: AnswerCounts,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Sender<bool>,
-}
-
-/// A feed's place among the lasting feeds of its caller. Dropping it gives the place back.
-#[derive(Debug)]
-pub(super) struct FeedPermit {
-    /// Of the caller.
-    open: Arc<AtomicUsize>,
-}
-
-impl Drop for FeedPermit {
-    fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Inner {
@@ -173,21 +80,7 @@ impl Inner {
 
     /// Takes a place for a lasting feed of `caller`. Fails with 429 if there is none left.
     pub fn enter(&self, caller: &Caller) -> Result<FeedPermit, Failure> {
-        let mut names = self.open.lock();
-        names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
-        let open = Arc::clone(names.entry(caller.name().into()).or_default());
-        let feeds = open.load(Ordering::Relaxed);
-        if feeds >= self.options.feeds_per_name_max {
-            let reason = format!("You have {feeds} feeds open, and may have no more.");
-            return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
-        }
-        open.fetch_add(1, Ordering::Relaxed);
-        Ok(FeedPermit { open })
-    }
-
-    /// Returns how many lasting feeds there are.
-    pub fn feeds(&self) -> usize {
-        self.open.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
+        self.feeds.enter(caller.name(), self.options.feeds_per_name_max)
     }
 
     pub fn is_closing(&self) -> bool {
@@ -221,8 +114,8 @@ impl Api {
             feed: bus.feed(),
             reads: Semaphore::new(options.reads_max),
             doc_reads: Semaphore::new(options.reads_max),
-            bodies: Bodies::new(options.bodies_len_max),
-            open: Mutex::default(),
+            bodies: Bodies::new(bus.store().env(), options.body_len_max, options.bodies_len_max),
+            feeds: OpenFeeds::default(),
             metrics: AnswerCounts::default(),
             closing: watch::Sender::new(false),
             options,
@@ -249,7 +142,7 @@ impl Api {
             .merge(self.welcome())
     }
 
-    /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::authorize`]).
+    /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::authorize`](field@ApiOptions::authorize)).
     pub fn protected(&self, router: Router) -> Router {
         self.admitting(router, Permission::Admin)
     }
@@ -258,6 +151,21 @@ impl Api {
     /// [`Caller`] among the extensions of requests.
     pub fn known(&self, router: Router) -> Router {
         self.admitting(router, Permission::Known)
+    }
+
+    /// Adds a layer to `router` that inflates the bodies that clients have compressed (`Content-Encoding: gzip`). IBM's clients
+    /// compress all bodies. A body has at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and
+    /// after inflating.
+    ///
+    /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
+    pub fn inflated(&self, router: Router) -> Router {
+        let unpack = async |State(inner): State<Arc<Inner>>, request: Request, next: Next| -> Response {
+            if !request.headers().contains_key(header::CONTENT_ENCODING) {
+                return next.run(request).await;
+            }
+            receive(State(inner), request, next).await
+        };
+        router.layer(middleware::from_fn_with_state(Arc::clone(&self.inner), unpack))
     }
 
     /// Protects `router` of the library: only callers with this permission may use it. Handlers get whole bodies, and have a limit of
@@ -325,6 +233,19 @@ async fn admit(
             }
             response
         }
+    }
+}
+
+/// Receives the whole body of a request, and passes the request on.
+async fn receive(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match inner.bodies.receive(&parts.headers, body).await {
+        Ok(body) => {
+            parts.headers.remove(header::CONTENT_ENCODING);
+            parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
+            next.run(Request::from_parts(parts, body.into())).await
+        }
+        Err(failure) => failure.into_response(),
     }
 }
 

@@ -8,18 +8,15 @@
 use std::{io::Read, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
     body::{Body, Bytes, HttpBody},
-    extract::{Request, State},
     http::{HeaderMap, StatusCode, header},
-    middleware::{self, Next},
-    response::{IntoResponse, Response},
 };
 use flate2::bufread::MultiGzDecoder;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Api, Failure, Inner};
+use super::Failure;
+use crate::base::env::Env;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -40,6 +37,9 @@ const UNIT: usize = 1 << 10;
 /// The room that bodies take.
 #[derive(Debug)]
 pub(super) struct Bodies {
+    env: Env,
+    /// The most bytes of a body, before and after inflating.
+    len_max: usize,
     room: Arc<Semaphore>,
     /// The room for what feeds keep of their bodies. It is another one, so that lasting feeds do not hold up other requests.
     kept: Arc<Semaphore>,
@@ -49,10 +49,18 @@ pub(super) struct Bodies {
 }
 
 impl Bodies {
-    pub fn new(len_max: usize) -> Self {
-        let room = || Arc::new(Semaphore::new((len_max / UNIT).min(Semaphore::MAX_PERMITS)));
+    /// Makes room for bodies of `len_max` bytes each, and of `all_len_max` together.
+    pub fn new(env: &Env, len_max: usize, all_len_max: usize) -> Self {
+        let room = || Arc::new(Semaphore::new((all_len_max / UNIT).min(Semaphore::MAX_PERMITS)));
         let [anonymous, inflating] = [ANONYMOUS_AT_ONCE_MAX, INFLATED_AT_ONCE_MAX].map(Semaphore::new);
-        Self { room: room(), kept: room(), anonymous, inflating: Arc::new(inflating) }
+        Self {
+            env: env.clone(),
+            len_max,
+            room: room(),
+            kept: room(),
+            anonymous,
+            inflating: Arc::new(inflating),
+        }
     }
 
     /// Takes room for `len` bytes that a feed keeps. Fails with 503 if there is none.
@@ -83,44 +91,44 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-impl Inner {
+impl Bodies {
     /// Reads and inflates the body of a request with these headers. Fails with 413 if it is too long, with 408 if it does not come
     /// in time, with 415 if its encoding is unknown, with 400 if it breaks off or does not match its encoding, and with 503 if there
     /// is no room.
-    pub async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
-        let (is_packed, len_max) = (is_packed(headers)?, self.options.body_len_max);
+    pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
+        let (is_packed, len_max) = (is_packed(headers)?, self.len_max);
         // A client that waits for `100 Continue` need not send what is refused.
         let len = match body.size_hint().exact() {
             Some(len) if len > len_max as u64 => return Err(too_large(len_max)),
             Some(len) if !is_packed => len as usize,
             _ => len_max,
         };
-        let mut room = take(&self.bodies.room, len)?;
-        let bytes = self.receive(body, len_max, BODY_TIMEOUT).await?;
+        let mut room = take(&self.room, len)?;
+        let bytes = self.read(body, len_max, BODY_TIMEOUT).await?;
         if !is_packed {
             return Ok(Bytes::from_owner(Held(bytes, room)));
         }
-        room.merge(take(&self.bodies.room, len_max)?);
+        room.merge(take(&self.room, len_max)?);
         // The permit lives as long as the work, even if the client hangs up.
-        let turn = Arc::clone(&self.bodies.inflating).acquire_owned().await;
+        let turn = Arc::clone(&self.inflating).acquire_owned().await;
         let inflate = move || inflate(&bytes, len_max).map(|plain| (plain, turn));
         let broken = |_| Failure::bad_request("The body cannot be inflated.");
         let (plain, _) = tokio::task::spawn_blocking(inflate).await.map_err(broken)??;
         Ok(Bytes::from_owner(Held(plain, room)))
     }
 
-    /// Reads and inflates a body that anybody may send, such as a log-in. It fails as [`Inner::body`] does, but takes nothing of the
+    /// Reads and inflates a body that anybody may send, such as a log-in. It fails as [`Bodies::receive`] does, but takes nothing of the
     /// room of others: strangers who begin to send and stop would fill that.
-    pub async fn anonymous_body(&self, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
+    pub async fn receive_anonymous(&self, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
         let is_packed = is_packed(headers)?;
-        let _turn = self.bodies.anonymous.try_acquire().map_err(|_| full())?;
-        let bytes = self.receive(body, ANONYMOUS_LEN_MAX, ANONYMOUS_TIMEOUT).await?;
+        let _turn = self.anonymous.try_acquire().map_err(|_| full())?;
+        let bytes = self.read(body, ANONYMOUS_LEN_MAX, ANONYMOUS_TIMEOUT).await?;
         if is_packed { inflate(&bytes, ANONYMOUS_LEN_MAX) } else { Ok(bytes) }
     }
 
     /// Receives at most `len_max` bytes within `limit`.
-    async fn receive(&self, mut body: Body, len_max: usize, limit: Duration) -> Result<Vec<u8>, Failure> {
-        let receive = async {
+    async fn read(&self, mut body: Body, len_max: usize, limit: Duration) -> Result<Vec<u8>, Failure> {
+        let read = async {
             let mut bytes = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|_| Failure::bad_request("The body has broken off."))?;
@@ -133,42 +141,12 @@ impl Inner {
             Ok(bytes)
         };
         tokio::select! {
-            received = receive => received,
-            () = self.env().sleep(limit) => {
+            read = read => read,
+            () = self.env.sleep(limit) => {
                 let reason = "The body did not come in time.";
                 Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason))
             }
         }
-    }
-}
-
-impl Api {
-    /// Adds a layer to `router` that inflates the bodies that clients have compressed (`Content-Encoding: gzip`). IBM's clients
-    /// compress all bodies. A body has at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and
-    /// after inflating.
-    ///
-    /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
-    pub fn inflated(&self, router: Router) -> Router {
-        let unpack = async |State(inner): State<Arc<Inner>>, request: Request, next: Next| -> Response {
-            if !request.headers().contains_key(header::CONTENT_ENCODING) {
-                return next.run(request).await;
-            }
-            receive(State(inner), request, next).await
-        };
-        router.layer(middleware::from_fn_with_state(Arc::clone(&self.inner), unpack))
-    }
-}
-
-/// Receives the whole body of a request, and passes the request on.
-pub(super) async fn receive(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
-    let (mut parts, body) = request.into_parts();
-    match inner.body(&parts.headers, body).await {
-        Ok(body) => {
-            parts.headers.remove(header::CONTENT_ENCODING);
-            parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
-            next.run(Request::from_parts(parts, body.into())).await
-        }
-        Err(failure) => failure.into_response(),
     }
 }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 use super::{
     Api, Caller, Databases, Failure, Inner,
     answer::{Answered, PathSegments, at, json as answer, parameters},
-    authorize::Permission,
+    caller::Permission,
     page::PageSize,
     stream::respond,
     wire_format::{WireFormat, write_string},

@@ -11,17 +11,16 @@
 
 use std::{convert::Infallible, env, fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
-use axum::http::{HeaderMap, header, request::Parts};
+use axum::http::{HeaderMap, header};
 use base64ct::{Base64, Encoding};
-use futures_util::future::{BoxFuture, ready};
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
 use super::{
-    Authorize, Caller, Failure, Grant,
-    session::{NewCookie, Sessions, cookie},
+    Caller, Failure, Grant,
+    cookie::{NewCookie, Sessions, cookie},
 };
 use crate::base::error::{Error, Result};
 
@@ -174,7 +173,7 @@ impl Credentials {
     }
 
     /// Returns the caller that the credentials in `headers` name. Fails with 401 if there are no credentials or wrong ones.
-    fn check(&self, headers: &HeaderMap, now_ms: u64) -> Result<Caller, Failure> {
+    pub(super) fn check(&self, headers: &HeaderMap, now_ms: u64) -> Result<Caller, Failure> {
         let mut values = headers.get_all(header::AUTHORIZATION).iter();
         let Some(value) = values.next() else {
             return match self.session(headers, now_ms) {
@@ -229,16 +228,6 @@ impl Credentials {
 
     fn sessions(&self, table: &Table) -> Sessions {
         Sessions::new(table.key.as_ref().unwrap_or(&self.0.own_key))
-    }
-}
-
-impl Authorize for Credentials {
-    fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
-        Box::pin(ready(self.check(&request.headers, super::session::now_ms())))
-    }
-
-    fn credentials(&self) -> Option<&Credentials> {
-        Some(self)
     }
 }
 

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Failure,
     answer::{Answered, Shared, at},
-    authorize::Permission,
+    caller::Permission,
     query::{Mode, Query, Topic},
     stream::Stream,
     updates::{Backwards, Updates},

@@ -24,7 +24,7 @@ use super::{
     Api, Databases, Failure, Inner,
     answer::{Answered, Shared, at, check_page, json},
     api::caller,
-    authorize::Permission,
+    caller::Permission,
 };
 use crate::{
     base::{

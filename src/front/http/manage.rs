@@ -19,7 +19,7 @@ use super::{
     Api, Credentials, Failure, Inner,
     answer::{Answered, PathSegments, Shared, check_page, json as answer, parameters, reads, routes},
     api::caller,
-    authorize::Permission,
+    caller::Permission,
     metrics,
     page::{PageSize, cut_at},
     updates::size_of_row,
@@ -87,10 +87,10 @@ struct Action {
 /// How to spread a feed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReshardRequest {
-    pub shards: u32,
+struct ReshardRequest {
+    shards: u32,
     /// The number of the scheme that routes ids to them; `None` keeps the present one.
-    pub scheme: Option<u16>,
+    scheme: Option<u16>,
 }
 
 impl Api {
@@ -233,7 +233,7 @@ async fn status(State(inner): Shared) -> Answered {
     });
     let trouble = inner.options.authorize.credentials().and_then(Credentials::trouble);
     body["http"] = json!({
-        "feeds": inner.feeds(), "subscribers": dispatcher.subscribers(), "credentials_trouble": trouble,
+        "feeds": inner.feeds.count(), "subscribers": dispatcher.subscribers(), "credentials_trouble": trouble,
     });
     let mut truncated = Vec::new();
     for list in ["nodes", "consumers"] {

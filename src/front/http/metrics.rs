@@ -1,16 +1,12 @@
-//! Counts what the routers do, and writes all counts of the process for Prometheus, in the text format of `OpenMetrics`.
+//! Writes all counts of the process for Prometheus, in the text format of `OpenMetrics`.
 
 use std::{
     collections::BTreeMap,
     fmt::{Display, Write as _},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::Inner;
@@ -19,37 +15,6 @@ use crate::{
     bus::snapshot::Snapshot,
     roles::consumer::ConsumerShard,
 };
-
-/// Counts what the routers do. Clones share their counts.
-#[derive(Debug, Clone, Default)]
-pub(super) struct AnswerCounts(Arc<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    /// By route, method and status.
-    answers: Mutex<BTreeMap<(String, &'static str, u16), u64>>,
-    /// The rows that feeds sent.
-    rows: AtomicU64,
-    /// The bytes that feeds gave to connections.
-    bytes: AtomicU64,
-    /// The feeds that a failure cut off.
-    failures: AtomicU64,
-}
-
-impl AnswerCounts {
-    pub fn answered(&self, route: &str, method: &'static str, status: u16) {
-        *self.0.answers.lock().entry((route.to_owned(), method, status)).or_default() += 1;
-    }
-
-    pub fn sent(&self, rows: u64, bytes: u64) {
-        self.0.rows.fetch_add(rows, Ordering::Relaxed);
-        self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub fn failed(&self) {
-        self.0.failures.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 /// Metrics as text.
 struct Text(String);
@@ -261,7 +226,7 @@ pub(super) fn encode(inner: &Inner, snapshot: &Snapshot) -> String {
     text.count("http_feed_rows", "Rows sent by feeds", loaded(&counts.rows));
     text.count("http_feed_bytes", "Bytes of feeds handed to connections", loaded(&counts.bytes));
     text.count("http_feed_failures", "Feeds that were cut off by a failure", loaded(&counts.failures));
-    text.gauge("http_feeds", "Feeds that are open", inner.feeds());
+    text.gauge("http_feeds", "Feeds that are open", inner.feeds.count());
     // Requests always come within a runtime.
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
     text.gauge("tasks", "Tasks that live in the runtime", tasks);

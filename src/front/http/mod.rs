@@ -37,17 +37,22 @@
 //! This is not a database server: the layer keeps the documents.
 
 mod answer;
+mod answer_counts;
 mod api;
 mod authorize;
 mod body;
+mod caller;
 mod catalogue;
 mod changes;
+mod cookie;
 mod credentials;
 mod databases;
 mod db_updates;
 mod events;
+mod failure;
 mod manage;
 mod metrics;
+mod options;
 mod page;
 mod query;
 mod row;
@@ -61,11 +66,13 @@ pub use axum;
 
 use self::api::Inner;
 pub use self::{
-    answer::Failure,
-    api::{Api, ApiOptions},
-    authorize::{Authorize, Caller, Grant, allow_all},
+    api::Api,
+    authorize::{Authorize, allow_all},
+    caller::{Caller, Grant},
     credentials::Credentials,
     databases::{Asked, Databases, Lens},
+    failure::Failure,
+    options::ApiOptions,
     server::{Server, ServerOptions},
 };
 #[cfg(feature = "test-util")]

@@ -218,7 +218,7 @@ impl ServerOptions {
     }
 }
 
-/// Headers by which proxies say for whom they ask.
+/// Headers that proxies add.
 const FORWARDED: [&str; 6] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
 

@@ -3,20 +3,29 @@
 //! The connection pulls the stream. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
 //! closed connection drops the stream with everything that it holds.
 
-use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderValue, header},
+    http::{HeaderValue, StatusCode, header},
     response::Response,
 };
 use futures_util::{FutureExt, stream};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
-    Caller,
-    api::FeedPermit,
-    metrics::AnswerCounts,
+    Caller, Failure,
+    answer_counts::AnswerCounts,
     query::{Mode, Query},
     wire_format::{WireFormat, Writer},
 };
@@ -29,6 +38,41 @@ use crate::{
     },
     state::stats::Stats,
 };
+
+/// How many lasting feeds each name has open.
+#[derive(Debug, Default)]
+pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
+
+/// A feed's place among the lasting feeds of its caller. Dropping it gives the place back.
+#[derive(Debug)]
+pub(super) struct FeedPermit(Arc<AtomicUsize>);
+
+impl OpenFeeds {
+    /// Takes a place for a feed of `name`, which may have `most`. Fails with 429 if there is none left.
+    pub fn enter(&self, name: &str, most: usize) -> Result<FeedPermit, Failure> {
+        let mut names = self.0.lock();
+        names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
+        let open = Arc::clone(names.entry(name.into()).or_default());
+        let feeds = open.load(Ordering::Relaxed);
+        if feeds >= most {
+            let reason = format!("You have {feeds} feeds open, and may have no more.");
+            return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        Ok(FeedPermit(open))
+    }
+
+    /// Returns how many lasting feeds there are.
+    pub fn count(&self) -> usize {
+        self.0.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Drop for FeedPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// The state of a feed after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

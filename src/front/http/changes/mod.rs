@@ -24,7 +24,7 @@ use super::{
     Api, Databases, Failure,
     answer::{Answered, PathSegments, routes},
     api::caller,
-    authorize::Permission,
+    caller::Permission,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
     stream::Stream,

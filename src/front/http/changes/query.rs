@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn ids_are_known_and_their_memory_is_bounded() {
-        let bodies = Bodies::new(2 << 10);
+        let bodies = Bodies::new(&crate::base::env::Env::system(), 0, 2 << 10);
         let ids = Ids::new(vec!["b", "", "ab", "a", "ü", "b"], &bodies).unwrap();
         for (id, is_known) in
             [("", true), ("a", true), ("ab", true), ("b", true), ("ü", true), ("aba", false), ("c", false)]

@@ -1,0 +1,268 @@
+//! [`Caller`] is the one who sent a request. [`Grant`] says what a caller may do.
+//!
+//! Roles are words, as in CouchDB. The roles of the server begin with an underscore; only a layer knows the meaning of others.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use axum::http::StatusCode;
+use tokio::sync::watch;
+
+use super::Failure;
+use crate::base::{
+    error::{Error, Result},
+    event::DbName,
+};
+
+/// The permission that a route requires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Permission {
+    /// The caller is known. The route itself decides what the caller may see.
+    Known,
+    /// The caller may read which databases there are, and what happens to them.
+    Updates,
+    /// The caller may record events.
+    Record,
+    /// The caller may see the state of the node and the bus.
+    Metrics,
+    /// The caller may change the bus.
+    Admin,
+}
+
+impl Permission {
+    /// Returns the role that grants this permission. `None` if only admins, or all callers, have it.
+    fn role(self) -> Option<&'static str> {
+        match self {
+            Self::Known | Self::Admin => None,
+            Self::Updates => Some("_db_updates"),
+            Self::Record => Some("_events"),
+            Self::Metrics => Some("_metrics"),
+        }
+    }
+}
+
+const ADMIN: &str = "_admin";
+
+const ROLES: [&str; 4] = [ADMIN, "_db_updates", "_events", "_metrics"];
+
+/// What a caller may do. A line of credentials may end with a grant.
+///
+/// ```
+/// use notibus::http::Grant;
+///
+/// let grant: Grant = "roles=_db_updates,sales reads=shop/*,logs".parse()?;
+/// assert_eq!(grant.roles, ["_db_updates", "sales"]);
+/// assert_eq!(grant.to_string().parse::<Grant>()?, grant);
+/// assert!("roles=_amdin".parse::<Grant>().is_err());
+/// # Ok::<(), notibus::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// The roles: `_admin` may do everything; `_db_updates` may read which databases there are and what happens to them; `_events`
+    /// may record events; `_metrics` may see the state of the node and the bus. A layer may have roles of its own.
+    pub roles: Vec<String>,
+    /// The databases whose changes the caller may read, unless a layer decides otherwise: a name, or the beginning of names with
+    /// `*` after it.
+    pub reads: Vec<String>,
+}
+
+impl Grant {
+    /// Returns the grant of an admin.
+    pub fn admin() -> Self {
+        Self { roles: vec![ADMIN.to_owned()], reads: Vec::new() }
+    }
+
+    /// Fails with [`Error::Invalid`] if a word could not stand in a line, or if it begins with an underscore but is no role of the
+    /// server.
+    pub fn check(&self) -> Result<()> {
+        let bad = |word: &str, reason: &str| Err(Error::invalid("grant", format!("{word:?} {reason}")));
+        for word in self.roles.iter().chain(&self.reads) {
+            if word.is_empty() || word.contains([',', ' ', '\t', '\n', '\r']) {
+                return bad(word, "is empty, or has a comma or a space");
+            }
+        }
+        for role in &self.roles {
+            if role.starts_with('_') && !ROLES.contains(&role.as_str()) {
+                return bad(role, &format!("is none of the roles {}", ROLES.join(", ")));
+            }
+        }
+        match self.reads.iter().find(|name| name.strip_suffix('*').unwrap_or(name).contains('*')) {
+            Some(name) => bad(name, "has a * that is not at its end"),
+            None => Ok(()),
+        }
+    }
+
+    fn has(&self, role: &str) -> bool {
+        self.roles.iter().any(|known| known == role)
+    }
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut space = "";
+        for (key, words) in [("roles", &self.roles), ("reads", &self.reads)] {
+            if !words.is_empty() {
+                write!(f, "{space}{key}={}", words.join(","))?;
+                space = " ";
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Grant {
+    type Err = Error;
+
+    /// Reads `roles=a,b reads=c,d`. Each part may appear once, or not at all.
+    fn from_str(text: &str) -> Result<Self> {
+        let mut grant = Self::default();
+        for part in text.split_whitespace() {
+            let (key, words) = part.split_once('=').unwrap_or((part, ""));
+            let place = match key {
+                "roles" if grant.roles.is_empty() => &mut grant.roles,
+                "reads" if grant.reads.is_empty() => &mut grant.reads,
+                _ => {
+                    let reason = format!("{part:?} is neither roles=… nor reads=…, or stands there twice");
+                    return Err(Error::invalid("grant", reason));
+                }
+            };
+            *place = words.split(',').map(str::to_owned).collect();
+        }
+        grant.check()?;
+        Ok(grant)
+    }
+}
+
+/// Who sent a request. Each admitted request has it among its extensions.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    name: Arc<str>,
+    grant: Arc<Grant>,
+    /// Closed once the caller is no longer known.
+    valid: Option<watch::Receiver<()>>,
+}
+
+impl Caller {
+    /// Makes a caller with this name, which is empty if it has none, and this grant.
+    pub fn new(name: impl Into<Arc<str>>, grant: impl Into<Arc<Grant>>) -> Self {
+        Self { name: name.into(), grant: grant.into(), valid: None }
+    }
+
+    /// Ends the feeds of the caller once the sender of `valid` is dropped.
+    #[must_use]
+    pub fn valid_while(self, valid: watch::Receiver<()>) -> Self {
+        Self { valid: Some(valid), ..self }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the roles of the server and the roles that only a layer knows.
+    pub fn roles(&self) -> &[String] {
+        &self.grant.roles
+    }
+
+    /// Returns whether the caller may do everything.
+    pub fn is_admin(&self) -> bool {
+        self.grant.has(ADMIN)
+    }
+
+    /// Returns whether the grant alone allows the caller to read the changes of the database `name`.
+    pub fn may_read(&self, name: &DbName) -> bool {
+        let is_meant = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(prefix) => name.as_str().starts_with(prefix),
+            None => name.as_str() == pattern,
+        };
+        self.is_admin() || self.grant.reads.iter().any(is_meant)
+    }
+
+    /// Returns whether the caller is no longer known.
+    pub(super) fn is_gone(&self) -> bool {
+        self.valid.as_ref().is_some_and(|valid| valid.has_changed().is_err())
+    }
+
+    /// Completes once the caller is no longer known.
+    pub(super) async fn gone(&mut self) {
+        match &mut self.valid {
+            Some(valid) => while valid.changed().await.is_ok() {},
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Fails, in CouchDB's words, unless the caller has this permission.
+    pub(super) fn check(&self, permission: Permission) -> Result<(), Failure> {
+        let has =
+            permission == Permission::Known || permission.role().is_some_and(|role| self.grant.has(role));
+        if has || self.is_admin() {
+            return Ok(());
+        }
+        Err(match permission {
+            Permission::Record => {
+                Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to record events.")
+            }
+            _ => Failure::unauthorized("You are not a server admin."),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller(grant: &str) -> Caller {
+        Caller::new("a", grant.parse::<Grant>().unwrap())
+    }
+
+    #[test]
+    fn rights_are_those_of_the_roles() {
+        let all = [
+            Permission::Known,
+            Permission::Updates,
+            Permission::Record,
+            Permission::Metrics,
+            Permission::Admin,
+        ];
+        for (grant, expected) in [
+            ("roles=_admin", [true; 5]),
+            ("roles=_db_updates,_metrics", [true, true, false, true, false]),
+            ("roles=_events", [true, false, true, false, false]),
+            ("roles=sales", [true, false, false, false, false]),
+            ("reads=a", [true, false, false, false, false]),
+        ] {
+            assert_eq!(all.map(|permission| caller(grant).check(permission).is_ok()), expected, "{grant}");
+        }
+    }
+
+    #[test]
+    fn databases_are_named_or_begin_so() {
+        for (grant, expected) in [
+            ("roles=_admin", [true, true, true]),
+            ("reads=shop/a", [true, false, false]),
+            ("reads=shop/*", [true, true, false]),
+            ("reads=logs,shop/b", [false, true, true]),
+            ("reads=*", [true, true, true]),
+            ("roles=_db_updates", [false, false, false]),
+        ] {
+            let reads =
+                ["shop/a", "shop/b", "logs"].map(|name| caller(grant).may_read(&DbName::new(name).unwrap()));
+            assert_eq!(reads, expected, "{grant}");
+        }
+    }
+
+    #[test]
+    fn bad_grants_are_refused() {
+        for bad in [
+            "roles",
+            "roles=",
+            "roles=a,,b",
+            "roles=_b",
+            "roles=a roles=b",
+            "reads=a*b",
+            "reads=a**",
+            "writes=a",
+        ] {
+            assert!(bad.parse::<Grant>().is_err(), "{bad}");
+        }
+    }
+}
