@@ -366,7 +366,7 @@ async fn shapes_that_smuggle_a_request_are_refused_or_end_the_connection() {
 
 /// Unknown and known names do the same work: each secret is hashed once and compared with every line, whatever the name.
 #[tokio::test]
-async fn unknown_and_known_names_are_told_apart_by_nothing() {
+async fn nothing_distinguishes_unknown_names_from_known_ones() {
     let options = ApiOptions::default().authorize(credentials(&[line("anna"), line("bob")]));
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
         api.db_updates().merge(api.sessions())

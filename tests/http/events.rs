@@ -94,14 +94,14 @@ async fn instances_follow_from_what_is_known_of_a_name() {
 async fn all_or_nothing() {
     let fixture = fixture().await;
     for (body, status, named) in [
-        (r#"[{"db":"a","type":"created"},{"db":"","type":"updated"}]"#.to_owned(), 400, "column"),
-        (r#"[{"db":"a","type":"created"},{"db":"b","type":"renamed"}]"#.to_owned(), 400, "column"),
+        (r#"[{"db":"a","type":"created"},{"db":"","type":"updated"}]"#.to_owned(), 400, "Event 2"),
+        (r#"[{"db":"a","type":"created"},{"db":"b","type":"renamed"}]"#.to_owned(), 400, "Event 2"),
         (r#"[{"db":"a","type":"created","document":"x"}]"#.to_owned(), 400, "document"),
         (r#"{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
         (r#"[{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
         (String::new(), 400, "body"),
         (format!("[{}]", " ".repeat(10_000)), 413, "10000 bytes"),
-        (format!(r#"[{{"db":"a","type":"ddoc_updated","doc":"{}"}}]"#, "x".repeat(2_000)), 400, "column"),
+        (format!(r#"[{{"db":"a","type":"ddoc_updated","doc":"{}"}}]"#, "x".repeat(2_000)), 400, "Event 1"),
     ] {
         let answer = post(&fixture, &body).await;
         assert_eq!(answer.head.status, status, "{body}");

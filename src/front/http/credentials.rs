@@ -323,7 +323,7 @@ fn read(file: &Path) -> Result<String> {
             env::var_os(SERVICE_FOLDER).is_some_and(|it| file.parent() == Some(Path::new(&it)));
         let refused = if is_of_service { 0o037 } else { 0o077 };
         if metadata.is_file() && mode & refused != 0 {
-            let reason = format!("others may read or write the file ({mode:o}): chmod 600");
+            let reason = format!("others may read or write it ({mode:o}): chmod 600 {}", file.display());
             return Err(Error::invalid("credentials", reason));
         }
     }

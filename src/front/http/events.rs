@@ -98,15 +98,23 @@ async fn answer(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
 }
 
 fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
-    let events: Vec<Event> = serde_json::from_slice(body).map_err(|error| {
-        let form = "[{\"db\":\"a\",\"type\":\"updated\"}]";
-        Failure::bad_request(format!("The body has to be as {form}: {error}; none was recorded."))
-    })?;
+    let events: Vec<Event> = serde_json::from_slice(body).map_err(|error| refused(body, &error))?;
     if events.len() > EVENTS_MAX {
         let reason = format!("{} events are more than {EVENTS_MAX}; none was recorded.", events.len());
         return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason));
     }
     Ok(events)
+}
+
+/// The answer to a `body` that is refused because of this error. It names the event.
+fn refused(body: &[u8], error: &serde_json::Error) -> Failure {
+    let events: Vec<serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
+    let mut read = events.into_iter().map(serde_json::from_value::<Event>).enumerate();
+    let bad = read.find_map(|(place, event)| Some((place + 1, event.err()?)));
+    Failure::bad_request(match bad {
+        Some((place, error)) => format!("Event {place}: {error}; none was recorded."),
+        None => format!("The body has to be as [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"),
+    })
 }
 
 /// Reads `body` like the body of a request, for tests.
