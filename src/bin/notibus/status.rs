@@ -86,7 +86,7 @@ fn screen(status: &Value) -> String {
     }
     for list in items(&status["truncated"]) {
         let list = text(list);
-        write!(out, "\nMISSING  more {list}: `notibus {list}` prints all")
+        write!(out, "\nMISSING  more {list}: `notibus {list} --help` says how to print all")
             .expect("a string takes everything");
     }
     if let Some(trouble) = status["http"]["credentials_trouble"].as_str() {

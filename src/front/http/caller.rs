@@ -215,26 +215,6 @@ mod tests {
     }
 
     #[test]
-    fn rights_are_those_of_the_roles() {
-        let all = [
-            Permission::Known,
-            Permission::Updates,
-            Permission::Record,
-            Permission::Metrics,
-            Permission::Admin,
-        ];
-        for (grant, expected) in [
-            ("roles=_admin", [true; 5]),
-            ("roles=_db_updates,_metrics", [true, true, false, true, false]),
-            ("roles=_events", [true, false, true, false, false]),
-            ("roles=sales", [true, false, false, false, false]),
-            ("reads=a", [true, false, false, false, false]),
-        ] {
-            assert_eq!(all.map(|permission| caller(grant).check(permission).is_ok()), expected, "{grant}");
-        }
-    }
-
-    #[test]
     fn databases_are_named_or_begin_so() {
         for (grant, expected) in [
             ("roles=_admin", [true, true, true]),

@@ -244,14 +244,10 @@ fn are_plain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        base::{
-            cursor::Knowledge,
-            encoding::{Incarnation, Versionstamp},
-            event::DbName,
-            notification::{Replaced, tests::row},
-        },
-        front::http::wire_format::CHUNK_BYTES,
+    use crate::base::{
+        cursor::Knowledge,
+        encoding::{Incarnation, Versionstamp},
+        notification::{Replaced, tests::row},
     };
 
     fn at(version: u64) -> Sequence {
@@ -384,26 +380,5 @@ mod tests {
         let [below, above] = seqs(&rows, Cursor::NOTHING, at(20).into(), at(5))[..] else { panic!() };
         assert_eq!(above, at(6).into());
         assert_eq!(below.to_string(), format!("{}-{}", at(4), at(20)));
-    }
-
-    #[test]
-    fn a_chunk_is_bounded_in_bytes_whatever_the_names() {
-        let name = "\u{1}".repeat(1_024);
-        let long = |version| {
-            let row = Notification::clone(&database(version, [version, 0, 0, 0]));
-            Arc::new(Notification { name: DbName::new(&name).unwrap(), ..row })
-        };
-        let all: Vec<_> = (1..100).map(long).collect();
-        let mut rows = Rows::new(all, Cursor::NOTHING, at(200).into(), Sequence::MIN);
-        let (mut out, mut chunks, mut written) = (Writer::new(WireFormat::Lines), 0, 0);
-        while rows.left() > 0 {
-            rows.write(&Wanted { kinds: Kinds::ALL, names: None }, &mut out, u64::MAX);
-            let (bytes, rows) = out.take();
-            // The last row may pass the limit: it takes six bytes for each byte of the name, and some more.
-            assert!(bytes.len() < CHUNK_BYTES + 7_000, "{} bytes", bytes.len());
-            (chunks, written) = (chunks + 1, written + rows);
-        }
-        assert_eq!(written, 99, "it goes on where it was");
-        assert!(chunks >= 99 * 6 * 1_024 / (40 << 10), "{chunks} chunks");
     }
 }
