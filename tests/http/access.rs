@@ -1,8 +1,14 @@
 //! Tests who may send which requests.
 
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
 use notibus::{
     Error, EventKind,
-    http::{ApiOptions, Credentials, Server, ServerOptions, axum::Router},
+    http::{
+        ApiOptions, Authorize, Caller, Credentials, Failure, Grant, Server, ServerOptions,
+        axum::{Router, http::request::Parts},
+    },
     store::Database,
 };
 use tokio::io::AsyncWriteExt;
@@ -395,7 +401,7 @@ async fn nothing_distinguishes_unknown_names_from_known_ones() {
 #[tokio::test]
 async fn the_open_feeds_of_a_removed_name_end() {
     let known: Credentials = [line("anna"), line("bob")].join("\n").parse().unwrap();
-    let options = ApiOptions::default().authorize(std::sync::Arc::new(known.clone()));
+    let options = ApiOptions::default().authorize(Arc::new(known.clone()));
     let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     let mut feeds = Vec::new();
     for name in ["anna", "bob"] {
@@ -510,4 +516,40 @@ async fn callers_may_do_what_their_roles_say() {
         assert_eq!(connection.head().await.status, status, "{name}");
         connections.push(connection);
     }
+}
+
+/// A layer's own accounts: by a header that a proxy sets.
+#[derive(Debug)]
+struct Proxy;
+
+impl Authorize for Proxy {
+    fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
+        Box::pin(async {
+            let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
+            let user = user.ok_or_else(|| Failure::bad_request("The proxy names nobody."))?;
+            let grant: Grant = if user == "root" { Grant::admin() } else { "roles=_db_updates".parse()? };
+            Ok(Caller::new(user, grant))
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_layer_says_who_asks_and_what_they_may() {
+    let options = ApiOptions::default().authorize(Arc::new(Proxy));
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
+        api.db_updates().merge(api.status()).merge(api.sessions())
+    })
+    .await;
+    for (user, target, status) in [
+        ("", "/_db_updates", 400),
+        ("X-User: anna\r\n", "/_db_updates", 200),
+        ("X-User: anna\r\n", "/_notibus/status", 401),
+        ("X-User: root\r\n", "/_notibus/status", 200),
+        ("", "/_notibus/health/live", 200),
+    ] {
+        assert_eq!(ask(fixture.at(), "GET", target, user, "").await.head.status, status, "{user} {target}");
+    }
+    let who = ask(fixture.at(), "GET", "/_session", "X-User: anna\r\n", "").await.json();
+    assert_eq!(who["userCtx"], serde_json::json!({ "name": "anna", "roles": ["_db_updates"] }));
+    assert_eq!(ask(fixture.at(), "POST", "/_session", "", "name=a&password=b").await.head.status, 401);
 }

@@ -28,12 +28,12 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_260),
     ("src/bus", 1_400),
     ("src/bus/relocation", 600),
-    ("src/front", 6_800),
+    ("src/front", 6_600),
     ("src/bin", 2_430),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_800;
+const SRC_LINES: usize = 47_550;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 262;
