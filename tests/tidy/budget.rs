@@ -28,15 +28,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_260),
     ("src/bus", 1_400),
     ("src/bus/relocation", 600),
-    ("src/front", 6_600),
+    ("src/front", 6_660),
     ("src/bin", 2_430),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_550;
+const SRC_LINES: usize = 47_600;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 262;
+const SRC_FILES: usize = 258;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_000;
