@@ -8,6 +8,7 @@ mod served;
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -55,9 +56,6 @@ fn a_node_records_delivers_and_ends_its_feeds() {
     assert!(rest.contains("{\"last_seq\":\"") && rest.ends_with("\r\n0\r\n\r\n"), "{rest:?}");
 
     // What was recorded is still there.
-    let served = Served::start(&["--store", &store, "--no-db-updates"], None);
-    assert!(served.get("/_db_updates").starts_with("HTTP/1.1 404 Not Found\r\n"));
-    drop(served);
     let served = Served::start(&["--store", &store], None);
     assert!(served.get("/_db_updates").contains("{\"db_name\":\"a\",\"type\":\"created\""));
 }
@@ -106,15 +104,38 @@ fn the_file_of_credentials_is_read_again_and_a_bad_one_changes_nothing() {
         }
     };
     assert!(is_known(&first) && !is_known(&second));
-    // These are malformed, a name that stands there twice, and none at all.
-    for bad in ["anna:secret\n", &format!("{anna}{bob}{bob}"), ""] {
+    let set_mode = |mode| std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
+    let status = || served.ask(&with("/_notibus/status", &format!("Authorization: Bearer {first}")));
+    // These are malformed, a name that stands there twice, and a file that others may read.
+    for (bad, mode, why) in [
+        ("anna:secret\n", 0o600, "line 1"),
+        (&*format!("{anna}{bob}{bob}"), 0o600, "line 3"),
+        (&*bob, 0o640, "640"),
+    ] {
         std::fs::write(file.path(), bad).unwrap();
-        thread::sleep(Duration::from_millis(2_500));
+        set_mode(mode);
+        let began = Instant::now();
+        while !status().contains(why) {
+            assert!(began.elapsed() < LIMIT, "{bad}: {}", status());
+            thread::sleep(Duration::from_millis(50));
+        }
         assert!(is_known(&first) && !is_known(&second), "{bad}");
     }
-    std::fs::write(file.path(), &bob).unwrap();
+    // A feed of a removed name ends.
+    let mut feed = TcpStream::connect(served.at).unwrap();
+    feed.set_read_timeout(Some(LIMIT)).unwrap();
+    let follow =
+        with("/_db_updates?feed=continuous&heartbeat=60000", &format!("Authorization: Bearer {first}"));
+    feed.write_all(follow.as_bytes()).unwrap();
+    set_mode(0o600);
     until(&second, true);
     assert!(!is_known(&first));
+    let mut rest = String::new();
+    feed.read_to_string(&mut rest).unwrap();
+    assert!(rest.starts_with("HTTP/1.1 200 OK\r\n") && rest.contains("last_seq"), "{rest}");
+    // An empty one refuses everybody.
+    std::fs::write(file.path(), "").unwrap();
+    until(&second, false);
     drop(served);
     let mut text = String::new();
     log.read_to_string(&mut text).unwrap();
@@ -213,41 +234,35 @@ fn credentials_say_what_may_be_done() {
 
 #[test]
 fn pages_of_named_origins_may_ask() {
-    let arguments = "--cors-origin https://app.example --cors-credentials --cors-methods GET,PUT --cors-headers x-one,accept \
-                     --cors-max-age 1h";
-    let arguments: Vec<_> = ["--store", "memory"].into_iter().chain(arguments.split_whitespace()).collect();
+    let arguments = ["--store", "memory", "--cors-origin", "https://app.example", "--cors-credentials"];
     let served = Served::start(&arguments, None);
-    let ask = |origin: &str| {
+    let ask = |method: &str, origin: &str| {
         served.ask(&format!(
-            "OPTIONS /_db_updates HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nAccess-Control-Request-Method: GET\r\n\
-             Connection: close\r\n\r\n"
+            "{method} /_db_updates HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nAccess-Control-Request-Method: PUT\r\n\
+             Access-Control-Request-Headers: x-one\r\nConnection: close\r\n\r\n"
         ))
     };
-    let answer = ask("https://app.example");
+    let answer = ask("OPTIONS", "https://app.example");
     for header in [
         "access-control-allow-origin: https://app.example",
         "access-control-allow-credentials: true",
-        "access-control-allow-methods: GET, PUT",
-        "access-control-allow-headers: x-one, accept",
-        "access-control-max-age: 3600",
+        "access-control-allow-methods: GET,HEAD,POST,PUT,DELETE",
+        "access-control-allow-headers: x-one",
+        "access-control-max-age: 600",
     ] {
         assert!(answer.contains(&format!("\r\n{header}\r\n")), "{header}: {answer}");
     }
-    assert!(ask("https://other.example").starts_with("HTTP/1.1 403 Forbidden\r\n"));
+    assert!(!ask("OPTIONS", "https://other.example").contains("access-control-allow-origin"));
+    assert!(ask("GET", "https://other.example").starts_with("HTTP/1.1 403 Forbidden\r\n"));
     for (arguments, named) in [
         (&["--cors-origin", "app.example"][..], "--cors-origin"),
         (&["--cors-origin", "*", "--cors-credentials"], "credentials"),
         (&["--cors-credentials"], "--cors-origin"),
+        // Regression: this one was started without a word.
+        (&["--cors-origin", "*"], "every web page"),
     ] {
         let output = notibus().args(["serve", "--store", "memory"]).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(String::from_utf8(output.stderr).unwrap().contains(named), "{arguments:?}");
     }
-    // Regression: this one was started without a word.
-    let mut log = tempfile::NamedTempFile::new().unwrap();
-    let arguments = ["--store", "memory", "--cors-origin", "*"];
-    drop(Served::start_logging(&arguments, None, log.reopen().unwrap().into()));
-    let mut text = String::new();
-    log.read_to_string(&mut text).unwrap();
-    assert!(text.contains("every web page"), "{text}");
 }

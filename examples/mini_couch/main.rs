@@ -22,10 +22,9 @@ pub mod problem;
 
 use std::{error::Error, sync::Arc};
 
-use axum::http::Method;
 use notibus::{
     Bus, BusOptions, Roles,
-    http::{Access, ApiOptions, Cors, ServerOptions},
+    http::{ApiOptions, Credentials, ServerOptions},
     store::Database,
 };
 use tokio::{net::TcpListener, sync::oneshot};
@@ -40,11 +39,10 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let running = bus.start(Roles::default()).await?;
 
     let couch = Arc::new(couch::Couch::new(store.clone(), &bus));
-    let access = match std::env::var("MINI_COUCH_CREDENTIALS") {
-        Ok(lines) => Access::Credentials(lines.parse()?),
-        Err(_) => Access::Open,
-    };
-    let options = ApiOptions::default().access(access).body_len_max(http::BODY_LEN_MAX);
+    let mut options = ApiOptions::default().body_len_max(http::BODY_LEN_MAX);
+    if let Ok(lines) = std::env::var("MINI_COUCH_CREDENTIALS") {
+        options = options.authorize(Arc::new(lines.parse::<Credentials>()?));
+    }
     let api = running.api(options)?;
     let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
     let app = http::finished(
@@ -54,7 +52,8 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // Without accounts the defaults must stay: it answers only this machine, and no web pages from
     // elsewhere in its browsers.
     let listener = TcpListener::bind(listen).await?;
-    let limits = ServerOptions::default().cors(std::env::var("MINI_COUCH_ORIGIN").ok().map(cors));
+    let origins = std::env::var("MINI_COUCH_ORIGIN").into_iter().collect();
+    let limits = ServerOptions::default().cors_origins(origins).cors_credentials(true);
     let address = running.serve(listener, app, limits).await?;
     println!("mini_couch listens on http://{address}");
 
@@ -66,10 +65,4 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     });
     // The end of a terminal or a pipe is one way to stop it, a signal the other.
     Ok(running.shutdown_on_signal_or(async { drop(end.await) }).await?)
-}
-
-/// Lets pages of `origin` use the methods and headers of CouchDB's clients.
-fn cors(origin: String) -> Cors {
-    let methods = [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE].to_vec();
-    Cors { origins: vec![origin], credentials: true, methods, ..Cors::default() }
 }

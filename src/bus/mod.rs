@@ -2,7 +2,7 @@
 
 mod node;
 #[cfg(feature = "http")]
-mod readiness;
+pub(crate) mod readiness;
 mod relocation;
 pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]

@@ -87,9 +87,9 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
 }
 
 /// Regression: sixteen uploads of empty gzip members stalled the tasks that answer for 2 s. Each member of 20 bytes costs as much
-/// as a large one.
+/// as a large one, so other threads inflate, two bodies at once.
 #[tokio::test]
-async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
+async fn bodies_of_many_empty_parts_stall_nobody() {
     let fixture = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
         api.events().merge(api.status())
     })
@@ -109,8 +109,7 @@ async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
     };
     let (answers, longest) = tokio::join!(futures_util::future::join_all(uploads), live);
     for answer in answers {
-        assert_eq!(answer.head.status, 400, "{answer:?}");
-        assert!(answer.body.contains("parts"), "{answer:?}");
+        assert_eq!(answer.head.status, 400, "what it inflates to is no JSON: {answer:?}");
     }
     println!("the longest wait beside 16 uploads of empty parts was {longest:?}");
 }
@@ -200,8 +199,6 @@ async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
         ("Transfer-Encoding: chunked, chunked\r\n", 501),
         ("Transfer-Encoding: identity, chunked\r\n", 501),
         ("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
-        ("Transfer-Encoding: gzip\r\n", 400),
-        ("Transfer-Encoding: chunked, gzip\r\n", 400),
     ] {
         let mut connection = Connection::open(fixture.at()).await;
         let body = format!("{:x}\r\n{event}\r\n0\r\n\r\n", event.len());
@@ -213,17 +210,19 @@ async fn a_coding_for_the_transfer_that_nobody_undoes_is_refused() {
     }
 }
 
-/// A unit test of the socket tells that the answer comes at once.
+/// hyper may answer, or take the client for one that has gone. In either case the connection ends at once, with the room of its body.
 #[tokio::test]
-async fn a_client_that_ends_in_the_middle_of_a_body_gets_an_answer() {
-    let fixture =
-        HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.events()).await;
-    for start in ["Content-Length: 100\r\n\r\n[", "Transfer-Encoding: chunked\r\n\r\n5\r\n["] {
+async fn a_client_that_ends_in_the_middle_of_a_body_leaves_nothing() {
+    let options = ApiOptions::default().body_len_max(10_240).bodies_len_max(10_240);
+    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
+    for start in ["Content-Length: 10240\r\n\r\n[", "Transfer-Encoding: chunked\r\n\r\n5\r\n["] {
         let mut connection = Connection::open(fixture.at()).await;
         connection.send(&format!("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\n{start}")).await;
         connection.socket.shutdown().await.unwrap();
-        let answer = connection.answer().await;
-        assert_eq!((answer.head.status, &answer.json()["error"]), (400, &"bad_request".into()));
-        assert_eq!(answer.json()["reason"], "The body has broken off.");
+        while connection.receive().await {}
+        until("its room", async || {
+            post(&fixture, "/_notibus/events", "identity", &b" ".repeat(10_240)).await.head.status == 400
+        })
+        .await;
     }
 }

@@ -11,7 +11,7 @@ use notibus::{
 use crate::{
     client::{Connection, ask, get},
     common::{db, until},
-    fixture::{HttpFixture, access, bearer, line},
+    fixture::{HttpFixture, bearer, credentials, line},
     layer::{Layer, layered},
 };
 
@@ -57,7 +57,8 @@ async fn each_feed_has_the_bytes_that_clients_parse() {
     let lines = get(fixture.at(), &format!("{target}?feed=continuous&timeout=0&since={a}&limit=1")).await;
     assert_eq!(lines.body, format!("{}\n{{\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[1]));
     let events = get(fixture.at(), &format!("{target}?feed=eventsource&timeout=0&since=%22{b}%22")).await;
-    assert_eq!(events.body, format!("data: {}\nid: \"{c}\"\n\n", rows[2]));
+    let [begin, end] = [b, c].map(|at| format!("event: heartbeat\ndata: \nid: \"{at}\"\n\n"));
+    assert_eq!(events.body, format!("{begin}data: {}\nid: \"{c}\"\n\n{end}", rows[2]));
     let plain = ask(fixture.at(), "GET", target, "Accept: text/plain\r\n", "").await;
     for (answer, kind) in [
         (&all, "application/json"),
@@ -193,9 +194,8 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
     }
     assert_eq!(seen, 20);
 
-    let put = ask(fixture.at(), "PUT", "/_changes_shards/d", "", "{\"shards\":3}").await;
-    assert_eq!(put.head.status, 201);
-    let at = put.json()["first_seq"].as_str().unwrap().to_owned();
+    let written = layer.changes.feed(&db).reshard(3, None).await.unwrap();
+    let at = written.first.to_string();
     let asked = std::time::Instant::now();
     let last = live.rest().await;
     // Regression: this took until the next poll of the feed, 10 s later.
@@ -208,17 +208,12 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
         whole.body
     );
     let then = get(fixture.at(), "/d/_changes/_meta?since=now").await.json();
-    assert_eq!(then["shards"], put.json()["shards"]);
+    assert_eq!(then["shards"], serde_json::to_value(&written.shards).unwrap());
     assert_eq!(then["shards"].as_array().unwrap().len(), 3);
     assert_eq!(get(fixture.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
-    assert_eq!(get(fixture.at(), "/_changes_shards/d").await.json(), put.json());
 
     // The feed of all shards does not change.
     assert_eq!(get(fixture.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
-    // Regression: a page could reshard, as it can change nothing else.
-    let page = "Origin: http://localhost\r\n";
-    let refused = ask(fixture.at(), "PUT", "/_changes_shards/d", page, "{\"shards\":1}").await;
-    assert_eq!(refused.head.status, 403);
 }
 
 #[tokio::test]
@@ -232,18 +227,10 @@ async fn what_no_shard_can_answer_is_refused_with_a_reason() {
         ("GET", "/%ff/_changes", "", 400),
         ("GET", "/%ff/_changes/1", "", 400),
         ("GET", "/%ff/_changes/_meta", "", 400),
-        ("GET", "/_changes_shards/%ff", "", 400),
-        ("GET", "/_changes_shards/none", "", 404),
-        ("PUT", "/_changes_shards/d", "{\"shards\":0}", 400),
-        ("PUT", "/_changes_shards/d", "{\"shards\":1,\"scheme\":999}", 400),
-        ("PUT", "/_changes_shards/d", "{}", 400),
-        ("DELETE", "/_changes_shards/d", "", 405),
         ("PUT", "/d/_changes", "", 405),
         ("DELETE", "/d/_changes/1", "", 405),
         ("POST", "/d/_changes/_meta", "", 405),
         ("GET", "/d/_changes/_meta?limit=1", "", 400),
-        ("GET", "/_changes_shards/d?shards=1", "", 400),
-        ("PUT", "/_changes_shards/d?force=true", "{\"shards\":1}", 400),
         ("GET", "/d/_changes?feed=odd", "", 400),
         ("GET", "/d/_changes?since=garbage", "", 400),
         ("GET", "/d/_changes/1?limit=x", "", 400),
@@ -388,7 +375,7 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
 /// one caller got 304 for another one.
 #[tokio::test]
 async fn what_a_layer_shows_is_known_by_caller() {
-    let options = ApiOptions::default().access(access(&[line("ann"), line("bob")]));
+    let options = ApiOptions::default().authorize(credentials(&[line("ann"), line("bob")]));
     let (fixture, layer) = layered(Database::memory(), options).await;
     let db = db("d", 1);
     layer.create(&db, 1).await;

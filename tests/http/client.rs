@@ -81,7 +81,7 @@ impl Connection {
     }
 
     /// Receives some more bytes; returns false at the end.
-    async fn receive(&mut self) -> bool {
+    pub async fn receive(&mut self) -> bool {
         let read = timeout(LIMIT, self.socket.read_buf(&mut self.received)).await;
         read.expect("something has to come").is_ok_and(|bytes| bytes > 0)
     }
@@ -139,6 +139,12 @@ impl Connection {
             rest.push_str(&chunk);
         }
         rest
+    }
+
+    /// Returns everything that comes until the connection ends.
+    pub async fn everything(&mut self) -> String {
+        while self.receive().await {}
+        String::from_utf8_lossy(&self.received).into_owned()
     }
 
     /// Receives the whole answer.

@@ -5,11 +5,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use notibus::{
     Error, EventKind,
-    http::{Api, ApiOptions, Cors, ServerOptions, axum::http::Method},
+    http::{Api, ApiOptions, ServerOptions},
 };
 
 use crate::{
-    client::{Connection, ask, get},
+    client::{Connection, get},
     common::{db, within},
     fixture::HttpFixture,
     layer::Layer,
@@ -36,12 +36,8 @@ async fn servers_bear_the_longest_durations() {
         .timeout_max(NEVER)
         .heartbeat_min(NEVER)
         .heartbeat_max(NEVER)
-        .doc_reads_limit(NEVER)
-        .longpoll_max_age(Some(NEVER));
-    let limits =
-        ServerOptions::default().header_timeout(NEVER).write_timeout(NEVER).drain_timeout(NEVER).cors(Some(
-            Cors { origins: vec!["https://app.example".to_owned()], max_age: NEVER, ..Cors::default() },
-        ));
+        .doc_reads_limit(NEVER);
+    let limits = ServerOptions::default().header_timeout(NEVER).write_timeout(NEVER).drain_timeout(NEVER);
     let (fixture, layer) = start(options, limits).await;
     let (a, d, at) = (db("a", 1), db("d", 1), fixture.at());
     layer.create(&d, 2).await;
@@ -59,9 +55,6 @@ async fn servers_bear_the_longest_durations() {
     for (target, connection) in &mut feeds {
         while !within(target, connection.chunk()).await.expect("it goes on").contains("\"seq\":") {}
     }
-    let headers = "Origin: https://app.example\r\nAccess-Control-Request-Method: GET\r\n";
-    let allowed = ask(at, Method::OPTIONS.as_str(), "/_db_updates", headers, "").await;
-    assert_eq!(allowed.head.headers["access-control-max-age"], NEVER.as_secs().to_string());
     fixture.api.shutdown();
     within("the end", fixture.server.shutdown()).await;
 }
@@ -82,12 +75,8 @@ async fn zero_is_refused_where_it_makes_no_sense() {
 
 #[tokio::test]
 async fn zero_means_at_once_elsewhere() {
-    let options = ApiOptions::default()
-        .timeout_max(Duration::ZERO)
-        .heartbeat_min(Duration::ZERO)
-        .longpoll_max_age(Some(Duration::ZERO));
-    let cors = Cors { max_age: Duration::ZERO, ..Cors::default() };
-    let limits = ServerOptions::default().drain_timeout(Duration::ZERO).cors(Some(cors));
+    let options = ApiOptions::default().timeout_max(Duration::ZERO).heartbeat_min(Duration::ZERO);
+    let limits = ServerOptions::default().drain_timeout(Duration::ZERO);
     let (fixture, _) = start(options, limits).await;
     let ended = get(fixture.at(), "/_db_updates?feed=longpoll&since=now").await;
     assert!(ended.rows().is_empty());

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use notibus::{
     Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notification, Notifier, NotifierOptions,
-    http::{Access, Api, ApiOptions, Credentials, Server, ServerOptions, axum::Router},
+    http::{Api, ApiOptions, Authorize, Credentials, Server, ServerOptions, axum::Router},
     store::Database,
 };
 
@@ -99,9 +99,9 @@ pub fn line(name: &str) -> String {
     Credentials::line(name, &secret(name)).unwrap()
 }
 
-/// Returns access for the names of these lines.
-pub fn access(lines: &[String]) -> Access {
-    Access::Credentials(lines.join("\n").parse().unwrap())
+/// Returns what knows the names of these lines.
+pub fn credentials(lines: &[String]) -> Arc<dyn Authorize> {
+    Arc::new(lines.join("\n").parse::<Credentials>().unwrap())
 }
 
 /// Returns the header by which `name` sends its secret as a token.

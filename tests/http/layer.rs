@@ -21,7 +21,7 @@ pub async fn layered(store: Database, options: ApiOptions) -> (HttpFixture, Arc<
     let (dispatcher, limits) = (DispatcherOptions::default(), ServerOptions::default());
     let fixture = HttpFixture::over(store, dispatcher, options, limits, |api, _, bus| {
         let made = Layer::new(bus);
-        let router = api.changes(&made.changes, Arc::clone(&made) as _);
+        let router = api.changes(&made.changes, Arc::clone(&made) as _).merge(api.db_updates());
         layer = Some(made);
         router
     })
@@ -92,7 +92,7 @@ impl Databases for Layer {
         Box::pin(std::future::ready(Ok(found)))
     }
 
-    fn may_read<'a>(&'a self, _: Option<&'a Caller>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
+    fn may_read<'a>(&'a self, _: &'a Caller, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
         Box::pin(std::future::ready(Ok(db.name.as_str() != "secret")))
     }
 

@@ -297,6 +297,24 @@ async fn a_feed_that_cannot_begin_is_refused_within_a_minute() {
     }
 }
 
+/// Cause: events of the bus itself moved the end of the feed, so a client got the same rows again after a minute without any event.
+#[tokio::test(start_paused = true)]
+async fn an_entity_tag_holds_at_rest() {
+    let node = Node::new(&Database::memory(), 100).await;
+    let janitor = joined(&node.bus).await.janitor(JanitorOptions::default()).await.unwrap();
+    node.event("a", EventKind::Created).await;
+    let asked = async |tag: Option<&str>| {
+        let request = Request::get("/_db_updates").header("if-none-match", tag.unwrap_or("none"));
+        node.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    };
+    let tag = asked(None).await.headers()["etag"].to_str().unwrap().to_owned();
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    assert_eq!(asked(Some(&tag)).await.status(), StatusCode::NOT_MODIFIED);
+    node.event("a", EventKind::Updated).await;
+    assert_eq!(asked(Some(&tag)).await.status(), StatusCode::OK);
+    janitor.shutdown().await.unwrap();
+}
+
 /// If the dispatcher cannot read for a feed, the feed tries again after a pause, and misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_live_feed_waits_out_failures() {

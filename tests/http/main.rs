@@ -21,6 +21,7 @@ mod manage;
 mod pending;
 #[cfg(unix)]
 mod proxy;
+mod query;
 mod resume;
 mod sessions;
 mod slow_bodies;

@@ -1,22 +1,24 @@
 //! Looking after a bus over HTTP: nodes, feeds and consumers, what is refused, and who may do what.
 
+use std::sync::Arc;
+
 use notibus::{
     EventKind,
     changes::{Change, ChangesOptions},
     consumer::Work,
-    http::{Access, ApiOptions, ServerOptions},
+    http::{ApiOptions, Authorize, ServerOptions, allow_all},
 };
 use serde_json::{Value, json};
 
 use crate::{
     client::{ask, get},
     common::{db, joined},
-    fixture::{HttpFixture, access, bearer, line},
+    fixture::{HttpFixture, bearer, credentials, line},
 };
 
 /// A server with the administration.
-async fn fixture(access: Access) -> HttpFixture {
-    let options = ApiOptions::default().access(access);
+async fn fixture(authorize: Arc<dyn Authorize>) -> HttpFixture {
+    let options = ApiOptions::default().authorize(authorize);
     HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.administration()).await
 }
 
@@ -29,7 +31,7 @@ async fn post(fixture: &HttpFixture, path: &str, body: &Value) -> (u16, Value) {
 /// Regression: a page had a thousand rows, however long they were, and the server held it for each client that did not read.
 #[tokio::test]
 async fn a_page_of_long_rows_is_short() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     for n in 0..150 {
         fixture.event(&db(&format!("{}{n}", "x".repeat(900)), 1), EventKind::Created).await;
     }
@@ -49,7 +51,7 @@ async fn a_page_of_long_rows_is_short() {
 
 #[tokio::test]
 async fn rows_are_read_page_by_page_and_waited_for() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     let rows = "/_notibus/feeds/notifications/rows";
     let empty = get(fixture.at(), rows).await.json();
     assert_eq!((&empty["rows"], &empty["more"]), (&json!([]), &false.into()));
@@ -80,7 +82,7 @@ async fn rows_are_read_page_by_page_and_waited_for() {
 
 #[tokio::test]
 async fn feeds_are_managed() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     fixture.event(&db("a", 1), EventKind::Created).await;
     let feed = "/_notibus/feeds/notifications";
     let (status, entry) = post(&fixture, &format!("{feed}/reshard"), &json!({ "shards": 2 })).await;
@@ -101,7 +103,7 @@ async fn feeds_are_managed() {
     // Regression: parameters that begin with `_`, with which clients get past caches, were refused here.
     assert_eq!(get(fixture.at(), &format!("{feed}/topology?_=17&_=18")).await.head.status, 200);
     // Regression: the body of these refusals was no JSON.
-    for target in ["consumers/%ff/lag", "consumers/%ff/deferred", "feeds/%ff/topology"] {
+    for target in ["consumers/%ff", "consumers/%ff/deferred", "feeds/%ff/topology"] {
         let broken = get(fixture.at(), &format!("/_notibus/{target}")).await;
         assert_eq!((broken.head.status, &broken.json()["error"]), (400, &"bad_request".into()), "{target}");
     }
@@ -112,7 +114,7 @@ async fn feeds_are_managed() {
 /// Every route of a consumer, by a name that has to be escaped.
 #[tokio::test]
 async fn consumers_are_managed() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     fixture.event(&db("a", 1), EventKind::Created).await;
     let consumers = "/_notibus/consumers";
     let create = json!({ "name": "a/b c", "start": "0", "names": "*" });
@@ -131,7 +133,7 @@ async fn consumers_are_managed() {
     }
     let consumer = format!("{consumers}/a%2Fb%20c");
     let behind = async || {
-        let lag = get(fixture.at(), &format!("{consumer}/lag")).await.json();
+        let lag = get(fixture.at(), &consumer).await.json();
         lag["lag"].as_array().unwrap().iter().map(|shard| shard["rows"].as_u64().unwrap()).sum::<u64>()
     };
     assert_eq!(behind().await, 1);
@@ -162,9 +164,12 @@ async fn consumers_are_managed() {
         ("again", json!({ "filter": "a[" }), 400),
         ("again", json!({ "id": "a" }), 400),
         ("again", json!({ "deferred": true }), 202),
-        ("deferred/discard", json!({}), 400),
-        ("deferred/discard", json!({ "id": "b" }), 404),
-        ("deferred/discard", json!({ "id": "a" }), 200),
+        ("discard", json!({}), 400),
+        ("discard", json!({ "id": "b" }), 404),
+        ("discard", json!({ "id": "a", "force": true }), 400),
+        ("discard", json!({ "id": "a" }), 200),
+        ("pause", json!({ "deferred": true }), 400),
+        ("nothing", json!({}), 404),
         ("pause", json!({}), 200),
         ("resume", json!({}), 200),
         ("delete", json!({}), 200),
@@ -172,7 +177,7 @@ async fn consumers_are_managed() {
     ] {
         assert_eq!(post(&fixture, &format!("{consumer}/{path}"), &body).await.0, status, "{path} {body}");
     }
-    for looks in ["", "/lag", "/deferred"] {
+    for looks in ["", "/deferred"] {
         assert_eq!(get(fixture.at(), &format!("{consumer}{looks}")).await.head.status, 404, "{looks}");
     }
 }
@@ -180,7 +185,7 @@ async fn consumers_are_managed() {
 /// A consumer of documents is created, moved and deleted; while a member works for it only by force.
 #[tokio::test]
 async fn consumers_of_documents_are_managed() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     let (docs, changes) = (db("docs", 7), fixture.bus.changes());
     let options = ChangesOptions::default();
     fixture.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
@@ -229,7 +234,7 @@ async fn consumers_of_documents_are_managed() {
 /// A page of deferred ids says where the next one begins.
 #[tokio::test]
 async fn deferred_ids_are_listed_page_by_page() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     for n in 0..1_001 {
         fixture.event(&db(&format!("db{n}"), 1), EventKind::Created).await;
     }
@@ -250,9 +255,33 @@ async fn deferred_ids_are_listed_page_by_page() {
     assert_eq!(get(fixture.at(), "/_notibus/consumers/c/deferred?after=a").await.head.status, 400);
 }
 
+/// Cause: a list was one text in memory, so each client that did not read it held as many bytes as there were consumers.
+#[tokio::test]
+async fn lists_come_in_pages_of_some_64_kb() {
+    let fixture = fixture(allow_all()).await;
+    for n in 0..300 {
+        let name = format!("{}{n:03}", "c".repeat(200));
+        assert_eq!(post(&fixture, "/_notibus/consumers", &json!({ "name": name })).await.0, 201);
+    }
+    let (mut after, mut names, mut pages) = (String::new(), Vec::new(), 0);
+    loop {
+        let page = get(fixture.at(), &format!("/_notibus/consumers?after={after}")).await;
+        assert!(page.body.len() < 70_000, "{} bytes", page.body.len());
+        let page = page.json();
+        names.extend(page["consumers"].as_array().unwrap().iter().map(|it| it["name"].to_string()));
+        pages += 1;
+        let Some(next) = page["next"].as_str() else { break };
+        next.clone_into(&mut after);
+    }
+    assert!(pages > 1 && names.len() == 300 && names.is_sorted(), "{pages} pages, {} names", names.len());
+    let status = get(fixture.at(), "/_notibus/status").await;
+    assert_eq!(status.json()["truncated"], json!(["consumers"]));
+    assert!(status.body.len() < 100_000, "{} bytes", status.body.len());
+}
+
 #[tokio::test]
 async fn who_may_look_may_change_nothing() {
-    let fixture = fixture(access(&[line("prometheus") + " roles=_metrics"])).await;
+    let fixture = fixture(credentials(&[line("prometheus") + " roles=_metrics"])).await;
     let bearer = bearer("prometheus");
     for (method, path, status) in [
         ("GET", "/_notibus/nodes", 200),
@@ -273,7 +302,7 @@ async fn who_may_look_may_change_nothing() {
 /// A page of anyone can have a browser send what it wants to a server that only this machine reaches.
 #[tokio::test]
 async fn a_page_changes_nothing() {
-    let fixture = fixture(Access::Open).await;
+    let fixture = fixture(allow_all()).await;
     let at = format!("Origin: http://{}\r\n", fixture.at());
     for path in
         ["/_notibus/consumers", "/_notibus/consumers/a/delete", "/_notibus/feeds/notifications/reshard"]

@@ -1,31 +1,22 @@
-//! Runs the real nginx, configured as `docs/http.md` says, in front of the server. Without nginx, these tests are skipped, and say
-//! so.
+//! Runs the real nginx, as `ops/nginx.conf` configures it, in front of the server. Without nginx, this test is skipped, and says so.
 
 use std::{
     net::{SocketAddr, TcpListener},
     os::fd::OwnedFd,
     path::Path,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use notibus::{
     EventKind,
     http::{ApiOptions, ServerOptions},
 };
+use tokio::io::AsyncBufReadExt;
 
 use crate::{
-    client::{Connection, get},
     common::{db, until},
-    fixture::{HttpFixture, row},
+    fixture::{HttpFixture, bearer, credentials, line, row, secret},
 };
-
-/// Returns the block of nginx's configuration in the documentation that contains `mark`.
-fn documented(mark: &str) -> String {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/http.md")).unwrap();
-    let blocks = page.split("```nginx\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.into_iter().find(|block| block.contains(mark)).expect("the page has it").to_owned()
-}
 
 /// A real nginx. Dropping it ends it.
 struct Nginx {
@@ -36,12 +27,15 @@ struct Nginx {
 }
 
 impl Nginx {
-    /// Starts nginx in front of `server`. The text `outside` goes outside of servers, and `inside` goes into its own one. Returns
-    /// `None` if there is no nginx.
-    fn start(server: SocketAddr, outside: &str, inside: &str) -> Option<Self> {
-        if Command::new("nginx").arg("-v").stderr(Stdio::null()).status().is_err() {
-            println!("SKIPPED, not passed: there is no nginx");
-            return None;
+    /// Starts nginx with the configuration of `ops/nginx.conf` in front of `server`. Returns `None` if there is no nginx, curl or
+    /// openssl.
+    fn start(server: SocketAddr) -> Option<Self> {
+        for (command, version) in [("nginx", "-v"), ("curl", "--version"), ("openssl", "version")] {
+            let run = Command::new(command).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            if run.is_err() {
+                println!("SKIPPED, not passed: there is no {command}");
+                return None;
+            }
         }
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().display();
@@ -51,13 +45,24 @@ impl Nginx {
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {place}/{name};\n"))
             .concat();
-        let [outside, inside] = [outside, inside].map(|text| {
-            text.replace("127.0.0.1:5985", &server.to_string())
-                .replace("/var/cache/nginx", &place.to_string())
-        });
+        let key = folder.path().join("key.pem");
+        let made = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=db.example", "-days", "1"])
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(folder.path().join("cert.pem"))
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/ops/nginx.conf")).unwrap();
+        let page = page
+            .replace("127.0.0.1:5985", &server.to_string())
+            .replace("listen 443 ssl", &format!("listen {at} ssl"))
+            .replace("/etc/notibus", &place.to_string());
         let configuration = format!(
             "user root root;\ndaemon off;\nworker_processes 1;\npid {place}/pid;\nerror_log {place}/log;\nevents {{}}\n\
-             http {{\naccess_log off;\n{temporary}{outside}\nserver {{\nlisten {at};\n{inside}\n}}\n}}\n"
+             http {{\naccess_log off;\n{temporary}{page}}}\n"
         );
         let file = folder.path().join("nginx.conf");
         std::fs::write(&file, &configuration).unwrap();
@@ -85,73 +90,57 @@ impl Drop for Nginx {
 }
 
 #[tokio::test]
-async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
-    let options = ApiOptions::default().feeds_per_client_max(1);
-    let proxies = vec!["127.0.0.1".parse().unwrap()];
-    let limits = ServerOptions::default().is_public(true).proxies(proxies).hosts(notibus::http::Hosts::Any);
+async fn behind_nginx_rows_come_at_once_over_tls_and_addresses_have_limits() {
+    let options = ApiOptions::default().authorize(credentials(&[line("anna")]));
+    let limits = ServerOptions::default().is_public(true).hosts(None);
     let fixture = HttpFixture::with(options, limits, |api, _, _| {
-        api.db_updates().merge(api.catalogue(api.recorded_databases()))
+        let known = api.catalogue(api.recorded_databases()).merge(api.sessions());
+        api.db_updates().merge(known)
     })
     .await;
-    let Some(nginx) = Nginx::start(fixture.at(), "", &documented("location / {")) else { return };
-    // Each address has a feed of its own, and nobody gets another one by what it says about itself.
-    let follow = async |address: &str, claimed: u32| {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
-        let mut feed = Connection::over(socket.connect(nginx.at).await.unwrap());
-        let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
-        let claimed = format!("X-Forwarded-For: 203.0.113.{claimed}");
-        feed.send(&format!("GET {target} HTTP/1.1\r\nHost: db.example\r\n{claimed}\r\n\r\n")).await;
-        (feed.head().await.status, feed)
+    let Some(nginx) = Nginx::start(fixture.at()) else { return };
+    let curl = |from: &str, arguments: &[&str]| {
+        let mut command = tokio::process::Command::new("curl");
+        command.args(["--silent", "--insecure", "--max-time", "20", "--interface", from]);
+        command.args(arguments).stdout(Stdio::piped()).kill_on_drop(true);
+        command
     };
-    let (status, mut feed) = follow("127.0.0.2", 1).await;
-    assert_eq!(status, 200);
-    let (status, _other) = follow("127.0.0.3", 1).await;
-    assert_eq!(status, 200);
-    assert_eq!(follow("127.0.0.2", 2).await.0, 429);
+    let token = bearer("anna").trim_end().to_owned();
+    let at = |path: &str| format!("https://{}{path}", nginx.at);
+    let status = async |from: &str, path: &str, more: &[&str]| {
+        let target = at(path);
+        let mut arguments = vec!["--output", "/dev/null", "--write-out", "%{http_code}", &target];
+        arguments.extend(more);
+        String::from_utf8(curl(from, &arguments).output().await.unwrap().stdout).unwrap()
+    };
     // A buffer would hold the row back until it is full, and one row does not fill it.
+    let feed = at("/_db_updates?feed=continuous&since=now&heartbeat=60000");
+    let mut following = curl("127.0.0.2", &["--no-buffer", "-H", &token, &feed]).spawn().unwrap();
+    let mut lines = tokio::io::BufReader::new(following.stdout.take().unwrap()).lines();
+    until("the feed", async || fixture.dispatcher.subscribers() > 0).await;
     let created = fixture.event(&db("a/b", 1), EventKind::Created).await;
-    assert_eq!(feed.chunk().await.unwrap(), row(&created, "created") + "\n");
-    // nginx forwards the path unchanged.
-    let info = get(nginx.at, "/a%2Fb").await;
-    assert_eq!((info.head.status, &info.json()["db_name"]), (200, &"a/b".into()));
-}
-
-#[tokio::test]
-async fn behind_nginx_equal_longpolls_are_one() {
-    let options = ApiOptions::default().longpoll_max_age(Some(Duration::from_mins(1)));
-    let fixture = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
-        api.db_updates().merge(api.status()).merge(api.welcome())
-    })
-    .await;
-    let (outside, inside) = (documented("proxy_cache_path"), documented("proxy_cache_lock"));
-    let everything = format!(
-        "{inside}\nlocation / {{ proxy_pass http://127.0.0.1:5985; proxy_set_header Host localhost; }}"
-    );
-    let Some(nginx) = Nginx::start(fixture.at(), &outside, &everything) else { return };
-    let first = fixture.event(&db("a", 1), EventKind::Created).await;
-    let target = format!("/_db_updates?feed=longpoll&since={}", first.sequence);
-    let waiting: Vec<_> = (0..20)
-        .map(|_| {
-            let target = target.clone();
-            let at = nginx.at;
-            tokio::spawn(async move { get(at, &target).await })
-        })
-        .collect();
-    until("the feed", async || {
-        get(fixture.at(), "/_notibus/metrics").await.body.contains("\nnotibus_http_feeds 1\n")
-    })
-    .await;
-    let second = fixture.event(&db("b", 1), EventKind::Created).await;
-    for answer in waiting {
-        let answer = answer.await.unwrap();
-        assert_eq!(answer.head.status, 200, "{answer:?}");
-        assert_eq!(
-            (answer.rows(), answer.last_seq()),
-            (vec![("b".to_owned(), "created".to_owned())], second.sequence.to_string())
-        );
+    assert_eq!(lines.next_line().await.unwrap().unwrap(), row(&created, "created"));
+    // nginx forwards the path unchanged, and the cookie of a log-in is for TLS only.
+    assert_eq!(status("127.0.0.3", "/a%2Fb", &["-H", &token]).await, "200");
+    let form = format!("name=anna&password={}", secret("anna"));
+    let target = at("/_session");
+    let logged_in = curl("127.0.0.3", &["--include", "--data", &form, &target]).output().await.unwrap();
+    let head = String::from_utf8(logged_in.stdout).unwrap().to_ascii_lowercase();
+    assert!(head.contains("; samesite=strict; secure"), "{head}");
+    // Log-ins have a rate for each address, and all requests another one, which others do not notice.
+    let mut refused = 0;
+    for _ in 0..30 {
+        refused +=
+            usize::from(status("127.0.0.4", "/_session", &["--data", "name=a&password=b"]).await == "429");
     }
-    let metrics = get(fixture.at(), "/_notibus/metrics").await.body;
-    let count = metrics.lines().find(|line| line.contains("route=\"/_db_updates\"")).unwrap();
-    assert!(count.ends_with(" 1"), "one was passed on for all: {count}");
+    assert!(refused > 10, "{refused} of 30 log-ins were refused");
+    assert_eq!(status("127.0.0.5", "/_session", &["--data", &form]).await, "200");
+    // One address has a limit of connections.
+    let mut feeds = Vec::new();
+    for _ in 0..40 {
+        feeds.push(curl("127.0.0.6", &["-H", &token, &feed]).spawn().unwrap());
+    }
+    until("the limit", async || status("127.0.0.6", "/_db_updates", &["-H", &token]).await == "429").await;
+    assert_eq!(status("127.0.0.7", "/_db_updates", &["-H", &token]).await, "200");
+    drop(feeds);
 }

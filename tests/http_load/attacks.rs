@@ -268,3 +268,27 @@ fn posts_of_one_name_are_fair() {
         println!("H5: {clients} clients that create one name: {}", summary(times));
     });
 }
+
+/// 77,000 requests on one connection, whose answers nobody reads. The server answers as many as fit into the buffers of the connection,
+/// and then reads no more requests.
+#[test]
+fn unread_answers_to_pipelined_requests_hold_bounded_memory() {
+    const REQUESTS: usize = 77_000;
+    let served = Served::start(&["--store", "memory"], None);
+    let (at, process) = (served.at, served.id());
+    runtime().block_on(async {
+        let before = memory(process);
+        let mut socket = connect("127.0.0.1", at).await;
+        let requests = "GET /_up HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(REQUESTS);
+        // It cannot be sent whole, because the server stops reading.
+        drop(tokio::time::timeout(Duration::from_secs(3), socket.write_all(requests.as_bytes())).await);
+        assert_eq!(timed("127.0.0.99", at, &request("/_notibus/health/live", "")).await.0, 200);
+        let held = memory(process).saturating_sub(before) / 1_024;
+        let answered = tokio::task::block_in_place(|| served.get("/_notibus/metrics"));
+        let answered = answered.lines().find(|line| line.contains("route=\"/_up\"")).unwrap().to_owned();
+        println!("{REQUESTS} unread pipelined requests: {held} MB; {answered}");
+        let answered: usize = answered.rsplit_once(' ').unwrap().1.parse().unwrap();
+        assert!(held < 8 && answered < REQUESTS, "{held} MB, {answered} answers");
+        drop(socket);
+    });
+}

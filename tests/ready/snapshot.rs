@@ -75,7 +75,8 @@ async fn cost(consumers: usize, shards: u32) -> [(u64, u128); 2] {
     let (status_cost, body) = measured("/_notibus/status").await;
     let status: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(status["unanswered"].as_array().unwrap().len(), 0, "{}", status["unanswered"]);
-    assert_eq!(status["consumers"].as_array().unwrap().len(), consumers);
+    let is_cut = status["truncated"] == serde_json::json!(["consumers"]);
+    assert!(is_cut || status["consumers"].as_array().unwrap().len() == consumers);
     // What the status has read is young, so that a scrape would read nothing.
     tokio::time::sleep(Duration::from_mins(1)).await;
     let (metrics_cost, body) = measured("/_notibus/metrics").await;

@@ -179,9 +179,9 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     match args.command {
         Command::List(target) => {
             let opened = target.open(Intent::Reads, timeout).await?;
-            let consumers = opened.get("/_notibus/consumers").await?["consumers"].take();
+            let consumers = opened.list("/_notibus/consumers?", "consumers").await?;
             let header = ["CONSUMER", "FEED", "FILTER", "MEMBERS", "START", "STATE"];
-            table::print(target.json, items(&consumers), &header, consumer_cells, "no consumer")
+            table::print(target.json, &consumers, &header, consumer_cells, "no consumer")
         }
         Command::Show(of) => show(&of, timeout).await,
         Command::Create { of, feed, names, start, expiry } => {
@@ -196,7 +196,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
             of.done(&answer, &format!("{} {is}", of.consumer))
         }
         Command::Lag(of) => {
-            let lag = of.get("/lag", timeout).await?["lag"].take();
+            let lag = of.get("", timeout).await?["lag"].take();
             let header = ["SHARD", "BEHIND", "OLDEST"];
             table::print(of.target.json, items(&lag), &header, lag_cells, "no shard")
         }
@@ -235,7 +235,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         }
         Command::Deferred(Deferred::Discard { of, id, .. }) => {
             let what = "giving the work up, which may have happened";
-            let answer = of.post(what, "/deferred/discard", json!({ "id": id }), timeout).await?;
+            let answer = of.post(what, "/discard", json!({ "id": id }), timeout).await?;
             of.done(&answer, &format!("the work on {id} is given up"))
         }
     }

@@ -25,17 +25,17 @@ pub struct Args {
 /// Prints the nodes.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let opened = args.target.open(Intent::Reads, timeout).await?;
-    let nodes = async || Ok::<_, Failure>(opened.get("/_notibus/nodes").await?["nodes"].take());
+    let nodes = async || opened.list("/_notibus/nodes?", "nodes").await;
     let mut seen = nodes().await?;
     // A folder shows one moment. Its nodes are of the process that opened it last, which may have ended: its opening removed all others.
     let is_moment = args.target.is_folder()?;
-    if !is_moment && !items(&seen).is_empty() {
+    if !is_moment && !seen.is_empty() {
         tokio::time::sleep(args.watch).await;
         // Who answers has compared the two moments.
         seen = nodes().await?;
     }
     let header = ["NODE", "LIFE", "ROLES", "LEASES", "JOINED"];
-    table::print(args.target.json, items(&seen), &header, |node| cells(node, is_moment), "no node has joined")
+    table::print(args.target.json, &seen, &header, |node| cells(node, is_moment), "no node has joined")
 }
 
 fn cells(node: &Value, is_moment: bool) -> Vec<String> {

@@ -1,22 +1,21 @@
 //! `notibus serve`: runs one node with all roles, and serves the bus over HTTP.
 
 use std::{
-    convert::Infallible,
     env,
     io::{self, Write},
-    net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use clap::builder::BoolishValueParser;
 use notibus::{
     Bus, BusOptions, DispatcherOptions, Error, Roles,
-    http::{
-        Access, ApiOptions, Cors, Credentials, Hosts, ServerOptions,
-        axum::http::{HeaderName, Method},
-    },
+    http::{ApiOptions, Credentials, ServerOptions},
     store::Database,
 };
 use tokio::net::TcpListener;
@@ -25,9 +24,6 @@ use crate::{failure::Failure, out, store::Store};
 
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
-
-/// How often the file of credentials is read.
-const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Default of the most rows of `_db_updates` that the dispatcher keeps in memory.
 const ROWS_KEPT_MAX: usize = 16_384;
@@ -55,36 +51,19 @@ pub struct Args {
     /// host names are refused then, as they always are without credentials, and so are web pages of another origin.
     #[arg(long, env = "NOTIBUS_HOST")]
     host: Vec<String>,
-    /// An origin whose pages may use the API from a browser, such as `https://app.example`, or `*` for all; can be given more than once.
+    /// An origin whose pages may use the API from a browser, such as `https://app.example`, or `*` for all, which needs credentials;
+    /// can be given more than once.
     #[arg(long, env = "NOTIBUS_CORS_ORIGIN")]
     cors_origin: Vec<String>,
     /// Let browsers send credentials from those pages; not with `*`.
     #[arg(long, env = "NOTIBUS_CORS_CREDENTIALS", requires = "cors_origin", value_parser = BoolishValueParser::new())]
     cors_credentials: bool,
-    /// The methods that those pages may use, separated by commas.
-    #[arg(long, env = "NOTIBUS_CORS_METHODS", requires = "cors_origin", value_delimiter = ',')]
-    cors_methods: Option<Vec<Method>>,
-    /// The headers that those pages may send, separated by commas.
-    #[arg(long, env = "NOTIBUS_CORS_HEADERS", requires = "cors_origin", value_delimiter = ',')]
-    cors_headers: Option<Vec<HeaderName>>,
-    /// How long a browser may cache this permission.
-    #[arg(long, env = "NOTIBUS_CORS_MAX_AGE", requires = "cors_origin", default_value = "10m", value_parser = humantime::parse_duration)]
-    cors_max_age: Duration,
-    /// The address of a trusted proxy in front, which sets `X-Forwarded-For`; can be given more than once.
-    #[arg(long, env = "NOTIBUS_PROXY")]
-    proxy: Vec<IpAddr>,
-    /// Do not serve `_db_updates`.
-    #[arg(long, env = "NOTIBUS_NO_DB_UPDATES", value_parser = BoolishValueParser::new())]
-    no_db_updates: bool,
     /// The most connections at once.
     #[arg(long, env = "NOTIBUS_CONNECTIONS_MAX", default_value_t = ServerOptions::default().connections_max)]
     connections_max: usize,
-    /// The most connections at once from one address that is no trusted proxy.
-    #[arg(long, env = "NOTIBUS_CONNECTIONS_PER_ADDRESS_MAX", default_value_t = ServerOptions::default().connections_per_address_max)]
-    connections_per_address_max: usize,
-    /// The most open feeds of each client.
-    #[arg(long, env = "NOTIBUS_FEEDS_PER_CLIENT_MAX", default_value_t = ApiOptions::default().feeds_per_client_max)]
-    feeds_per_client_max: usize,
+    /// The most open feeds of each name.
+    #[arg(long, env = "NOTIBUS_FEEDS_PER_NAME_MAX", default_value_t = ApiOptions::default().feeds_per_name_max)]
+    feeds_per_name_max: usize,
     /// The most rows of `_db_updates` that are kept in memory for live feeds, about 1 KB each; feeds further behind read the store.
     #[arg(long, env = "NOTIBUS_ROWS_KEPT_MAX", default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
@@ -94,45 +73,33 @@ pub struct Args {
     /// The greatest value of the parameter `heartbeat`.
     #[arg(long, env = "NOTIBUS_HEARTBEAT_MAX", default_value = "60s", value_parser = humantime::parse_duration)]
     heartbeat_max: Duration,
-    /// Drop a client after this time in which it has read nothing of what is sent.
+    /// Drop a client after this time in which it has read nothing of what is sent (on Linux; elsewhere the proxy has to).
     #[arg(long, env = "NOTIBUS_WRITE_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
     write_timeout: Duration,
 }
 
 /// Serves until it is interrupted.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    let (access, text) = access(args.credentials.as_deref())?;
-    let is_open = matches!(access, Access::Open);
-    let is_for_all_pages = is_open && args.cors_origin.iter().any(|origin| origin == "*");
+    let credentials = credentials(args.credentials.as_ref())?;
+    let is_open = credentials.is_none();
     let limits = ServerOptions::default()
         .connections_max(connections_max(args.connections_max)?)
-        .connections_per_address_max(args.connections_per_address_max)
         .write_timeout(args.write_timeout)
-        .hosts(if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any })
-        .cors((!args.cors_origin.is_empty()).then(|| Cors {
-            origins: args.cors_origin,
-            credentials: args.cors_credentials,
-            methods: args.cors_methods.unwrap_or_else(|| Cors::default().methods),
-            headers: args.cors_headers.unwrap_or_else(|| Cors::default().headers),
-            max_age: args.cors_max_age,
-        }))
-        .proxies(args.proxy)
+        .hosts((is_open || !args.host.is_empty()).then_some(args.host))
+        .cors_origins(args.cors_origin)
+        .cors_credentials(args.cors_credentials)
         .is_public(!is_open);
     check(&limits, args.listen)?;
     if is_open {
         out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
-    if is_for_all_pages {
-        out::notice(
-            "notibus: --cors-origin '*' makes every web page that a browser here shows the admin, too",
-        );
-    }
-    let options = ApiOptions::default()
-        .access(access.clone())
+    let mut options = ApiOptions::default()
         .timeout_max(args.timeout_max)
         .heartbeat_max(args.heartbeat_max)
-        .feeds_per_client_max(args.feeds_per_client_max)
-        .keeps_db_updates(!args.no_db_updates);
+        .feeds_per_name_max(args.feeds_per_name_max);
+    if let Some(credentials) = &credentials {
+        options = options.authorize(Arc::new(credentials.clone()));
+    }
     let listener =
         TcpListener::bind(args.listen).await.map_err(|error| cannot_listen(args.listen, &error))?;
     let listener = listener.into_std().map_err(|error| cannot_listen(args.listen, &error))?;
@@ -141,10 +108,10 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     let roles = Roles::default().dispatcher(dispatcher).shutdown_timeout(timeout);
     let place = (args.listen, listener);
     let ended = serve(&db, args.prefix.as_bytes(), place, &roles, (&options, &limits));
-    match (access, args.credentials) {
-        (Access::Credentials(credentials), Some(file)) => tokio::select! {
+    match (credentials, args.credentials) {
+        (Some(credentials), Some(file)) => tokio::select! {
             ended = ended => ended,
-            never = follow(&credentials, &file, text) => match never {},
+            never = credentials.follow(&file) => match never {},
         },
         _ => ended.await,
     }
@@ -184,33 +151,6 @@ async fn serve(
     }
 }
 
-/// Reads the file of credentials again and again, and takes what is new in it. If it is unreadable or malformed, those read before stay
-/// valid, and the log says so once. `last` is what was read before.
-async fn follow(credentials: &Credentials, file: &Path, text: String) -> Infallible {
-    let mut last = Ok(text);
-    loop {
-        tokio::time::sleep(REREAD_INTERVAL).await;
-        let path = file.to_owned();
-        let read = tokio::task::spawn_blocking(move || read(&path));
-        let read = read.await.unwrap_or_else(|panic| Err(panic.to_string()));
-        if read == last {
-            continue;
-        }
-        let taken =
-            read.clone().and_then(|text| credentials.replace(&text).map_err(|error| error.to_string()));
-        match taken {
-            Ok(()) => tracing::info!(?credentials, "the file of credentials was read again"),
-            Err(error) => {
-                tracing::error!(
-                    error,
-                    "the file of credentials is no good; the credentials read before stay valid"
-                );
-            }
-        }
-        last = read;
-    }
-}
-
 /// Opens the bus, or creates it.
 async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
     match Bus::open_existing(db, prefix).await {
@@ -244,53 +184,18 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     })
 }
 
-/// The configured credentials, and their text; access for everyone if there are none.
-fn access(file: Option<&Path>) -> Result<(Access, String), Failure> {
-    let (text, place) = match file {
-        Some(file) => (read(file).map_err(Failure::BadInput)?, file.display().to_string()),
-        None => match env::var(VARIABLE) {
-            Err(env::VarError::NotPresent) => return Ok((Access::Open, String::new())),
-            // The variable is set, so access must not fall back to everyone.
-            set => {
-                (set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?, VARIABLE.to_owned())
-            }
-        },
-    };
-    let credentials: Credentials =
-        text.parse().map_err(|error| Failure::BadInput(format!("{place}: {error}")))?;
-    Ok((Access::Credentials(credentials), text))
-}
-
-/// Reads a file of credentials. Fails if others may read or write it.
-fn read(file: &Path) -> Result<String, String> {
-    check_mode(file)?;
-    std::fs::read_to_string(file).map_err(|error| format!("--credentials {}: {error}", file.display()))
-}
-
-/// Where systemd puts the credentials of a service.
-#[cfg(unix)]
-const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
-
-/// Fails if users other than its owner may read or write `file`. The group may read what systemd has put there for the service: the
-/// group of a dynamic user is its own.
-fn check_mode(file: &Path) -> Result<(), String> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let metadata =
-            std::fs::metadata(file).map_err(|error| format!("--credentials {}: {error}", file.display()))?;
-        let mode = metadata.permissions().mode() & 0o777;
-        let is_loaded =
-            env::var_os(CREDENTIALS_DIRECTORY).is_some_and(|it| file.parent() == Some(Path::new(&it)));
-        let refused = if is_loaded { 0o037 } else { 0o077 };
-        if metadata.is_file() && mode & refused != 0 {
-            let file = file.display();
-            return Err(format!(
-                "{file} says who may ask, and others may read or write it ({mode:o}): chmod 600 {file}"
-            ));
-        }
+/// The configured credentials; without any, everyone may ask.
+fn credentials(file: Option<&PathBuf>) -> Result<Option<Credentials>, Failure> {
+    let bad = |place: &str, error: &dyn std::fmt::Display| Failure::BadInput(format!("{place}: {error}"));
+    if let Some(file) = file {
+        return Credentials::read(file).map(Some).map_err(|error| bad("--credentials", &error));
     }
-    Ok(())
+    match env::var(VARIABLE) {
+        Err(env::VarError::NotPresent) => Ok(None),
+        // The variable is set, so it must not fall back to everyone.
+        Err(error) => Err(bad(VARIABLE, &error)),
+        Ok(text) => text.parse().map(Some).map_err(|error: Error| bad(VARIABLE, &error)),
+    }
 }
 
 /// Reduces `wanted` connections to the limit of open files, so that the store always has enough.

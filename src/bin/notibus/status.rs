@@ -84,6 +84,15 @@ fn screen(status: &Value) -> String {
         let (part, reason) = (text(&missing["part"]), text(&missing["reason"]));
         write!(out, "\nMISSING  {part}: {reason}").expect("a string takes everything");
     }
+    for list in items(&status["truncated"]) {
+        let list = text(list);
+        write!(out, "\nMISSING  more {list}: `notibus {list} --help` says how to print all")
+            .expect("a string takes everything");
+    }
+    if let Some(trouble) = status["http"]["credentials_trouble"].as_str() {
+        write!(out, "\nTROUBLE  the file of credentials is no good: {trouble}")
+            .expect("a string takes everything");
+    }
     out.push_str("\n\n");
     let empty = |part: &str, none: &str| if status[part].is_null() { UNKNOWN } else { none }.to_owned();
     let mut nodes = Table::new(&["NODE", "ROLES", "LEASES", "JOINED", "STATE"]);

@@ -1,40 +1,24 @@
-//! Routes and answers in CouchDB's form: paths with and without a trailing slash, and JSON objects on one line.
+//! Routes and answers in CouchDB's form: paths with and without a trailing slash, parameters, and JSON objects on one line.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Router,
     body::Body,
     extract::{FromRequestParts, Path, State},
-    http::{HeaderValue, StatusCode, header, request::Parts},
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::Response,
     routing::MethodRouter,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Failure, Inner};
-use crate::base::tasks::within;
 
 /// The state of the routes that need nothing but the bus.
 pub(super) type Shared = State<Arc<Inner>>;
 
 /// What a route returns.
 pub(super) type Answered = Result<Response, Failure>;
-
-/// How long a request waits for the store at most, until its answer begins. So every client gets one within a minute, whatever happens
-/// to the store.
-const ANSWER_MAX: Duration = Duration::from_secs(50);
-
-/// The result of `work` for an answer; fails with 503 if the store does not answer in time. A transaction in progress may be
-/// committed all the same.
-pub(super) async fn in_time<T, E: Into<Failure>>(
-    inner: &Inner,
-    what: &'static str,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<T, Failure> {
-    let work = async { work.await.map_err(Into::into) };
-    within(inner.env(), ANSWER_MAX, what, work).await
-}
 
 /// Extracts the placeholders of a path. Its refusals have the same form as all others.
 pub(super) struct PathSegments<T>(pub T);
@@ -78,7 +62,46 @@ pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
     response
 }
 
-/// Answers that something is done.
-pub(super) fn done() -> Response {
-    json(StatusCode::OK, &serde_json::json!({ "ok": true }))
+/// Returns the parameters of a request, each of which has to be among `known`, and there once. Names that begin with `_` are allowed:
+/// clients add them to bypass caches.
+pub(super) fn parameters(
+    parts: &Parts,
+    known: &[&'static str],
+) -> Result<BTreeMap<&'static str, String>, Failure> {
+    let mut given = BTreeMap::new();
+    for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
+        if key.starts_with('_') {
+            continue;
+        }
+        let Some(key) = known.iter().find(|known| **known == key) else {
+            let reason = match known {
+                [] => "There are no parameters here.".to_owned(),
+                _ => format!("The parameter {key} is none of {}.", known.join(", ")),
+            };
+            return Err(Failure::bad_request(reason));
+        };
+        if given.insert(*key, value.into_owned()).is_some() {
+            return Err(Failure::bad_request(format!("The parameter {key} is given twice.")));
+        }
+    }
+    Ok(given)
+}
+
+/// Returns the parameters of a request that only reads, each of which has to be among `known`.
+pub(super) fn reads(
+    parts: &Parts,
+    known: &[&'static str],
+) -> Result<BTreeMap<&'static str, String>, Failure> {
+    match parts.method {
+        Method::GET | Method::HEAD => parameters(parts, known),
+        _ => Err(Failure::method_not_allowed("GET,HEAD")),
+    }
+}
+
+/// Fails if a web page sends the request: a browser sends what any page asks for.
+pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
+    if parts.headers.contains_key(header::ORIGIN) {
+        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "Web pages may only read."));
+    }
+    Ok(())
 }

@@ -1,20 +1,40 @@
-//! [`Api`] holds what all routers share.
+//! [`Api`] holds what all routers share, and wraps every route: it checks the rights of callers, limits requests, and counts answers.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::http::Extensions;
-use tokio::sync::{Semaphore, watch};
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, MatchedPath, Request, State},
+    http::{Extensions, HeaderValue, Method, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+};
+use tracing::Instrument;
 
 use super::{
-    ApiOptions, Failure, admission::Admission, answer_counts::AnswerCounts, bodies::Bodies,
-    name_locks::NameLocks, query::Mode, stream::FeedContext,
+    ApiOptions, Caller, Failure, Server, ServerOptions,
+    answer_counts::AnswerCounts,
+    body::Bodies,
+    caller::Permission,
+    failure::Secret,
+    query::Mode,
+    stream::{FeedContext, FeedPermit, OpenFeeds},
 };
 use crate::{
-    base::{env::Env, error::Result, health::EndsWithBus},
-    bus::Bus,
+    base::{env::Env, error::Result, health::EndsWithBus, tasks::within},
+    bus::{Bus, running::Running},
     roles::dispatcher::Dispatcher,
-    state::notification_feed::NotificationFeed,
+    state::{keys::Role, notification_feed::NotificationFeed},
 };
+
+/// How long a request waits for the store at most, until its answer begins. So every client gets one within a minute, whatever happens
+/// to the store.
+const ANSWER_MAX: Duration = Duration::from_secs(50);
 
 /// The state that all routers share. Clones share it, too.
 ///
@@ -31,12 +51,10 @@ pub(super) struct Inner {
     pub feed: NotificationFeed,
     pub options: ApiOptions,
     pub reads: Semaphore,
-    pub bodies: Bodies,
-    /// Puts requests that create or delete the same name in order.
-    pub turns: NameLocks,
     /// Limits how many feeds ask a layer for documents at once.
     pub doc_reads: Semaphore,
-    pub admission: Arc<Admission>,
+    pub bodies: Bodies,
+    pub feeds: OpenFeeds,
     pub metrics: AnswerCounts,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Sender<bool>,
@@ -47,21 +65,32 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// Builds the context of a feed for the client that sent a request with these extensions. Fails with 429 if the client has too
-    /// many lasting feeds.
+    /// Builds the context of a feed for the caller of a request with these extensions. Fails with 429 if the caller has too many
+    /// lasting feeds.
     pub fn feed_context(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
+        let caller = caller(extensions);
         let place = match mode {
             Mode::Normal => None,
-            _ => Some(self.admission.enter(extensions)?),
+            _ => Some(self.enter(&caller)?),
         };
         let (env, closing) = (self.env().clone(), self.closing.subscribe());
         let (metrics, stats) = (self.metrics.clone(), Arc::clone(&self.feed.context.stats));
-        Ok(FeedContext { env, metrics, stats, closing, place })
+        Ok(FeedContext { env, metrics, stats, closing, caller, place })
+    }
+
+    /// Takes a place for a lasting feed of `caller`. Fails with 429 if there is none left.
+    pub fn enter(&self, caller: &Caller) -> Result<FeedPermit, Failure> {
+        self.feeds.enter(caller.name(), self.options.feeds_per_name_max)
     }
 
     pub fn is_closing(&self) -> bool {
         *self.closing.borrow()
     }
+}
+
+/// Returns the caller of an admitted request with these extensions.
+pub(super) fn caller(extensions: &Extensions) -> Caller {
+    extensions.get::<Caller>().expect("every admitted request has one").clone()
 }
 
 impl EndsWithBus for Inner {
@@ -84,10 +113,9 @@ impl Api {
             dispatcher: dispatcher.subscriptions(),
             feed: bus.feed(),
             reads: Semaphore::new(options.reads_max),
-            bodies: Bodies::new(options.bodies_len_max),
-            turns: NameLocks::default(),
-            doc_reads: Semaphore::new(options.doc_reads_max),
-            admission: Admission::new(options.feeds_per_client_max),
+            doc_reads: Semaphore::new(options.reads_max),
+            bodies: Bodies::new(bus.store().env(), options.body_len_max, options.bodies_len_max),
+            feeds: OpenFeeds::default(),
             metrics: AnswerCounts::default(),
             closing: watch::Sender::new(false),
             options,
@@ -101,10 +129,190 @@ impl Api {
     pub fn shutdown(&self) {
         self.inner.closing.send_replace(true);
     }
+
+    /// Returns all routes of the bus, for a server without a layer: `_db_updates`, `_changes` of the recorded databases, sessions,
+    /// events, administration, and `/`.
+    pub fn routes(&self) -> Router {
+        let bus = &self.inner.bus;
+        self.db_updates()
+            .merge(self.changes(&bus.changes(), self.recorded_databases()))
+            .merge(self.catalogue(self.recorded_databases()))
+            .merge(self.sessions())
+            .merge(self.administration())
+            .merge(self.welcome())
+    }
+
+    /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::authorize`](field@ApiOptions::authorize)).
+    pub fn protected(&self, router: Router) -> Router {
+        self.admitting(router, Permission::Admin)
+    }
+
+    /// Protects a layer's `router`: all callers that this API knows may use it. A layer that decides what they may do finds the
+    /// [`Caller`] among the extensions of requests.
+    pub fn known(&self, router: Router) -> Router {
+        self.admitting(router, Permission::Known)
+    }
+
+    /// Adds a layer to `router` that inflates the bodies that clients have compressed (`Content-Encoding: gzip`). IBM's clients
+    /// compress all bodies. A body has at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and
+    /// after inflating.
+    ///
+    /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
+    pub fn inflated(&self, router: Router) -> Router {
+        let unpack = async |State(inner): State<Arc<Inner>>, request: Request, next: Next| -> Response {
+            if !request.headers().contains_key(header::CONTENT_ENCODING) {
+                return next.run(request).await;
+            }
+            receive(State(inner), request, next).await
+        };
+        router.layer(middleware::from_fn_with_state(Arc::clone(&self.inner), unpack))
+    }
+
+    /// Protects `router` of the library: only callers with this permission may use it. Handlers get whole bodies, and have a limit of
+    /// time.
+    pub(super) fn guarded(&self, router: Router<Arc<Inner>>, permission: Permission) -> Router {
+        let router = router.with_state(Arc::clone(&self.inner));
+        self.limited(router, permission)
+    }
+
+    /// Like [`Api::guarded`], of a router that has its state.
+    pub(super) fn limited(&self, router: Router, permission: Permission) -> Router {
+        let inner = || Arc::clone(&self.inner);
+        let router = router
+            // `receive` has a limit.
+            .route_layer(DefaultBodyLimit::disable())
+            .route_layer(middleware::from_fn_with_state(inner(), in_time))
+            .route_layer(middleware::from_fn_with_state(inner(), receive));
+        self.admitting(router, permission)
+    }
+
+    fn admitting(&self, router: Router, permission: Permission) -> Router {
+        let state = (Arc::clone(&self.inner), permission);
+        self.counted(router.route_layer(middleware::from_fn_with_state(state, admit)))
+    }
+
+    /// Makes `router` count its answers.
+    pub(super) fn counted(&self, router: Router) -> Router {
+        router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), count))
+    }
 }
 
 impl std::fmt::Debug for Api {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Api").field("options", &self.inner.options).finish_non_exhaustive()
+    }
+}
+
+/// Lets a request pass if its caller has the permission, and the bus still exists: otherwise its answer would come from another bus.
+async fn admit(
+    State((inner, permission)): State<(Arc<Inner>, Permission)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if inner.feed.context.stats.health.ended().is_some() {
+        let reason = "The bus that this server has opened no longer exists. Start the server again.";
+        return Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason).into_response();
+    }
+    let (mut parts, body) = request.into_parts();
+    let caller = inner.options.authorize.authorize(&parts).await;
+    match caller.and_then(|caller| caller.check(permission).map(|()| caller)) {
+        Ok(caller) => {
+            parts.extensions.insert(caller);
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(failure) => {
+            let mut response = failure.into_response();
+            // Clients of CouchDB also send `Cookie` here, to be spared the dialog of browsers.
+            let asked = parts.headers.get("x-couchdb-www-authenticate").map(HeaderValue::as_bytes);
+            let asks_for_dialog = asked
+                .and_then(|scheme| scheme.get(..5))
+                .is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic"));
+            if asks_for_dialog && response.status() == StatusCode::UNAUTHORIZED {
+                let scheme = HeaderValue::from_static("Basic realm=\"notibus\", charset=\"UTF-8\"");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+            }
+            response
+        }
+    }
+}
+
+/// Receives the whole body of a request, and passes the request on.
+async fn receive(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match inner.bodies.receive(&parts.headers, body).await {
+        Ok(body) => {
+            parts.headers.remove(header::CONTENT_ENCODING);
+            parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
+            next.run(Request::from_parts(parts, body.into())).await
+        }
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Answers 503 if the store does not answer in time. A transaction in progress may be committed all the same.
+async fn in_time(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let answered = async { Ok::<_, Failure>(next.run(request).await) };
+    within(inner.env(), ANSWER_MAX, "an answer", answered).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        _ => "other",
+    };
+    let route = route.as_ref().map_or("", MatchedPath::as_str);
+    let route = route.strip_suffix('/').filter(|route| !route.is_empty()).unwrap_or(route);
+    let span = tracing::debug_span!("request", method, route);
+    let response = next.run(request).instrument(span).await;
+    inner.metrics.answered(route, method, response.status().as_u16());
+    if let Some(Secret(error)) = response.extensions().get() {
+        let health = &inner.feed.context.stats.health;
+        if let Some(unsaid) = health.remark(inner.env(), &format!("failed request: {error}")) {
+            tracing::error!(route, method, error, unsaid, "a request has failed");
+        }
+    }
+    response
+}
+
+impl Running {
+    /// Makes the routers' shared state for the bus. When the roles shut down, the feeds end first.
+    ///
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
+    pub fn api(&self, options: ApiOptions) -> Result<Api> {
+        let api = Api::start(self.bus(), self.dispatcher(), options)?;
+        let ending = api.clone();
+        self.end_first(Box::new(move || {
+            ending.shutdown();
+            std::future::ready(()).boxed()
+        }));
+        Ok(api)
+    }
+
+    /// Serves `router` to everyone who connects to `listener`, until the roles end. Returns the address. The node lists HTTP among
+    /// its roles.
+    ///
+    /// Fails as [`Server::start`] does.
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        router: Router,
+        options: ServerOptions,
+    ) -> Result<SocketAddr> {
+        let server = Server::start(listener, router, options, self.bus().store().env())?;
+        let address = server.local_addr();
+        // The node lists the role once, however many servers it has.
+        let announced = self.node().announce(Role::HTTP).await.ok();
+        self.end_first(Box::new(move || {
+            async move {
+                server.shutdown().await;
+                drop(announced);
+            }
+            .boxed()
+        }));
+        Ok(address)
     }
 }

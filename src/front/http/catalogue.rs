@@ -6,9 +6,8 @@ use std::sync::Arc;
 use axum::{
     Extension, Router,
     body::{Body, Bytes},
-    extract::{Request, State},
-    http::StatusCode,
-    response::{IntoResponse, Response},
+    extract::State,
+    http::{StatusCode, request::Parts},
     routing::get,
 };
 use futures_util::stream;
@@ -16,9 +15,9 @@ use serde_json::json;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
-    answer::{PathSegments, at, json as answer},
+    answer::{Answered, PathSegments, at, json as answer, parameters},
     caller::Permission,
-    manage::parameters,
+    page::PageSize,
     stream::respond,
     wire_format::{WireFormat, write_string},
 };
@@ -43,41 +42,28 @@ impl Api {
     /// may read the database. It is for servers without a layer; a layer has these routes itself.
     pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
         let catalogue = Arc::new(Catalogue { inner: Arc::clone(&self.inner), databases });
-        let open = at(
-            Router::new(),
-            "/_up",
-            get(async || answer(StatusCode::OK, &json!({ "status": "ok", "seeds": {} }))),
-        );
-        let [list, info] = [("/_all_dbs", get(list)), ("/{db}", get(info))]
-            .map(|(path, methods)| at(Router::new(), path, methods));
-        let [open, list, info] = [open, list, info].map(|router| {
+        let routed = |path, methods| {
             let allowed = async || Failure::method_not_allowed("GET,HEAD");
-            router.method_not_allowed_fallback(allowed).with_state(Arc::clone(&catalogue))
-        });
-        self.counted(open)
-            .merge(self.guarded(list, Permission::Updates))
-            .merge(self.guarded(info, Permission::Known))
+            let router = at(Router::new(), path, methods).method_not_allowed_fallback(allowed);
+            router.with_state(Arc::clone(&catalogue))
+        };
+        let up = async || answer(StatusCode::OK, &json!({ "status": "ok", "seeds": {} }));
+        self.counted(routed("/_up", get(up)))
+            .merge(self.limited(routed("/_all_dbs", get(list)), Permission::Updates))
+            .merge(self.limited(routed("/{db}", get(info)), Permission::Known))
     }
 }
 
 /// Answers with the names of all databases. CouchDB's parameters for a part of them are refused.
-async fn list(State(catalogue): State<Arc<Catalogue>>, request: Request) -> Response {
-    let (parts, _) = request.into_parts();
-    let first = async {
-        parameters(&parts, &[])?;
-        catalogue.names(None).await?.ok_or_else(|| Failure::not_found("missing"))
-    };
-    match first.await {
-        Ok(page) => {
-            let listing = Listing { catalogue, page, last: None, mark: b'[', is_over: false };
-            respond(WireFormat::Array, Body::from_stream(stream::try_unfold(listing, Listing::next)))
-        }
-        Err(failure) => failure.into_response(),
-    }
+async fn list(State(catalogue): State<Arc<Catalogue>>, parts: Parts) -> Answered {
+    parameters(&parts, &[])?;
+    let page = catalogue.names(None).await?.ok_or_else(|| Failure::not_found("missing"))?;
+    let listing = Listing { catalogue, page, last: None, mark: b'[', is_over: false };
+    Ok(respond(WireFormat::Array, Body::from_stream(stream::try_unfold(listing, Listing::next))))
 }
 
 /// A list of names that is being sent. It reads a page when the client has room for it, so a client that does not read holds one
-/// page, however many databases there are.
+/// page of some 64 KB, and its text, however many databases there are and however long their names.
 struct Listing {
     catalogue: Arc<Catalogue>,
     /// The names that were read and not sent.
@@ -98,6 +84,9 @@ impl Listing {
         if self.page.is_empty() {
             self.page = self.catalogue.names(self.last.as_ref()).await?.unwrap_or_default();
         }
+        let kept = PageSize::new(self.page.len()).keep(self.page.iter().map(|name| name.as_str().len()));
+        // The rest is read again.
+        self.page.truncate(kept);
         let mut bytes = Vec::new();
         for name in &self.page {
             bytes.push(self.mark);
@@ -118,22 +107,18 @@ impl Listing {
 async fn info(
     State(catalogue): State<Arc<Catalogue>>,
     PathSegments(name): PathSegments<String>,
-    caller: Option<Extension<Caller>>,
-) -> Response {
-    let find = async {
-        let name = DbName::new(&name).map_err(|_| Failure::no_database())?;
-        let databases = &catalogue.databases;
-        let find = async |tx| databases.find(&tx, &name).await;
-        let db = catalogue.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)?;
-        if !databases.may_read(caller.as_deref(), &db).await? {
-            return Err(Failure::not_readable());
-        }
-        let row = catalogue.inner.feed.newest(&db.name).await?;
-        let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
-        // CouchDB's clients take a database for another one if this value changes, so it identifies the creation.
-        let known =
-            json!({ "db_name": db.name, "update_seq": update_seq, "instance_start_time": db.instance });
-        Ok::<_, Failure>(answer(StatusCode::OK, &known))
-    };
-    find.await.unwrap_or_else(IntoResponse::into_response)
+    Extension(caller): Extension<Caller>,
+) -> Answered {
+    let name = DbName::new(&name).map_err(|_| Failure::no_database())?;
+    let databases = &catalogue.databases;
+    let find = async |tx| databases.find(&tx, &name).await;
+    let db = catalogue.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)?;
+    if !databases.may_read(&caller, &db).await? {
+        return Err(Failure::not_readable());
+    }
+    let row = catalogue.inner.feed.newest(&db.name).await?;
+    let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
+    // CouchDB's clients take a database for another one if this value changes, so it identifies the creation.
+    let known = json!({ "db_name": db.name, "update_seq": update_seq, "instance_start_time": db.instance });
+    Ok(answer(StatusCode::OK, &known))
 }

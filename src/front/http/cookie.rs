@@ -1,6 +1,6 @@
 //! [`Sessions`] signs and verifies the cookies of `/_session`.
 //!
-//! A cookie names its user, the time until which it is valid, and the end of its session. A cookie in use is renewed: the new one is
+//! A cookie names its user, the time until which it is valid, and the end of its session. `GET /_session` renews it: the new one is
 //! valid for longer, but never beyond the end, which only a log-in sets. So a stolen cookie works for some hours at most. It is
 //! signed with a key of the process, or with a key of the configuration, so that several nodes accept each other's cookies. The
 //! signature also covers the digest of the secret, so a new secret ends the sessions of the old one. The server stores nothing, so
@@ -15,28 +15,21 @@ use sha2::Sha256;
 
 const COOKIE: &str = "AuthSession";
 
-/// How long an unused session lasts, as in CouchDB.
-const UNUSED_MAX: Duration = Duration::from_mins(10);
+/// How long a cookie lasts that is not renewed.
+const UNRENEWED_MAX: Duration = Duration::from_hours(1);
 
 /// How long a session lasts in all.
 const SESSION_MAX: Duration = Duration::from_hours(12);
 
-/// The age of a cookie at which the server sends a new one.
-const RENEWED_AFTER: Duration = Duration::from_mins(1);
-
 const SIGNATURE_LEN: usize = 32;
+
+/// Returns the time of the wall clock in milliseconds.
+pub(super) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64)
+}
 
 /// Signs and verifies cookies.
 pub(super) struct Sessions(Hmac<Sha256>);
-
-/// The session that a cookie describes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Session {
-    /// The name of the user.
-    pub name: String,
-    /// The cookie that follows, if one is due.
-    pub renewed: Option<NewCookie>,
-}
 
 /// A cookie for a client to keep.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,17 +41,17 @@ pub(super) struct NewCookie {
 }
 
 impl Sessions {
-    pub fn new(key: &[u8; 32]) -> Self {
-        Self(Hmac::new_from_slice(key).expect("keys of any length are taken"))
+    pub fn new(key: &str) -> Self {
+        Self(Hmac::new_from_slice(key.as_bytes()).expect("keys of any length are taken"))
     }
 
     /// Returns the first cookie of a session for `name`, whose secret has this `digest`.
-    pub fn begin(&self, name: &str, digest: &[u8; 32], now_ms: u64) -> NewCookie {
+    pub fn begin(&self, name: &str, digest: &str, now_ms: u64) -> NewCookie {
         self.sign(name, digest, now_ms, now_ms.saturating_add(SESSION_MAX.as_millis() as u64))
     }
 
-    fn sign(&self, name: &str, digest: &[u8; 32], now_ms: u64, end_ms: u64) -> NewCookie {
-        let until_ms = now_ms.saturating_add(UNUSED_MAX.as_millis() as u64).min(end_ms);
+    fn sign(&self, name: &str, digest: &str, now_ms: u64, end_ms: u64) -> NewCookie {
+        let until_ms = now_ms.saturating_add(UNRENEWED_MAX.as_millis() as u64).min(end_ms);
         let mut bytes = format!("{name}:{until_ms:x}:{end_ms:x}").into_bytes();
         let signature = self.signature(&bytes, digest).finalize().into_bytes();
         bytes.extend_from_slice(&signature);
@@ -66,9 +59,14 @@ impl Sessions {
         NewCookie { value: Base64UrlUnpadded::encode_string(&bytes), age }
     }
 
-    /// Returns the session that the value of a cookie describes, if the signature is right and the cookie is valid; `digest_of`
-    /// finds the digest of a name's secret.
-    pub fn verify(&self, value: &str, now_ms: u64, digest_of: impl Fn(&str) -> [u8; 32]) -> Option<Session> {
+    /// Returns the name of the user that the value of a cookie names, and the cookie that renews it, if the signature is right and the
+    /// cookie is valid; `digest_of` finds the digest of a name's secret.
+    pub fn verify(
+        &self,
+        value: &str,
+        now_ms: u64,
+        digest_of: impl Fn(&str) -> String,
+    ) -> Option<(String, NewCookie)> {
         let bytes = Base64UrlUnpadded::decode_vec(value).ok()?;
         let (said, signature) = bytes.split_at_checked(bytes.len().checked_sub(SIGNATURE_LEN)?)?;
         let (start, end_ms) = std::str::from_utf8(said).ok()?.rsplit_once(':')?;
@@ -76,28 +74,24 @@ impl Sessions {
         let digest = digest_of(name);
         self.signature(said, &digest).verify_slice(signature).ok()?;
         let [until_ms, end_ms] = [until_ms, end_ms].map(|digits| u64::from_str_radix(digits, 16).ok());
-        let (until_ms, end_ms) = (until_ms?, end_ms?);
-        let left = Duration::from_millis(until_ms.checked_sub(now_ms).filter(|&left| left > 0)?);
-        let is_due = left < UNUSED_MAX.saturating_sub(RENEWED_AFTER) && until_ms < end_ms;
-        let renewed = is_due.then(|| self.sign(name, &digest, now_ms, end_ms));
-        Some(Session { name: name.to_owned(), renewed })
+        let is_valid = now_ms < until_ms?;
+        is_valid.then_some((name.to_owned(), self.sign(name, &digest, now_ms, end_ms?)))
     }
 
     /// Returns the signature of a cookie's text.
-    fn signature(&self, said: &[u8], digest: &[u8; 32]) -> Hmac<Sha256> {
+    fn signature(&self, said: &[u8], digest: &str) -> Hmac<Sha256> {
         self.0.clone().chain_update(digest).chain_update(said)
     }
 }
 
 impl NewCookie {
     /// Makes the header that sets the cookie. Behind TLS, browsers return the cookie over TLS only.
-    pub fn header(&self, request: &HeaderMap, now_ms: u64) -> HeaderValue {
+    pub fn header(&self, request: &HeaderMap) -> HeaderValue {
         let Self { value, age } = self;
         let is_https = |proto: &HeaderValue| proto.as_bytes().eq_ignore_ascii_case(b"https");
         let secure = if request.get("x-forwarded-proto").is_some_and(is_https) { "; Secure" } else { "" };
         // Some clients ignore a cookie without `Expires`.
-        let ends = if age.is_zero() { *age } else { Duration::from_millis(now_ms).saturating_add(*age) };
-        let ends = SystemTime::UNIX_EPOCH.checked_add(ends).unwrap_or(SystemTime::UNIX_EPOCH);
+        let ends = if age.is_zero() { SystemTime::UNIX_EPOCH } else { SystemTime::now() + *age };
         let (ends, age) = (httpdate::fmt_http_date(ends), age.as_secs());
         let text = format!(
             "{COOKIE}={value}; Version=1; Expires={ends}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}"
@@ -123,34 +117,31 @@ mod tests {
 
     #[test]
     fn a_cookie_is_valid_for_its_time_its_key_and_its_secret() {
-        let sessions = Sessions::new(&[1; 32]);
-        let value = sessions.begin("an:na", &[7; 32], minutes(0)).value;
-        let fresh = Session { name: "an:na".to_owned(), renewed: None };
-        assert_eq!(sessions.verify(&value, minutes(0), |_| [7; 32]), Some(fresh));
-        assert!(
-            sessions.verify(&value, minutes(5), |_| [7; 32]).is_some_and(|session| session.renewed.is_some())
-        );
-        assert_eq!(sessions.verify(&value, minutes(10), |_| [7; 32]), None, "it is over");
-        assert_eq!(sessions.verify(&value, minutes(0), |_| [8; 32]), None, "the secret is another one");
-        assert_eq!(Sessions::new(&[2; 32]).verify(&value, minutes(0), |_| [7; 32]), None);
-        let longer = sessions.begin("an:na", &[7; 32], minutes(60)).value;
+        let sessions = Sessions::new("1");
+        let value = sessions.begin("an:na", "7", minutes(0)).value;
+        let verify = |sessions: &Sessions, value: &str, minute, digest: u8| {
+            sessions.verify(value, minutes(minute), |_| digest.to_string()).map(|(name, _)| name)
+        };
+        assert_eq!(verify(&sessions, &value, 59, 7), Some("an:na".to_owned()));
+        assert_eq!(verify(&sessions, &value, 60, 7), None, "it is over");
+        assert_eq!(verify(&sessions, &value, 0, 8), None, "the secret is another one");
+        assert_eq!(verify(&Sessions::new("2"), &value, 0, 7), None);
+        let longer = sessions.begin("an:na", "7", minutes(60)).value;
         let forged = format!("{}{}", &longer[..20], &value[20..]);
         for bad in ["", "x", "AAAA", &value[1..], &forged] {
-            assert_eq!(sessions.verify(bad, minutes(0), |_| [7; 32]), None, "{bad}");
+            assert_eq!(verify(&sessions, bad, 0, 7), None, "{bad}");
         }
     }
 
     /// Regression: a session in use had no end.
     #[test]
     fn a_session_that_is_renewed_ends_with_its_first_end() {
-        let sessions = Sessions::new(&[1; 32]);
-        let mut cookie = sessions.begin("anna", &[7; 32], minutes(0));
+        let sessions = Sessions::new("1");
+        let mut cookie = sessions.begin("anna", "7", minutes(0));
         let mut now = 0;
-        while let Some(session) = sessions.verify(&cookie.value, minutes(now), |_| [7; 32]) {
-            if let Some(renewed) = session.renewed {
-                assert!(minutes(now) + renewed.age.as_millis() as u64 <= minutes(12 * 60));
-                cookie = renewed;
-            }
+        while let Some((_, renewed)) = sessions.verify(&cookie.value, minutes(now), |_| "7".to_owned()) {
+            assert!(minutes(now) + renewed.age.as_millis() as u64 <= minutes(12 * 60));
+            cookie = renewed;
             now += 1;
         }
         assert_eq!(now, 12 * 60);
@@ -162,8 +153,5 @@ mod tests {
         assert_eq!(cookie(&headers("a=b; AuthSession=x-y; c=d")), Some("x-y"));
         assert_eq!(cookie(&headers("AuthSession=")), None);
         assert_eq!(cookie(&headers("XAuthSession=1")), None);
-        let https = HeaderMap::from_iter([("x-forwarded-proto".parse().unwrap(), "https".parse().unwrap())]);
-        let secure = NewCookie::default().header(&https, 0);
-        assert!(secure.to_str().unwrap().ends_with("; HttpOnly; SameSite=Strict; Secure"));
     }
 }

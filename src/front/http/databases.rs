@@ -30,10 +30,9 @@ pub trait Databases: DocSource + 'static {
         Box::pin(ready(Ok(None)))
     }
 
-    /// Returns whether `caller` may read `db`. The caller is `None` where everyone may send requests. Default: the caller's grant
-    /// decides ([`Caller::may_read`]).
-    fn may_read<'a>(&'a self, caller: Option<&'a Caller>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(ready(Ok(caller.is_none_or(|caller| caller.may_read(&db.name)))))
+    /// Returns whether `caller` may read `db`. Default: the caller's grant decides ([`Caller::may_read`]).
+    fn may_read<'a>(&'a self, caller: &'a Caller, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(ready(Ok(caller.may_read(&db.name))))
     }
 
     /// Returns how a feed shows documents where the routers do not know how: with a filter of the layer (`_selector`, `_view`, a
@@ -49,7 +48,7 @@ pub trait Databases: DocSource + 'static {
 }
 
 /// The part of a request for documents that only a layer can answer.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Asked {
     /// The name of a filter. The routers handle `_doc_ids` and `_design` themselves.
@@ -62,8 +61,8 @@ pub struct Asked {
     pub conflicts: bool,
     /// Whether bodies should have their attachments (`attachments=true`).
     pub attachments: bool,
-    /// The caller, if it is known.
-    pub caller: Option<Caller>,
+    /// Who asks.
+    pub caller: Caller,
 }
 
 /// How a layer shows documents to one feed. A lens gives their leaves and bodies, and decides which documents the feed has.

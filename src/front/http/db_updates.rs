@@ -1,29 +1,27 @@
 //! `/_db_updates` says which databases were created, updated and deleted.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::convert::Infallible;
 
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{Request, State},
+    extract::State,
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
-    response::{IntoResponse, Response},
+    response::Response,
     routing::any,
 };
 use futures_util::stream;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    Api, Failure, Inner,
-    answer::{at, in_time},
+    Api, Failure,
+    answer::{Answered, Shared, at},
     caller::Permission,
-    position::Position,
     query::{Mode, Query, Topic},
-    stream::{Stream, UNBUFFERED},
-    updates::{Backwards, Scope, Updates},
+    stream::Stream,
+    updates::{Backwards, Updates},
 };
 use crate::{
-    base::cursor::{Cursor, Start},
     state::feed::{Feed, FeedRow},
     store::Isolation,
 };
@@ -33,27 +31,16 @@ const METHODS: &str = "GET,HEAD,POST";
 impl Api {
     /// Serves `/_db_updates` for admins and for callers with the role `_db_updates`.
     pub fn db_updates(&self) -> Router {
-        let router = at(Router::new(), "/_db_updates", any(answer));
-        self.guarded(router.with_state(Arc::clone(&self.inner)), Permission::Updates)
+        self.guarded(at(Router::new(), "/_db_updates", any(feed)), Permission::Updates)
     }
-}
-
-async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    let began = in_time(&inner, "reading a feed", Box::pin(feed(&inner, request))).await;
-    began.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// Makes the feed that the request asks for.
-async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure> {
-    let (parts, body) = request.into_parts();
+async fn feed(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     check_method(&parts.method)?;
-    if !inner.options.keeps_db_updates {
-        return Err(Failure::no_database());
-    }
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Databases)?;
-    check_body(inner, &parts, body).await?;
-
+    check_body(&parts.method, &body)?;
     let tag = match query.mode {
         Mode::Normal => Some(tag(&inner.feed, text).await?),
         _ => None,
@@ -64,45 +51,15 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
         return Ok(not_modified(tag));
     }
     let context = inner.feed_context(query.mode, &parts.extensions)?;
-    let is_live = query.mode != Mode::Normal && !query.descending;
-    let scope = Scope { kinds: query.types, limit: query.limit, is_live };
     let mut response = if query.descending {
         // This feed ends by itself.
         query.heartbeat = None;
-        let source = Backwards::new(inner, scope);
-        Stream::new(source, &query, context).into_response()
+        Stream::new(Backwards::new(&inner, &query), &query, context).into_response()
     } else {
-        let source = match query.start {
-            Start::Now => Updates::from_now(inner, scope).await?,
-            Start::At(cursor) => {
-                let start = Position { cursor, part: query.part };
-                Updates::after(inner, scope, start).await?
-            }
-        };
-        Stream::new(source, &query, context).into_response()
+        Stream::new(Updates::begin(&inner, &query).await?, &query, context).into_response()
     };
-    if parts.method == Method::GET && is_shareable(&query) {
-        share(&mut response, inner.options.longpoll_max_age);
-    }
     finish(&mut response, &parts.method, tag);
     Ok(response)
-}
-
-/// Returns whether all requests with this address wait for the same rows: the address has to name a position, and the position must
-/// not depend on the present time.
-fn is_shareable(query: &Query) -> bool {
-    let is_bound = matches!(query.start, Start::At(cursor) if cursor != Cursor::NOTHING);
-    query.mode == Mode::Longpoll && is_bound && !query.descending
-}
-
-/// Lets proxies keep `response` for this long, if a time is configured.
-fn share(response: &mut Response, age: Option<Duration>) {
-    let Some(age) = age else { return };
-    let value = format!("public, max-age={}", age.as_secs().max(1));
-    let value = HeaderValue::from_str(&value).expect("numbers are visible");
-    response.headers_mut().insert(header::CACHE_CONTROL, value);
-    // nginx caches only what it buffers.
-    response.headers_mut().remove(UNBUFFERED);
 }
 
 /// Removes the body from an answer to HEAD, and adds the tag.
@@ -124,16 +81,14 @@ pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
     }
 }
 
-/// Fails if `body` has content: clients that post send nothing, or an empty object.
-async fn check_body(inner: &Inner, parts: &Parts, body: Body) -> Result<(), Failure> {
-    if parts.method != Method::POST {
+/// Fails if a posted `body` has content: clients that post send nothing, or an empty object.
+fn check_body(method: &Method, body: &[u8]) -> Result<(), Failure> {
+    let text = body.trim_ascii();
+    let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
+    if *method != Method::POST || text.is_empty() || is_empty() {
         return Ok(());
     }
-    let bad = || Failure::bad_request("The body has to be empty, or {}.");
-    let bytes = inner.body(&parts.headers, body).await?;
-    let text = bytes.trim_ascii();
-    let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
-    if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }
+    Err(Failure::bad_request("The body has to be empty, or {}."))
 }
 
 /// Returns the entity tag of the answer to the query `text`. It depends on the last row of the feed, which every change moves, and

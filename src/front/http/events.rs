@@ -5,15 +5,15 @@
 //! value, and the store retries one of them. Requests that only update a known database conflict with nobody.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::{HeaderValue, Method, StatusCode, header, request::Parts},
-    response::{IntoResponse, Response},
+    body::Bytes,
+    extract::State,
+    http::{HeaderValue, Method, StatusCode, request::Parts},
     routing::any,
 };
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
@@ -21,13 +21,14 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    Api, Caller, Databases, Failure, Inner,
-    answer::{at, in_time, json},
+    Api, Databases, Failure, Inner,
+    answer::{Answered, Shared, at, check_page, json},
+    api::caller,
     caller::Permission,
 };
 use crate::{
     base::{
-        error::{Error, Result},
+        error::Result,
         event::{Db, DbInstance, DbName, DdocId, EventKind},
         notification::Notification,
     },
@@ -46,47 +47,24 @@ const EVENTS_MAX: usize = 10_000;
 const NAMES_AT_ONCE: usize = 64;
 
 /// An event, as a client posts it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Posted {
-    db: String,
-    #[serde(rename = "type")]
-    kind: String,
-    /// The document that was written. The bus records only the ids of design documents.
-    doc: Option<String>,
-    /// The instance of the database, if the client knows it: 32 hexadecimal digits.
-    instance: Option<String>,
-}
-
-/// An event that can be recorded.
-#[derive(Debug, Clone)]
 struct Event {
+    #[serde(rename = "db")]
     name: DbName,
+    #[serde(rename = "type")]
     kind: EventKind,
-    ddoc: Option<DdocId>,
-    /// The creation of the name that the event belongs to, if the client said so.
+    /// The document that was written. The bus records only the ids of design documents.
+    doc: Option<DdocId>,
+    /// The creation of the name that the event belongs to, if the client knows it: 32 hexadecimal digits.
     instance: Option<DbInstance>,
-}
-
-impl Posted {
-    /// Checks the event. Fails with the reason if it cannot be recorded.
-    fn check(self) -> Result<Event, String> {
-        let kind = self.kind.parse::<EventKind>().map_err(|error| error.to_string())?;
-        let name = DbName::new(&self.db).map_err(|error| error.to_string())?;
-        let ddoc = self.doc.filter(|_| kind == EventKind::DdocUpdated);
-        let ddoc = ddoc.map(|id| DdocId::new(&id)).transpose().map_err(|error| error.to_string())?;
-        let instance = self.instance.map(|instance| instance.parse()).transpose();
-        let instance = instance.map_err(|error: Error| error.to_string())?;
-        Ok(Event { name, kind, ddoc, instance })
-    }
 }
 
 impl Api {
     /// Serves `/_notibus/events`. The posted events are all that the bus knows about these databases. Layers in Rust record events
     /// in their own transactions and do not need this route.
     pub fn events(&self) -> Router {
-        let router = at(Router::new(), "/_notibus/events", any(answer));
-        self.guarded(router.with_state(Arc::clone(&self.inner)), Permission::Record)
+        self.guarded(at(Router::new(), "/_notibus/events", any(answer)), Permission::Record)
     }
 
     /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process.
@@ -96,58 +74,47 @@ impl Api {
     }
 }
 
-async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    let answer = async {
-        let (parts, body) = request.into_parts();
-        if parts.method != Method::POST {
-            return Err(Failure::method_not_allowed("POST"));
+async fn answer(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
+    if parts.method != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    check_page(&parts)?;
+    let once = Once::of(&parts, &body)?;
+    let events = read(&body)?;
+    let recorded = record(&inner, &events, once).await?;
+    let mut response =
+        json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
+    match recorded {
+        Recording::Done => {}
+        Recording::Repeated => {
+            response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
         }
-        // Any page can make a browser send requests, even to a server that only this machine can reach.
-        if parts.headers.contains_key(header::ORIGIN) {
-            return Err(Failure::new(
-                StatusCode::FORBIDDEN,
-                "forbidden",
-                "A web page may not record events.",
-            ));
+        Recording::Other => {
+            let reason = "This Idempotency-Key was used for other events; nothing was recorded.";
+            return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", reason));
         }
-        let once = Once::of(&parts)?;
-        let body = inner.body(&parts.headers, body).await?;
-        let events = read(&body)?;
-        let recording = record(&inner, &events, once.map(|once| once.with(&body)));
-        let recorded = in_time(&inner, "recording events", recording).await?;
-        let mut response =
-            json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
-        match recorded {
-            Recording::Done => {}
-            Recording::Repeated => {
-                response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
-            }
-            Recording::Other => {
-                let reason = "This Idempotency-Key was used for other events; nothing was recorded.";
-                return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", reason));
-            }
-        }
-        Ok(response)
-    };
-    answer.await.unwrap_or_else(IntoResponse::into_response)
+    }
+    Ok(response)
 }
 
 fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
-    let posted: Vec<Posted> = serde_json::from_slice(body).map_err(|error| {
-        Failure::bad_request(format!(
-            "The body has to be as [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"
-        ))
-    })?;
-    if posted.len() > EVENTS_MAX {
-        let reason = format!("{} events are more than {EVENTS_MAX}; none was recorded.", posted.len());
+    let events: Vec<Event> = serde_json::from_slice(body).map_err(|error| refused(body, &error))?;
+    if events.len() > EVENTS_MAX {
+        let reason = format!("{} events are more than {EVENTS_MAX}; none was recorded.", events.len());
         return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason));
     }
-    let checked = posted.into_iter().enumerate().map(|(place, posted)| {
-        posted.check().map_err(|reason| {
-            Failure::bad_request(format!("Event {}: {reason}; none was recorded.", place + 1))
-        })
-    });
-    checked.collect()
+    Ok(events)
+}
+
+/// The answer to a `body` that is refused because of this error. It names the event.
+fn refused(body: &[u8], error: &serde_json::Error) -> Failure {
+    let events: Vec<serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
+    let mut read = events.into_iter().map(serde_json::from_value::<Event>).enumerate();
+    let bad = read.find_map(|(place, event)| Some((place + 1, event.err()?)));
+    Failure::bad_request(match bad {
+        Some((place, error)) => format!("Event {place}: {error}; none was recorded."),
+        None => format!("The body has to be as [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"),
+    })
 }
 
 /// Reads `body` like the body of a request, for tests.
@@ -165,23 +132,18 @@ struct Once {
 }
 
 impl Once {
-    /// Reads the key in the headers of a request, if it has one. Fails with 400 if the key is too short or too long, or if there are
-    /// several.
-    fn of(parts: &Parts) -> Result<Option<Self>, Failure> {
+    /// Reads the key in the headers of a request with this body, if it has one. Fails with 400 if the key is too short or too long, or
+    /// if there are several.
+    fn of(parts: &Parts, body: &[u8]) -> Result<Option<Self>, Failure> {
         let mut keys = parts.headers.get_all("idempotency-key").iter();
         let Some(key) = keys.next() else { return Ok(None) };
         if key.is_empty() || key.len() > KEY_LEN_MAX || keys.next().is_some() {
             let reason = format!("There is one Idempotency-Key at most, of 1 to {KEY_LEN_MAX} characters.");
             return Err(Failure::bad_request(reason));
         }
-        let caller = parts.extensions.get::<Caller>().map_or("", Caller::name);
-        let key = xxh3_128(&[caller.as_bytes(), &[0], key.as_bytes()].concat()).to_be_bytes();
-        Ok(Some(Self { key, events: [0; 16] }))
-    }
-
-    /// Adds the digest of this body.
-    fn with(self, body: &[u8]) -> Self {
-        Self { events: xxh3_128(body).to_be_bytes(), ..self }
+        let caller = caller(&parts.extensions);
+        let key = xxh3_128(&[caller.name().as_bytes(), &[0], key.as_bytes()].concat()).to_be_bytes();
+        Ok(Some(Self { key, events: xxh3_128(body).to_be_bytes() }))
     }
 }
 
@@ -207,20 +169,13 @@ struct KnownInstance {
 async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<Recording> {
     let (feed, producer) = (inner.bus.feed(), inner.bus.producer());
     let context = &feed.context;
-    let mut names: BTreeMap<&DbName, bool> = BTreeMap::new();
-    for Event { name, kind, .. } in events {
-        *names.entry(name).or_default() |= matches!(kind, EventKind::Created | EventKind::Deleted);
-    }
-    let mut turns = Vec::with_capacity(names.len());
-    for (name, decides) in &names {
-        turns.push(inner.turns.take((*name).clone(), *decides).await);
-    }
+    let names: BTreeSet<&DbName> = events.iter().map(|event| &event.name).collect();
     let key = once.as_ref().map(|once| [b"http/", &once.key[..]].concat());
     let digest = once.map(|once| once.events);
     let recorded = inner
         .bus
         .run_exactly_once(key.as_deref(), async |tx| {
-            let names: Vec<DbName> = names.keys().copied().cloned().collect();
+            let names: Vec<DbName> = names.iter().copied().cloned().collect();
             let known = names.into_iter().map(|name| look_up(&feed, &tx, name));
             let mut known: HashMap<DbName, Option<KnownInstance>> =
                 stream::iter(known).buffer_unordered(NAMES_AT_ONCE).try_collect().await?;
@@ -287,7 +242,7 @@ fn record_one(
     match event.kind {
         EventKind::Created => producer.created(tx, &db),
         EventKind::Updated => producer.updated(tx, &db),
-        EventKind::DdocUpdated => producer.ddoc_updated(tx, &db, event.ddoc.as_ref()),
+        EventKind::DdocUpdated => producer.ddoc_updated(tx, &db, event.doc.as_ref()),
         EventKind::Deleted => {
             present.is_deleted |= meant == present.instance;
             producer.deleted(tx, &db);

@@ -1,107 +1,511 @@
-//! The checks of methods, parameters and bodies that the routes of the administration share.
+//! The administration of a bus: its state, nodes, feeds and consumers, as JSON, which the command prints as tables. `/_notibus/` is a
+//! page that shows the state.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::{
-    extract::Request,
-    http::{Method, StatusCode, header, request::Parts},
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+    routing::{any, get},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tokio_stream::StreamExt;
 
-use super::{Caller, Failure, Inner, caller::Permission};
-use crate::base::event::DbInstance;
+use super::{
+    Api, Credentials, Failure, Inner,
+    answer::{Answered, PathSegments, Shared, check_page, json as answer, parameters, reads, routes},
+    api::caller,
+    caller::Permission,
+    metrics,
+    page::{PageSize, cut_at},
+    updates::size_of_row,
+};
+use crate::{
+    base::{
+        cursor::{Cursor, Start},
+        encoding::Incarnation,
+        error::{Error, Result as BusResult},
+        event::DbInstance,
+        filter::Filter,
+        tasks::within,
+    },
+    bus::{Bus, readiness::Unready},
+    roles::consumer::{ConsumerHandle, ConsumerSettings},
+    state::{
+        feed::{Feed, FeedRow},
+        keys::ShardId,
+        routing::SchemeId,
+    },
+};
+
+/// The most rows of a page, and how many it has if nothing is said.
+const PAGE_ROWS: usize = 1_000;
+
+/// How many deferred ids are read at once.
+const PAGE_IDS: usize = 1_000;
+
+/// How old the figures of the bus may be that metrics have: they cost some reads.
+const FRESH_FOR: Duration = Duration::from_secs(5);
+
+/// How long it may take to count the rows that the tail has not read.
+const UNDELIVERED_MAX: Duration = Duration::from_secs(2);
+
+/// A consumer, as it is posted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PostedConsumer {
+    name: String,
+    /// The feed that it follows: `notifications`, or the instance of a database for the changes of its documents.
+    feed: Option<String>,
+    /// A glob on the names of the databases that it wants.
+    names: Option<String>,
+    /// Where it starts: `now`, `0`, or after a sequence.
+    start: Option<String>,
+    /// After how many milliseconds without a member it is deleted.
+    expiry_ms: Option<u64>,
+}
+
+/// What to do with a consumer. Each action takes some of these.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Action {
+    /// Where to reset it to: `now`, `0`, or after a sequence.
+    to: Option<String>,
+    /// Reset or delete it also while nodes are its members.
+    force: bool,
+    /// A glob on the ids to work on again.
+    filter: Option<String>,
+    /// Only ids that are deferred.
+    deferred: bool,
+    /// The id to give up.
+    id: Option<String>,
+}
+
+/// From which incarnation to raise it by one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raise {
+    from: Option<u8>,
+}
 
 /// How to spread a feed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReshardRequest {
-    pub shards: u32,
+struct ReshardRequest {
+    shards: u32,
     /// The number of the scheme that routes ids to them; `None` keeps the present one.
-    pub scheme: Option<u16>,
+    scheme: Option<u16>,
 }
 
-/// Fails unless the request only reads.
-pub(super) fn check_reads(parts: &Parts) -> Result<(), Failure> {
-    match parts.method {
-        Method::GET | Method::HEAD => Ok(()),
-        _ => Err(Failure::method_not_allowed("GET,HEAD")),
+impl Api {
+    /// Serves the state of the node and the bus: `/_notibus/health/live` and `/_notibus/health/ready` for everyone,
+    /// `/_notibus/status` and `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows
+    /// what its reader may request.
+    pub fn status(&self) -> Router {
+        let only = async || Failure::method_not_allowed("GET,HEAD");
+        // The page itself contains no data. It requests all data with the rights of its reader.
+        let open = [
+            ("/health/live", get(health)),
+            ("/health/ready", get(ready)),
+            ("/health", get(ready)),
+            ("", get(page)),
+        ];
+        let seen = [("/status", get(status)), ("/metrics", get(scrape))];
+        let [open, seen] = [routes("/_notibus", open), routes("/_notibus", seen)]
+            .map(|router| router.method_not_allowed_fallback(only));
+        self.counted(open.with_state(self.inner.clone())).merge(self.guarded(seen, Permission::Metrics))
+    }
+
+    /// Serves `/`, where CouchDB's clients read which server this is. It is for servers without a layer; a layer has its own `/`.
+    pub fn welcome(&self) -> Router {
+        let only = async || Failure::method_not_allowed("GET,HEAD");
+        self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(only))
+            .fallback(async || Failure::not_found("missing"))
+    }
+
+    /// The routes of the administration: the state of the bus, the recording of events, and below `/_notibus` its `nodes`, `feeds` and
+    /// `consumers`: to see them for those who may see the status, to change them for admins. Rows of the notifications are for those
+    /// who may read `_db_updates`.
+    pub fn administration(&self) -> Router {
+        let seen = [
+            ("/nodes", any(nodes)),
+            ("/feeds/{feed}/topology", any(topology)),
+            ("/incarnation", any(incarnation)),
+            ("/consumers", any(consumers)),
+            ("/consumers/{consumer}", any(show)),
+        ];
+        let changed = [
+            ("/feeds/{feed}/reshard", any(reshard)),
+            ("/consumers/{consumer}/deferred", any(deferred)),
+            ("/consumers/{consumer}/{action}", any(act)),
+        ];
+        let read = [("/feeds/notifications/rows", any(rows))];
+        self.guarded(routes("/_notibus", seen), Permission::Metrics)
+            .merge(self.guarded(routes("/_notibus", changed), Permission::Admin))
+            .merge(self.guarded(routes("/_notibus", read), Permission::Updates))
+            .merge(self.status())
+            .merge(self.events())
     }
 }
 
-/// Fails unless an admin's program has sent the request as a POST. A page must not: a browser sends what any page asks for, even to
-/// a server that only this machine can reach.
-pub(super) fn check_changes(parts: &Parts) -> Result<(), Failure> {
+/// The body of a request to change something, as `example` shows it; the default if it is empty. Fails unless an admin's program has
+/// sent the request as a POST.
+fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &str) -> Result<T, Failure> {
     if parts.method != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
     check_page(parts)?;
-    parts.extensions.get::<Caller>().map_or(Ok(()), |caller| caller.check(Permission::Admin))
-}
-
-/// Fails if a web page sends the request.
-pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
-    if parts.headers.contains_key(header::ORIGIN) {
-        let reason = "Web pages may only read.";
-        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
-    }
-    Ok(())
-}
-
-/// The parameters of a request, each of which has to be among `known`, and there once. Names that begin with `_` are allowed:
-/// clients add them to bypass caches.
-pub(super) fn parameters(
-    parts: &Parts,
-    known: &[&'static str],
-) -> Result<BTreeMap<&'static str, String>, Failure> {
-    let mut given = BTreeMap::new();
-    for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
-        if key.starts_with('_') {
-            continue;
-        }
-        let Some(key) = known.iter().find(|known| **known == key) else {
-            let reason = match known {
-                [] => "There are no parameters here.".to_owned(),
-                _ => format!("The parameter {key} is none of {}.", known.join(", ")),
-            };
-            return Err(Failure::bad_request(reason));
-        };
-        if given.insert(*key, value.into_owned()).is_some() {
-            return Err(Failure::bad_request(format!("The parameter {key} is given twice.")));
-        }
-    }
-    Ok(given)
-}
-
-/// The parameters of a request that only reads, each of which has to be among `known`.
-pub(super) fn reads(
-    parts: &Parts,
-    known: &[&'static str],
-) -> Result<BTreeMap<&'static str, String>, Failure> {
-    check_reads(parts)?;
-    parameters(parts, known)
-}
-
-/// The body of a request to change something, as `example` shows it; the default if it is empty.
-pub(super) async fn posted<T: DeserializeOwned + Default>(
-    inner: &Inner,
-    request: Request,
-    example: &str,
-) -> Result<T, Failure> {
-    let (parts, body) = request.into_parts();
-    check_changes(&parts)?;
-    parameters(&parts, &[])?;
-    let body = inner.body(&parts.headers, body).await?;
+    caller(&parts.extensions).check(Permission::Admin)?;
+    parameters(parts, &[])?;
     if body.is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(&body)
+    serde_json::from_slice(body)
         .map_err(|error| Failure::bad_request(format!("The body has to be as {example}: {error}")))
 }
 
+/// Cuts a list off after some 64 KB, which a client that does not read may hold, but not before its first item. Returns whether there
+/// were more.
+fn cut<T: Serialize>(items: &mut Vec<T>) -> bool {
+    let sizes: Vec<_> =
+        items.iter().map(|item| serde_json::to_vec(item).map_or(0, |text| text.len())).collect();
+    let (len, kept) = (items.len(), PageSize::new(items.len()).keep(sizes.into_iter()));
+    items.truncate(kept);
+    kept < len
+}
+
+/// Answers with a page of the list `name`: the items whose `key` comes after the parameter `after`. The next page begins after `next`.
+fn paged<T: Serialize>(parts: &Parts, (name, key): (&str, &str), items: &[T]) -> Answered {
+    let after = reads(parts, &["after"])?.remove("after").unwrap_or_default();
+    let key_of = |item: &Value| item[key].as_str().unwrap_or_default().to_owned();
+    let values = items.iter().map(|item| serde_json::to_value(item).expect("it has only plain fields"));
+    let mut items: Vec<_> = values.filter(|item| key_of(item) > after).collect();
+    items.sort_by_cached_key(key_of);
+    let next = if cut(&mut items) { items.last().map(key_of) } else { None };
+    Ok(answer(StatusCode::OK, &json!({ name: items, "next": next })))
+}
+
+/// Answers the first request of CouchDB's clients.
+async fn welcome() -> Response {
+    let version = env!("CARGO_PKG_VERSION");
+    let vendor = json!({ "name": "Notibus" });
+    answer(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
+}
+
+/// The answer about a health: 200, or 503 with the part that does not work, a cause for programs and a reason for people.
+fn healthy(unready: Option<Unready>) -> Response {
+    let Some(unready) = unready else { return answer(StatusCode::OK, &json!({ "status": "ok" })) };
+    let (part, cause, reason) = (unready.part(), unready.cause(), unready.to_string());
+    let body = json!({ "status": "unavailable", "part": part, "cause": cause, "reason": reason });
+    answer(StatusCode::SERVICE_UNAVAILABLE, &body)
+}
+
+/// Answers 200 unless only a restart of the process can help: the store takes no more writes, or the bus that the process has opened
+/// no longer exists.
+async fn health(State(inner): Shared) -> Response {
+    match (inner.bus.permanent_failure(), inner.bus.trouble_of_history()) {
+        (None, Some(older)) => {
+            let (cause, reason) = (older.cause(), older.to_string());
+            answer(StatusCode::OK, &json!({ "status": "ok", "cause": cause, "reason": reason }))
+        }
+        (failure, _) => healthy(failure),
+    }
+}
+
+/// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns
+/// each partition, no event was seen to wait for long, the tail stands where the feed ends, and the node is not shutting down.
+async fn ready(State(inner): Shared) -> Response {
+    // A node whose bus is gone closes its dispatcher, and says why.
+    if let Some(unready) = inner.bus.permanent_failure() {
+        return healthy(Some(unready));
+    }
+    if inner.is_closing() {
+        let reason = "The node is being shut down.";
+        let body = json!({ "status": "unavailable", "part": "node", "cause": "closing", "reason": reason });
+        return answer(StatusCode::SERVICE_UNAVAILABLE, &body);
+    }
+    healthy(Box::pin(inner.bus.readiness(&inner.dispatcher)).await.err())
+}
+
+/// Answers with the whole state of the bus, as far as the store answers. Long lists are cut off, and `truncated` names them.
+async fn status(State(inner): Shared) -> Answered {
+    let Inner { bus, feed, dispatcher, .. } = &*inner;
+    let tailed = dispatcher.position();
+    let undelivered = within(inner.env(), UNDELIVERED_MAX, "counting rows", feed.pending(tailed));
+    let (status, undelivered) = tokio::join!(bus.status(), undelivered);
+    let status = status?;
+    let mut body = serde_json::to_value(&status).expect("a status can be written as JSON");
+    let tail_lag_ms = status.feed.map(|feed| dispatcher.lag(feed.now).as_millis() as u64);
+    body["lag"] = json!({
+        "is_drained": status.backlog.map(|backlog| backlog.rows == 0),
+        "tailed_seq": tailed,
+        "undelivered_rows": undelivered.ok(),
+        "tail_lag_ms": tail_lag_ms,
+    });
+    let trouble = inner.options.authorize.credentials().and_then(Credentials::trouble);
+    body["http"] = json!({
+        "feeds": inner.feeds.count(), "subscribers": dispatcher.subscribers(), "credentials_trouble": trouble,
+    });
+    let mut truncated = Vec::new();
+    for list in ["nodes", "consumers"] {
+        if body[list].as_array_mut().is_some_and(cut) {
+            truncated.push(list);
+        }
+    }
+    body["truncated"] = truncated.into();
+    Ok(answer(StatusCode::OK, &body))
+}
+
+/// Answers with the page that shows the state live.
+async fn page() -> Response {
+    let mut response = Response::new(Body::from(include_str!("live.html")));
+    let policy = "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// Answers with the counts for Prometheus.
+async fn scrape(State(inner): Shared) -> Response {
+    let snapshot = inner.bus.snapshot(FRESH_FOR).await;
+    for (part, error) in &snapshot.unanswered {
+        inner.feed.context.stats.health.complain(inner.env(), part, error);
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], metrics::encode(&inner, &snapshot)).into_response()
+}
+
+/// Lists the nodes that have joined, and what they hold. Two requests show by the beats which of them live.
+async fn nodes(State(inner): Shared, parts: Parts) -> Answered {
+    paged(&parts, ("nodes", "id"), &inner.bus.nodes().await?)
+}
+
+/// Shows the incarnation of the bus, or raises it after an older state of the store was restored. The nodes of the bus find with their next
+/// heartbeat that they have to open it again.
+async fn incarnation(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
+    let (db, prefix) = (inner.bus.store(), inner.feed.context.keys.prefix());
+    let incarnation = if parts.method == Method::POST {
+        let raise: Raise = posted(&parts, &body, "{\"from\":0}")?;
+        let from = raise.from.ok_or_else(|| Failure::bad_request("The body has no \"from\"."))?;
+        Bus::raise_incarnation(db, prefix, Incarnation(from), false).await?
+    } else {
+        reads(&parts, &[])?;
+        Bus::stored_incarnation(db, prefix).await?
+    };
+    Ok(answer(StatusCode::OK, &json!({ "incarnation": incarnation.0 })))
+}
+
 /// Returns the database whose documents the feed has; `None` for `notifications`, the default.
-pub(super) fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
+fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
     match feed {
         None | Some("notifications") => Ok(None),
         Some(instance) => Ok(Some(instance.parse()?)),
     }
+}
+
+/// The history of a feed's shards, with `rows` also how many rows each has.
+async fn topology(State(inner): Shared, PathSegments(feed): PathSegments<String>, parts: Parts) -> Answered {
+    let counts = match reads(&parts, &["rows"])?.get("rows").map(String::as_str) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(Failure::bad_request("The parameter rows is neither true nor false.")),
+    };
+    let entries = match instance_of(Some(&feed))? {
+        None => entries(&inner.bus.feed(), counts).await,
+        Some(instance) => entries(&inner.bus.changes().feed_of(instance), counts).await,
+    };
+    Ok(answer(StatusCode::OK, &json!({ "entries": entries.map_err(named)? })))
+}
+
+async fn entries<R: FeedRow>(feed: &Feed<R>, counts: bool) -> BusResult<Vec<Value>> {
+    let mut entries = Vec::new();
+    for entry in feed.topology().await? {
+        let mut shown = serde_json::to_value(&entry).expect("it has only plain fields");
+        if counts {
+            let mut rows = Vec::with_capacity(entry.shards.len());
+            for &shard in &entry.shards {
+                rows.push(feed.shard_rows(shard).await?);
+            }
+            shown["rows"] = rows.into();
+        }
+        entries.push(shown);
+    }
+    Ok(entries)
+}
+
+/// An error that says which feed there is not: only admins, and those who may see the status, ask here.
+fn named(error: Error) -> Failure {
+    match error {
+        Error::NoFeed { .. } => Failure::not_found(error.to_string()),
+        error => error.into(),
+    }
+}
+
+/// Spreads a feed over another number of shards.
+async fn reshard(
+    State(inner): Shared,
+    PathSegments(feed): PathSegments<String>,
+    parts: Parts,
+    body: Bytes,
+) -> Answered {
+    let wanted: ReshardRequest = posted(&parts, &body, "{\"shards\":8}")?;
+    let scheme = wanted.scheme.map(SchemeId);
+    let entry = match instance_of(Some(&feed))? {
+        None => inner.bus.feed().reshard(wanted.shards, scheme).await,
+        Some(instance) => inner.bus.changes().feed_of(instance).reshard(wanted.shards, scheme).await,
+    };
+    Ok(answer(StatusCode::OK, &entry.map_err(named)?))
+}
+
+/// A page of the notifications, as they are kept: `since` says behind what, `timeout` for how many milliseconds to wait for a row if
+/// there is none.
+async fn rows(State(inner): Shared, parts: Parts) -> Answered {
+    let given = reads(&parts, &["since", "limit", "timeout"])?;
+    let number = |name: &str, most: u64| match given.get(name).map(|text| text.parse::<u64>()) {
+        None => Ok(None),
+        Some(Ok(number)) if (1..=most).contains(&number) => Ok(Some(number)),
+        Some(_) => Err(Failure::bad_request(format!("The parameter {name} is no number from 1 to {most}."))),
+    };
+    let limit = number("limit", PAGE_ROWS as u64)?.unwrap_or(PAGE_ROWS as u64) as usize;
+    let most = u64::try_from(inner.options.timeout_max.as_millis()).unwrap_or(u64::MAX);
+    // The answer begins only when it is whole.
+    let timeout = number("timeout", most)?.map(|timeout| Duration::from_millis(timeout).min(WAIT_MAX));
+    let feed = inner.bus.feed();
+    let cursor: Cursor = match given.get("since").map_or(Ok(Cursor::NOTHING.into()), |text| text.parse())? {
+        Start::At(cursor) => cursor,
+        Start::Now => feed.now().await?.into(),
+    };
+    let read = async || {
+        let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
+        Ok::<_, Failure>(feed.page(cursor, limit).await?)
+    };
+    let mut page = read().await?;
+    if let Some(timeout) = timeout.filter(|_| page.rows.is_empty() && !page.more) {
+        let _place = inner.enter(&caller(&parts.extensions))?;
+        wait(&inner, page.next, timeout).await;
+        page = read().await?;
+    }
+    // A client that does not read holds no more than that of a feed.
+    let kept = PageSize::new(limit).keep(page.rows.iter().map(|row| size_of_row(row)));
+    if kept < page.rows.len() {
+        page.rows.truncate(kept);
+        (page.next, page.more) = (cut_at(cursor, page.next, page.rows[kept - 1].sequence), true);
+    }
+    let rows: Vec<_> = page.rows.iter().map(|row| &**row).collect();
+    Ok(answer(StatusCode::OK, &json!({ "rows": rows, "next": page.next, "more": page.more })))
+}
+
+/// How long a request waits for a row at most: an answer has to begin within a minute.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Waits until there is something behind `cursor`, or for so long, or until all feeds have to end.
+async fn wait(inner: &Inner, cursor: Cursor, timeout: Duration) {
+    let mut closing = inner.closing.subscribe();
+    let mut rows = inner.dispatcher.subscribe(Filter::all()).since(cursor).stream();
+    tokio::select! {
+        _ = rows.next() => {}
+        () = inner.env().sleep(timeout) => {}
+        _ = closing.wait_for(|closing| *closing) => {}
+    }
+}
+
+fn find(inner: &Inner, name: &str) -> Result<ConsumerHandle, Failure> {
+    Ok(inner.bus.consumer(name)?)
+}
+
+/// Lists consumers, or creates one: 201, or 200 if it is there already.
+async fn consumers(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
+    match parts.method {
+        Method::POST => {}
+        Method::GET | Method::HEAD => {
+            return paged(&parts, ("consumers", "name"), &inner.bus.consumers().await?);
+        }
+        _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
+    }
+    let asked: PostedConsumer = posted(&parts, &body, "{\"name\":\"mailer\"}")?;
+    let filter = asked.names.map_or(Ok(Filter::all()), |names| Filter::glob(&names))?;
+    let settings = ConsumerSettings::default()
+        .documents(instance_of(asked.feed.as_deref())?)
+        .filter(filter)
+        .start(asked.start.as_deref().map_or(Ok(Start::Now), start_of)?)
+        .expiry(asked.expiry_ms.map(Duration::from_millis));
+    let is_new = find(&inner, &asked.name)?.create(&settings).await?;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(answer(status, &json!({ "ok": true, "created": is_new })))
+}
+
+/// Where a consumer starts, as it is posted.
+fn start_of(text: &str) -> Result<Start, Failure> {
+    let accepted = "say \"now\", \"0\" for all, or a sequence of 26 hexadecimal digits, to start behind it";
+    text.parse().map_err(|error: Error| Failure::bad_request(format!("{error}: {accepted}.")))
+}
+
+/// The state of a consumer, with what needs attention in words.
+async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
+    reads(&parts, &[])?;
+    let consumer = find(&inner, &name)?;
+    let (status, lag) = tokio::try_join!(consumer.status(), consumer.lag())?;
+    let troubles = status.troubles(&lag);
+    Ok(answer(StatusCode::OK, &json!({ "consumer": status, "lag": lag, "troubles": troubles })))
+}
+
+/// Resets, deletes, pauses or resumes a consumer, has it work on ids again, or gives the work on a deferred id up.
+async fn act(
+    State(inner): Shared,
+    PathSegments((name, action)): PathSegments<(String, String)>,
+    parts: Parts,
+    body: Bytes,
+) -> Answered {
+    let example = match &*action {
+        "reset" => "{\"to\":\"now\",\"force\":false}",
+        "delete" => "{\"force\":false}",
+        "pause" | "resume" => "{}",
+        "again" => "{\"filter\":\"shop/*\",\"deferred\":true}",
+        "discard" => "{\"id\":\"shop/orders\"}",
+        _ => return Err(Failure::not_found("missing")),
+    };
+    let Action { to, force, filter, deferred, id } = posted(&parts, &body, example)?;
+    let consumer = find(&inner, &name)?;
+    match (&*action, to, filter, id) {
+        ("reset", Some(to), None, None) if !deferred => consumer.reset(start_of(&to)?, force).await?,
+        ("delete", None, None, None) if !deferred => consumer.delete(force).await?,
+        ("pause", None, None, None) if !deferred && !force => consumer.pause().await?,
+        ("resume", None, None, None) if !deferred && !force => consumer.resume().await?,
+        ("again", None, filter, None) if !force => {
+            let ids = consumer.again(filter.as_deref().unwrap_or("*"), deferred).await?;
+            return Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "ids": ids })));
+        }
+        ("discard", None, None, Some(id)) if !deferred && !force => {
+            if !consumer.discard(id.as_bytes()).await? {
+                return Err(Failure::not_found(format!("{id:?} is not deferred")));
+            }
+        }
+        _ => return Err(Failure::bad_request(format!("The body has to be as {example}."))),
+    }
+    Ok(answer(StatusCode::OK, &json!({ "ok": true })))
+}
+
+/// Lists a page of deferred ids.
+async fn deferred(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
+    let given = reads(&parts, &["shard", "after"])?;
+    let shard = given.get("shard").map(|shard| shard.parse::<u64>()).transpose();
+    let shard = shard.map_err(|_| Failure::bad_request("`shard` is not a number."))?;
+    let after = match (shard, given.get("after")) {
+        (Some(shard), Some(id)) => Some((ShardId(shard), id.as_str())),
+        (None, None) => None,
+        _ => return Err(Failure::bad_request("`shard` and `after` belong together.")),
+    };
+    let mut ids = find(&inner, &name)?.deferred(after, PAGE_IDS).await?;
+    let is_full = ids.len() == PAGE_IDS;
+    let has_more = cut(&mut ids) || is_full;
+    let next = ids.last().filter(|_| has_more);
+    let next = next.map(|last| json!({ "shard": last.shard.to_string(), "after": last.id }));
+    Ok(answer(StatusCode::OK, &json!({ "deferred": ids, "next": next })))
 }

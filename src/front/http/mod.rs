@@ -21,8 +21,8 @@
 //! ```
 //!
 //! This server is open to the programs of its machine, and to nobody else. It answers only to `localhost` and loopback addresses
-//! ([`Hosts`]), so that no web page reaches it through a browser, and it does not listen for other machines. To open it to them,
-//! set credentials ([`ApiOptions::access`]) or put a server with accounts in front, and then set [`ServerOptions::is_public`].
+//! ([`ServerOptions::hosts`]), so that no web page reaches it through a browser, and it does not listen for other machines. To open
+//! it to them, say who may ask ([`ApiOptions::authorize`]), and then set [`ServerOptions::is_public`].
 //!
 //! # How `_db_updates` differs from CouchDB's
 //!
@@ -31,48 +31,34 @@
 //!   `types` asks for it. A deleted database has only the row `deleted`; CouchDB also goes on to say that it was created.
 //! - Sequences sort as text, and never go back. Clients return them unchanged. Mostly a sequence has 26 hexadecimal digits. In the
 //!   middle of a reading it also says where the reading began.
+//! - Rows of one database are not split: a page may exceed `limit` by up to three.
 //! - Headers are sent at once, every mode has heartbeats, and event sources have the same rows as the other feeds.
 //!
 //! This is not a database server: the layer keeps the documents.
 
-mod access;
-mod admission;
 mod answer;
 mod answer_counts;
 mod api;
-mod bodies;
+mod authorize;
 mod body;
 mod caller;
 mod catalogue;
 mod changes;
-mod consumers;
 mod cookie;
-mod cors;
+mod credentials;
 mod databases;
 mod db_updates;
 mod events;
 mod failure;
-mod feeds;
-mod guard;
-mod hosts;
-mod incarnation;
 mod manage;
 mod metrics;
-mod name_locks;
-mod nodes;
 mod options;
 mod page;
-mod position;
 mod query;
-mod refusals;
 mod row;
-mod running;
 mod server;
 mod session;
-mod socket;
-mod status;
 mod stream;
-mod tally;
 mod updates;
 mod wire_format;
 
@@ -80,14 +66,12 @@ pub use axum;
 
 use self::api::Inner;
 pub use self::{
-    access::{Access, Credentials},
-    admission::Peer,
     api::Api,
+    authorize::{Authorize, allow_all},
     caller::{Caller, Grant},
-    cors::Cors,
+    credentials::Credentials,
     databases::{Asked, Databases, Lens},
     failure::Failure,
-    hosts::Hosts,
     options::ApiOptions,
     server::{Server, ServerOptions},
 };

@@ -3,7 +3,12 @@
 //! If the rows of a page take too much memory, the page is cut off, and the feed reads the rest again later. The next pages are
 //! shorter, so that this happens once. They grow again when there is room.
 
-use crate::base::{cursor::Cursor, encoding::Sequence};
+use crate::base::{
+    cursor::Cursor,
+    encoding::Sequence,
+    error::{Error, Result},
+    tasks::Task,
+};
 
 /// A page keeps rows up to this many bytes, and the row that passes the limit.
 const PAGE_BYTES: usize = 64 << 10;
@@ -50,6 +55,20 @@ impl PageSize {
             .count();
         self.rows = if kept < rows { kept } else { self.rows.saturating_mul(2).min(self.most) };
         kept
+    }
+}
+
+/// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
+pub(super) struct Load<T: Send + 'static>(Task<Result<T>>);
+
+impl<T: Send + 'static> Load<T> {
+    pub fn begin(read: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+        Self(Task::spawn(read))
+    }
+
+    /// Waits for the page. This is cancel safe.
+    pub async fn done(&mut self) -> Result<T> {
+        (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
     }
 }
 

@@ -13,16 +13,15 @@ use axum::{
 use serde_json::json;
 
 use super::{
-    Access, Api, Failure, Inner,
-    access::Caught,
+    Api, Failure, Inner,
     answer::{at, json as answer_json},
-    cookie::NewCookie,
-    hosts::ForeignPage,
+    cookie::{NewCookie, now_ms},
+    server::{NamedPage, is_from_elsewhere},
 };
 
 impl Api {
-    /// Serves `/_session`, where callers with credentials log in by cookie. [`Server`](super::Server) refuses log-ins from pages of
-    /// origins that may not send credentials to it; a layer with a server of its own does so by itself.
+    /// Serves `/_session`, where callers with credentials log in by cookie. It refuses log-ins from pages of other origins, unless
+    /// [`ServerOptions::cors_origins`](super::ServerOptions::cors_origins) names them.
     pub fn sessions(&self) -> Router {
         self.counted(at(Router::new(), "/_session", any(session)).with_state(Arc::clone(&self.inner)))
     }
@@ -31,7 +30,7 @@ impl Api {
 async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let answer = match parts.method {
-        Method::GET | Method::HEAD => who(&inner, &parts),
+        Method::GET | Method::HEAD => who(&inner, &parts).await,
         Method::POST => log_in(&inner, &parts, body).await,
         Method::DELETE => Ok((json!({ "ok": true }), Some(NewCookie::default()))),
         _ => Err(Failure::method_not_allowed("GET,HEAD,POST,DELETE")),
@@ -42,8 +41,7 @@ async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response 
     };
     let mut response = answer_json(StatusCode::OK, &body);
     if let Some(cookie) = cookie {
-        let cookie = cookie.header(&parts.headers, inner.env().wall_ms());
-        response.headers_mut().insert(header::SET_COOKIE, cookie);
+        response.headers_mut().insert(header::SET_COOKIE, cookie.header(&parts.headers));
     }
     response
 }
@@ -52,30 +50,27 @@ async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response 
 type Answer = (serde_json::Value, Option<NewCookie>);
 
 /// Answers with the caller, if there is one, and renews its session. Fails if credentials are wrong.
-fn who(inner: &Inner, parts: &Parts) -> Result<Answer, Failure> {
-    let (mut name, mut roles, mut by, mut renewed) = (None, Vec::new(), "", None);
-    match &inner.options.access {
-        Access::Open => (roles, by) = (vec!["_admin".to_owned()], "default"),
-        Access::Credentials(credentials) => {
-            match credentials.check(&parts.headers, inner.env().wall_ms()) {
-                Ok(Caught { caller, session }) => {
-                    by = if session.is_some() { "cookie" } else { "default" };
-                    (name, roles) = (Some(caller.name().to_owned()), caller.roles().to_vec());
-                    renewed = session.flatten();
-                }
-                Err(failure) if parts.headers.contains_key(header::AUTHORIZATION) => return Err(failure),
-                // As in CouchDB: so a program asks whether it has to log in.
-                Err(_) if has(parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
-                Err(_) => {}
+async fn who(inner: &Inner, parts: &Parts) -> Result<Answer, Failure> {
+    let (mut context, mut info) = (json!({ "name": null, "roles": [] }), json!({}));
+    info["authentication_handlers"] = json!(["cookie", "default"]);
+    let mut renewed = None;
+    match inner.options.authorize.authorize(parts).await {
+        Ok(caller) => {
+            let credentials = inner.options.authorize.credentials();
+            if !parts.headers.contains_key(header::AUTHORIZATION) {
+                renewed = credentials.and_then(|known| known.session(&parts.headers, now_ms()));
             }
+            info["authenticated"] = if renewed.is_some() { "cookie" } else { "default" }.into();
+            context["name"] = Some(caller.name()).filter(|name| !name.is_empty()).into();
+            context["roles"] = caller.roles().into();
         }
+        Err(failure) if parts.headers.contains_key(header::AUTHORIZATION) => return Err(failure),
+        // As in CouchDB: so a program asks whether it has to log in.
+        Err(_) if has(parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
+        Err(_) => {}
     }
-    let mut info = json!({ "authentication_handlers": ["cookie", "default"] });
-    if !by.is_empty() {
-        info["authenticated"] = by.into();
-    }
-    let context = json!({ "name": name, "roles": roles });
-    Ok((json!({ "ok": true, "userCtx": context, "info": info }), renewed))
+    let body = json!({ "ok": true, "userCtx": context, "info": info });
+    Ok((body, renewed.map(|(_, cookie)| cookie)))
 }
 
 /// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin asks, which could
@@ -84,16 +79,16 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Answer, Fail
     if has(parts, "next", "") {
         return Err(Failure::bad_request("`next` is not supported: this server does not redirect."));
     }
-    if parts.extensions.get::<ForeignPage>().is_some() {
+    if is_from_elsewhere(&parts.headers) && parts.extensions.get::<NamedPage>().is_none() {
         let reason = "A web page of another origin may not log in here.";
         return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
     }
-    let Access::Credentials(credentials) = &inner.options.access else {
-        return Err(Failure::unauthorized("This server is open and has no accounts: leave out the log-in."));
+    let Some(credentials) = inner.options.authorize.credentials() else {
+        return Err(Failure::unauthorized("This server has no credentials: leave out the log-in."));
     };
-    let body = inner.strangers_body(&parts.headers, body).await?;
+    let body = inner.bodies.receive_anonymous(&parts.headers, body).await?;
     let (name, secret) = read(&parts.headers, &body)?;
-    let (caller, cookie) = credentials.log_in(&name, &secret, inner.env().wall_ms())?;
+    let (caller, cookie) = credentials.log_in(&name, &secret, now_ms())?;
     Ok((json!({ "ok": true, "name": name, "roles": caller.roles() }), Some(cookie)))
 }
 

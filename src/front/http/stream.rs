@@ -3,30 +3,76 @@
 //! The connection pulls the stream. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
 //! closed connection drops the stream with everything that it holds.
 
-use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderValue, header},
+    http::{HeaderValue, StatusCode, header},
     response::Response,
 };
 use futures_util::{FutureExt, stream};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
-    admission::FeedPermit,
+    Caller, Failure,
     answer_counts::AnswerCounts,
     query::{Mode, Query},
-    socket::Lasting,
     wire_format::{WireFormat, Writer},
 };
 use crate::{
-    base::{encoding::Sequence, env::Env, error::Result},
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result},
+    },
     state::stats::Stats,
 };
 
-/// The header that says to nginx whether it may buffer an answer.
-pub(super) const UNBUFFERED: &str = "x-accel-buffering";
+/// How many lasting feeds each name has open.
+#[derive(Debug, Default)]
+pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
+
+/// A feed's place among the lasting feeds of its caller. Dropping it gives the place back.
+#[derive(Debug)]
+pub(super) struct FeedPermit(Arc<AtomicUsize>);
+
+impl OpenFeeds {
+    /// Takes a place for a feed of `name`, which may have `most`. Fails with 429 if there is none left.
+    pub fn enter(&self, name: &str, most: usize) -> Result<FeedPermit, Failure> {
+        let mut names = self.0.lock();
+        names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
+        let open = Arc::clone(names.entry(name.into()).or_default());
+        let feeds = open.load(Ordering::Relaxed);
+        if feeds >= most {
+            let reason = format!("You have {feeds} feeds open, and may have no more.");
+            return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        Ok(FeedPermit(open))
+    }
+
+    /// Returns how many lasting feeds there are.
+    pub fn count(&self) -> usize {
+        self.0.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Drop for FeedPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// The state of a feed after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +86,10 @@ pub(super) enum Progress {
 
 /// Reads the rows of a feed.
 pub(super) trait Source: Send + 'static {
-    /// The position that a client gets.
-    type Position: Display + Send;
-
     /// Whether the end of the feed says how many rows come after the position.
     const TELLS_PENDING: bool = true;
 
-    /// Writes rows until the chunk is full: at most `limit`, and at least one if there are any. Moves the position past them.
+    /// Writes rows until the chunk is full: about `limit` at most, and at least one if there are any. Moves the position past them.
     ///
     /// # Cancel safety
     ///
@@ -57,7 +100,7 @@ pub(super) trait Source: Send + 'static {
     fn wait(&mut self) -> impl Future<Output = ()> + Send;
 
     /// Returns the position of a client that has received all rows that were written.
-    fn position(&self) -> Self::Position;
+    fn position(&mut self) -> Cursor;
 
     /// Returns how many rows come after the position, if the feed counts them.
     fn pending(&mut self) -> impl Future<Output = Result<u64>> + Send {
@@ -109,6 +152,7 @@ pub(super) struct Stream<S> {
     stats: Arc<Stats>,
     /// Becomes true when all feeds have to end.
     closing: watch::Receiver<bool>,
+    caller: Caller,
     _place: Option<FeedPermit>,
 }
 
@@ -119,14 +163,15 @@ pub(super) struct FeedContext {
     pub stats: Arc<Stats>,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Receiver<bool>,
-    /// The feed's place among the feeds of its client. A feed that does not wait needs none.
+    pub caller: Caller,
+    /// The feed's place among the feeds of its caller. A feed that does not wait needs none.
     pub place: Option<FeedPermit>,
 }
 
 impl<S: Source> Stream<S> {
     /// Makes the feed of `source` that `query` asks for.
     pub fn new(source: S, query: &Query, context: FeedContext) -> Self {
-        let FeedContext { env, metrics, stats, closing, place } = context;
+        let FeedContext { env, metrics, stats, closing, caller, place } = context;
         let now = env.now();
         Self {
             source,
@@ -144,6 +189,7 @@ impl<S: Source> Stream<S> {
             metrics,
             stats,
             closing,
+            caller,
             _place: place,
         }
     }
@@ -157,9 +203,8 @@ impl<S: Source> Stream<S> {
         }));
         let mut response = respond(form, body);
         if lasts {
-            response.extensions_mut().insert(Lasting);
             // Otherwise nginx would hold rows back until they fill a buffer.
-            response.headers_mut().insert(UNBUFFERED, HeaderValue::from_static("no"));
+            response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
         }
         response
     }
@@ -171,7 +216,11 @@ impl<S: Source> Stream<S> {
             let chunk = match self.phase {
                 Phase::Begin => {
                     self.phase = Phase::Read;
-                    Ok(Bytes::from_static(self.writer.form().begin()))
+                    Ok(match self.writer.form() {
+                        // A client that is cut off before its first row resumes where it began.
+                        WireFormat::Events => self.beat(),
+                        form => Bytes::from_static(form.begin()),
+                    })
                 }
                 Phase::Read => self.read().await,
                 Phase::Wait => Ok(self.wait().await),
@@ -185,13 +234,13 @@ impl<S: Source> Stream<S> {
                 Ok(chunk) if chunk.is_empty() => {}
                 Ok(chunk) => {
                     self.sent_at = self.env.now();
-                    self.metrics.bytes.inc_by(chunk.len() as u64);
+                    self.metrics.sent(0, chunk.len() as u64);
                     return Some(Ok(chunk));
                 }
                 Err(error) => {
                     self.stats.health.complain(&self.env, "feed of HTTP, which is cut off", &error);
                     self.phase = Phase::Done;
-                    self.metrics.failures.inc();
+                    self.metrics.failed();
                     return Some(Err(error));
                 }
             }
@@ -200,12 +249,15 @@ impl<S: Source> Stream<S> {
 
     /// Reads some rows. If the read takes longer than the interval of heartbeats, it sends a heartbeat instead.
     async fn read(&mut self) -> Result<Bytes> {
+        if self.caller.is_gone() {
+            return Err(Error::invalid("caller", "its credentials are valid no more"));
+        }
         if self.limit == 0 || (self.mode != Mode::Normal && *self.closing.borrow()) {
             self.phase = Phase::End;
             return Ok(Bytes::new());
         }
         // The read below borrows the source, so the heartbeat is made before it.
-        let heartbeat = self.heartbeat.map_or_else(Bytes::new, |_| self.beat());
+        let heartbeat = if self.heartbeat.is_some() { self.beat() } else { Bytes::new() };
         let progress = {
             let mut read = pin!(self.source.read(&mut self.writer, self.limit));
             // Mostly rows are ready at once, and no timer is needed.
@@ -229,7 +281,7 @@ impl<S: Source> Stream<S> {
         let (bytes, rows) = self.writer.take();
         if rows > 0 {
             self.limit -= rows.min(self.limit);
-            self.metrics.rows.inc_by(rows);
+            self.metrics.sent(rows, 0);
             self.has_rows = true;
             self.rows_at = self.env.now();
         }
@@ -254,7 +306,7 @@ impl<S: Source> Stream<S> {
 
     /// Makes a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat says how far the
     /// feed has come. So a client with rare rows continues from there, and not from its last row, which may be too old one day.
-    fn beat(&self) -> Bytes {
+    fn beat(&mut self) -> Bytes {
         let form = self.writer.form();
         match form {
             WireFormat::Events => {
@@ -277,6 +329,7 @@ impl<S: Source> Stream<S> {
             biased;
             // The sender may also have been dropped.
             () = async { drop(self.closing.wait_for(|is_closing| *is_closing).await) } => self.phase = Phase::End,
+            () = self.caller.gone() => self.phase = Phase::End,
             () = self.env.sleep(rest) => {
                 if self.heartbeat.is_some() {
                     return self.beat();
@@ -293,7 +346,7 @@ impl<S: Source> Stream<S> {
         let form = self.writer.form();
         let resharded_at = self.source.resharded_at();
         if form == WireFormat::Events && resharded_at.is_none() {
-            return Ok(Bytes::new());
+            return Ok(self.beat());
         }
         let pending = if S::TELLS_PENDING { Some(self.source.pending().await?) } else { None };
         let resharded_at = resharded_at.as_ref().map(|at| at as &dyn Display);

@@ -17,21 +17,19 @@ use tokio_stream::StreamExt;
 
 use super::{
     Inner,
-    page::{PageSize, cut_at},
-    position::Position,
-    row::{Rendering, RowEvents, Rows, items_of, render, write_row},
+    page::{Load, PageSize, cut_at},
+    query::{Mode, Query},
+    row::{Rendering, Rows, Wanted, render, write_row},
     stream::{Progress, Source},
     wire_format::{WireFormat, Writer},
 };
 use crate::{
     base::{
         backoff::FAILURE_PAUSE,
-        cursor::Cursor,
+        cursor::{Cursor, Start},
         encoding::Sequence,
         error::{Error, Result},
-        event::Kinds,
         notification::Notification,
-        tasks::Task,
     },
     roles::dispatcher::{BatchItem, BatchSubscription, DeliveryBatch, Filter, Item},
     state::notification_feed::NotificationPage,
@@ -46,40 +44,20 @@ type Page = (NotificationPage, Sequence);
 /// The next item of a subscription; `None` after its end.
 type NextItem = Option<BatchItem>;
 
-/// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
-struct Load(Task<Result<Page>>);
-
-impl Load {
-    /// Begins to read at most `limit` rows after `cursor`.
-    fn begin(inner: &Arc<Inner>, cursor: Cursor, limit: usize) -> Self {
-        let inner = Arc::clone(inner);
-        Self(Task::spawn(async move {
-            let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
-            let feed = &inner.feed;
-            let read = async |tx| {
-                let horizon = feed.raw();
-                let horizon = horizon.horizon(&tx, Isolation::Snapshot);
-                let (page, horizon) = tokio::join!(feed.page_in(&tx, cursor, limit), horizon);
-                Ok((page?, horizon?))
-            };
-            feed.context.db.run(read).await
-        }))
-    }
-
-    /// Waits for the page. This is cancel safe.
-    async fn done(&mut self) -> Result<Page> {
-        (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
-    }
-}
-
-/// The rows that a client wants.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Scope {
-    pub kinds: Kinds,
-    /// The most rows.
-    pub limit: u64,
-    /// Whether the client also wants rows that come later.
-    pub is_live: bool,
+/// Begins to read at most `limit` rows after `cursor`.
+fn load(inner: &Arc<Inner>, cursor: Cursor, limit: usize) -> Load<Page> {
+    let inner = Arc::clone(inner);
+    Load::begin(async move {
+        let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
+        let feed = &inner.feed;
+        let read = async |tx| {
+            let horizon = feed.raw();
+            let horizon = horizon.horizon(&tx, Isolation::Snapshot);
+            let (page, horizon) = tokio::join!(feed.page_in(&tx, cursor, limit), horizon);
+            Ok((page?, horizon?))
+        };
+        feed.context.db.run(read).await
+    })
 }
 
 /// How a live feed gets new rows.
@@ -92,7 +70,6 @@ struct Live {
 }
 
 /// The rows that a feed is sending.
-#[expect(clippy::large_enum_variant, reason = "a feed that is sending holds rows anyway")]
 enum Current {
     /// Rows of a page, or of a batch whose bytes differ from those of other feeds.
     Own(Rows),
@@ -103,10 +80,10 @@ enum Current {
 /// Reads the rows of `_db_updates`, oldest first.
 pub(super) struct Updates {
     inner: Arc<Inner>,
-    kinds: Kinds,
+    wanted: Wanted,
     /// Where to read on in the store.
-    next: Position,
-    seq: Position,
+    next: Cursor,
+    seq: Cursor,
     /// Whether the feed has read the store to its end.
     is_caught_up: bool,
     /// Whether the client also wants rows that come later.
@@ -114,38 +91,39 @@ pub(super) struct Updates {
     page_size: PageSize,
     current: Option<Current>,
     /// The page that is being read.
-    load: Option<Load>,
+    load: Option<Load<Page>>,
     /// The new rows, once the feed has caught up and is live.
     live: Option<Box<Live>>,
 }
 
 impl Updates {
-    /// Makes a feed of the rows after `start`, without reading any.
-    fn new(inner: &Arc<Inner>, scope: Scope, start: Position) -> Self {
+    /// Makes a feed of the rows that `query` asks for, after `start`, without reading any.
+    fn new(inner: &Arc<Inner>, query: &Query, start: Cursor) -> Self {
         Self {
             inner: Arc::clone(inner),
-            kinds: scope.kinds,
+            wanted: Wanted::of(query),
             next: start,
             seq: start,
             is_caught_up: false,
-            is_live: scope.is_live,
-            page_size: PageSize::for_limit(PAGE_ROWS, scope.limit),
+            is_live: query.mode != Mode::Normal,
+            page_size: PageSize::for_limit(PAGE_ROWS, query.limit),
             current: None,
             load: None,
             live: None,
         }
     }
 
-    /// Makes a feed of the rows from now on.
-    pub async fn from_now(inner: &Arc<Inner>, scope: Scope) -> Result<Self> {
-        let now = Cursor::from(inner.feed.now().await?).into();
-        Ok(Self { is_caught_up: true, ..Self::new(inner, scope, now) })
-    }
-
-    /// Makes a feed of the rows after `start`, and reads its first page. Fails if that read fails.
-    pub async fn after(inner: &Arc<Inner>, scope: Scope, start: Position) -> Result<Self> {
-        let mut updates = Self::new(inner, scope, start);
-        let page = Load::begin(inner, start.cursor, updates.page_size.rows()).done().await?;
+    /// Makes the feed that `query` asks for. Unless it is of rows from now on, it reads its first page, and fails if that read fails.
+    pub async fn begin(inner: &Arc<Inner>, query: &Query) -> Result<Self> {
+        let start = match query.start {
+            Start::Now => {
+                let now = Cursor::from(inner.feed.now().await?);
+                return Ok(Self { is_caught_up: true, ..Self::new(inner, query, now) });
+            }
+            Start::At(cursor) => cursor,
+        };
+        let mut updates = Self::new(inner, query, start);
+        let page = load(inner, start, updates.page_size.rows()).done().await?;
         updates.turn(page);
         Ok(updates)
     }
@@ -157,7 +135,7 @@ impl Updates {
         if kept < rows.len() {
             rows.truncate(kept);
             rows.shrink_to_fit();
-            next = cut_at(self.next.cursor, next, rows[kept - 1].sequence);
+            next = cut_at(self.next, next, rows[kept - 1].sequence);
         }
         self.current = Some(Current::Own(Rows::new(rows, self.next, next, horizon)));
     }
@@ -167,7 +145,7 @@ impl Updates {
         match self.current.take() {
             None => {}
             Some(Current::Own(mut rows)) => {
-                rows.write(self.kinds, out, limit);
+                rows.write(&self.wanted, out, limit);
                 self.seq = rows.position().unwrap_or(self.seq);
                 if rows.left() > 0 {
                     self.current = Some(Current::Own(rows));
@@ -196,9 +174,10 @@ impl Updates {
 
     /// Returns the subscription to new rows, and begins it if necessary.
     fn live(&mut self) -> &mut Live {
-        let (dispatcher, cursor) = (&self.inner.dispatcher, self.next.cursor);
-        self.live.get_or_insert_with(|| {
-            let batches = dispatcher.subscribe(Filter::all()).caught_up_at(cursor).batches();
+        let Self { inner, wanted, next, live, .. } = self;
+        live.get_or_insert_with(|| {
+            let filter = wanted.names.clone().unwrap_or_else(Filter::all);
+            let batches = inner.dispatcher.subscribe(filter).caught_up_at(*next).batches();
             Box::new(Live { batches, arrived: None, retry_at: None })
         })
     }
@@ -235,7 +214,7 @@ impl Updates {
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
         // The only batch of a longpoll is the first of its reading, which differs from those of others.
         let is_shareable = out.form() != WireFormat::Array;
-        let shared = if is_shareable { render(batch, out.form(), self.kinds) } else { None };
+        let shared = if is_shareable { render(batch, out.form(), &self.wanted) } else { None };
         let rows = |rendering: &Rendering| rendering.1.iter().map(|chunk| chunk.rows).sum::<u64>();
         match shared {
             // Now, while the batch is held: it may have left the ring.
@@ -246,8 +225,6 @@ impl Updates {
 }
 
 impl Source for Updates {
-    type Position = Position;
-
     // CouchDB has no count here either, and counting the rows of all databases would cost more with every database.
     const TELLS_PENDING: bool = false;
 
@@ -268,7 +245,7 @@ impl Source for Updates {
                 self.load = None;
                 self.turn(page?);
             } else if !self.is_caught_up {
-                self.load = Some(Load::begin(&self.inner, self.next.cursor, self.page_size.rows()));
+                self.load = Some(load(&self.inner, self.next, self.page_size.rows()));
             } else if !self.is_live {
                 return Ok(Progress::Over);
             } else {
@@ -290,7 +267,14 @@ impl Source for Updates {
         live.arrived = Some(live.batches.next().await);
     }
 
-    fn position(&self) -> Position {
+    fn position(&mut self) -> Cursor {
+        // While nothing matches, the subscription moves on, so that the position does not expire.
+        if let (Some(live), None) = (&mut self.live, &self.current)
+            && self.wanted.names.is_some()
+            && live.arrived.is_none()
+        {
+            self.seq = live.batches.cursor();
+        }
         self.seq
     }
 }
@@ -298,38 +282,33 @@ impl Source for Updates {
 /// Reads all rows of `_db_updates`, newest first.
 pub(super) struct Backwards {
     inner: Arc<Inner>,
-    kinds: Kinds,
+    wanted: Wanted,
     /// The next read returns rows before this sequence.
     before: Sequence,
     page_size: PageSize,
     /// The rows that were read and not sent, in reverse order of sending.
     rows: Vec<Arc<Notification>>,
-    /// The events of the next row that were not sent, in reverse order of sending.
-    items: Option<RowEvents>,
     more: bool,
     /// The position of the last row that was sent.
-    last: Position,
+    last: Cursor,
 }
 
 impl Backwards {
-    /// Makes a feed of all rows, up to the limit of `scope`.
-    pub fn new(inner: &Arc<Inner>, scope: Scope) -> Self {
+    /// Makes the feed that `query` asks for.
+    pub fn new(inner: &Arc<Inner>, query: &Query) -> Self {
         Self {
             inner: Arc::clone(inner),
-            kinds: scope.kinds,
+            wanted: Wanted::of(query),
             before: Sequence::MAX,
-            page_size: PageSize::for_limit(PAGE_ROWS, scope.limit),
+            page_size: PageSize::for_limit(PAGE_ROWS, query.limit),
             rows: Vec::new(),
-            items: None,
             more: true,
-            last: Cursor::NOTHING.into(),
+            last: Cursor::NOTHING,
         }
     }
 }
 
 impl Source for Backwards {
-    type Position = Position;
-
     const TELLS_PENDING: bool = false;
 
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
@@ -344,27 +323,23 @@ impl Source for Backwards {
             self.rows = page.rows;
             self.rows.reverse();
         }
-        while let Some(row) = self.rows.last() {
-            let items = self.items.get_or_insert_with(|| items_of(row, &Cursor::NOTHING, self.kinds, None));
-            while let Some(item) = items.last() {
-                if out.rows() >= limit || out.is_full() {
-                    return Ok(Progress::More);
-                }
-                self.last = Cursor::from(row.sequence).into();
-                write_row(out, row, item.kind(), &self.last);
-                items.pop();
+        while out.rows() < limit
+            && !out.is_full()
+            && let Some(row) = self.rows.pop()
+        {
+            for kind in self.wanted.types_of(&row, &Cursor::NOTHING).into_iter().rev() {
+                self.last = row.sequence.into();
+                write_row(out, &row, kind, self.last);
             }
-            self.items = None;
-            self.rows.pop();
         }
-        Ok(if self.more { Progress::More } else { Progress::Over })
+        Ok(if self.more || !self.rows.is_empty() { Progress::More } else { Progress::Over })
     }
 
     async fn wait(&mut self) {
         std::future::pending::<()>().await;
     }
 
-    fn position(&self) -> Position {
+    fn position(&mut self) -> Cursor {
         self.last
     }
 }

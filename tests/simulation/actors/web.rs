@@ -281,13 +281,19 @@ impl Client {
             if status != 200 {
                 continue;
             }
-            if let Err(broken) =
-                pieces(asked.form, &mut text, false).and_then(|pieces| self.take(&pieces, &take))
-            {
+            let is_cut = plan.cuts && actor.is_chaos() && actor.random(30) == 0;
+            let taken = pieces(asked.form, &mut text, false).and_then(|mut pieces| {
+                if is_cut {
+                    // Somewhere in what has come, also between two rows of a database.
+                    pieces.truncate(actor.random(pieces.len() as u64 + 1) as usize);
+                }
+                self.take(&pieces, &take)
+            });
+            if let Err(broken) = taken {
                 actor.shared.fail(broken.about(format!("of {target}")));
                 return Answered::Over;
             }
-            if plan.cuts && actor.is_chaos() && actor.random(30) == 0 {
+            if is_cut {
                 actor.shared.witness(Witness::WebConnectionCut);
                 return Answered::Over;
             }

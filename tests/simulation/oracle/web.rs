@@ -73,9 +73,9 @@ impl Oracle {
         client.sent.clear();
         // A client that resumes from a position claims to know the databases that existed there.
         if is_plain(&client.since)
-            && let Some(known) = positions(&client.since)
+            && let Some(known) = position_of(&client.since)
         {
-            client.account.stand(&self.ledger, known[0]);
+            client.account.stand(&self.ledger, known);
         }
         let types: Vec<_> = client.kinds.iter().map(EventKind::as_str).collect();
         (client.since.clone(), types.join(","))
@@ -90,12 +90,14 @@ impl Oracle {
     ) -> Verdict {
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
-        let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
-        // Within a row the position has a part; after the row it is the row's own.
-        let is_within = seq.contains('~');
-        let at = positions[usize::from(is_within).min(positions.len() - 1)];
-        let row = self.past.get(&at).filter(|row| row.name == name);
-        let instance = row.ok_or_else(|| format!("{seq} is where no row of {name:?} is"))?.instance;
+        let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
+        // The last of the rows of a database has the position of the database's row, the others the one before it.
+        let found = [position, after(position)].into_iter().enumerate().find_map(|(place, at)| {
+            let row = self.past.get(&at).filter(|row| row.name == name)?;
+            Some((place > 0, at, row.instance))
+        });
+        let (is_within, at, instance) =
+            found.ok_or_else(|| format!("{seq} is where no row of {name:?} is"))?;
         let was = match kind {
             EventKind::Deleted => {
                 self.recorded.iter().any(|(db, counters)| db.name == name && counters.deleted > 0)
@@ -127,7 +129,7 @@ impl Oracle {
 
     /// A client stands at `seq`, with a row or without.
     fn web_stand(&mut self, id: WebClientId, seq: &str) -> Verdict {
-        let position = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
+        let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
         // Within an unfinished reading, a row that has moved on may still bring earlier events.
         if is_plain(seq)
             && position >= self.horizon
@@ -191,7 +193,7 @@ impl Oracle {
         seq: &str,
         (doc, rev, is_deleted): (&str, &str, bool),
     ) -> Verdict {
-        let at = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
+        let at = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
         let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
         // The database may be gone by now, and another one may have its name.
         let Some(feed) = self.documents.get(&tail.instance) else { return Ok(()) };
@@ -207,16 +209,22 @@ impl Oracle {
 
 /// Whether `seq` says only that everything up to there is known, and nothing of an unfinished reading.
 fn is_plain(seq: &str) -> bool {
-    seq != "0" && !seq.contains(['-', '.', '~'])
+    seq != "0" && !seq.contains('-')
 }
 
-/// The positions in `seq`: up to which everything was sent, and the row of which a part was sent, if there is one.
-fn positions(seq: &str) -> Option<Vec<Sequence>> {
-    let (cursor, part) =
-        seq.split_once(['.', '~']).map_or((seq, None), |(cursor, part)| (cursor, Some(part)));
-    let mut positions = vec![cursor.parse::<Cursor>().ok()?.position()];
-    if let Some(part) = part {
-        positions.push(part.get(34..)?.parse().ok()?);
+/// The position in `seq`: up to which everything was sent.
+fn position_of(seq: &str) -> Option<Sequence> {
+    Some(seq.parse::<Cursor>().ok()?.position())
+}
+
+/// The position directly after `at`.
+fn after(at: Sequence) -> Sequence {
+    let mut bytes = at.as_bytes().to_vec();
+    for byte in bytes.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte > 0 {
+            break;
+        }
     }
-    Some(positions)
+    Sequence::from_bytes(&bytes).expect("it has the length of a sequence")
 }

@@ -1,10 +1,7 @@
-//! `/{db}/_changes` returns the documents of a database in the order of their edits, from all shards or from one. Related routes
-//! list and change the shards.
+//! `/{db}/_changes` returns the documents of a database in the order of their edits, from all shards or from one.
 
 mod counts;
-mod ids;
 mod query;
-mod served;
 mod shards;
 mod source;
 
@@ -12,20 +9,21 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::Method,
-    response::{IntoResponse, Response},
+    body::Bytes,
+    extract::State,
+    http::{Method, request::Parts},
     routing::any,
 };
 
 use self::{
     counts::Counts,
-    served::Served,
+    shards::Served,
     source::{DocChanges, Shown},
 };
 use super::{
-    Api, Caller, Databases, Failure,
-    answer::{PathSegments, at, in_time, routes},
+    Api, Databases, Failure,
+    answer::{Answered, PathSegments, routes},
+    api::caller,
     caller::Permission,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
@@ -34,8 +32,8 @@ use super::{
 use crate::{base::cursor::Start, roles::changes::Changes, state::keys::ShardId};
 
 impl Api {
-    /// Serves the changes of the documents in a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
-    /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}`, which reshards them.
+    /// Serves the changes of the documents in a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}` and
+    /// `/{db}/_changes/_meta`.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
         let served = Arc::new(Served { inner, changes, databases, counts: Counts::default() });
@@ -43,40 +41,30 @@ impl Api {
             "/{db}/_changes",
             [("", any(whole)), ("/_meta", any(shards::meta)), ("/{shard}", any(one_shard))],
         );
-        let shards = at(Router::new(), "/_changes_shards/{db}", any(shards::administer));
-        let feeds = self.guarded(feeds.with_state(Arc::clone(&served)), Permission::Known);
-        feeds.merge(self.guarded(shards.with_state(served), Permission::Admin))
+        self.limited(feeds.with_state(served), Permission::Known)
     }
 }
 
 /// Answers with the changes of all shards.
 async fn whole(
-    State(served): State<Arc<Served>>,
+    served: State<Arc<Served>>,
     PathSegments(name): PathSegments<String>,
-    request: Request,
-) -> Response {
-    let began = in_time(&served.inner, "reading a feed", Box::pin(feed(&served, &name, None, request))).await;
-    began.unwrap_or_else(IntoResponse::into_response)
+    parts: Parts,
+    body: Bytes,
+) -> Answered {
+    feed(&served, &name, None, (parts, body)).await
 }
 
 /// Answers with the changes of one shard.
 async fn one_shard(
-    State(served): State<Arc<Served>>,
+    served: State<Arc<Served>>,
     PathSegments((name, shard)): PathSegments<(String, String)>,
-    request: Request,
-) -> Response {
-    let answer = async {
-        let shard = shard
-            .parse()
-            .map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
-        in_time(
-            &served.inner,
-            "reading a feed",
-            Box::pin(feed(&served, &name, Some(ShardId(shard)), request)),
-        )
-        .await
-    };
-    answer.await.unwrap_or_else(IntoResponse::into_response)
+    parts: Parts,
+    body: Bytes,
+) -> Answered {
+    let shard =
+        shard.parse().map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
+    feed(&served, &name, Some(ShardId(shard)), (parts, body)).await
 }
 
 /// Makes the feed that the request asks for.
@@ -84,19 +72,15 @@ async fn feed(
     served: &Arc<Served>,
     name: &str,
     shard: Option<ShardId>,
-    request: Request,
-) -> Result<Response, Failure> {
-    let (parts, body) = request.into_parts();
+    (parts, body): (Parts, Bytes),
+) -> Answered {
     check_method(&parts.method)?;
     let inner = &served.inner;
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Documents)?;
-    let body = match parts.method {
-        Method::POST => inner.body(&parts.headers, body).await?,
-        _ => axum::body::Bytes::new(),
-    };
+    let body = if parts.method == Method::POST { body } else { Bytes::new() };
     let wanted = query::wanted(&query, &body, &inner.bodies)?;
-    let caller = parts.extensions.get::<Caller>();
+    let caller = &caller(&parts.extensions);
     let db = served.find_for(name, caller).await?;
     let lens = match query::asked(&query, &body, caller) {
         None => None,
@@ -108,7 +92,7 @@ async fn feed(
     let tag = match query.mode {
         Mode::Normal if shard.is_none() => {
             // What a layer shows may depend on the caller.
-            let shown_to = caller.filter(|_| lens.is_some()).map_or("", Caller::name);
+            let shown_to = if lens.is_some() { caller.name() } else { "" };
             Some(tag(&served.changes.feed(&db), &format!("{shown_to} {text}")).await?)
         }
         _ => None,

@@ -2,10 +2,10 @@
 
 use axum::body::Bytes;
 use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::ids::Ids;
 use crate::{
-    front::http::{Asked, Caller, Failure, bodies::Bodies, query::Query},
+    front::http::{Asked, Caller, Failure, body::Bodies, query::Query},
     roles::changes::DocId,
 };
 
@@ -29,12 +29,12 @@ impl Wanted {
 
 /// Returns the part of `query` that only the layer can answer; `None` if there is none. `conflicts` and `attachments` mean nothing
 /// without documents.
-pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&Caller>) -> Option<Asked> {
+pub(super) fn asked(query: &Query, body: &Bytes, caller: &Caller) -> Option<Asked> {
     let filter = query.filter.clone().filter(|filter| !["_doc_ids", "_design"].contains(&&**filter));
     let conflicts = query.include_docs && query.conflicts;
     let attachments = query.include_docs && query.attachments;
     let parameters = if filter.is_some() { query.rest.clone() } else { Vec::new() };
-    let (body, caller) = (body.clone(), caller.cloned());
+    let (body, caller) = (body.clone(), caller.clone());
     (filter.is_some() || conflicts || attachments).then_some(Asked {
         filter,
         parameters,
@@ -73,5 +73,62 @@ pub(super) fn wanted(query: &Query, body: &[u8], bodies: &Bodies) -> Result<Want
         }
         // A filter of the layer decides for each document.
         None | Some(_) => Ok(Wanted::All),
+    }
+}
+
+/// The ids of documents that a feed has. A client may name as many ids as fit into a body, and open many such feeds. So the ids take
+/// little more memory than their text, and those of all feeds together have a bound.
+pub(super) struct Ids {
+    /// All ids in order, one behind the other.
+    text: String,
+    /// The place of each id in the text.
+    places: Vec<(u32, u32)>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Ids {
+    /// Remembers `ids`. Fails with 503 if there is no room for them.
+    pub fn new(mut ids: Vec<&str>, bodies: &Bodies) -> Result<Self, Failure> {
+        ids.sort_unstable();
+        ids.dedup();
+        let text = ids.concat();
+        let mut end = 0;
+        let place = |id: &&str| {
+            let begin = end;
+            // A body is far shorter than 4 GB.
+            end += id.len() as u32;
+            (begin, end)
+        };
+        let places: Vec<_> = ids.iter().map(place).collect();
+        let room = bodies.keep(text.len() + size_of_val(&places[..]))?;
+        Ok(Self { text, places, _room: room })
+    }
+
+    /// Returns whether `id` is one of them.
+    pub fn has(&self, id: &str) -> bool {
+        let at = |&(begin, end): &(u32, u32)| &self.text[begin as usize..end as usize];
+        self.places.binary_search_by(|place| at(place).cmp(id)).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_known_and_their_memory_is_bounded() {
+        let bodies = Bodies::new(&crate::base::env::Env::system(), 0, 2 << 10);
+        let ids = Ids::new(vec!["b", "", "ab", "a", "ü", "b"], &bodies).unwrap();
+        for (id, is_known) in
+            [("", true), ("a", true), ("ab", true), ("b", true), ("ü", true), ("aba", false), ("c", false)]
+        {
+            assert_eq!(ids.has(id), is_known, "{id}");
+        }
+        // Beside those 5 ids, which take one of two permits of 1 KiB, this one does not fit.
+        let long = "x".repeat(1_100);
+        assert!(Ids::new(vec![&long], &bodies).is_err());
+        drop(ids);
+        assert!(Ids::new(vec![&long], &bodies).is_ok());
+        assert!(!Ids::new(Vec::new(), &bodies).unwrap().has(""));
     }
 }

@@ -8,10 +8,9 @@
 use std::{collections::VecDeque, io::Write as _, sync::Arc};
 
 use axum::body::Bytes;
-use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 
-use super::{query::Wanted, served::Served};
+use super::{query::Wanted, shards::Served};
 use crate::{
     base::{
         cursor::Cursor,
@@ -21,7 +20,7 @@ use crate::{
     },
     front::http::{
         Lens,
-        page::{PageSize, cut_at},
+        page::{Load, PageSize, cut_at},
         query::{Mode, Query},
         stream::{Progress, Source},
         wire_format::{Writer, write_string},
@@ -39,9 +38,6 @@ const PAGE_ROWS: usize = 256;
 /// The most rows of one read with documents, whose size is unknown.
 const PAGE_DOCS: usize = 32;
 
-/// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
-struct Load(JoinHandle<Result<(ChangesPage, Kept)>>);
-
 /// For each row of a page whether the layer keeps it; empty if it keeps all.
 type Kept = Vec<bool>;
 
@@ -52,32 +48,30 @@ pub(super) struct Shown {
     pub lens: Option<Arc<dyn Lens>>,
 }
 
-impl Load {
-    /// Begins to read what `query` asks for.
-    fn begin(served: &Arc<Served>, db: &Db, query: &ChangesQuery, lens: Option<Arc<dyn Lens>>) -> Self {
-        let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
-        Self(tokio::spawn(async move {
-            let inner = &served.inner;
-            if !query.include_docs && !query.all_leaves && lens.is_none() {
-                let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
-                return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
+/// Begins to read what `query` asks for.
+fn load(
+    served: &Arc<Served>,
+    db: &Db,
+    query: &ChangesQuery,
+    lens: Option<Arc<dyn Lens>>,
+) -> Load<(ChangesPage, Kept)> {
+    let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
+    Load::begin(async move {
+        let inner = &served.inner;
+        if !query.include_docs && !query.all_leaves && lens.is_none() {
+            let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
+            return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
+        }
+        // A layer may be slow. That must not delay feeds that need nothing from it.
+        let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
+        tokio::select! {
+            page = read(&served, &db, &query, lens) => page,
+            () = inner.env().sleep(inner.options.doc_reads_limit) => {
+                let reason = "the layer has not returned the documents of a page in time";
+                Err(StoreError::TRANSACTION_TIMED_OUT.with_detail(reason).into())
             }
-            // A layer may be slow. That must not delay feeds that need nothing from it.
-            let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
-            tokio::select! {
-                page = read(&served, &db, &query, lens) => page,
-                () = inner.env().sleep(inner.options.doc_reads_limit) => {
-                    let reason = "the layer has not returned the documents of a page in time";
-                    Err(StoreError::TRANSACTION_TIMED_OUT.with_detail(reason).into())
-                }
-            }
-        }))
-    }
-
-    /// Waits for the page. This is cancel safe.
-    async fn done(&mut self) -> Result<(ChangesPage, Kept)> {
-        (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
-    }
+        }
+    })
 }
 
 /// Reads what `query` asks for, and asks the layer which rows it keeps.
@@ -96,12 +90,6 @@ async fn read(
         kept.push(lens.keeps(&row.change.doc, row.body.as_ref()).await?);
     }
     Ok((page, kept))
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 pub(super) struct DocChanges {
@@ -132,7 +120,7 @@ pub(super) struct DocChanges {
     /// Wakes a live feed for what causes no notification.
     listener: Option<Listener>,
     /// The page that is being read.
-    load: Option<Load>,
+    load: Option<Load<(ChangesPage, Kept)>>,
 }
 
 impl DocChanges {
@@ -168,7 +156,7 @@ impl DocChanges {
         };
         check(served, &db, shard, since).await?;
         // The headers are sent at once, however long the first page takes.
-        let load = Some(Load::begin(served, &db, &query, shown.lens.clone()));
+        let load = Some(load(served, &db, &query, shown.lens.clone()));
         Ok(Self {
             served: Arc::clone(served),
             db,
@@ -235,8 +223,6 @@ impl DocChanges {
 }
 
 impl Source for DocChanges {
-    type Position = Cursor;
-
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         loop {
             self.write(out, limit);
@@ -248,8 +234,8 @@ impl Source for DocChanges {
                 return Ok(Progress::More);
             }
             let Self { served, db, query, shown, .. } = self;
-            let load = self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone()));
-            let page = load.done().await;
+            let begin = || load(served, db, query, shown.lens.clone());
+            let page = self.load.get_or_insert_with(begin).done().await;
             self.load = None;
             match page {
                 Ok(page) => self.turn(page),
@@ -287,7 +273,7 @@ impl Source for DocChanges {
         self.is_at_end = false;
     }
 
-    fn position(&self) -> Cursor {
+    fn position(&mut self) -> Cursor {
         self.seq
     }
 
