@@ -68,7 +68,7 @@ enum Feeds {
     End,
 }
 
-const STATES: [State; 8] = [
+const STATES: [State; 7] = [
     State {
         name: "the database is locked",
         begin: |stage| {
@@ -138,20 +138,6 @@ const STATES: [State; 8] = [
         commands: (0, &[""]),
         of: &[&["nodes"]],
         log: Some("corrupt topology"),
-    },
-    State {
-        name: "the incarnation was raised",
-        begin: |stage| {
-            let raised = stage.command(&["incarnation", "raise", "--from", "0", "--force"]);
-            assert_eq!(raised.code, Some(0), "{raised:?}");
-            Box::new(Stage::restart_node)
-        },
-        ready: ("503", "\"cause\":\"gone\""),
-        posts: "503",
-        feeds: Feeds::End,
-        commands: (0, &[""]),
-        of: &COMMANDS,
-        log: Some("start it again"),
     },
     State {
         name: "the bus was wiped",

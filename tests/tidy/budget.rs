@@ -10,39 +10,39 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_650),
-    ("src/store", 1_420),
-    ("src/store/embedded", 5_460),
-    ("src/store/fdb", 880),
-    ("src/store/testing", 1_520),
-    ("src/state", 2_570),
-    ("src/state/keys", 2_560),
-    ("src/state/feed", 1_960),
+    ("src/base", 3_680),
+    ("src/store", 1_400),
+    ("src/store/embedded", 5_970),
+    ("src/store/fdb", 870),
+    ("src/store/testing", 1_540),
+    ("src/state", 2_670),
+    ("src/state/keys", 2_570),
+    ("src/state/feed", 1_980),
     ("src/state/membership", 2_570),
     ("src/roles", 210),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_940),
-    ("src/roles/dispatcher", 3_400),
+    ("src/roles/dispatcher", 3_320),
     ("src/roles/janitor", 790),
-    ("src/roles/changes", 880),
+    ("src/roles/changes", 860),
     ("src/roles/consumer", 6_260),
-    ("src/bus", 1_400),
-    ("src/bus/relocation", 600),
-    ("src/front", 6_660),
-    ("src/bin", 2_430),
+    ("src/bus", 1_450),
+    ("src/bus/relocation", 640),
+    ("src/front", 6_700),
+    ("src/bin", 2_480),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_600;
+const SRC_LINES: usize = 48_540;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_000;
+const SIMULATION_LINES: usize = 9_940;
 
 /// The most rows of the catalogue of keys.
-const KEY_FAMILIES: usize = 29;
+const KEY_FAMILIES: usize = 28;
 
 /// The most words of the pages, without the figures, which a script writes.
 const WORDS: usize = 21_700;
