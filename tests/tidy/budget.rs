@@ -28,12 +28,12 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_260),
     ("src/bus", 1_450),
     ("src/bus/relocation", 640),
-    ("src/front", 6_700),
+    ("src/front", 6_710),
     ("src/bin", 2_480),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_540;
+const SRC_LINES: usize = 48_550;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;

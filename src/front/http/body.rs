@@ -11,7 +11,7 @@ use axum::{
     body::{Body, Bytes, HttpBody},
     http::{HeaderMap, StatusCode, header},
 };
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -166,13 +166,17 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
     }
 }
 
-/// Inflates a body to at most `len_max` bytes. It stops as soon as there are more.
+/// Inflates a body of one gzip member to at most `len_max` bytes. It stops as soon as there are more. Each member costs as much as a large
+/// one, so thousands of empty ones in a small body are refused at the first.
 fn inflate(packed: &[u8], len_max: usize) -> Result<Vec<u8>, Failure> {
-    let mut plain = Vec::new();
-    let inflated = MultiGzDecoder::new(packed).take(len_max as u64 + 1).read_to_end(&mut plain);
+    let (mut plain, mut decoder) = (Vec::new(), GzDecoder::new(packed));
+    let inflated = decoder.by_ref().take(len_max as u64 + 1).read_to_end(&mut plain);
     match inflated {
         Err(_) => Err(Failure::bad_request("The body is not gzip, as its Content-Encoding says.")),
         Ok(_) if plain.len() > len_max => Err(too_large(len_max)),
+        Ok(_) if !decoder.into_inner().is_empty() => {
+            Err(Failure::bad_request("The body goes on after its gzip member: send it as one."))
+        }
         Ok(_) => Ok(plain),
     }
 }
