@@ -1,6 +1,7 @@
 //! Interleavings of members, operators and the janitor, most of them found by thinking, and some by worlds.
 
 use std::{
+    ops::Deref,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -11,11 +12,11 @@ use std::{
 use notibus::{
     Cursor, DbInstance, Error, EventKind, Filter, JanitorOptions, Notification,
     changes::ChangesOptions,
-    consumer::{Batch, ConsumerSettings, Work},
+    consumer::{Batch, ConsumerSettings, HandlerResult, Run, Work},
     cursor::Start,
     feed::ShardId,
     store::{
-        AtomicOp, StoreError, Transaction,
+        AtomicOp, Database, StoreError, Transaction,
         testing::{Attempt, CommitFault, Gate, Operation},
     },
 };
@@ -541,6 +542,55 @@ async fn requests_get_through_while_checkpoints_move() {
     assert_eq!(within("they get through", handle.again("*", false)).await.unwrap(), 20);
     busy.abort();
     consumer.shutdown().await.unwrap();
+}
+
+/// A request to work again comes while a run answers an earlier one: that run leaves it, and the next one answers it. The effects happen
+/// once for each request, at either width.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_replaces_another_is_answered_by_a_run_of_its_own() {
+    async fn work(run: impl Deref<Target = Run>, store: Database, gate: Arc<Notify>) -> HandlerResult {
+        if run.is_again() {
+            gate.notified().await;
+        }
+        let effect = async |tx: Transaction| {
+            if !run.commit_in(&tx).await?.is_already_committed() {
+                tx.atomic(AtomicOp::Add, b"effects", &1_u64.to_le_bytes());
+            }
+            Ok(())
+        };
+        Ok(store.run(effect).await?)
+    }
+    for is_ordered in [false, true] {
+        let fixture = ConsumerFixture::new(1).await;
+        let (store, goes_on) = (fixture.store.clone(), Arc::new(Notify::new()));
+        let (of_store, gate) = (store.clone(), Arc::clone(&goes_on));
+        let rows: Log<Batch<Notification>> =
+            Log::doing(move |batch| work(batch, of_store.clone(), Arc::clone(&gate)));
+        let (of_store, gate) = (store.clone(), Arc::clone(&goes_on));
+        let ids = Ids::doing(move |id| work(id, of_store.clone(), Arc::clone(&gate)));
+        fixture.create(["a"]).await;
+        let member = fixture.member().await.start_from(Cursor::NOTHING);
+        let consumer = if is_ordered {
+            member.run_batches(rows.handler()).await.unwrap()
+        } else {
+            member.run(ids.handler()).await.unwrap()
+        };
+        let calls = || rows.calls() + ids.calls();
+        fixture.until_done().await;
+        // The key of the finished work is gone, so that of the request says that nothing is finished.
+        pass(Duration::from_mins(1)).await;
+        for _ in 0..2 {
+            assert_eq!(fixture.handle().again("a", false).await.unwrap(), 1);
+            until("the first request is answered", async || calls() == 2).await;
+        }
+        goes_on.notify_one();
+        until("the second request is answered", async || calls() == 3).await;
+        goes_on.notify_one();
+        fixture.until_done().await;
+        pass(Duration::from_mins(5)).await;
+        assert_eq!((calls(), counter(&store, b"effects").await), (3, 3), "{is_ordered}");
+        consumer.shutdown().await.unwrap();
+    }
 }
 
 /// An id runs in a closed shard that has no more rows, without a key. A request to work on it again does not begin before that run has

@@ -2,7 +2,7 @@
 //! how they come about:
 //!
 //! - what a consumer has passed is finished, unwanted, or has a key by which it is still to be done;
-//! - the effects of a transaction that finishes work happen once for each row, unless somebody has asked for them again;
+//! - the effects of a transaction that finishes work happen once for each row, and at most once more for each request to work again;
 //! - nobody writes without the lease of the shard, after the next run of the id has begun, or while the consumer is paused;
 //! - no row is worked on after a newer one of its id was finished, and no database after its end was learned;
 //! - who has worked on a database learns that it has ended before anything is worked on for the next one of the name;
@@ -308,7 +308,7 @@ impl Oracle {
                 return Guarantee::Ordered
                     .fails(format!("{who} is at {}, and {finished} was finished", row.at));
             }
-            if once && is_final && row.at == finished && !(progress.may_repeat || progress.is_given_up) {
+            if once && is_final && !progress.may_finish(row.at) {
                 return Guarantee::ExactlyOnce.fails(format!("{who} finishes {finished}, which is finished"));
             }
         }
@@ -362,8 +362,7 @@ impl Oracle {
         progress.begun.extend(lives);
         progress.answered = progress.answered.max(Some(since));
         progress.is_given_up = false;
-        if has_row && finished == progress.finished && progress.may_repeat {
-            progress.may_repeat = false;
+        if progress.finish(finished, has_row) {
             findings.witness(Witness::WorkedAgain);
         }
         let met = [(!has_row, Witness::GoneWithoutRow), (instance.is_some(), Witness::DocumentsWorked)];
@@ -524,14 +523,12 @@ impl Oracle {
                     .fails(format!("{name} has forgotten {id:?}, and not learned of the end of {begun}"));
             }
             if asks {
-                (progress.asked, progress.may_repeat) = (Some(self.commits), true);
+                progress.ask(self.commits);
             } else if let Some(given_up) = given_up {
                 findings.witness(Witness::DeferredIdDiscarded);
-                let finished = progress.finished.max(Some(given_up.done.position()));
-                // A batch that has the row goes on.
-                *progress = Progress { finished, is_given_up: is_batch, ..Progress::default() };
+                progress.give_up(given_up.done.position(), is_batch);
             } else if again(&before).is_some() && !is_asked {
-                let asked = progress.asked.take();
+                let asked = progress.end_requests(is_batch);
                 if progress.answered < asked && is_repeatable {
                     return Guarantee::Worked
                         .fails(format!("{name} was asked to work on {id:?} again, and has forgotten it"));

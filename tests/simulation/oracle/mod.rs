@@ -378,6 +378,9 @@ pub fn tests() -> Vec<(&'static str, fn())> {
         interest {
             a_set_wants_what_one_of_it_does_and_the_whole_allows
         }
+        models::consumer {
+            work_is_finished_once_more_for_each_request
+        }
         models::subscriber {
             a_batch_comes_again_from_its_first_row_on_after_a_panic
         }

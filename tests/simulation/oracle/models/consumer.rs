@@ -96,12 +96,46 @@ pub(crate) struct Progress {
     pub begun: BTreeSet<DbInstance>,
     /// The present request to work again: after how many commits it came.
     pub asked: Option<u64>,
-    /// Whether the work may be done once more in the row in which it was finished.
-    pub may_repeat: bool,
+    /// How often the work may be done once more in the row in which it was finished: once for each request.
+    repeats: u32,
     /// Whether an operator has given it up last, which batches do not read.
     pub is_given_up: bool,
     /// When the last run began whose work was finished.
     pub answered: Option<u64>,
+}
+
+impl Progress {
+    /// A request to work again comes after so many commits. It may replace one that a run is about to answer.
+    pub fn ask(&mut self, commits: u64) {
+        self.asked = Some(commits);
+        self.repeats += 1;
+    }
+
+    /// Whether the work may be finished in the row at `at`, if it happens once.
+    pub fn may_finish(&self, at: Sequence) -> bool {
+        self.finished != Some(at) || self.repeats > 0 || self.is_given_up
+    }
+
+    /// The work is finished in the row at `at`, which may be one that is gone. Returns whether it was done again.
+    pub fn finish(&mut self, at: Option<Sequence>, has_row: bool) -> bool {
+        let is_again = has_row && at == self.finished && self.repeats > 0;
+        self.repeats -= u32::from(is_again);
+        self.finished = self.finished.max(at);
+        is_again
+    }
+
+    /// An operator gives up the work in the row at `at`. A batch that has the row goes on.
+    pub fn give_up(&mut self, at: Sequence, is_batch: bool) {
+        let finished = self.finished.max(Some(at));
+        *self = Self { finished, is_given_up: is_batch, ..Self::default() };
+    }
+
+    /// No request stands any more. Only a batch that has had the row in hand since before the request may finish it once more. Returns when
+    /// the last request came.
+    pub fn end_requests(&mut self, is_batch: bool) -> Option<u64> {
+        self.repeats = self.repeats.min(u32::from(is_batch));
+        self.asked.take()
+    }
 }
 
 #[derive(Debug)]
@@ -204,5 +238,37 @@ pub(crate) fn began(cursor: &Cursor) -> Option<Sequence> {
     match cursor.knowledge() {
         Knowledge::Nothing => cursor.began(),
         Knowledge::UpTo(known) => Some(known),
+    }
+}
+
+pub mod tests {
+    use super::*;
+    use notibus::event::{Incarnation, Versionstamp};
+
+    /// How often the work can be finished in the row at `at` from now on.
+    fn finish_often(progress: &mut Progress, at: Sequence) -> usize {
+        std::iter::repeat_with(|| progress.may_finish(at) && progress.finish(Some(at), true))
+            .take_while(|is| *is)
+            .count()
+    }
+
+    /// Regression: a request replaced the one with which a run had begun. Each got a run of its own, and the second one was called a breach,
+    /// because the judge knew only whether anybody had asked.
+    pub fn work_is_finished_once_more_for_each_request() {
+        let (mut progress, at) =
+            (Progress::default(), Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0));
+        assert!(progress.may_finish(at) && !progress.finish(Some(at), true));
+        assert_eq!(finish_often(&mut progress, at), 0);
+        progress.ask(1);
+        progress.ask(2);
+        assert_eq!(finish_often(&mut progress, at), 2);
+        for is_batch in [false, true] {
+            progress.ask(3);
+            progress.ask(4);
+            progress.ask(5);
+            assert!(progress.may_finish(at) && progress.finish(Some(at), true), "one run answers them all");
+            assert_eq!(progress.end_requests(is_batch), Some(5));
+            assert_eq!(finish_often(&mut progress, at), usize::from(is_batch));
+        }
     }
 }
