@@ -13,14 +13,21 @@ use super::context::ActorContext;
 /// How many rows a page has: few, so that there are several pages.
 const PAGE_ROWS: usize = 3;
 
-/// Reads the feed of notifications, and has the oracle judge that each database is in it once, in one total order.
+/// Reads the feed of notifications, and has the oracle judge that each database is in it once, in one total order. It reads again after a
+/// fold, because nobody waits for events of a database whose name another one has.
 pub(super) async fn feed(actor: &ActorContext) {
-    let rows = match all_rows(&actor.bus.feed()).await {
-        Ok(rows) => rows,
-        Err(error) => return actor.shared.fail(format!("the feed cannot be read: {error}")),
-    };
-    if let Err(reason) = actor.shared.oracle().judge_pages(&rows) {
-        actor.shared.fail(reason);
+    loop {
+        let before = actor.shared.oracle().rows_in_order();
+        let rows = match all_rows(&actor.bus.feed()).await {
+            Ok(rows) => rows,
+            Err(error) => return actor.shared.fail(format!("the feed cannot be read: {error}")),
+        };
+        let oracle = actor.shared.oracle();
+        if before == oracle.rows_in_order() {
+            let judged = oracle.judge_pages(&rows);
+            drop(oracle);
+            return judged.unwrap_or_else(|reason| actor.shared.fail(reason));
+        }
     }
 }
 

@@ -68,10 +68,16 @@ impl Oracle {
         }
     }
 
+    /// The row of each database, in the order of the feed.
+    pub fn rows_in_order(&self) -> Vec<Arc<Notification>> {
+        let mut rows: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
+        rows.sort_unstable_by_key(|row| row.sequence);
+        rows
+    }
+
     /// Judges whether the whole feed, read in pages, has each database once, in order.
     pub fn judge_pages(&self, rows: &[Arc<Notification>]) -> Verdict {
-        let mut expected: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
-        expected.sort_unstable_by_key(|row| row.sequence);
+        let expected = self.rows_in_order();
         // A tombstone can be dropped after it was read.
         let is_there = |row: &&Arc<Notification>| !row.is_deleted() || self.rows.contains_key(&row.name);
         let rows: Vec<_> = rows.iter().filter(is_there).cloned().collect();
