@@ -1,10 +1,6 @@
 //! Tests bodies of requests that clients have compressed.
 
-use std::{
-    io::Write,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io::Write, sync::Arc, time::Duration};
 
 use flate2::{Compression, write::GzEncoder};
 use notibus::http::{ApiOptions, ServerOptions};
