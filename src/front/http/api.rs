@@ -32,8 +32,8 @@ use crate::{
     state::{keys::Role, notification_feed::NotificationFeed},
 };
 
-/// How long a request waits for the store at most, until its answer begins. So every client gets one within a minute, whatever happens
-/// to the store.
+/// The longest wait for the store before an answer begins, so that every client gets an answer within a minute, whatever happens to the
+/// store.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
 
 /// The state that all routers share. Clones share it, too.

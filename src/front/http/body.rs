@@ -20,15 +20,15 @@ use crate::base::env::Env;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most bytes of a body that anybody may send.
+/// The largest body, in bytes, that is accepted without credentials.
 const ANONYMOUS_LEN_MAX: usize = 16 << 10;
 
-/// How many such bodies the server receives at once.
+/// How many bodies without credentials the server receives at once.
 const ANONYMOUS_AT_ONCE_MAX: usize = 64;
 
 const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many bodies are inflated at once: a body of many empty parts costs a quarter of a second.
+/// How many bodies are inflated at once, each in a thread of its own: a large one keeps a core busy for a while.
 const INFLATED_AT_ONCE_MAX: usize = 2;
 
 /// A permit of a room is for so many bytes.
