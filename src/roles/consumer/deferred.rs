@@ -209,6 +209,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let page = async |tx: Transaction| self.due_in(&tx, &read, room, &turn).await;
         let (keys, soonest, place) = self.db().run(page).await?;
         for (id, key, newest) in keys {
+            // Somebody's request may have made the key just now: from here on it covers the rows of the id.
+            self.deferred.note_key(&id);
             found.extend(self.due_id(id, key, newest).await?);
         }
         if let Some(pause) = soonest {
@@ -245,7 +247,8 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Due::At(of, at) if of == incarnation => at.saturating_sub(version),
                 Due::At(..) => 0,
             };
-            let turn = if pause > 0 { Turn::Later } else { turn(&id) };
+            // A row that waits for its batch is older than what would be worked on now.
+            let turn = if pause > 0 || self.ordered.contains(&id) { Turn::Later } else { turn(&id) };
             if turn == Turn::Later {
                 let pause = Duration::from_micros(pause);
                 soonest = Some(soonest.map_or(pause, |known: Duration| known.min(pause)));

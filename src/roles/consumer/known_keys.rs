@@ -45,7 +45,8 @@ impl Default for KnownKeys {
 }
 
 impl KnownKeys {
-    fn insert(&mut self, id: &[u8]) {
+    /// `id` has a key.
+    pub fn note_key(&mut self, id: &[u8]) {
         if let Some(hashes) = &mut self.hashes {
             hashes.insert(hash_of(id));
             if hashes.len() > HASHES_MAX {
@@ -67,14 +68,14 @@ impl KnownKeys {
 
     /// A key of `id` was written that is due at `at`.
     pub fn note(&mut self, id: &[u8], at: Duration) {
-        self.insert(id);
+        self.note_key(id);
         self.next_pass = Some(self.next_pass.map_or(at, |next| next.min(at)));
         self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
     }
 
     /// The key of `id` says that everything up to `done` is finished, and nothing else.
     pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
-        self.insert(id);
+        self.note_key(id);
         self.finished.insert((done, id.clone()));
     }
 

@@ -49,6 +49,11 @@ impl<R: FeedRow> Ordered<R> {
         !self.queue.is_empty()
     }
 
+    /// Whether a row of `id` waits for its batch.
+    pub fn contains(&self, id: &[u8]) -> bool {
+        self.queue.iter().any(|(row, _)| row.id() == id)
+    }
+
     /// Everything up to here is worked on.
     pub fn watermark(&self, read: Sequence) -> Sequence {
         let first = self.running.or_else(|| self.queue.front().map(|(row, _)| row.sequence()));
