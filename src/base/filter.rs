@@ -7,6 +7,7 @@ use std::{
 };
 
 use globset::{Glob, GlobBuilder, GlobMatcher, GlobSet};
+use smallvec::SmallVec;
 
 use crate::base::{
     cursor::Cursor,
@@ -41,6 +42,7 @@ impl fmt::Display for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.names {
             Names::All => f.write_str("all names")?,
+            Names::One(name) => write!(f, "{name}")?,
             Names::Exact(names) => list(f, names.iter())?,
             Names::Affix(Atom { by: MatchedBy::Suffix, text }) => write!(f, "*{text}")?,
             Names::Affix(atom) => write!(f, "{}*", atom.text)?,
@@ -75,6 +77,12 @@ pub(crate) struct Atom {
     pub text: Arc<str>,
 }
 
+impl Atom {
+    fn exact(name: &DbName) -> Self {
+        Self { by: MatchedBy::Exact, text: name.shared() }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum MatchedBy {
     Exact,
@@ -87,7 +95,7 @@ pub(crate) enum MatchedBy {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PatternKey {
     /// A name is matched if one of these matches it. Sorted and distinct. Without atoms every name is matched.
-    pub atoms: Arc<[Atom]>,
+    pub atoms: SmallVec<[Atom; 1]>,
     pub kinds: Kinds,
 }
 
@@ -139,6 +147,8 @@ type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 #[derive(Clone)]
 pub(crate) enum Names {
     All,
+    /// Without an allocation of its own, because there are many such.
+    One(DbName),
     Exact(Arc<[DbName]>),
     Affix(Atom),
     Glob(Box<GlobMatcher>),
@@ -203,7 +213,7 @@ impl Filter {
 
     /// The database `name`.
     pub fn name(name: &str) -> Result<Self> {
-        Ok(Self::of(Names::Exact([DbName::new(name)?].into())))
+        Ok(Self::of(Names::One(DbName::new(name)?)))
     }
 
     /// The databases `names`; at least one.
@@ -212,7 +222,8 @@ impl Filter {
         if names.is_empty() {
             return Err(Error::invalid("filter", "it has no name, so it would never match"));
         }
-        Ok(Self::of(Names::Exact(names.into_iter().collect())))
+        let names: Arc<[_]> = names.into_iter().collect();
+        Ok(Self::of(if let [name] = &*names { Names::One(name.clone()) } else { Names::Exact(names) }))
     }
 
     /// Databases whose name starts with `prefix`.
@@ -296,6 +307,7 @@ impl Filter {
         let name = row.name.as_str();
         match &self.names {
             Names::All => true,
+            Names::One(wanted) => wanted.as_str() == name,
             Names::Exact(names) => names.binary_search_by(|known| known.as_str().cmp(name)).is_ok(),
             Names::Affix(Atom { by: MatchedBy::Suffix, text }) => name.ends_with(&**text),
             Names::Affix(Atom { text, .. }) => name.starts_with(&**text),
@@ -308,6 +320,7 @@ impl Filter {
     /// The wanted exact names, in order; `None` if the filter chooses databases by something else.
     pub(crate) fn exact(&self) -> Option<&[DbName]> {
         match &self.names {
+            Names::One(name) => Some(std::slice::from_ref(name)),
             Names::Exact(names) => Some(names),
             Names::Any(set) => set.exact.as_deref(),
             _ => None,
@@ -342,6 +355,10 @@ impl Filter {
     fn encode(&self, bytes: &mut Vec<u8>) {
         match &self.names {
             Names::All => bytes.push(tag::ALL),
+            Names::One(name) => {
+                bytes.push(tag::EXACT);
+                encode_texts(bytes, std::iter::once(name.as_str()));
+            }
             Names::Exact(names) => {
                 bytes.push(tag::EXACT);
                 encode_texts(bytes, names.iter().map(DbName::as_str));
@@ -376,7 +393,7 @@ impl Filter {
         if self.collect_atoms(&mut atoms) {
             PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds }
         } else {
-            PatternKey { atoms: [].into(), kinds: Kinds::ALL }
+            PatternKey { atoms: SmallVec::new(), kinds: Kinds::ALL }
         }
     }
 
@@ -385,9 +402,8 @@ impl Filter {
         match &self.names {
             Names::All | Names::Predicate(_) => return false,
             Names::Any(set) => return set.filters.iter().all(|filter| filter.collect_atoms(atoms)),
-            Names::Exact(names) => {
-                atoms.extend(names.iter().map(|name| Atom { by: MatchedBy::Exact, text: name.shared() }));
-            }
+            Names::One(name) => atoms.extend([Atom::exact(name)]),
+            Names::Exact(names) => atoms.extend(names.iter().map(Atom::exact)),
             Names::Affix(atom) => atoms.extend([atom.clone()]),
             Names::Glob(glob) => {
                 atoms.extend([Atom { by: MatchedBy::Glob, text: glob.glob().glob().into() }]);
@@ -445,6 +461,7 @@ impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("All"),
+            Self::One(name) => f.debug_tuple("One").field(name).finish(),
             Self::Exact(names) => f.debug_tuple("Exact").field(names).finish(),
             Self::Affix(Atom { by, text }) => f.debug_tuple(&format!("{by:?}")).field(text).finish(),
             Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.glob().glob()).finish(),

@@ -25,6 +25,9 @@ pub struct Notification {
     /// The position of the row in the feed.
     #[serde(rename = "seq")]
     pub sequence: Sequence,
+    /// Where the row of the name stood that this one has taken the place of; `None` if there was none.
+    #[serde(skip)]
+    pub previous: Option<Sequence>,
     /// The name of the database.
     #[serde(rename = "db")]
     pub name: DbName,
@@ -140,7 +143,7 @@ impl Notification {
         for lane in self.totals.lanes() {
             bytes.extend_from_slice(&lane.to_be_bytes());
         }
-        for at in [self.created_at, self.updated_at, self.ddoc_updated_at, self.deleted_at] {
+        for at in [self.created_at, self.updated_at, self.ddoc_updated_at, self.deleted_at, self.previous] {
             self.put_position(&mut bytes, at);
         }
         self.put_position(&mut bytes, self.replaced.map(|replaced| replaced.deleted_at));
@@ -176,11 +179,11 @@ impl Notification {
         let instance = DbInstance(reader.bytes16()?);
         let kinds = Kinds::from_bits(reader.u8()?)?;
         let totals = Counters::from_lanes([reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?]);
-        let mut positions = [None; 5];
+        let mut positions = [None; 6];
         for at in &mut positions {
             *at = position(&mut reader, sequence)?;
         }
-        let [created_at, updated_at, ddoc_updated_at, deleted_at, replaced_at] = positions;
+        let [created_at, updated_at, ddoc_updated_at, deleted_at, previous, replaced_at] = positions;
         let replaced = match replaced_at {
             None => None,
             Some(deleted_at) => Some(Replaced { instance: DbInstance(reader.bytes16()?), deleted_at }),
@@ -202,6 +205,7 @@ impl Notification {
             ddoc_updated_at,
             deleted_at,
             replaced,
+            previous,
             versionstamp,
             written_ms,
         };
@@ -246,6 +250,7 @@ pub(crate) mod tests {
             ddoc_updated_at: Some(at(20)),
             deleted_at: None,
             replaced: Some(Replaced { instance: DbInstance([6; 16]), deleted_at: at(5) }),
+            previous: Some(at(20)),
             versionstamp: None,
             written_ms: 1,
         }
@@ -285,6 +290,8 @@ pub(crate) mod tests {
         expected.extend(at(20).as_bytes());
         expected.push(0);
         expected.push(2);
+        expected.extend(at(20).as_bytes());
+        expected.push(2);
         expected.extend(at(5).as_bytes());
         expected.extend([6; 16]);
         expected.push(0);
@@ -314,7 +321,7 @@ pub(crate) mod tests {
             name in "\\PC{1,20}",
             kinds in 0..16_u8,
             totals in any::<[u32; 4]>(),
-            positions in any::<[Option<u16>; 4]>(),
+            positions in any::<[Option<u16>; 5]>(),
             replaced in option::of((any::<[u8; 16]>(), any::<u16>())),
             stamp in option::of(any::<[u8; 10]>()),
             written_ms in any::<u64>(),
@@ -332,6 +339,7 @@ pub(crate) mod tests {
                 ddoc_updated_at: position(2),
                 deleted_at: position(3),
                 replaced: replaced.map(|(instance, version)| Replaced { instance: DbInstance(instance), deleted_at: at(version.into()) }),
+                previous: position(4),
                 versionstamp: stamp.map(Versionstamp),
                 written_ms,
             };

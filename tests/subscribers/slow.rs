@@ -1,6 +1,9 @@
 //! Slow subscribers: what waits for them in the ring is coalesced, and no deletion is lost.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use futures_util::FutureExt;
 use notibus::{
@@ -25,6 +28,8 @@ const UPDATES_PER_DELIVERY: usize = 100;
 struct Tail {
     dispatcher: Dispatcher,
     template: Notification,
+    /// Where the last row of each name stands.
+    rows: Mutex<BTreeMap<String, Sequence>>,
     _bus: Bus,
 }
 
@@ -34,7 +39,8 @@ impl Tail {
         fixture.event(&db("template", 1), EventKind::Created).await;
         let template = fixture.bus.feed().newest(&"template".parse().unwrap()).await.unwrap().unwrap();
         let bus = narrow_bus(&fixture.store).await;
-        Self { dispatcher: bus.suspended_dispatcher(options).await.unwrap(), template, _bus: bus }
+        let dispatcher = bus.suspended_dispatcher(options).await.unwrap();
+        Self { dispatcher, template, rows: Mutex::default(), _bus: bus }
     }
 
     /// The position `n` versions after the present one.
@@ -45,8 +51,9 @@ impl Tail {
     }
 
     fn update(&self, name: &str, sequence: Sequence) -> Notification {
+        let previous = self.rows.lock().unwrap().insert(name.to_owned(), sequence);
         let (name, kinds) = (name.parse().unwrap(), EventKind::Updated.into());
-        Notification { sequence, name, kinds, updated_at: Some(sequence), ..self.template.clone() }
+        Notification { sequence, name, kinds, previous, updated_at: Some(sequence), ..self.template.clone() }
     }
 
     fn push(&self, rows: Vec<Notification>) {

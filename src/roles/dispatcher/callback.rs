@@ -1,7 +1,9 @@
 //! [`Callback`]: a task that calls a user's function with each item of a subscription; its [`RestartPolicy`] and its
 //! [`CallbackHandle`]. The subscription survives a panic of the function, so that the next function gets the same item again.
 
-use std::{fmt, future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration};
+use std::{
+    convert::identity, fmt, future::poll_fn, panic::AssertUnwindSafe, sync::Arc, task::Poll, time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{sync::watch, task::AbortHandle};
@@ -194,7 +196,7 @@ where
             let (source, progress, in_batches) = (&mut self.source, &self.progress, self.in_batches);
             let receive = poll_fn(|context| {
                 progress.note(source);
-                let polled = source.poll_next(context, in_batches);
+                let polled = source.poll_next(context, in_batches, identity);
                 match &polled {
                     // The cursor may have moved without an item.
                     Poll::Pending => progress.note(source),

@@ -97,11 +97,13 @@ impl DeliveryBatch {
     }
 
     /// Removes the first delivery and returns it, as a batch of its own.
+    #[inline]
     pub(super) fn take_first(&mut self) -> Self {
         self.start += 1;
         Self { all: Arc::clone(&self.all), start: self.start - 1, end: self.start }
     }
 
+    #[inline]
     pub(super) fn into_first(self) -> Delivery {
         Delivery { batch: self.all, index: self.start as usize }
     }

@@ -76,6 +76,7 @@ impl SubscriberState {
         self.is_ended.store(true, Ordering::Release);
     }
 
+    #[inline]
     pub fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
     }

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{
         Arc, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -31,6 +31,8 @@ pub(super) struct Pattern {
     pub log: Log<Matched>,
     /// How many rows the log has had; changed under the lock of the patterns only.
     pub rows: AtomicU64,
+    /// How many subscribers have the pattern; changed under the lock of the patterns only.
+    subscribers: AtomicUsize,
     /// The index for subscribers that are taking rounds, while there are any.
     newest: Mutex<Weak<Mutex<Newest>>>,
     /// Its index among the patterns of the batch that it matched last.
@@ -58,8 +60,6 @@ struct CompiledGlobs {
 }
 
 pub(super) struct Patterns {
-    /// All patterns, and how many subscribers have each. In an order, so that a run can be replayed.
-    pub all: BTreeMap<PatternKey, (Arc<Pattern>, usize)>,
     /// The pattern that matches everything. It is never removed, so its log has all batches of the ring.
     pub everything: Arc<Pattern>,
     /// The other patterns, for each [`MatchedBy`].
@@ -70,20 +70,35 @@ pub(super) struct Patterns {
 
 impl Patterns {
     pub fn new() -> Self {
-        let key = Filter::all().key();
-        let everything = Pattern::new(key.clone(), 0);
-        let all = [(key, (Arc::clone(&everything), 1))].into();
-        Self { all, everything, by: Default::default(), compiled: None }
+        let everything = Pattern::new(Filter::all().key(), 0);
+        Self { everything, by: Default::default(), compiled: None }
+    }
+
+    /// The pattern `key`, if some subscriber has it.
+    fn get(&self, key: &PatternKey) -> Option<&Arc<Pattern>> {
+        // Only one pattern has no atom.
+        let Some(Atom { by, text }) = key.atoms.first() else { return Some(&self.everything) };
+        self.by[*by as usize].patterns.get(text)?.iter().find(|pattern| pattern.key == *key)
+    }
+
+    /// All patterns, in an order, so that a run can be replayed.
+    pub fn all(&self) -> Vec<&Arc<Pattern>> {
+        let found = self.by.iter().flat_map(|of| of.patterns.values().flatten());
+        let mut all: Vec<_> = found.chain([&self.everything]).collect();
+        all.sort_unstable_by_key(|pattern| &pattern.key);
+        // One with several atoms is found at each.
+        all.dedup_by_key(|pattern| &pattern.key);
+        all
     }
 
     /// Adds a subscriber to the pattern `key`. A new pattern is matched from batch number `begin` on.
     pub fn join(&mut self, key: PatternKey, begin: u64) -> Arc<Pattern> {
-        if let Some((pattern, subscribers)) = self.all.get_mut(&key) {
-            *subscribers += 1;
+        if let Some(pattern) = self.get(&key) {
+            pattern.subscribers.fetch_add(1, Ordering::Relaxed);
             return Arc::clone(pattern);
         }
-        let pattern = Pattern::new(key.clone(), begin);
-        for Atom { by, text } in &*key.atoms {
+        let pattern = Pattern::new(key, begin);
+        for Atom { by, text } in &pattern.key.atoms {
             let ByText { patterns, lengths } = self.of(*by);
             let few = patterns.entry(Arc::clone(text)).or_insert_with(|| {
                 *lengths.entry(text.len()).or_default() += 1;
@@ -91,18 +106,14 @@ impl Patterns {
             });
             few.push(Arc::clone(&pattern));
         }
-        self.all.insert(key, (Arc::clone(&pattern), 1));
         pattern
     }
 
     pub fn leave(&mut self, pattern: &Arc<Pattern>) {
-        let (_, subscribers) = self.all.get_mut(&pattern.key).expect("it has this subscriber");
-        *subscribers -= 1;
-        if *subscribers > 0 {
+        if pattern.subscribers.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
-        self.all.remove(&pattern.key);
-        for Atom { by, text } in &*pattern.key.atoms {
+        for Atom { by, text } in &pattern.key.atoms {
             let ByText { patterns, lengths } = self.of(*by);
             let few = patterns.get_mut(text).expect("it was added");
             few.retain(|known| !Arc::ptr_eq(known, pattern));
@@ -127,7 +138,7 @@ impl Patterns {
 
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.by[MatchedBy::Exact as usize].patterns.get(name);
-        patterns.into_iter().flatten().map(|pattern| self.all[&pattern.key].1).sum()
+        patterns.into_iter().flatten().map(|pattern| pattern.subscribers.load(Ordering::Relaxed)).sum()
     }
 
     /// Finds the patterns that the rows of `batch` match, except the one that matches everything, and the matching rows of each.
@@ -174,8 +185,9 @@ impl Patterns {
 
 impl Pattern {
     fn new(key: PatternKey, begin: u64) -> Arc<Self> {
-        let (rows, newest) = (AtomicU64::new(0), Mutex::default());
-        Arc::new(Self { key, log: Log::new(begin), rows, newest, index: AtomicU32::new(0) })
+        let (rows, subscribers) = (AtomicU64::new(0), AtomicUsize::new(1));
+        let (newest, index) = (Mutex::default(), AtomicU32::new(0));
+        Arc::new(Self { key, log: Log::new(begin), rows, subscribers, newest, index })
     }
 
     /// The index of its newest rows, which all who take rounds share.

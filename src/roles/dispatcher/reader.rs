@@ -112,7 +112,7 @@ pub(super) struct Reader {
     /// Whether the last page of the feed was read.
     is_at_end: bool,
     has_failed: bool,
-    look_up: Option<LookUp>,
+    look_up: Option<Box<LookUp>>,
 }
 
 impl Reader {
@@ -266,6 +266,9 @@ impl Reader {
     /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
     fn has_superseded(&mut self, number: u64, since: Cursor) -> Result<bool, Empty> {
         let (pattern, shared) = (&self.pattern, &self.shared);
+        if shared.ring.read().superseded <= since.position() {
+            return Ok(false);
+        }
         let mut newest = self.newest.get_or_insert_with(|| pattern.newest()).lock();
         let begin = shared.ring.read().begin;
         newest.read(&pattern.log, number, begin)?;
@@ -445,7 +448,8 @@ impl Reader {
         let began = next.began().unwrap_or(to);
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
         let names = self.filter.exact().unwrap_or_default().len();
-        let mut look_up = self.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
+        let mut look_up =
+            self.look_up.take().unwrap_or_else(|| Box::new(LookUp { count: 0, to, is_outrun: false }));
         if look_up.count < names {
             look_up.count = names.min(look_up.count + self.shared.batch_rows_max);
             let found = rows.len();

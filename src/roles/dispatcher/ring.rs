@@ -38,18 +38,23 @@ pub(super) struct Ring {
     /// The oldest place: the number of the oldest batch, and the position before it.
     pub begin: (u64, Sequence),
     pub end: End,
+    /// The last row that one of the ring has taken the place of, whether it was in the ring or not: the rows after it are of different
+    /// names.
+    pub superseded: Sequence,
 }
 
 impl Ring {
     pub fn new(start: Sequence, rows_max: usize) -> Self {
         let end = End { batch_number: 0, cursor: start.into() };
-        Self { queue: VecDeque::new(), rows: 0, rows_max, begin: (0, start), end }
+        Self { queue: VecDeque::new(), rows: 0, rows_max, begin: (0, start), end, superseded: Sequence::MIN }
     }
 
     /// Appends a batch that all logs have, and drops the oldest ones above the limit. `patterns` match the batch. Returns the
     /// patterns that matched a batch which has left the ring.
     pub fn push(&mut self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> Vec<Arc<Pattern>> {
         self.end.cursor = batch.cursor_after(batch.since);
+        let superseded = batch.rows.iter().filter_map(|row| row.previous).max();
+        self.superseded = self.superseded.max(superseded.unwrap_or(Sequence::MIN));
         if !batch.rows.is_empty() {
             self.end.batch_number += 1;
             self.rows += batch.rows.len();

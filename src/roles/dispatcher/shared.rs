@@ -194,7 +194,7 @@ impl Shared {
         let patterns = self.patterns.lock();
         // One number is left out, so that a subscriber at the end is behind as well.
         let next = self.ring.read().end.batch_number + 1;
-        for (pattern, _) in patterns.all.values() {
+        for pattern in patterns.all() {
             pattern.log.skip_to(next, &mut woken);
         }
         self.ring.write().skip_to(next, horizon);

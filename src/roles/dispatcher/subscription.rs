@@ -2,6 +2,7 @@
 //! callbacks are built on.
 
 use std::{
+    convert::identity,
     fmt,
     pin::Pin,
     sync::Arc,
@@ -37,9 +38,28 @@ impl Source {
         self.current.as_ref().map_or_else(|| self.reader.cursor(), |left| left.cursor_after(0))
     }
 
-    /// The next batch if `in_batches`, or else the next delivery, as a batch of its own. The rest in `current` goes first, one
-    /// delivery at a time. The caller has worked on what was returned before. What waits at the end is not returned: the cursor covers it.
-    pub fn poll_next(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Option<BatchItem>> {
+    /// The next batch if `in_batches`, or else the next delivery, as a batch of its own; converted. The rest in `current` goes first,
+    /// one delivery at a time. The caller has worked on what was returned before. What waits at the end is not returned: the cursor covers
+    /// it.
+    #[inline]
+    pub fn poll_next<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        in_batches: bool,
+        convert: impl FnOnce(DeliveryBatch) -> T,
+    ) -> Poll<Option<Item<T>>> {
+        if let Some(left) = &mut self.current
+            && !self.reader.state.is_ended()
+        {
+            let first = left.take_first();
+            self.current.take_if(|left| left.len() == 0);
+            return Poll::Ready(Some(Item::Delivery(convert(first))));
+        }
+        let item = ready!(self.poll_reader(context, in_batches));
+        Poll::Ready(item.map(|item| item.map(convert)))
+    }
+
+    fn poll_reader(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Option<BatchItem>> {
         if self.is_over {
             return Poll::Ready(None);
         }
@@ -48,15 +68,15 @@ impl Source {
             let gone = self.reader.shared.context.stats.health.ended();
             return Poll::Ready(gone.cloned().map(Item::Failed));
         }
-        if self.current.is_none() {
-            match ready!(self.reader.poll_next(context)) {
-                Item::Delivery(batch) if !in_batches => self.current = Some(batch),
-                item => return Poll::Ready(Some(item)),
+        let item = match ready!(self.reader.poll_next(context)) {
+            Item::Delivery(mut batch) if !in_batches => {
+                let first = batch.take_first();
+                self.current = Some(batch).filter(|left| left.len() > 0);
+                Item::Delivery(first)
             }
-        }
-        let next = self.current.as_mut().map(DeliveryBatch::take_first);
-        self.current.take_if(|left| left.len() == 0);
-        Poll::Ready(next.map(Item::Delivery))
+            item => item,
+        };
+        Poll::Ready(Some(item))
     }
 }
 
@@ -97,8 +117,9 @@ subscription!(BatchSubscription);
 impl Stream for BatchSubscription {
     type Item = BatchItem;
 
+    #[inline]
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
-        self.source.poll_next(context, true)
+        self.source.poll_next(context, true, identity)
     }
 }
 
@@ -116,9 +137,9 @@ subscription!(Subscription);
 impl Stream for Subscription {
     type Item = Item;
 
+    #[inline]
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Item>> {
-        let item = ready!(self.source.poll_next(context, false));
-        Poll::Ready(item.map(|item| item.map(DeliveryBatch::into_first)))
+        self.source.poll_next(context, false, DeliveryBatch::into_first)
     }
 }
 
@@ -138,11 +159,13 @@ subscription!(Deliveries);
 impl Stream for Deliveries {
     type Item = Delivery;
 
+    #[inline]
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
         loop {
-            let Some(item) = ready!(self.source.poll_next(context, false)) else { return Poll::Ready(None) };
+            let next = self.source.poll_next(context, false, DeliveryBatch::into_first);
+            let Some(item) = ready!(next) else { return Poll::Ready(None) };
             match item.sorted() {
-                Ok(Some(batch)) => return Poll::Ready(Some(batch.into_first())),
+                Ok(Some(delivery)) => return Poll::Ready(Some(delivery)),
                 Ok(None) => {}
                 Err(trouble) => (self.on_trouble)(trouble),
             }

@@ -52,6 +52,7 @@ pub(super) fn fold(
     let mut stale = Counters::ZERO;
     let mut kinds = Kinds::NONE;
     let known = present.is_some();
+    let previous = present.as_ref().map(|row| row.sequence);
     let mut row = present.map(|present| Draft { row: present, is_new: false });
     let present_instance = row.as_ref().map(|draft| draft.row.instance);
 
@@ -84,8 +85,12 @@ pub(super) fn fold(
         row = Some(draft);
     }
 
-    let row =
-        row.filter(|_| !kinds.is_empty()).map(|draft| Notification { kinds, written_ms, ..draft.at_draft() });
+    let row = row.filter(|_| !kinds.is_empty()).map(|draft| Notification {
+        kinds,
+        previous,
+        written_ms,
+        ..draft.at_draft()
+    });
     Folded { row, stale }
 }
 
@@ -111,6 +116,7 @@ impl Draft {
             ddoc_updated_at: None,
             deleted_at: None,
             replaced: None,
+            previous: None,
             versionstamp: None,
             written_ms: 0,
         };
