@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod admin;
+mod again;
 #[path = "../common/mod.rs"]
 mod common;
 mod cost;

@@ -10,7 +10,7 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_680),
+    ("src/base", 3_700),
     ("src/store", 1_400),
     ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
@@ -21,11 +21,11 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/state/membership", 2_570),
     ("src/roles", 210),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_940),
-    ("src/roles/dispatcher", 3_320),
+    ("src/roles/notifier", 1_950),
+    ("src/roles/dispatcher", 3_370),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_260),
+    ("src/roles/consumer", 6_270),
     ("src/bus", 1_450),
     ("src/bus/relocation", 640),
     ("src/front", 6_710),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_550;
+const SRC_LINES: usize = 48_630;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;
