@@ -1,5 +1,5 @@
 //! Existing clients of CouchDB against `examples/mini_couch`: each creates, updates and deletes databases and
-//! documents, and has to see exactly that in the feeds.
+//! documents, and has to see exactly that in the feeds. Those that follow `_db_updates` do so on `notibus serve`, too.
 //!
 //! Each trial is a script beside this file, in the language of its client; one types what docs/http.md says. It runs on a server of
 //! its own: this program, run again as the example's `main`, so that it is never an older one. The clients are installed by `tests/clients/install`; where
@@ -67,6 +67,8 @@ fn main() -> ExitCode {
         python.trial("pycouchdb_updates.py"),
         python.trial("session_updates.py"),
         go.trial("session_kivik/main.go"),
+        node.trial_on_serve("serve_updates.js"),
+        python.trial_on_serve("serve_updates.py"),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -95,10 +97,26 @@ impl Runtime {
     fn trial(&self, script: &'static str) -> Trial {
         let command = self.command.clone();
         let trial = Trial::test(script, move || {
-            run(Command::new(command), script, Scene::default());
+            let server = Server::mini_couch(script.starts_with("session"), None);
+            run(Command::new(command), script, server, Stdio::null());
             Ok(())
         });
         trial.with_ignored_flag(!self.is_installed)
+    }
+
+    /// The trial that runs `script` on `notibus serve`, where anna is the admin.
+    fn trial_on_serve(&self, script: &'static str) -> Trial {
+        let (command, notibus) = (self.command.clone(), option_env!("CARGO_BIN_EXE_notibus"));
+        if notibus.is_none() {
+            println!("SKIPPED, not passed: clients on `notibus serve` need the feature `cli`");
+        }
+        let trial = Trial::test(script, move || {
+            let mut command = Command::new(command);
+            command.env("NOTIBUS_SECRET", SECRET);
+            run(command, script, Server::notibus(notibus.expect("it is not ignored")), Stdio::null());
+            Ok(())
+        });
+        trial.with_ignored_flag(!self.is_installed || notibus.is_none())
     }
 
     /// The trial that runs `script`, which shows a page of another origin in a browser.
@@ -113,10 +131,11 @@ impl Runtime {
         let trial = Trial::test(script, move || {
             // The page's origin has to be known before the server starts, so the port is reserved until the page is served.
             let page = TcpListener::bind("127.0.0.1:0").unwrap();
-            let origin = Some(format!("http://{}", page.local_addr().unwrap()));
+            let origin = format!("http://{}", page.local_addr().unwrap());
             let mut command = Command::new(command);
             command.env("NOTIBUS_BROWSER", browser.unwrap_or_default());
-            run(command, script, Scene { origin, stdin: OwnedFd::from(page).into() });
+            let server = Server::mini_couch(false, Some(&origin));
+            run(command, script, server, OwnedFd::from(page).into());
             Ok(())
         });
         trial.with_ignored_flag(is_ignored)
@@ -140,31 +159,15 @@ fn clients() -> PathBuf {
     temporary.parent().expect("it lies in the target folder").join("clients")
 }
 
-/// What a script gets besides the server.
-struct Scene {
-    /// The origin whose pages may use the server.
-    origin: Option<String>,
-    /// Its standard input.
-    stdin: Stdio,
-}
-
-impl Default for Scene {
-    /// None.
-    fn default() -> Self {
-        Self { origin: None, stdin: Stdio::null() }
-    }
-}
-
-/// Runs `script` on its own server.
-fn run(mut command: Command, script: &str, scene: Scene) {
-    let server = Server::start(script.starts_with("session"), scene.origin.as_deref());
+/// Runs `script` on `server`, with this standard input.
+fn run(mut command: Command, script: &str, server: Server, stdin: Stdio) {
     let mut output = tempfile::tempfile().unwrap();
     let mut process = command
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script))
         .arg(&server.address)
         .env("NODE_PATH", clients().join("node_modules"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .stdin(scene.stdin)
+        .stdin(stdin)
         .stdout(output.try_clone().unwrap())
         .stderr(output.try_clone().unwrap())
         .spawn()
@@ -199,7 +202,7 @@ fn text(file: &mut File) -> String {
 /// The secret of anna, which clients send as her password.
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
-/// The example, in memory. Dropping it kills it.
+/// A server, in memory. Dropping it kills it.
 struct Server {
     process: Child,
     /// Where it listens.
@@ -207,8 +210,8 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port. With accounts it has anna with [`SECRET`]. Pages of `origin` may use it.
-    fn start(has_accounts: bool, origin: Option<&str>) -> Self {
+    /// Starts the example on a free port. With accounts it has anna with [`SECRET`]. Pages of `origin` may use it.
+    fn mini_couch(has_accounts: bool, origin: Option<&str>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         if has_accounts {
             command.env("MINI_COUCH_CREDENTIALS", Credentials::line("anna", SECRET).unwrap());
@@ -216,22 +219,30 @@ impl Server {
         if let Some(origin) = origin {
             command.env("MINI_COUCH_ORIGIN", origin);
         }
-        let mut process = command
-            .arg("127.0.0.1:0")
-            .env(SERVE, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        command.arg("127.0.0.1:0").env(SERVE, "1");
+        Self::start(command)
+    }
+
+    /// Starts the command `notibus serve` on a free port. It has the admin anna with [`SECRET`].
+    fn notibus(notibus: &str) -> Self {
+        let mut command = Command::new(notibus);
+        command.args(["serve", "--store", "memory", "--listen", "127.0.0.1:0"]);
+        command.env("NOTIBUS_CREDENTIALS", Credentials::line("anna", SECRET).unwrap());
+        Self::start(command)
+    }
+
+    fn start(mut command: Command) -> Self {
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().rsplit(' ').next().unwrap().to_owned();
         Self { process, address }
     }
 
-    /// Ends it; it must end cleanly.
+    /// Ends it, as the end of its input and a signal do; it must end cleanly.
     fn end(mut self) {
         drop(self.process.stdin.take());
+        let _ = Command::new("kill").arg(self.process.id().to_string()).status();
         let status = end_of(&mut self.process, END_LIMIT);
         assert!(status.is_some_and(|status| status.success()), "the server ended with {status:?}");
     }
