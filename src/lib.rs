@@ -42,10 +42,16 @@
 // There the pages say which feature an item needs; only a nightly compiler can do so.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// The programs of README are run as tests of the documentation, too.
+/// The programs of pages that are no module's are run as tests of the documentation, too.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/guide/recipes.md")]
+    struct Recipes;
+    #[doc = include_str!("../docs/guide/repair.md")]
+    struct Repair;
+}
 
 mod base;
 mod bus;
