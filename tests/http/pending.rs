@@ -1,7 +1,6 @@
 //! Tests the cost of `pending`: hardly any at both ends of a feed, and the rows of one page for a page after another.
 //!
-//! The tests are small by default. `NOTIBUS_LOAD=full cargo test --release --test http pending -- --nocapture` measures the numbers
-//! in docs/performance.md.
+//! The tests are small by default. `NOTIBUS_LOAD=full cargo test --release --test http pending -- --nocapture` measures full sizes.
 
 use std::{sync::Arc, time::Instant};
 
