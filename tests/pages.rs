@@ -62,7 +62,7 @@ notibus() {
     fi
 }
 mv() {
-    # Nor is a folder moved under its server.
+    # The page says that the node is stopped before its folder is moved.
     end
     command mv "$@"
 }
