@@ -181,7 +181,8 @@ fn the_page_of_operations_works_as_it_is_typed() {
 /// What a page has recorded is there after its last block: in the copy that was put in place of the folder, or in the other store.
 #[test]
 fn the_pages_of_backups_and_moves_work_as_they_are_typed() {
-    let recorded = "curl 'localhost:5985/_db_updates?since=0&feed=longpoll&timeout=10000' | grep -q shop/orders";
+    let recorded =
+        "curl 'localhost:5985/_db_updates?since=0&feed=longpoll&timeout=10000' | grep -q shop/orders";
     for path in ["docs/guide/backup.md", "docs/guide/relocation.md"] {
         run(path, recorded);
     }
