@@ -120,6 +120,7 @@ async function watch (url, browser) {
   await browser.until('document.getElementById("topology").textContent.includes("4 (1 to 4)open")')
   const [light, dark] = [await browser.picture('live-light.png', 'light'), await browser.picture('live-dark.png', 'dark')]
   assert.notDeepEqual(light, dark)
+  assert.equal(await browser.ask('document.body.textContent.includes("NaN")'), false, 'each number is one')
   clearInterval(busy)
 
   // By the keyboard alone: the filter is the first thing that takes the focus.

@@ -33,7 +33,8 @@ function stream (couch, since, limit) {
   const qs = { feed: 'continuous', since, limit, heartbeat: 100 }
   const lines = createInterface({ input: couch.relax({ db: '_db_updates', qs, stream: true }) })
   lines.on('line', line => line && 'db_name' in JSON.parse(line) && seen.push(JSON.parse(line)))
-  return { seen, end: () => once(lines, 'close') }
+  const done = once(lines, 'close')
+  return { seen, end: () => done }
 }
 
 /** What follow and cloudant-follow see. */
@@ -89,6 +90,6 @@ run(async url => {
     seen.end()
   }
   const { result } = await service.getDbUpdates({ since: start, feed: 'longpoll' })
-  assert.deepEqual(result.results.map(row => [row.db_name, row.type]), [['two/part', 'created'], ['one', 'deleted']])
+  assert.deepEqual(result.results.map(row => [row.dbName, row.type]), [['two/part', 'created'], ['one', 'deleted']])
   assert.deepEqual(await couch.db.list(), ['two/part'])
 })

@@ -6,7 +6,7 @@ import sys
 import urllib.request
 from base64 import b64encode
 
-from cloudant.client import CouchDB
+from cloudant.client import Cloudant
 
 SECRET = os.environ["NOTIBUS_SECRET"]
 
@@ -23,7 +23,7 @@ def record(url, name, kind):
 
 
 def main(url):
-    client = CouchDB("anna", SECRET, url=url, connect=True)
+    client = Cloudant("anna", SECRET, url=url, connect=True)
     record(url, "one", "created")
     feed = client.db_updates(feed="continuous", limit=2, heartbeat=100)
     rows = iter(row for row in feed if row is not None)
