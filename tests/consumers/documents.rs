@@ -291,3 +291,18 @@ async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
     until("it has nothing to do", async || consumer.shards().is_empty()).await;
     consumer.shutdown().await.unwrap();
 }
+
+/// Bug: of documents, a version ahead of the store counted as one up to which everything is finished, so the barrier said yes at once.
+#[tokio::test(start_paused = true)]
+async fn a_version_ahead_of_the_store_is_refused() {
+    let documents = Documents::new(1).await;
+    let log = Log::new();
+    let consumer = documents.ids(&documents.fixture.bus, hinted(), &log).await;
+    let ahead = within("the refusal", consumer.wait_until(u64::MAX)).await;
+    assert!(matches!(ahead, Err(Error::Invalid { what: "version", .. })), "{ahead:?}");
+    let edited = documents.edit("a", 1, None).await;
+    documents.hint().await;
+    within("the edit", consumer.wait_until(edited.versionstamp().version())).await.unwrap();
+    assert_eq!(log.names(), ["a"]);
+    drop(consumer);
+}
