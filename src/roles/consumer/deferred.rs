@@ -168,7 +168,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
         // Some of these may come to be committed later than this.
         let finished = std::mem::take(&mut self.deferred).finished;
-        for (done, id) in &finished {
+        for (id, done) in &finished {
             self.deferred.note_finished(id, *done);
         }
         while let Some(read) = rest {
@@ -417,18 +417,15 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Removes keys that say only what is finished up to `checkpoint`, which decides the same.
     pub(super) async fn clear_finished(&mut self, checkpoint: Sequence) -> Result<()> {
         let now = self.now();
-        loop {
-            let passed = self.deferred.finished.iter().take_while(|(done, _)| *done <= checkpoint);
-            let some: Vec<_> = passed.take(PAGE_KEYS).cloned().collect();
-            if some.is_empty() {
-                return Ok(());
-            }
+        let passed = self.deferred.finished.iter().filter(|(_, done)| **done <= checkpoint);
+        let passed: Vec<_> = passed.map(|(id, _)| id.clone()).collect();
+        for some in passed.chunks(PAGE_KEYS) {
             let held = Arc::clone(&self.held);
             let clear = async |tx: Transaction| {
                 held.lease.check(&tx).await?;
                 let stored = held.checkpoint(&tx, Isolation::Serializable).await?;
                 let position = stored.map(|stored| stored.position());
-                let clears = some.iter().map(|(_, id)| async {
+                let clears = some.iter().map(|id| async {
                     let (row, newest) = tokio::try_join!(
                         held.deferred(&tx, id),
                         self.newest_sequence(&tx, id, Isolation::Snapshot)
@@ -447,14 +444,15 @@ impl<R: ConsumedRow> ShardTask<R> {
                 futures_util::future::try_join_all(clears).await
             };
             let cleared = self.db().run(clear).await?;
-            for (place, (is_cleared, newest)) in some.into_iter().zip(cleared) {
-                self.deferred.finished.remove(&place);
+            for (id, (is_cleared, newest)) in some.iter().zip(cleared) {
+                self.deferred.finished.remove(id);
                 match newest.filter(|newest| !is_cleared && *newest > checkpoint) {
-                    Some(newest) => drop(self.deferred.finished.insert((newest, place.1))),
-                    None if is_cleared => self.deferred.was_cleared(&place.1),
-                    None => self.deferred.note(&place.1, now),
+                    Some(newest) => drop(self.deferred.finished.insert(id.clone(), newest)),
+                    None if is_cleared => self.deferred.was_cleared(id),
+                    None => self.deferred.note(id, now),
                 }
             }
         }
+        Ok(())
     }
 }
