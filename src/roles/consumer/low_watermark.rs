@@ -162,6 +162,9 @@ impl Member {
                 page => page?.page,
             };
             for row in &page.rows {
+                if enough.is_some_and(|enough| row.sequence > enough) {
+                    return Ok(passed);
+                }
                 if self.is_wanted(row.sequence, &row.value, &stored) {
                     let to = row.sequence.before().max(passed.to);
                     return Ok(Passed { to, is_all: false, ..passed });
