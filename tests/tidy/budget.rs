@@ -25,7 +25,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_300),
+    ("src/roles/consumer", 6_310),
     ("src/bus", 1_450),
     ("src/bus/relocation", 640),
     ("src/front", 6_710),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_690;
+const SRC_LINES: usize = 48_700;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;

@@ -149,7 +149,7 @@ pub(super) enum Changed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Now,
-    /// No more ids of its tenant may run: the next pass looks at it again.
+    /// Enough ids of its tenant run or wait: the next pass looks at it again.
     Later,
     /// It is in hand.
     InHand,
@@ -193,7 +193,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn due_ids(
         &mut self,
         room: usize,
-        turn: impl Fn(&[u8]) -> Turn,
+        turn: impl Fn(&[u8], &[(Bytes, DeferredRow)]) -> Turn,
     ) -> Result<Vec<DueId<R>>> {
         let mut found = Vec::new();
         let now = self.now();
@@ -235,7 +235,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         tx: &Transaction,
         read: &RangeRead,
         room: usize,
-        turn: &impl Fn(&[u8]) -> Turn,
+        turn: &impl Fn(&[u8], &[(Bytes, DeferredRow)]) -> Turn,
     ) -> Result<(Vec<DueKey>, Option<Duration>, Option<Bytes>)> {
         let (incarnation, version) = (self.held.context.config.incarnation, tx.read_version().await?);
         let (ids, rest) = self.held.deferred_page(tx, read).await?;
@@ -248,7 +248,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Due::At(..) => 0,
             };
             // A row that waits for its batch is older than what would be worked on now.
-            let turn = if pause > 0 || self.ordered.contains(&id) { Turn::Later } else { turn(&id) };
+            let turn = if pause > 0 || self.ordered.contains(&id) { Turn::Later } else { turn(&id, &due) };
             if turn == Turn::Later {
                 let pause = Duration::from_micros(pause);
                 soonest = Some(soonest.map_or(pause, |known: Duration| known.min(pause)));
