@@ -196,6 +196,7 @@ impl Notification {
         let written_ms = reader.u64()?;
         let row = Self {
             sequence,
+            previous,
             name,
             instance,
             kinds,
@@ -205,7 +206,6 @@ impl Notification {
             ddoc_updated_at,
             deleted_at,
             replaced,
-            previous,
             versionstamp,
             written_ms,
         };

@@ -62,10 +62,10 @@ struct Content {
 
 impl Dispatcher {
     /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
-    /// kinds of events, or has a predicate.
+    /// events of them, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
-        if !filter.wants_all_kinds() {
-            let reason = "a mirror needs all kinds of events: narrow the names only";
+        if !filter.wants_all_kinds() || filter.ddocs.is_some() {
+            let reason = "a mirror needs all events of its databases: narrow the names only";
             return Err(Error::invalid("filter", reason));
         }
         if filter.has_predicate() {

@@ -96,6 +96,9 @@ async fn bad_input_is_refused_and_changes_nothing() {
     }
     let one = |id: &[u8]| Bytes::copy_from_slice(id);
     refusals.push(member().tenants(0, one).run(Ids::new().handler()).await);
+    // Consumers look no design documents up: each change of another one would come as well.
+    let of_ddoc = notibus::Filter::all().ddocs(["_design/x".parse().unwrap()]).unwrap();
+    refusals.push(member().filter(of_ddoc).run(Ids::new().handler()).await);
     for refused in refusals {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }

@@ -11,7 +11,7 @@ use std::{
 use notibus::{
     Bus, Cursor, Db, DbInstance, Error, JanitorOptions, Sequence,
     changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
-    consumer::{Batch, Consumer, ConsumerOptions, Work},
+    consumer::{Batch, Consumer, ConsumerOptions, FailurePolicy, Work},
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio::sync::Notify;
@@ -290,4 +290,34 @@ async fn a_consumer_of_a_replaced_database_ends_by_the_fold() {
     fixture.store.run(replace).await.unwrap();
     until("it has nothing to do", async || consumer.shards().is_empty()).await;
     consumer.shutdown().await.unwrap();
+}
+
+/// Bug: of documents, a version ahead of the store counted as one up to which everything is finished, so the barrier said yes at once.
+#[tokio::test(start_paused = true)]
+async fn a_version_ahead_of_the_store_is_refused() {
+    let documents = Documents::new(1).await;
+    let log = Log::new();
+    let consumer = documents.ids(&documents.fixture.bus, hinted(), &log).await;
+    let ahead = within("the refusal", consumer.wait_until(u64::MAX)).await;
+    assert!(matches!(ahead, Err(Error::Invalid { what: "version", .. })), "{ahead:?}");
+    let edited = documents.edit("a", 1, None).await;
+    documents.hint().await;
+    within("the edit", consumer.wait_until(edited.versionstamp().version())).await.unwrap();
+    assert_eq!(log.names(), ["a"]);
+    drop(consumer);
+}
+
+/// Bug: a wanted row after the version held a barrier up, if nothing was saved in between: one that fails and holds its shard, always.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_does_not_wait_for_later_rows() {
+    let documents = Documents::new(1).await;
+    let log = Log::doing(|_: Work<Change>| async { Err("it fails".into()) });
+    let version = documents.fixture.store.begin().read_version().await.unwrap();
+    let options = hinted().failure(FailurePolicy::Hold);
+    let consumer = documents.ids(&documents.fixture.bus, options, &log).await;
+    documents.edit("a", 1, None).await;
+    documents.hint().await;
+    log.until_calls(2).await;
+    within("the version", consumer.wait_until(version)).await.unwrap();
+    drop(consumer);
 }

@@ -731,3 +731,29 @@ async fn an_end_whose_work_fails_is_not_forgotten_when_the_name_is_taken() {
     assert!(seen.contains(&(Some(DbInstance([1; 16])), false)), "{seen:?}");
     consumer.shutdown().await.unwrap();
 }
+
+/// Bug: deferred ids of a tenant had a turn only if it ran less than it may just when the keys were looked at: one that always has rows
+/// left them none.
+#[tokio::test(start_paused = true)]
+async fn a_deferred_id_of_a_tenant_that_is_always_busy_has_its_turn() {
+    let fixture = ConsumerFixture::new(1).await;
+    let log = Ids::doing(|work: Work<Notification>| async move {
+        if work.id() == b"late" && work.attempt() == 1 {
+            return Err("not yet".into());
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Ok(())
+    });
+    let pause = Duration::from_secs(5);
+    let options = hinted().attempts_max(1).backoff_min(pause).backoff_max(pause);
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    fixture.create(["late"]).await;
+    let consumer = member.tenants(1, |_| bytes::Bytes::new()).run(log.handler()).await.unwrap();
+    until("it is deferred", async || !fixture.is_none_deferred().await).await;
+    for name in names("db", 60) {
+        fixture.create([name]).await;
+        pass(Duration::from_millis(700)).await;
+    }
+    assert_eq!(log.names().iter().filter(|name| *name == "late").count(), 2);
+    drop(consumer);
+}

@@ -110,6 +110,9 @@ async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so(
     let fixture = SubscriberFixture::new().await;
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
     assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
+    // It would show a row that is not the newest one, after a change of another design document.
+    let some = Filter::all().ddocs(["_design/x".parse().unwrap()]).unwrap();
+    assert!(matches!(fixture.dispatcher.mirror(some), Err(Error::Invalid { .. })));
     let mirror = fixture.dispatcher.mirror(Filter::all()).unwrap();
     let version = commit(&fixture.bus, &db("a", 1), EventKind::Created).await;
     fixture.dispatcher.shutdown().await;

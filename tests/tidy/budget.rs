@@ -22,10 +22,10 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 210),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_950),
-    ("src/roles/dispatcher", 3_370),
+    ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_270),
+    ("src/roles/consumer", 6_310),
     ("src/bus", 1_450),
     ("src/bus/relocation", 640),
     ("src/front", 6_710),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_630;
+const SRC_LINES: usize = 48_700;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;

@@ -76,6 +76,10 @@ impl ConsumerSettings {
             let reason = "a consumer cannot find that its predicate has changed: filter by names, and let the handler return";
             return Err(Error::invalid("filter", reason));
         }
+        if self.filter.ddocs.is_some() {
+            let reason = "a consumer does not look design documents up: filter by kinds, and ask `Feed::ddocs` in the handler";
+            return Err(Error::invalid("filter", reason));
+        }
         if self.documents.is_some() && !self.filter.is_all() {
             return Err(Error::invalid("filter", "a consumer of documents has none: let the handler return"));
         }
@@ -120,9 +124,9 @@ impl ConsumerHandle {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if it exists with another feed, filter or expiry, the filter has a predicate, the start is ahead of the store, or the
-    /// expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`]. Then nothing is
-    /// changed.
+    /// [`Error::Invalid`] if it exists with another feed, filter or expiry, the filter has a predicate or design documents, the start is ahead of
+    /// the store, or the expiry is out of its limits; [`Error::Expired`] if the start is below the horizon of the feed; [`Error::NoFeed`].
+    /// Then nothing is changed.
     pub async fn create(&self, settings: &ConsumerSettings) -> Result<bool> {
         Ok(self.create_unless(settings, None).await? == Some(true))
     }

@@ -149,7 +149,7 @@ pub(super) enum Changed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Now,
-    /// No more ids of its tenant may run: the next pass looks at it again.
+    /// Enough ids of its tenant run or wait: the next pass looks at it again.
     Later,
     /// It is in hand.
     InHand,
@@ -168,7 +168,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         let mut rest = Some(RangeRead::new(self.keys_of_shard()).limit(PAGE_KEYS));
         // Some of these may come to be committed later than this.
         let finished = std::mem::take(&mut self.deferred).finished;
-        for (done, id) in &finished {
+        for (id, done) in &finished {
             self.deferred.note_finished(id, *done);
         }
         while let Some(read) = rest {
@@ -193,7 +193,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub(super) async fn due_ids(
         &mut self,
         room: usize,
-        turn: impl Fn(&[u8]) -> Turn,
+        turn: impl Fn(&[u8], &[(Bytes, DeferredRow)]) -> Turn,
     ) -> Result<Vec<DueId<R>>> {
         let mut found = Vec::new();
         let now = self.now();
@@ -235,7 +235,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         tx: &Transaction,
         read: &RangeRead,
         room: usize,
-        turn: &impl Fn(&[u8]) -> Turn,
+        turn: &impl Fn(&[u8], &[(Bytes, DeferredRow)]) -> Turn,
     ) -> Result<(Vec<DueKey>, Option<Duration>, Option<Bytes>)> {
         let (incarnation, version) = (self.held.context.config.incarnation, tx.read_version().await?);
         let (ids, rest) = self.held.deferred_page(tx, read).await?;
@@ -248,7 +248,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Due::At(..) => 0,
             };
             // A row that waits for its batch is older than what would be worked on now.
-            let turn = if pause > 0 || self.ordered.contains(&id) { Turn::Later } else { turn(&id) };
+            let turn = if pause > 0 || self.ordered.contains(&id) { Turn::Later } else { turn(&id, &due) };
             if turn == Turn::Later {
                 let pause = Duration::from_micros(pause);
                 soonest = Some(soonest.map_or(pause, |known: Duration| known.min(pause)));
@@ -417,18 +417,15 @@ impl<R: ConsumedRow> ShardTask<R> {
     /// Removes keys that say only what is finished up to `checkpoint`, which decides the same.
     pub(super) async fn clear_finished(&mut self, checkpoint: Sequence) -> Result<()> {
         let now = self.now();
-        loop {
-            let passed = self.deferred.finished.iter().take_while(|(done, _)| *done <= checkpoint);
-            let some: Vec<_> = passed.take(PAGE_KEYS).cloned().collect();
-            if some.is_empty() {
-                return Ok(());
-            }
+        let passed = self.deferred.finished.iter().filter(|(_, done)| **done <= checkpoint);
+        let passed: Vec<_> = passed.map(|(id, _)| id.clone()).collect();
+        for some in passed.chunks(PAGE_KEYS) {
             let held = Arc::clone(&self.held);
             let clear = async |tx: Transaction| {
                 held.lease.check(&tx).await?;
                 let stored = held.checkpoint(&tx, Isolation::Serializable).await?;
                 let position = stored.map(|stored| stored.position());
-                let clears = some.iter().map(|(_, id)| async {
+                let clears = some.iter().map(|id| async {
                     let (row, newest) = tokio::try_join!(
                         held.deferred(&tx, id),
                         self.newest_sequence(&tx, id, Isolation::Snapshot)
@@ -447,14 +444,15 @@ impl<R: ConsumedRow> ShardTask<R> {
                 futures_util::future::try_join_all(clears).await
             };
             let cleared = self.db().run(clear).await?;
-            for (place, (is_cleared, newest)) in some.into_iter().zip(cleared) {
-                self.deferred.finished.remove(&place);
+            for (id, (is_cleared, newest)) in some.iter().zip(cleared) {
+                self.deferred.finished.remove(id);
                 match newest.filter(|newest| !is_cleared && *newest > checkpoint) {
-                    Some(newest) => drop(self.deferred.finished.insert((newest, place.1))),
-                    None if is_cleared => self.deferred.was_cleared(&place.1),
-                    None => self.deferred.note(&place.1, now),
+                    Some(newest) => drop(self.deferred.finished.insert(id.clone(), newest)),
+                    None if is_cleared => self.deferred.was_cleared(id),
+                    None => self.deferred.note(id, now),
                 }
             }
         }
+        Ok(())
     }
 }

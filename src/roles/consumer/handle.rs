@@ -79,7 +79,8 @@ impl Consumer {
         self.member.caught_up().await
     }
 
-    /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`.
+    /// Waits until the consumer, on all nodes, has finished or deferred what was committed up to `version`. Fails with [`Error::Invalid`] if
+    /// the version is ahead of the store.
     pub async fn wait_until(&self, version: u64) -> Result<()> {
         self.member.wait_until(version).await
     }

@@ -42,8 +42,6 @@ pub(super) struct Entry<T> {
     first: Option<Sequence>,
     /// A newer row that came while this one ran: where it stands, and its work.
     next: Option<(Sequence, T)>,
-    /// Whether it came as a deferred id that is due.
-    was_due: bool,
     /// Its tenant, since it was ready.
     tenant: Bytes,
     state: State,
@@ -81,8 +79,8 @@ pub(super) struct InHand<T> {
     running: usize,
     /// How many entries are covered by keys.
     covered: usize,
-    /// How many entries came as deferred ids.
-    due: usize,
+    /// The entries that came as deferred ids.
+    due: BTreeSet<Bytes>,
 }
 
 impl<T> InHand<T> {
@@ -97,7 +95,7 @@ impl<T> InHand<T> {
             next_number: 0,
             running: 0,
             covered: 0,
-            due: 0,
+            due: BTreeSet::new(),
         }
     }
 
@@ -114,9 +112,10 @@ impl<T> InHand<T> {
         self.covered
     }
 
-    /// How many entries came as deferred ids that were due.
+    /// How many entries came as deferred ids that were due, without those that wait for their tenants.
     pub fn due(&self) -> usize {
-        self.due
+        let waits = |entry: &&Entry<T>| !entry.is_running() && self.is_busy(&entry.tenant);
+        self.due.iter().filter_map(|id| self.entries.get(id)).filter(|entry| !waits(entry)).count()
     }
 
     pub fn get(&self, id: &[u8]) -> Option<&Entry<T>> {
@@ -131,11 +130,22 @@ impl<T> InHand<T> {
         self.entries.contains_key(id)
     }
 
-    /// Whether the tenant of `id` already runs as many ids as it may.
-    pub fn is_tenant_busy(&self, id: &[u8]) -> bool {
+    /// Whether a deferred id can be taken beside those that are `taken` with it: of each tenant one more than may run, so that one waits in
+    /// the queue of a tenant that is always busy.
+    pub fn has_turn<'a>(&self, id: &[u8], taken: impl Iterator<Item = &'a Bytes>) -> bool {
+        let Some(divide) = &self.divide else { return true };
+        let tenant = self.tenant_of(id);
+        let running = self.tenants.get(&tenant).map_or(0, |tenant| tenant.running);
+        let waits = |entry: &&Entry<T>| !entry.is_running() && entry.tenant == tenant;
+        let waiting = self.due.iter().filter_map(|id| self.entries.get(id)).filter(waits).count();
+        let taken = taken.filter(|id| self.tenant_of(id) == tenant).count();
+        running + waiting + taken <= divide.running_max
+    }
+
+    /// Whether a tenant already runs as many ids as it may.
+    fn is_busy(&self, tenant: &Bytes) -> bool {
         self.divide.as_ref().is_some_and(|divide| {
-            let running = self.tenants.get(&self.tenant_of(id)).map_or(0, |tenant| tenant.running);
-            running >= divide.running_max
+            self.tenants.get(tenant).is_some_and(|tenant| tenant.running >= divide.running_max)
         })
     }
 
@@ -171,10 +181,10 @@ impl<T> InHand<T> {
     /// Takes an id whose key covers it, to be worked on now.
     pub fn offer_covered(&mut self, id: &Bytes, work: T, attempts: u32) {
         if !self.entries.contains_key(id) {
-            (self.covered, self.due) = (self.covered + 1, self.due + 1);
+            self.covered += 1;
+            self.due.insert(id.clone());
             self.insert(id, work, None, None);
-            let entry = self.entries.get_mut(id).expect("it was just put there");
-            (entry.attempts, entry.was_due) = (attempts, true);
+            self.entries.get_mut(id).expect("it was just put there").attempts = attempts;
         }
     }
 
@@ -182,16 +192,7 @@ impl<T> InHand<T> {
         let state = State::Waiting(due.unwrap_or_default());
         self.entries.insert(
             id.clone(),
-            Entry {
-                work,
-                attempts: 0,
-                began: None,
-                first,
-                next: None,
-                was_due: false,
-                tenant: Bytes::new(),
-                state,
-            },
+            Entry { work, attempts: 0, began: None, first, next: None, tenant: Bytes::new(), state },
         );
         match due {
             Some(due) => drop(self.timers.insert((due, id.clone()))),
@@ -342,7 +343,7 @@ impl<T> InHand<T> {
     pub fn remove(&mut self, id: &Bytes) -> Option<Entry<T>> {
         self.end_run(id);
         let entry = self.entries.remove(id)?;
-        self.due -= usize::from(entry.was_due);
+        self.due.remove(id);
         match entry.first {
             Some(first) => drop(self.firsts.remove(&first)),
             None => self.covered -= 1,

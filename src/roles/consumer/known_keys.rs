@@ -1,7 +1,7 @@
 //! [`KnownKeys`]: what a task knows of the keys of its shard.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, HashSet},
     time::Duration,
 };
 
@@ -17,8 +17,8 @@ pub(super) struct KnownKeys {
     /// Ids that may have keys. Others have none, but for those that somebody has just asked to work on again. `None` if there are too many:
     /// then each id may have one.
     hashes: Option<HashSet<u64>>,
-    /// Ids whose keys say only what is finished, by that position: removed once the checkpoint has passed it.
-    pub finished: BTreeSet<(Sequence, Bytes)>,
+    /// Ids whose keys say only what is finished, and from where on: looked at once the checkpoint has passed that.
+    pub finished: BTreeMap<Bytes, Sequence>,
     /// Where the pass goes on; `None` between two passes.
     pub place: Option<Bytes>,
     /// When the pass began.
@@ -35,7 +35,7 @@ impl Default for KnownKeys {
         let hashes = Some(HashSet::new());
         Self {
             hashes,
-            finished: BTreeSet::new(),
+            finished: BTreeMap::new(),
             place: None,
             began: Duration::ZERO,
             soonest: None,
@@ -76,7 +76,8 @@ impl KnownKeys {
     /// The key of `id` says that everything up to `done` is finished, and nothing else.
     pub fn note_finished(&mut self, id: &Bytes, done: Sequence) {
         self.note_key(id);
-        self.finished.insert((done, id.clone()));
+        // The first stays: once the checkpoint has passed that, the newest row takes its place.
+        self.finished.entry(id.clone()).or_insert(done);
     }
 
     /// `id` has no key any more.
@@ -94,6 +95,18 @@ fn hash_of(id: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::encoding::{Incarnation, Versionstamp};
+
+    /// Bug: an id was remembered once for each of its rows that was finished: while another id held the checkpoint, memory grew with events.
+    #[test]
+    fn an_id_that_is_finished_again_is_remembered_once() {
+        let (mut known, id) = (KnownKeys::default(), Bytes::from_static(b"a"));
+        for version in 1..=3 {
+            let done = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+            known.note_finished(&id, done);
+        }
+        assert_eq!(known.finished.len(), 1);
+    }
 
     #[test]
     fn with_too_many_keys_each_id_may_have_one() {

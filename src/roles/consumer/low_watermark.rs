@@ -32,7 +32,7 @@ const PAUSES_MAX: u32 = 20;
 /// How many rows are read at once.
 const PAGE_ROWS: usize = 1_000;
 
-/// How many pages of a shard are looked through. What is behind them comes another time.
+/// How many pages of a shard are looked through before it is written.
 const PAGES_MAX: usize = 100;
 
 /// The pauses between two looks at whether a consumer has caught up.
@@ -46,7 +46,7 @@ struct Passed {
     /// Up to where there is no other.
     to: Sequence,
     rows: usize,
-    /// Whether that is the end of the shard for now, or enough.
+    /// Whether no wanted row was met.
     is_all: bool,
 }
 
@@ -147,9 +147,10 @@ impl Member {
         enough: Option<Sequence>,
     ) -> Result<Passed> {
         let mut passed = Passed { to: stored.position().max(low), rows: 0, is_all: true };
-        for _ in 0..PAGES_MAX {
-            if enough.is_some_and(|enough| passed.to >= enough) {
-                return Ok(passed);
+        for pages in 0.. {
+            // What is behind so many pages is written another time; a barrier has to see all of it.
+            if enough.map_or(pages == PAGES_MAX, |enough| passed.to >= enough) {
+                break;
             }
             let read = async |tx: Transaction| {
                 tx.set_option(TransactionOption::Priority(Priority::Batch));
@@ -161,6 +162,9 @@ impl Member {
                 page => page?.page,
             };
             for row in &page.rows {
+                if enough.is_some_and(|enough| row.sequence > enough) {
+                    return Ok(passed);
+                }
                 if self.is_wanted(row.sequence, &row.value, &stored) {
                     let to = row.sequence.before().max(passed.to);
                     return Ok(Passed { to, is_all: false, ..passed });
@@ -169,10 +173,10 @@ impl Member {
             }
             passed.to = page.next.position();
             if !page.more {
-                return Ok(passed);
+                break;
             }
         }
-        Ok(Passed { is_all: false, ..passed })
+        Ok(passed)
     }
 
     fn is_wanted(&self, sequence: Sequence, value: &[u8], since: &Cursor) -> bool {
@@ -185,15 +189,24 @@ impl Member {
 
     /// Waits until everything up to what is in the feed now is finished, or deferred.
     pub async fn caught_up(&self) -> Result<()> {
-        let now = async |tx: Transaction| self.feed().last_readable(&tx).await;
-        let now = self.context.db.run(now).await?;
-        self.wait_for(now).await
+        self.wait_for(self.feed_end().await?).await
+    }
+
+    /// The last position that can be read now.
+    async fn feed_end(&self) -> Result<Sequence> {
+        self.context.db.run(async |tx| self.feed().last_readable(&tx).await).await
     }
 
     /// Waits until everything that was committed up to `version` is finished, or deferred.
     pub async fn wait_until(&self, version: u64) -> Result<()> {
         let at = if self.feed.instance().is_some() {
-            Sequence::last_at(self.context.config.incarnation, version)
+            let (at, now) =
+                (Sequence::last_at(self.context.config.incarnation, version), self.feed_end().await?);
+            if at > now {
+                let reason = format!("{version} is ahead of the store, which is at {now}");
+                return Err(Error::invalid("version", reason));
+            }
+            at
         } else {
             NotificationFeed::new(Arc::clone(&self.context), self.feed.clone()).folded(version).await?
         };
@@ -214,11 +227,15 @@ impl Member {
     async fn has_passed(&self, at: Sequence) -> Result<bool> {
         let read = async |tx: Transaction| {
             self.existing(&tx, Isolation::Snapshot).await?;
-            Ok((self.checkpoints(&tx).await?, self.feed().topology(&tx).await?))
+            tokio::try_join!(
+                self.checkpoints(&tx),
+                self.low_watermark(&tx, Isolation::Snapshot),
+                self.feed().topology(&tx)
+            )
         };
-        let (stored, topology) = self.context.db.run(read).await?;
+        let (stored, low, topology) = self.context.db.run(read).await?;
         for (shard, stored) in stored {
-            if !self.unwanted_up_to(shard, stored, Sequence::MIN, Some(at)).await?.is_all {
+            if !self.unwanted_up_to(shard, stored, low, Some(at)).await?.is_all {
                 return Ok(false);
             }
             // Rows of successors are before `at` as well.

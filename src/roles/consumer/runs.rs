@@ -62,12 +62,12 @@ impl<R: ConsumedRow> Hand<R> {
         self.runs.iter().find(|(_, run)| works_on(run)).map(|(number, _)| *number)
     }
 
-    /// Whether a deferred id can be taken.
-    fn turn(&self, id: &[u8]) -> Turn {
+    /// Whether a deferred id can be taken beside those that are `taken` with it.
+    fn turn(&self, id: &[u8], taken: &[(Bytes, DeferredRow)]) -> Turn {
         match self.ids.contains(id) {
             true => Turn::InHand,
-            false if self.ids.is_tenant_busy(id) => Turn::Later,
-            false => Turn::Now,
+            false if self.ids.has_turn(id, taken.iter().map(|(id, _)| id)) => Turn::Now,
+            false => Turn::Later,
         }
     }
 
@@ -257,7 +257,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         if room == 0 || self.deferred.next_turn().is_none_or(|at| at > self.now()) {
             return Ok(());
         }
-        let due = persist!(self, "reading deferred ids", self.due_ids(room, |id| hand.turn(id)).await);
+        let due = persist!(
+            self,
+            "reading deferred ids",
+            self.due_ids(room, |id, taken| hand.turn(id, taken)).await
+        );
         for (id, job, attempts) in due {
             hand.ids.offer_covered(&id, job, attempts);
         }

@@ -21,7 +21,7 @@
 //!    is returned, or has no wanted row), [`Reader::poll_documents`] (the batch is returned with its design documents), `CaughtUp` (all
 //!    pages before were returned), [`Reader::skip`] (`Lagged` reports the rows between), and [`Reader::rest_at`], which moves it to
 //!    a position with no wanted row before: the end of the ring, read before the log had no entry, with nothing under way; or
-//!    the begin of the entry that took it off the list, where the log had none before.
+//!    the begin of its next entry, which it has read, or which took it off the list.
 //! 2. It never goes back, except for `Expired`. Where the ring knows more than the cursor, the two are joined ([`Cursor::joined`]),
 //!    which keeps the larger knowledge and the later position.
 //! 3. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
@@ -240,12 +240,18 @@ impl Reader {
 
     /// Takes the next batch of the ring, or a page of a round.
     fn take(&mut self, batch_number: u64) -> Result<Option<DeliveryBatch>, Empty> {
-        let Entry { number, content: matched, more } =
-            self.pattern.log.read_or_wait(batch_number, &self.state)?;
+        let read = self.pattern.log.read_or_wait(batch_number, &self.state);
         if self.is_in_round {
-            return self.take_round(number, self.cursor);
+            // Rows before what follows may have newer ones that are still to come.
+            return self.take_round(read?.number, self.cursor);
         }
-        let since = self.cursor.joined(matched.batch.since);
+        if matches!(read, Err(Empty::Behind)) {
+            self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
+        }
+        let Entry { number, content: matched, more } = read?;
+        // From here on a later entry may take it off the list, which it may be on with this one in hand.
+        self.rest_at(matched.batch.since);
+        let since = self.cursor;
         if self.pace.is_some() || more && self.is_slow(&matched) && self.has_superseded(number, since)? {
             return self.take_round(number, since);
         }
@@ -381,10 +387,6 @@ impl Reader {
     fn fall_behind(&mut self) -> Option<BatchItem> {
         let is_in_round = std::mem::take(&mut self.is_in_round);
         self.newest = None;
-        // Within a round, rows before that entry may have newer ones that are still to come.
-        if self.batch_number.is_some() && !is_in_round {
-            self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
-        }
         let lagged = self.skip(is_in_round);
         if lagged.is_none() {
             self.begin_load();

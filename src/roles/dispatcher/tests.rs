@@ -84,3 +84,30 @@ async fn an_overrun_reader_does_not_go_back_within_a_reading() {
     assert!(paced.next().now_or_never().is_none(), "it reads the feed");
     assert_eq!(paced.cursor(), Cursor::resumed(Knowledge::UpTo(at(101)), at(102), at(102)));
 }
+
+/// Regression: a reader with a pace had a batch in hand and was on the waiting list for the next one. That came, and pushed the batch in hand
+/// out of the ring, before the reader had looked for newer rows. It took the begin of the next batch for what it knew, and lost the row.
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_leaves_the_ring_while_it_is_taken_is_not_passed() {
+    let dispatcher = suspended(1);
+    let mut paced = dispatcher.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
+    assert!(paced.next().now_or_never().is_none());
+    let shared = dispatcher.shared();
+    shared.publish(vec![database("a", 101)], at(101), true);
+    let newest = shared.patterns.lock().all().last().unwrap().newest();
+    let state = Arc::clone(&paced.source.reader.state);
+    let not_listed = Arc::strong_count(&state);
+    let runtime = tokio::runtime::Handle::current();
+    let looks = newest.lock();
+    let reader = std::thread::spawn(move || {
+        let _runtime = runtime.enter();
+        assert!(paced.next().now_or_never().is_none(), "it reads the feed");
+        paced.cursor()
+    });
+    while Arc::strong_count(&state) == not_listed {
+        std::thread::yield_now();
+    }
+    shared.publish(vec![database("b", 102)], at(102), true);
+    drop(looks);
+    assert_eq!(reader.join().unwrap(), Cursor::from(at(100)));
+}

@@ -86,8 +86,8 @@ pub(super) fn fold(
     }
 
     let row = row.filter(|_| !kinds.is_empty()).map(|draft| Notification {
-        kinds,
         previous,
+        kinds,
         written_ms,
         ..draft.at_draft()
     });
