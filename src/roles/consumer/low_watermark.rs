@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use super::{handler::ConsumedRow, member::Member};
 use crate::{
     base::{
+        backoff::{Backoff, Failures},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -36,7 +37,7 @@ const PAGE_ROWS: usize = 1_000;
 const PAGES_MAX: usize = 100;
 
 /// The pauses between two looks at whether a consumer has caught up.
-const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+const CAUGHT_UP: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_secs(1) };
 
 /// Its name in reports of trouble.
 const WRITER: &str = "low watermark of a consumer";
@@ -202,10 +203,9 @@ impl Member {
 
     async fn wait_for(&self, at: Sequence) -> Result<()> {
         let env = self.context.env();
-        let (mut pause, most) = CAUGHT_UP_PAUSES;
+        let mut looks = Failures::default();
         while !self.has_passed(at).await? {
-            env.sleep(pause).await;
-            pause = (pause * 2).min(most);
+            env.sleep(looks.again(&CAUGHT_UP, Duration::ZERO, env)).await;
         }
         Ok(())
     }
