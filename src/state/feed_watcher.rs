@@ -114,6 +114,11 @@ impl Listener {
         *self.heads.borrow()
     }
 
+    /// Up to where the watcher has looked: no row up to there is behind heads that are read after this.
+    pub fn looked_to(&self) -> Sequence {
+        Sequence::last_at(self.context.config.incarnation, *self.looked.borrow())
+    }
+
     /// Messages that come from now on are news: a read follows.
     pub fn reads(&mut self) {
         self.heads.mark_unchanged();
@@ -164,8 +169,7 @@ impl Listener {
             self.has_waited();
         }
         self.waits_again();
-        let incarnation = self.context.config.incarnation;
-        has_looked.then(|| Sequence::last_at(incarnation, *self.looked.borrow()))
+        has_looked.then(|| self.looked_to())
     }
 
     /// The watcher has not looked for too long. Its runtime may have ended: then another one begins in that of this listener.

@@ -17,10 +17,10 @@ pub(crate) type NodesSeen = Mutex<LastSeen<NodeId, NodeRow>>;
 
 /// The values seen under each key.
 #[derive(Debug)]
-pub(crate) struct LastSeen<K, V>(BTreeMap<K, Seen<V>>);
+pub(crate) struct LastSeen<K, V>(BTreeMap<K, Unchanged<V>>);
 
 #[derive(Debug)]
-struct Seen<V> {
+struct Unchanged<V> {
     value: V,
     /// When it was first read, and when last.
     since: Duration,
@@ -61,9 +61,9 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
         self.0.retain(|_, seen| now.saturating_sub(seen.read) < FORGOTTEN_AFTER);
     }
 
-    fn insert(&mut self, key: K, value: V, before: Option<Seen<V>>, now: Duration) {
+    fn insert(&mut self, key: K, value: V, before: Option<Unchanged<V>>, now: Duration) {
         let since = before.filter(|seen| seen.value == value).map_or(now, |seen| seen.since);
-        self.0.insert(key, Seen { value, since, read: now });
+        self.0.insert(key, Unchanged { value, since, read: now });
     }
 
     /// Forgets what was seen under `key`.

@@ -15,17 +15,17 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_540),
-    ("src/state", 2_670),
-    ("src/state/keys", 2_570),
+    ("src/state", 2_880),
+    ("src/state/keys", 2_600),
     ("src/state/feed", 1_980),
-    ("src/state/membership", 2_570),
+    ("src/state/membership", 2_530),
     ("src/roles", 210),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_940),
+    ("src/roles/notifier", 1_910),
     ("src/roles/dispatcher", 3_320),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_260),
+    ("src/roles/consumer", 6_280),
     ("src/bus", 1_450),
     ("src/bus/relocation", 640),
     ("src/front", 6_710),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_550;
+const SRC_LINES: usize = 48_730;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;
