@@ -501,7 +501,7 @@ async fn a_damaged_row_of_a_node_is_polled_no_more_often() {
         (faults.counts() - before).transactions
     };
     let idle = per_minute().await;
-    set(&store, b"notibus\x15\x0a\x02main\x00\x14\x01zzzzzzzzzzzzzzzz\x00", b"junk").await;
+    set(&store, b"notibus\x15\x0e\x02main\x00\x15\x04\x01zzzzzzzzzzzzzzzz\x00", b"junk").await;
     drop(dies);
     tokio::time::sleep(Duration::from_hours(1)).await;
     let damaged = per_minute().await;

@@ -30,11 +30,11 @@ const FAMILIES: [&str; 19] = [
     "topology",
     "horizon",
     "ddoc",
-    "node",
+    "role",
     "lease",
     "(12)",
     "age",
-    "version",
+    "polled",
     "pulse",
     "(16)",
     "name",
@@ -99,8 +99,8 @@ fn is_producers(attempt: &Attempt) -> bool {
 /// Whether it is what nodes do to know of each other, by the clock.
 fn is_members(attempt: &Attempt) -> bool {
     attempt.operations.iter().any(|done| match done {
-        Operation::Get { key, .. } => ["node", "version"].contains(&family(key)),
-        Operation::GetRange { range, .. } => family(&range.begin) == "node",
+        Operation::Get { key, .. } => family(key) == "polled",
+        Operation::GetRange { range, .. } => family(&range.begin) == "polled",
         _ => false,
     })
 }

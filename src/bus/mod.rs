@@ -280,8 +280,8 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
     /// process may be dead, it waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
-        let Context { db, keys, config, stats, polls, .. } = &*self.context;
-        let member = Member::join(db, keys, Some(*config), (stats, polls), options).await?;
+        let Context { db, keys, config, stats, polls, nodes_seen, .. } = &*self.context;
+        let member = Member::join(db, keys, Some(*config), (stats, polls, nodes_seen), options).await?;
         Ok(Node::new(Arc::clone(&self.context), member))
     }
 

@@ -3,8 +3,8 @@
 //! It has parts. Each is one transaction with a limit of its own, so that what the store does not answer in time, or what is damaged, is missing
 //! from an answer, and the rest is there. Those who ask for a part at the same time share one read.
 //!
-//! Who lives is known here as well, by one [`LastSeen`]: a node whose row has not changed for its expiry is silent. A node removes its dead
-//! neighbours by the same rule.
+//! Who lives is known by the one [`LastSeen`](crate::state::last_seen::LastSeen) of the process: a node whose row has not changed for its
+//! expiry is silent. A node removes its dead neighbours by the same.
 
 use std::{
     collections::BTreeMap,
@@ -32,8 +32,8 @@ use crate::{
         context::Context,
         feed::{RawFeed, Topology},
         history::{Asked, History},
-        keys::{ConsumerName, NodeId, NodeRow},
-        membership::{Holdings, LastSeen, Members, NodeStatus},
+        keys::ConsumerName,
+        membership::{Holdings, Members, NodeStatus},
     },
     store::{Isolation, RetryPolicy, Transaction},
 };
@@ -99,8 +99,6 @@ pub(super) struct Observer {
 
 #[derive(Debug, Default)]
 struct Parts {
-    /// Since when the rows of nodes have not changed.
-    last_seen: Mutex<LastSeen<NodeId, NodeRow>>,
     waiting: Waiting,
     members: Part<Members>,
     holdings: Part<Holdings>,
@@ -197,7 +195,7 @@ impl Observer {
         let read = async {
             let began = self.env().now();
             let mut found = self.answered(async |tx| Members::read(&tx, keys, *config).await).await?;
-            found.judge(&mut self.parts.last_seen.lock(), (began, self.env().now()));
+            found.judge(&mut self.context.nodes_seen.lock(), (began, self.env().now()));
             Ok(found)
         };
         self.parts.members.get(self.env(), age_max, read).await

@@ -12,6 +12,7 @@ use crate::{
     state::{
         failing::Failing,
         keys::{Config, FeedId, Keys},
+        last_seen::NodesSeen,
         page_cache::PageCache,
         polls::Polls,
         routing::Schemes,
@@ -42,6 +43,7 @@ pub(crate) struct Context {
     pub pages: PageCache,
     /// The polls of everything that waits for hints.
     pub polls: Arc<Polls>,
+    pub nodes_seen: Arc<NodesSeen>,
     pub stats: Arc<Stats>,
     pub skipped: Arc<Skipped>,
     /// What holds up shards of consumers.
@@ -77,6 +79,7 @@ impl Context {
             wakeups,
             pages: PageCache::default(),
             polls,
+            nodes_seen: Arc::default(),
             stats,
             skipped,
             failing: Failing::default(),

@@ -17,6 +17,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     base::{
+        backoff::FAILURE_PAUSE,
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
@@ -41,9 +42,6 @@ const HINT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The same for a hint after one that came for nothing. Each costs two transactions: one that finds nothing, and one that sets a watch.
 const USELESS_HINT_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Pause after a failure.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many notifications it reads at once.
 const PAGE_ROWS: usize = 1_000;
@@ -116,6 +114,11 @@ impl Listener {
         *self.heads.borrow()
     }
 
+    /// Up to where the watcher has looked: no row up to there is behind heads that are read after this.
+    pub fn looked_to(&self) -> Sequence {
+        Sequence::last_at(self.context.config.incarnation, *self.looked.borrow())
+    }
+
     /// Messages that come from now on are news: a read follows.
     pub fn reads(&mut self) {
         self.heads.mark_unchanged();
@@ -166,8 +169,7 @@ impl Listener {
             self.has_waited();
         }
         self.waits_again();
-        let incarnation = self.context.config.incarnation;
-        has_looked.then(|| Sequence::last_at(incarnation, *self.looked.borrow()))
+        has_looked.then(|| self.looked_to())
     }
 
     /// The watcher has not looked for too long. Its runtime may have ended: then another one begins in that of this listener.
@@ -296,10 +298,18 @@ impl Watcher {
     async fn look(&mut self, has_hint: bool) -> Result<()> {
         let context = Arc::clone(&self.context);
         let (env, wakeups) = (context.env(), &context.wakeups);
-        let key = context.keys.pulse(&context.feed);
+        let (key, db) = (context.keys.pulse(&context.feed), &context.db);
         let read =
             async |tx: Transaction| tokio::try_join!(tx.get(&key, Isolation::Snapshot), tx.read_version());
-        let (pulse, version) = polls::read(self.poll.take(), &context.db, read).await?;
+        let read_polled = async |poll: Poll| {
+            let tx = poll.transaction(db);
+            let (polled, version) = tokio::try_join!(poll.polled(db, &context.keys), tx.read_version())?;
+            Ok((polled.pulse.clone(), version))
+        };
+        let (pulse, version) = match self.poll.take() {
+            Some(poll) => polls::read(poll, db, read_polled).await?,
+            None => db.run(read).await?,
+        };
         let pulse = PulseValue::new(pulse);
         let moved = self.known.as_ref().map_or(Lanes::ALL, |known| pulse.moved_since(known));
         let to = Sequence::last_at(context.config.incarnation, version);

@@ -10,6 +10,7 @@ pub(crate) mod feed;
 pub(crate) mod feed_watcher;
 pub(crate) mod history;
 pub(crate) mod keys;
+pub(crate) mod last_seen;
 pub(crate) mod membership;
 pub(crate) mod notification_feed;
 pub(crate) mod page_cache;

@@ -3,20 +3,32 @@
 //! Everything that is woken by hints also polls, by an interval of its own. Here these timers fire together: at whole
 //! seconds from a random start, which is another one in each process. All that are due at once read in one transaction,
 //! so an idle process begins one read transaction a second, whatever it has to do.
+//!
+//! What several of them want is read once: the pulse of the notifications, the version of all pools, and the rows of the nodes, if
+//! there are few ([`Polled`]).
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
+use bytes::Bytes;
 use futures_util::future::pending;
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 
 use crate::{
     base::{env::Env, error::Result},
-    store::{Database, Transaction},
+    state::keys::{FeedId, Keys},
+    store::{Database, Isolation, RangeRead, Row, Transaction},
 };
+
+/// How many nodes are few.
+const NODES_FEW: usize = 9;
 
 /// The polls of one bus in one process. Each sleeps by itself, in its own task: a bus can be used from several runtimes, and
 /// one of them may end or rest.
@@ -26,6 +38,8 @@ pub(crate) struct Polls {
     /// At which nanosecond of each second polls fire together.
     phase: u32,
     last: Mutex<Moment>,
+    /// Whether there were too many nodes to read their rows with the rest.
+    are_many: Arc<AtomicBool>,
 }
 
 /// The last moment at which polls were due.
@@ -34,7 +48,7 @@ struct Moment {
     at: Duration,
     /// When the first of them came.
     came: Duration,
-    transaction: Weak<Shareable>,
+    shared: Weak<Shareable>,
 }
 
 /// A poll that is due, or several together. They read at one version, which is later than what any of them knew before.
@@ -42,44 +56,99 @@ struct Moment {
 pub(crate) struct Poll {
     /// When it was due: before its transaction began.
     pub at: Duration,
-    transaction: Arc<Shareable>,
+    shared: Arc<Shareable>,
 }
 
-/// A transaction that the first of several polls begins.
+/// A transaction that the first of several polls begins, and what it has read for all of them.
 #[derive(Default)]
-struct Shareable(OnceLock<Transaction>);
+struct Shareable {
+    transaction: OnceLock<Transaction>,
+    polled: OnceCell<Arc<Polled>>,
+    are_many: Arc<AtomicBool>,
+}
 
 impl fmt::Debug for Shareable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Shareable").field(&self.0.get().is_some()).finish()
+        f.debug_struct("Shareable").field("polled", &self.polled.get()).finish_non_exhaustive()
+    }
+}
+
+/// What each process polls, read by snapshot.
+#[derive(Debug, Default)]
+pub(crate) struct Polled {
+    /// The pulse of the notifications.
+    pub pulse: Option<Bytes>,
+    /// The version of all pools.
+    pub common: Option<Bytes>,
+    /// The rows of all nodes; `None` if there are more than a few.
+    pub nodes: Option<Vec<Row>>,
+}
+
+impl Polled {
+    async fn read(tx: &Transaction, keys: &Keys, are_many: &AtomicBool) -> Result<Self> {
+        let (common, pulse) = (keys.common_version(), keys.pulse(&FeedId::notifications()));
+        let limit = if are_many.load(Ordering::Relaxed) { 2 } else { NODES_FEW + 3 };
+        // From the end, so that many nodes push nothing out.
+        let range = RangeRead::new(keys.polled()).limit(limit).reverse();
+        let mut rows = tx.get_range(&range, Isolation::Snapshot).await?.rows;
+        let is_complete = rows.len() < limit;
+        are_many.fetch_or(!is_complete, Ordering::Relaxed);
+        let mut take = |key: Vec<u8>| {
+            let at = rows.iter().position(|(found, _)| *found == key)?;
+            Some(rows.remove(at).1)
+        };
+        let (pulse, common) = (take(pulse), take(common));
+        rows.reverse();
+        Ok(Self { pulse, common, nodes: is_complete.then_some(rows) })
     }
 }
 
 impl Poll {
     /// The transaction in which all polls of the moment read. Nobody commits it.
     pub fn transaction(&self, db: &Database) -> Transaction {
-        self.transaction.0.get_or_init(|| db.begin()).clone()
+        self.shared.transaction.get_or_init(|| db.begin()).clone()
+    }
+
+    /// What each process polls, in this transaction; one read for all polls of the moment.
+    pub async fn polled(&self, db: &Database, keys: &Keys) -> Result<Arc<Polled>> {
+        let Shareable { polled, are_many, .. } = &*self.shared;
+        let read = || async { Polled::read(&self.transaction(db), keys, are_many).await.map(Arc::new) };
+        Ok(Arc::clone(polled.get_or_try_init(read).await?))
     }
 }
 
-/// Reads with `body`: in the transaction of `poll`, if there is one; else, or if that fails, by [`Database::run`].
-pub(crate) async fn read<T, F, R>(poll: Option<Poll>, db: &Database, body: F) -> Result<T>
+/// Reads with `body`, as `poll`; if that fails, in transactions of its own, by [`Database::run`].
+pub(crate) async fn read<T, F, R>(poll: Poll, db: &Database, body: F) -> Result<T>
 where
-    F: Fn(Transaction) -> R,
+    F: Fn(Poll) -> R,
     R: Future<Output = Result<T>>,
 {
-    if let Some(poll) = poll
-        && let Ok(found) = body(poll.transaction(db)).await
-    {
+    let (at, are_many) = (poll.at, Arc::clone(&poll.shared.are_many));
+    if let Ok(found) = body(poll).await {
         return Ok(found);
     }
-    db.run(body).await
+    let alone = |tx: Transaction| {
+        let (transaction, are_many) = (OnceLock::from(tx), Arc::clone(&are_many));
+        body(Poll { at, shared: Arc::new(Shareable { transaction, polled: OnceCell::new(), are_many }) })
+    };
+    db.run(alone).await
 }
 
 impl Polls {
     pub fn new(env: &Env) -> Arc<Self> {
         let phase = Duration::from_secs(1).mul_f64(env.random_fraction()).subsec_nanos();
-        Arc::new(Self { env: env.clone(), phase, last: Mutex::default() })
+        Arc::new(Self { env: env.clone(), phase, last: Mutex::default(), are_many: Arc::default() })
+    }
+
+    fn shareable(&self) -> Arc<Shareable> {
+        Arc::new(Shareable { are_many: Arc::clone(&self.are_many), ..Shareable::default() })
+    }
+
+    /// There are so many nodes beside that of this process, in all. Once they are few again, they are read with the rest.
+    pub fn found_nodes(&self, others: usize) {
+        if others + 1 < NODES_FEW {
+            self.are_many.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Completes after `pause`, or less than a second before that; never after [`Duration::MAX`]. Cancel safe.
@@ -90,7 +159,7 @@ impl Polls {
         let since = self.env.now();
         let Some(at) = self.tick_within(since, pause) else {
             self.env.sleep(pause).await;
-            return Poll { at: self.env.now(), transaction: Arc::default() };
+            return Poll { at: self.env.now(), shared: self.shareable() };
         };
         self.env.sleep(at.saturating_sub(since)).await;
         let poll = self.join(at, since);
@@ -102,13 +171,13 @@ impl Polls {
     /// The poll of the moment `at` for one who has waited since `since`. It is shared only if its transaction begins after that.
     fn join(&self, at: Duration, since: Duration) -> Poll {
         let mut last = self.last.lock();
-        let shared = last.transaction.upgrade().filter(|_| last.at == at && last.came > since);
-        let transaction = shared.unwrap_or_else(|| {
-            let transaction = Arc::default();
-            *last = Moment { at, came: self.env.now(), transaction: Arc::downgrade(&transaction) };
-            transaction
+        let shared = last.shared.upgrade().filter(|_| last.at == at && last.came > since);
+        let shared = shared.unwrap_or_else(|| {
+            let shared = self.shareable();
+            *last = Moment { at, came: self.env.now(), shared: Arc::downgrade(&shared) };
+            shared
         });
-        Poll { at, transaction }
+        Poll { at, shared }
     }
 
     /// The last tick within `pause` after `now`, if there is one.
@@ -125,7 +194,6 @@ mod tests {
     use super::*;
 
     const TICK: Duration = Duration::from_secs(1);
-    use crate::store::Isolation;
 
     /// Polls of different intervals that began at different times read in one transaction at each tick.
     #[tokio::test(start_paused = true)]
@@ -147,7 +215,8 @@ mod tests {
         })
         .await
         .unwrap();
-        let found = read(Some(other), &db, async |tx| {
+        let found = read(other, &db, async |poll| {
+            let tx = poll.transaction(&db);
             Ok((tx.read_version().await?, tx.get(b"later", Isolation::Snapshot).await?))
         });
         assert_eq!(found.await.unwrap(), (version, None), "both read at one version");
@@ -202,7 +271,8 @@ mod tests {
             Operation::Get { .. } if std::mem::take(&mut is_first) => Some(StoreError::TRANSACTION_TOO_OLD),
             _ => None,
         });
-        let found = read(Some(poll), &db, async |tx| tx.get(b"key", Isolation::Snapshot).await);
+        let found =
+            read(poll, &db, async |poll| poll.transaction(&db).get(b"key", Isolation::Snapshot).await);
         assert_eq!(found.await.unwrap(), None);
     }
 }

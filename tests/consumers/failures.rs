@@ -347,6 +347,9 @@ async fn a_failing_id_does_not_put_off_the_poll_for_rows() {
         // The pulse of the feed cannot be read.
         fixture.faults.plan_reads(|operation| match operation {
             Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
+            Operation::GetRange { range, .. } => {
+                range.end.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR)
+            }
             _ => None,
         });
         fixture.create(["good"]).await;

@@ -120,7 +120,7 @@ impl Both {
 fn beats(attempt: &Attempt) -> bool {
     attempt
         .mutations()
-        .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0a")))
+        .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0e\x02main\x00\x15\x04")))
 }
 
 /// Node A has a pending transaction when B takes over. A cannot commit it, however late it wakes.

@@ -54,6 +54,9 @@ async fn a_row_that_moves_between_two_pages_loses_no_event() {
     // No hint comes from now on.
     fixture.faults.plan_reads(|operation| match operation {
         Operation::Get { key, .. } => key.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR),
+        Operation::GetRange { range, .. } => {
+            range.end.starts_with(b"notibus\x15\x0f").then_some(StoreError::IO_ERROR)
+        }
         _ => None,
     });
     fixture.update("z", 0).await;

@@ -180,7 +180,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     let gate = Gate::default();
     let held = gate.clone();
     // The tuple element of the family's number, after the prefix.
-    let nodes = [&prefix[..], b"\x15\x0a"].concat();
+    let nodes = [&prefix[..], b"\x15\x0e\x02main\x00\x15\x04"].concat();
     faults.plan_commits(move |attempt| {
         let is_beat = attempt
             .mutations()

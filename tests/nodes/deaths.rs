@@ -10,17 +10,23 @@ use notibus::{
     },
 };
 
-use super::fixture::{EXPIRY, INTERVAL, NODES, is_even, removes, shares, started_at_once, writes};
+use super::fixture::{EXPIRY, INTERVAL, NODES, is_even, removes, shares, writes};
 use crate::common::{joined, unpolled, until, wide_bus};
 
-/// A notifier, and 80 that start one after the other after it.
-async fn one_beside_80(bus: &Bus) -> (Notifier, Vec<Notifier>) {
-    let notifier = joined(bus).await.notifier(unpolled()).await.unwrap();
-    let mut others = Vec::new();
-    for _ in 0..80 {
-        others.push(joined(bus).await.notifier(unpolled()).await.unwrap());
+/// `count` notifiers that start one after the other. Each has opened the bus for itself, as processes do: what one of them has seen of
+/// others, no other one knows.
+async fn processes(store: &Database, count: usize) -> Vec<Notifier> {
+    let mut notifiers = Vec::new();
+    for _ in 0..count {
+        notifiers.push(joined(&wide_bus(store).await).await.notifier(unpolled()).await.unwrap());
     }
-    (notifier, others)
+    notifiers
+}
+
+/// A notifier, and 80 that start after it.
+async fn one_beside_80(store: &Database) -> (Notifier, Vec<Notifier>) {
+    let mut notifiers = processes(store, 81).await;
+    (notifiers.remove(0), notifiers)
 }
 
 #[tokio::test(start_paused = true)]
@@ -57,7 +63,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
 async fn a_third_of_many_nodes_dies_at_once() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let mut notifiers = started_at_once(&bus, 60).await;
+    let mut notifiers = processes(&store, 60).await;
     tokio::time::sleep(INTERVAL * 4).await;
     let even = |notifiers: &[Notifier]| is_even(&notifiers.iter().collect::<Vec<_>>(), 64);
     assert!(even(&notifiers));
@@ -75,8 +81,9 @@ async fn a_third_of_many_nodes_dies_at_once() {
 /// Regression: the only surviving node removed the eight dead ones that it watched, and the next eight an expiry later, and so on.
 #[tokio::test(start_paused = true)]
 async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
-    let bus = wide_bus(&Database::memory()).await;
-    let mut notifiers = started_at_once(&bus, 40).await;
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let mut notifiers = processes(&store, 40).await;
     tokio::time::sleep(INTERVAL * 4).await;
     notifiers.truncate(1);
     tokio::time::sleep((EXPIRY + INTERVAL) * 2 + INTERVAL).await;
@@ -91,7 +98,7 @@ async fn dead_nodes_are_removed_although_large_transactions_fail() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
-    let (notifier, others) = one_beside_80(&bus).await;
+    let (notifier, others) = one_beside_80(&faults.database()).await;
     tokio::time::sleep(INTERVAL * 4).await;
     faults.plan_commits(|attempt| {
         let is_large = writes(attempt, NODES) && attempt.reads().count() > 40;
@@ -132,8 +139,7 @@ async fn removals_that_fail_hold_up_no_worker() {
 async fn time_to_replace(takes: Duration) -> Duration {
     let store = Database::memory();
     let faults = Faults::new(&store);
-    let bus = wide_bus(&faults.database()).await;
-    let (notifier, others) = one_beside_80(&bus).await;
+    let (notifier, others) = one_beside_80(&faults.database()).await;
     tokio::time::sleep(INTERVAL * 6).await;
     faults.plan_commits(move |attempt| {
         removes(attempt, NODES).then(|| {

@@ -11,7 +11,9 @@ use notibus::{
     },
 };
 
-use super::fixture::{EXPIRY, INTERVAL, LEASES, NODES, is_even, is_fold, owned, shares, writes};
+use super::fixture::{
+    EXPIRY, INTERVAL, LEASES, NODES, forget_nodes, is_even, is_fold, of_nodes, owned, shares, writes,
+};
 use crate::common::{
     counts, db, joined, narrow_bus, record, row_with, set, stored, unpolled, until, wide_bus, within,
 };
@@ -51,7 +53,7 @@ async fn a_zombie_cannot_commit_and_joins_again() {
     assert!(bus_a.stats().folds > 0);
     a.shutdown().await.unwrap();
     b.shutdown().await.unwrap();
-    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    assert_eq!((owned(&store).await, of_nodes(&store).await.len()), (0, 0));
 }
 
 /// A process is stopped in the middle of a commit and continues after another one has taken over. Its runtime does not run
@@ -79,7 +81,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
         // Another node has taken A for dead.
         store
             .run(async |tx| {
-                tx.clear_range(&KeyRange::prefix(NODES));
+                forget_nodes(&tx);
                 Ok(())
             })
             .await
@@ -270,7 +272,7 @@ async fn a_node_that_is_condemned_joins_again_with_all_roles() {
     let _role = node.announce(Role::HTTP).await.unwrap();
     let rows = stored(&store, NODES).await;
     let condemn = async |tx: Transaction| {
-        tx.clear_range(&KeyRange::prefix(NODES));
+        forget_nodes(&tx);
         let (key, row) = &rows[0];
         tx.set(key, &[&row[..8], &[0; 16], &row[24..]].concat());
         Ok(())

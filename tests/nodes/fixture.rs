@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use notibus::{
     Bus, Notifier,
     store::{
-        AtomicOp, Database,
+        AtomicOp, Database, KeyRange, Transaction,
         testing::{Attempt, Operation},
     },
 };
@@ -18,8 +19,23 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// The default expiry.
 pub(crate) const EXPIRY: Duration = Duration::from_secs(5);
 
-/// The prefix of the keys of nodes, after the default prefix.
-pub(crate) const NODES: &[u8] = b"notibus\x15\x0a";
+/// The prefix of the keys of rows of nodes, after the default prefix.
+pub(crate) const NODES: &[u8] = b"notibus\x15\x0e\x02main\x00\x15\x04";
+
+/// The prefix of the keys of their roles.
+pub(crate) const ROLES: &[u8] = b"notibus\x15\x0a";
+
+/// All that is stored of nodes.
+pub(crate) async fn of_nodes(store: &Database) -> Vec<(Bytes, Bytes)> {
+    [stored(store, NODES).await, stored(store, ROLES).await].concat()
+}
+
+/// Removes all of it.
+pub(crate) fn forget_nodes(tx: &Transaction) {
+    for keys in [NODES, ROLES] {
+        tx.clear_range(&KeyRange::prefix(keys));
+    }
+}
 
 /// The prefix of the keys of leases.
 pub(crate) const LEASES: &[u8] = b"notibus\x15\x0b";

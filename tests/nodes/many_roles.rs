@@ -9,13 +9,13 @@ use notibus::{
     Bus, BusOptions, Node, NodeOptions,
     node::{NodeId, Role},
     store::{
-        Database, KeyRange, StoreError, Transaction,
+        Database, StoreError, Transaction,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
 
-use super::fixture::{EXPIRY, INTERVAL, NODES, shares, started_at_once};
-use crate::common::{joined, stored, unpolled, until, wide_bus};
+use super::fixture::{EXPIRY, INTERVAL, ROLES, forget_nodes, of_nodes, shares, started_at_once};
+use crate::common::{joined, unpolled, until, wide_bus};
 
 /// A node with `count` roles. They go with it once it is dropped.
 async fn crowded(bus: &Bus, count: usize) -> (Node, impl Sized) {
@@ -28,13 +28,13 @@ async fn crowded(bus: &Bus, count: usize) -> (Node, impl Sized) {
 /// How many roles an attempt removes.
 fn removed(attempt: &Attempt) -> usize {
     let is_role =
-        |mutation: &&Operation| matches!(mutation, Operation::Clear { key } if key.starts_with(NODES));
+        |mutation: &&Operation| matches!(mutation, Operation::Clear { key } if key.starts_with(ROLES));
     attempt.mutations().filter(is_role).count() / 2
 }
 
 /// Whether anything is stored of `node`.
 async fn is_stored(store: &Database, node: NodeId) -> bool {
-    stored(store, NODES).await.iter().any(|(key, _)| key.windows(16).any(|part| part == node.0))
+    of_nodes(store).await.iter().any(|(key, _)| key.windows(16).any(|part| part == node.0))
 }
 
 /// Roles are written in pages, also where all of them have to be: a node that falls out with 10,000 of them is a member again at once, and
@@ -46,7 +46,7 @@ async fn ten_thousand_roles_are_written_in_pages() {
     let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
     let (node, roles) = crowded(&bus, 10_000).await;
     let forget = async |tx: Transaction| {
-        tx.clear_range(&KeyRange::prefix(NODES));
+        forget_nodes(&tx);
         Ok(())
     };
     store.run(forget).await.unwrap();
@@ -64,7 +64,7 @@ async fn ten_thousand_roles_are_written_in_pages() {
     assert!((1_000..=1_502).contains(&largest), "{largest} mutations in one transaction");
     drop(roles);
     node.shutdown().await.unwrap();
-    assert_eq!(stored(&store, NODES).await, []);
+    assert_eq!(of_nodes(&store).await, []);
 }
 
 /// Bug: a process under the id of a dead one with very many roles read all of them in the transaction of its claim. Fix: it removes them in

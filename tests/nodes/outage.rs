@@ -180,8 +180,8 @@ async fn a_heartbeat_that_panics_is_counted_and_publishes_nothing() {
     let faults = Faults::new(&Database::memory());
     let bus = narrow_bus(&faults.database()).await;
     let node = joined(&bus).await;
-    faults.plan_reads(|operation| {
-        assert!(!matches!(operation, Operation::Get { key, .. } if key.starts_with(NODES)), "as planned");
+    faults.plan_commits(|attempt| {
+        assert!(!writes(attempt, NODES), "as planned");
         None
     });
     let refused = node.announce(Role::HTTP).await.unwrap_err();

@@ -12,8 +12,8 @@ use notibus::{
     },
 };
 
-use super::fixture::{INTERVAL, LEASES, NODES, owned, shares, writes};
-use crate::common::{joined, narrow_bus, stored, unpolled, wide_bus};
+use super::fixture::{INTERVAL, LEASES, of_nodes, owned, shares, writes};
+use crate::common::{joined, narrow_bus, unpolled, wide_bus};
 
 /// More nodes than partitions: some have nothing to do, and take over when others leave.
 #[tokio::test(start_paused = true)]
@@ -25,11 +25,11 @@ async fn a_shutdown_frees_everything_at_once() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(shares(&[&a, &b]), [1, 0]);
     a.shutdown().await.unwrap();
-    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 3), "a row, and a role twice");
+    assert_eq!((owned(&store).await, of_nodes(&store).await.len()), (0, 3), "a row, and a role twice");
     tokio::time::sleep(INTERVAL).await;
     assert_eq!(shares(&[&b]), [1]);
     b.shutdown().await.unwrap();
-    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    assert_eq!((owned(&store).await, of_nodes(&store).await.len()), (0, 0));
     let c = joined(&bus).await.notifier(unpolled()).await.unwrap();
     assert_eq!(shares(&[&c]), [1], "nobody has to be waited for");
 }
@@ -67,7 +67,7 @@ async fn one_heartbeat_serves_all_roles_of_a_node() {
     let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
     let rest = node.clone();
     node.shutdown().await.unwrap();
-    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    assert_eq!((owned(&store).await, of_nodes(&store).await.len()), (0, 0));
     notifier.shutdown().await.unwrap();
     let late = rest.notifier(NotifierOptions::default()).await.unwrap_err();
     assert!(matches!(late, Error::Invalid { what: "node", .. }), "{late}");

@@ -7,12 +7,12 @@ use notibus::{
     event::Counters,
     node::BalanceOptions,
     store::{
-        Database, KeyRange, StoreError, Transaction,
+        Database, StoreError, Transaction,
         testing::{CommitFault, Faults},
     },
 };
 
-use super::fixture::{INTERVAL, LEASES, NODES, is_even, owned, shares, started_at_once, writes};
+use super::fixture::{INTERVAL, LEASES, forget_nodes, is_even, owned, shares, started_at_once, writes};
 use crate::{
     common,
     common::{counts, db, eager, joined, record, row_with, rows, unpolled, until, waiting, wide_bus},
@@ -188,7 +188,7 @@ async fn churn(mut random: fastrand::Rng) {
             // All nodes are taken for dead.
             2 => {
                 let forget = async |tx: Transaction| {
-                    tx.clear_range(&KeyRange::prefix(NODES));
+                    forget_nodes(&tx);
                     Ok(())
                 };
                 store.run(forget).await.unwrap();

@@ -288,7 +288,7 @@ async fn a_damaged_row_of_the_own_node_is_named_by_its_key() {
     let store = Database::memory();
     let asked = Asked::start(&store, PREFIX, Roles::default()).await;
     asked.until_ready().await;
-    let row = common::stored(&store, b"notibus\x15\x0a\x02main\x00\x14").await.remove(0);
+    let row = common::stored(&store, b"notibus\x15\x0e\x02main\x00\x15\x04").await.remove(0);
     common::set(&store, &row.0, b"junk").await;
     let answer = asked.ready().await;
     assert!(answer["reason"].as_str().unwrap().contains(&row.0.escape_ascii().to_string()), "{answer}");

@@ -123,7 +123,9 @@ pub(crate) fn fail_tail(faults: &Faults, prefix: &[u8]) {
     faults.plan_reads(move |read| {
         let is_of_tail = match read {
             Operation::Get { key, .. } => key.starts_with(&pulses),
-            Operation::GetRange { range, .. } => range.begin.starts_with(&rows),
+            Operation::GetRange { range, .. } => {
+                range.begin.starts_with(&rows) || range.end.starts_with(&pulses)
+            }
             _ => false,
         };
         is_of_tail.then_some(StoreError::TRANSACTION_TIMED_OUT)

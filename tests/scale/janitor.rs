@@ -117,8 +117,7 @@ async fn passes_over(count: u32, feeds: Feeds) -> (OperationCounts, Duration) {
 /// for 100,000 answers. So did 100,000 feeds with a consumer, of each of which it read 100 rows for one: 934 MB.
 #[tokio::test(start_paused = true)]
 async fn a_pass_over_many_feeds_of_documents_takes_few_transactions() {
-    let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
-    let count = if is_full { 100_000 } else { 2_000 };
+    let count = if crate::is_full() { 100_000 } else { 2_000 };
     let (none, _) = passes_over(0, Feeds::New).await;
     let of_a_pass = async |feeds| {
         let (spent, _) = passes_over(count, feeds).await;

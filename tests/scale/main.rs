@@ -5,6 +5,8 @@
 mod beats;
 #[path = "../common/mod.rs"]
 mod common;
+mod consumers;
+mod idle;
 mod janitor;
 mod nodes;
 mod pools;
@@ -45,6 +47,11 @@ impl ScaleFixture {
         work.await;
         self.faults.counts() - before
     }
+}
+
+/// Whether the sizes of `docs/scale.md` are asked for.
+fn is_full() -> bool {
+    std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full")
 }
 
 /// `more` is `times` as much as `less`, within so many percent of that.

@@ -130,7 +130,7 @@ impl Cost {
     }
 }
 
-/// The life of `count` nodes: they start, rest, are joined by one, lose one, and a third of them is killed at once.
+/// The life of `count` nodes: they start, rest, are joined by one, lose one, and three of ten are killed at once.
 struct Life {
     nodes: u64,
     partitions: u64,
@@ -166,7 +166,7 @@ impl Life {
         let mut number = 0;
         fleet.notifiers.retain(|_| {
             number += 1;
-            number % 3 > 0
+            number % 10 < 7
         });
         let (left, began) = (fleet.notifiers.len() as u64, fleet.faults.counts());
         let lost = partitions as usize - fleet.owned();
@@ -175,7 +175,10 @@ impl Life {
         let deaths = cost(fleet.faults.counts() - began, left);
         assert!(lost > 0 && fleet.is_even());
         let most = NodeOptions::default().expiry + Duration::from_secs(3);
-        assert!(owned <= most, "{count} nodes: all partitions are owned {owned:?} after a third has died");
+        assert!(
+            owned <= most,
+            "{count} nodes: all partitions are owned {owned:?} after three of ten have died"
+        );
         let killed = nodes - left;
         Self { nodes, partitions: u64::from(partitions), rest: at_rest, join, death, deaths, killed, owned }
     }
@@ -205,10 +208,9 @@ impl Life {
 /// the nodes, the partitions or the dead: with no product of them.
 #[tokio::test(start_paused = true)]
 async fn many_nodes_live_as_few_do() {
-    let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
-    let (sizes, partitions) = if is_full { ([10, 100, 1_000], 1_024) } else { ([10, 40, 160], 128) };
+    let (sizes, partitions) = if crate::is_full() { ([10, 100, 1_000], 1_024) } else { ([10, 40, 160], 128) };
     println!("{partitions} partitions, for each node; writes of all together:");
-    println!("| nodes | a minute of rest | a join | a death | a third dies |");
+    println!("| nodes | a minute of rest | a join | a death | three of ten die |");
     let mut before: Option<Life> = None;
     for size in sizes {
         let life = Life::of(size, partitions).await;
@@ -241,7 +243,7 @@ fn grows_linearly(less: &Life, more: &Life) {
     for (what, few, many) in [
         ("a join", less.join, more.join),
         ("a death", less.death, more.death),
-        ("deaths of a third", less.deaths, more.deaths),
+        ("deaths of three of ten", less.deaths, more.deaths),
     ] {
         let reads = |cost: Cost| cost.reads / cost.nodes + 10;
         assert!(reads(many) <= reads(few) * 2, "{what}: {few:?}, {many:?}");
@@ -260,6 +262,7 @@ async fn watch_of_deaths(count: usize) -> u64 {
     let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
     let mut nodes = Vec::new();
     for _ in 0..count {
+        let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
         nodes.push(joined(&bus).await);
     }
     let during = async || {

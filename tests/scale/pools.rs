@@ -13,11 +13,8 @@ use notibus::{
 use crate::{
     ScaleFixture,
     common::{joined, until},
+    is_full,
 };
-
-fn is_full() -> bool {
-    std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full")
-}
 
 /// A member of the consumer `name` on `node`, that does nothing.
 async fn member(node: &Node, name: &str) -> Consumer {

@@ -70,7 +70,7 @@ impl PoolNode {
     /// Joins the nodes under `prefix`. Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is too long.
     pub async fn join(db: &Database, prefix: &[u8], options: NodeOptions) -> Result<Self> {
         let (keys, stats, polls) = (Keys::new(prefix)?, Arc::default(), Polls::new(db.env()));
-        let member = Member::join(db, &keys, None, (&stats, &polls), options).await?;
+        let member = Member::join(db, &keys, None, (&stats, &polls, &Arc::default()), options).await?;
         Ok(Self { member, stats })
     }
 

@@ -271,8 +271,8 @@ impl ConsumerHandle {
         let (keys, feed) = (&self.context.keys, RawFeed::new(&self.context, &row.feed));
         let topology = Topology::read(tx, feed, Isolation::Serializable).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
-        // The janitor reads the horizon, and then the consumers: it must not drop what this one has to read, nor its topology entry.
-        tx.add_write_conflict(&KeyRange::key(&keys.horizon(&row.feed)));
+        // The janitor must not drop what this one has to read, nor its topology entry.
+        tx.add_write_conflict(&keys.beginnings(&row.feed));
         let now = feed.last_readable(tx).await?;
         let start = match start {
             Start::Now => Cursor::from(now),

@@ -97,7 +97,7 @@ impl Consumer {
         // No member may follow, and the janitor waits for the checkpoints that were saved just now.
         if is_first && ended.is_ok() {
             let (env, what) = (member.env(), "writing the low watermark of a consumer");
-            if let Err(error) = in_time(env, what, member.write_low_watermark()).await {
+            if let Err(error) = in_time(env, what, member.write_low_watermark(None)).await {
                 tracing::warn!(%error, "the low watermark of a consumer stays as it was");
             }
         }

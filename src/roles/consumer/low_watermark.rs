@@ -14,12 +14,16 @@ use tokio::task::JoinSet;
 use super::{handler::ConsumedRow, member::Member};
 use crate::{
     base::{
+        backoff::{Backoff, Failures},
         cursor::Cursor,
         encoding::Sequence,
         error::{Error, Result},
         notification::Notification,
     },
-    state::{feed::FeedRow, feed_watcher::Listener, keys::ShardId, notification_feed::NotificationFeed},
+    state::{
+        feed::FeedRow, feed_watcher::Listener, keys::ShardId, notification_feed::NotificationFeed,
+        wakeups::Heads,
+    },
     store::{Isolation, Priority, Transaction, TransactionOption},
 };
 
@@ -36,7 +40,7 @@ const PAGE_ROWS: usize = 1_000;
 const PAGES_MAX: usize = 100;
 
 /// The pauses between two looks at whether a consumer has caught up.
-const CAUGHT_UP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+const CAUGHT_UP: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_secs(1) };
 
 /// Its name in reports of trouble.
 const WRITER: &str = "low watermark of a consumer";
@@ -74,13 +78,14 @@ impl Member {
                 seen = None;
                 continue;
             };
-            let heads = hints.heads();
+            let looked = (hints.looked_to(), hints.heads());
+            let heads = &looked.1;
             let (now, is_behind) = (Some((heads.count, reads)), heads.any_may_have_rows(known));
             waited += 1;
             if seen == now && (!is_behind || waited <= pauses) {
                 continue;
             }
-            let low = match self.write_low_watermark().await {
+            let low = match self.write_low_watermark(Some(&looked)).await {
                 Ok(low) => low.unwrap_or(Sequence::MIN),
                 Err(error) => {
                     self.context.stats.health.complain(env, WRITER, &error);
@@ -93,12 +98,15 @@ impl Member {
         }
     }
 
-    /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none.
-    pub async fn write_low_watermark(&self) -> Result<Option<Sequence>> {
+    /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none. If it is `known` up to
+    /// where the watcher has looked, and what it has seen, only shards that may have rows are read.
+    pub async fn write_low_watermark(&self, known: Option<&(Sequence, Heads)>) -> Result<Option<Sequence>> {
         if self.feed.instance().is_some() {
             return Ok(None);
         }
-        let Some((identity, low, has_passed)) = self.find_low_watermark().await? else { return Ok(None) };
+        let Some((identity, low, has_passed)) = self.find_low_watermark(known).await? else {
+            return Ok(None);
+        };
         if !has_passed {
             return Ok(Some(low));
         }
@@ -118,7 +126,10 @@ impl Member {
     }
 
     /// Finds the position, for which consumer it holds, and whether any row was passed since it was written.
-    async fn find_low_watermark(&self) -> Result<Option<(([u8; 16], u64), Sequence, bool)>> {
+    async fn find_low_watermark(
+        &self,
+        known: Option<&(Sequence, Heads)>,
+    ) -> Result<Option<(([u8; 16], u64), Sequence, bool)>> {
         let read = async |tx: Transaction| {
             tokio::try_join!(
                 self.row(&tx, Isolation::Snapshot),
@@ -130,7 +141,13 @@ impl Member {
         let Some(row) = row else { return Ok(None) };
         let (mut lowest, mut has_passed): (Option<Sequence>, bool) = (None, false);
         for (shard, stored) in checkpoints {
-            let passed = self.unwanted_up_to(shard, stored, low, None).await?;
+            let from = stored.position().max(low);
+            let passed = match known {
+                Some((looked_to, heads)) if !heads.may_have_rows(shard, from) => {
+                    Passed { to: from.max(*looked_to), rows: 0, is_all: true }
+                }
+                _ => self.unwanted_up_to(shard, stored, low, None).await?,
+            };
             has_passed |= passed.rows > 0 || stored.position() > low;
             lowest = Some(lowest.map_or(passed.to, |lowest| lowest.min(passed.to)));
         }
@@ -215,10 +232,9 @@ impl Member {
 
     async fn wait_for(&self, at: Sequence) -> Result<()> {
         let env = self.context.env();
-        let (mut pause, most) = CAUGHT_UP_PAUSES;
+        let mut looks = Failures::default();
         while !self.has_passed(at).await? {
-            env.sleep(pause).await;
-            pause = (pause * 2).min(most);
+            env.sleep(looks.again(&CAUGHT_UP, Duration::ZERO, env)).await;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@
 //!    the id.
 //! 4. At any time the checkpoints are those of the shards of one topology entry. Their successors work only on keys that they have left.
 //!    The janitor keeps that entry and all later ones, although they have no rows.
-//! 5. Who sets the position of a consumer reads and writes the horizon of the feed. The janitor reads it, and then the consumers.
+//! 5. Who sets the position of a consumer reads the horizon of the feed, and conflicts with a janitor that has read the consumers before.
 //!
 //! # Cost
 //!

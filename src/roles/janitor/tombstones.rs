@@ -131,6 +131,7 @@ impl Pass<'_> {
     async fn drop_some(&self, tx: &Transaction, tombstones: &[Notification]) -> Result<(u64, usize)> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
+        tx.add_read_conflict(&keys.beginnings(feed.id));
         let passed = self.passed_by_consumers(tx).await?;
         let topology = feed.topology(tx).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;

@@ -19,7 +19,7 @@ use crate::{
         keys::{FeedId, TopologyRow},
         skipped::SkippedAt,
     },
-    store::{Isolation, KeyRange, RangeRead, Transaction},
+    store::{Isolation, RangeRead, Transaction},
 };
 
 /// How many entries one transaction deletes. It reads all consumers once.
@@ -96,8 +96,7 @@ impl Pass<'_> {
     async fn drop_in(&self, tx: &Transaction, entries: &[&(FeedId, TopologyRow)]) -> Result<u64> {
         let keys = &self.context.keys;
         for (feed, _) in entries {
-            // The creation or reset of a consumer writes the horizon.
-            tx.add_read_conflict(&KeyRange::key(&keys.horizon(feed)));
+            tx.add_read_conflict(&keys.beginnings(feed));
         }
         let in_use = self.first_shards_in_use(tx, entries.iter().map(|(feed, _)| feed).collect()).await?;
         let unused = entries

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::{fold::has_events, poll::occupied};
 use crate::{
     base::error::Result,
-    state::{context::Context, keys::Partition, membership::LastSeen},
+    state::{context::Context, keys::Partition, last_seen::LastSeen},
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -118,8 +118,8 @@ impl Waiting {
     pub async fn ages(&self, context: &Context, tx: &Transaction) -> Result<Ages> {
         let partitions = context.config.partitions;
         let length = partitions.div_ceil(RUNS);
-        let firsts = (0..partitions).step_by(length as usize);
-        let found = firsts.map(|first| occupied(context, tx, (first, (first + length).min(partitions) - 1)));
+        let all: Vec<_> = (0..partitions).collect();
+        let found = all.chunks(length as usize).map(|run| occupied(context, tx, run));
         let (found, marks) = tokio::try_join!(
             try_join_all(found),
             tx.all_rows(context.keys.all_fold_marks(), Isolation::Snapshot)

@@ -162,6 +162,12 @@ impl Keys {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
+    /// A conflict key, at which nothing is stored: who has a consumer of `feed` begin somewhere writes it, and the janitor reads it before
+    /// the consumers. It is not the horizon, which all who begin read: they would conflict with each other.
+    pub fn beginnings(&self, feed: &FeedId) -> KeyRange {
+        KeyRange::key(&key_after(&self.horizon(feed)))
+    }
+
     /// All rows of `feed`. Those of its consumers are theirs.
     pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 6] {
         let range = |number: u16| self.range(&(number, feed.bytes()));

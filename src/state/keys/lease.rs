@@ -9,7 +9,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{CELL, ConsumerName, Keys, NodeId, Role, family};
+use super::{CELL, ConsumerName, Keys, NodeId, Role, family, polled};
 use crate::{
     base::{
         encoding::Reader,
@@ -17,14 +17,6 @@ use crate::{
     },
     store::KeyRange,
 };
-
-/// The second element of the key of a version. They are stored and never change. 1 and 2 were used before.
-mod version {
-    /// Of all pools.
-    pub const COMMON: u16 = 0;
-    /// Of the pools in a slot, whose number follows.
-    pub const POOL: u16 = 3;
-}
 
 /// How many versions the pools share. It is fixed, because nodes must agree on it.
 const SLOTS: u64 = 4_096;
@@ -113,18 +105,18 @@ impl Keys {
 
     /// The key of the common version. Every transaction that moves another version moves it.
     pub fn common_version(&self) -> Vec<u8> {
-        self.pack(&(family::VERSION, CELL, version::COMMON))
+        self.pack(&(family::POLLED, CELL, polled::COMMON))
     }
 
     /// The key of the version of the pools in `slot`. Every transaction that changes leases, resources or members of such a pool, or what
     /// they may own, moves it.
     pub fn pool_version(&self, slot: u16) -> Vec<u8> {
-        self.pack(&(family::VERSION, CELL, version::POOL, slot))
+        self.pack(&(family::POLLED, CELL, polled::POOL, slot))
     }
 
     /// The versions of all pools.
     pub fn pool_versions(&self) -> KeyRange {
-        self.range(&(family::VERSION, CELL, version::POOL))
+        self.range(&(family::POLLED, CELL, polled::POOL))
     }
 
     /// The slot in the key of a version of pools.
@@ -158,7 +150,7 @@ mod tests {
         }
         assert!(keys.leases("partition").contains(&key) && keys.all_leases().contains(&key));
         assert!(!keys.leases("part").contains(&key));
-        assert_eq!(keys.common_version(), b"p\x15\x0e\x02main\x00\x14");
+        assert_eq!(keys.common_version(), b"p\x15\x0e\x02main\x00\x15\x05");
         let version = keys.pool_version(slot_of_pool(&Role::NOTIFIER));
         assert_eq!(version, b"p\x15\x0e\x02main\x00\x15\x03\x16\x04\x4e", "{version:02x?}");
         assert!(

@@ -16,13 +16,13 @@
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id or nothing | sequence | as long as the database |
-//! | 10 | node | cell, 0, node id | beat, token, start, its expiry | as long as the node lives |
 //! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node lives and has the role |
 //! | 10 | role | cell, 2, role, node id | the same | the same |
 //! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
-//! | 14 | common version | cell, 0 | versionstamp of the last change of any pool | as long as the bus |
 //! | 14 | pool version | cell, 3, number of the pool, which a few share | versionstamp of the last change of its members, leases or resources | as long as the bus |
+//! | 14 | node | cell, 4, node id | beat, token, start, its expiry | as long as the node lives |
+//! | 14 | common version | cell, 5 | versionstamp of the last change of any pool | as long as the bus |
 //! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
 //! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
@@ -78,7 +78,7 @@ use crate::{
         encoding::{Incarnation, Sequence, Versionstamp},
         error::{Error, Result},
     },
-    store::KeyRange,
+    store::{KeyRange, key_after},
 };
 
 /// The numbers of the families. They are stored and never change. Missing numbers had a family once, and are not used again.
@@ -92,10 +92,10 @@ mod family {
     pub const TOPOLOGY: u16 = 7;
     pub const HORIZON: u16 = 8;
     pub const DDOC: u16 = 9;
-    pub const NODE: u16 = 10;
+    pub const ROLE: u16 = 10;
     pub const LEASE: u16 = 11;
     pub const AGE: u16 = 13;
-    pub const VERSION: u16 = 14;
+    pub const POLLED: u16 = 14;
     pub const PULSE: u16 = 15;
     #[cfg(feature = "http")]
     pub const NAME: u16 = 17;
@@ -103,6 +103,19 @@ mod family {
     pub const IDEMPOTENCY: u16 = 24;
     pub const CONSUMER: u16 = 25;
     pub const INCARNATION: u16 = 26;
+}
+
+/// What follows the cell in keys of family 14. The numbers are stored and never change; 0 to 2 were used before.
+///
+/// Rows of nodes, the common version and the pulse of the notifications, in the next family, are what each process polls. No other key
+/// stands among them, so one read returns all of it: [`Keys::polled`].
+mod polled {
+    /// The version of the pools in a slot, whose number follows.
+    pub const POOL: u16 = 3;
+    /// The row of a node.
+    pub const NODE: u16 = 4;
+    /// The version of all pools.
+    pub const COMMON: u16 = 5;
 }
 
 /// The cell of all nodes and leases, whose nodes divide the work among them. It is part of the keys so that each of
@@ -159,6 +172,11 @@ impl Keys {
             (family::INCARNATION, "ends of incarnations"),
         ];
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))
+    }
+
+    /// What each process polls: the rows of all nodes, the common version and the pulse of the notifications, in this order.
+    pub fn polled(&self) -> KeyRange {
+        KeyRange::new(self.nodes().begin, key_after(&self.pulse(&FeedId::notifications())))
     }
 
     fn pack(&self, elements: &impl TuplePack) -> Vec<u8> {
@@ -218,5 +236,20 @@ mod tests {
         assert!(Keys::new(&[1; PREFIX_LEN_MAX]).is_ok());
         assert!(Keys::new(&[1; PREFIX_LEN_MAX + 1]).is_err());
         assert!(Keys::new(&[0xff, 1]).is_err());
+    }
+
+    /// Another key among those that each process polls would push one of them out of the read.
+    #[test]
+    fn what_is_polled_stands_together() {
+        let keys = Keys::new(b"p").unwrap();
+        let (node, pulse) = (keys.node(NodeId([0xff; 16])), keys.pulse(&FeedId::notifications()));
+        let common = keys.common_version();
+        assert!(node < common && common < pulse);
+        assert!([&node, &common, &pulse].iter().all(|key| keys.polled().contains(key)));
+        let slot = keys.pool_version(slot_of_pool(&Role::NOTIFIER));
+        assert!(
+            !keys.polled().contains(&slot)
+                && !keys.polled().contains(&keys.role(NodeId([7; 16]), &Role::HTTP)[0])
+        );
     }
 }

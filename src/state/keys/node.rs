@@ -1,4 +1,4 @@
-//! Family 10: the living nodes and their roles.
+//! Families 10 and 14: the living nodes and their roles.
 //!
 //! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no beat for
 //! the expiry in the row. A role has a key of its own, so that the nodes that divide its work are read in one range,
@@ -10,7 +10,7 @@ use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 use foundationdb_tuple::Bytes;
 use serde::Serialize;
 
-use super::{CELL, Keys, family};
+use super::{CELL, Keys, family, polled};
 use crate::{
     base::{
         encoding::Reader,
@@ -21,10 +21,8 @@ use crate::{
     store::KeyRange,
 };
 
-/// The second element of a key, after the cell, which tells the rows apart. They are stored and never change.
+/// What follows the cell in keys of family 10. The numbers are stored and never change; 0 was used before.
 mod part {
-    /// Its heartbeat.
-    pub const BEAT: u16 = 0;
     /// Its roles, by node.
     pub const ROLE_OF_NODE: u16 = 1;
     /// The nodes of a role, by role.
@@ -162,48 +160,48 @@ pub(crate) fn role_max(value: &[u8]) -> Result<u32> {
 impl Keys {
     /// The key of the row of `node`.
     pub fn node(&self, node: NodeId) -> Vec<u8> {
-        self.pack(&(family::NODE, CELL, part::BEAT, &node.0[..]))
+        self.pack(&(family::POLLED, CELL, polled::NODE, &node.0[..]))
     }
 
     /// The rows of all nodes.
     pub fn nodes(&self) -> KeyRange {
-        self.range(&(family::NODE, CELL, part::BEAT))
+        self.range(&(family::POLLED, CELL, polled::NODE))
     }
 
     /// The keys of a role of a node: by node, and by role. Both have the same value, [`role_max`].
     pub fn role(&self, node: NodeId, role: &Role) -> [Vec<u8>; 2] {
         let role = role.as_str();
         [
-            self.pack(&(family::NODE, CELL, part::ROLE_OF_NODE, &node.0[..], role)),
-            self.pack(&(family::NODE, CELL, part::NODE_OF_ROLE, role, &node.0[..])),
+            self.pack(&(family::ROLE, CELL, part::ROLE_OF_NODE, &node.0[..], role)),
+            self.pack(&(family::ROLE, CELL, part::NODE_OF_ROLE, role, &node.0[..])),
         ]
     }
 
     /// The roles of `node`.
     pub fn roles_of(&self, node: NodeId) -> KeyRange {
-        self.range(&(family::NODE, CELL, part::ROLE_OF_NODE, &node.0[..]))
+        self.range(&(family::ROLE, CELL, part::ROLE_OF_NODE, &node.0[..]))
     }
 
     /// The roles of all nodes, by node.
     pub fn all_roles(&self) -> KeyRange {
-        self.range(&(family::NODE, CELL, part::ROLE_OF_NODE))
+        self.range(&(family::ROLE, CELL, part::ROLE_OF_NODE))
     }
 
     /// The nodes that have `role`.
     pub fn nodes_with(&self, role: &Role) -> KeyRange {
-        self.range(&(family::NODE, CELL, part::NODE_OF_ROLE, role.as_str()))
+        self.range(&(family::ROLE, CELL, part::NODE_OF_ROLE, role.as_str()))
     }
 
-    /// All rows of all nodes.
-    pub fn all_of_nodes(&self) -> KeyRange {
-        self.range(&(family::NODE, CELL))
+    /// All rows and roles of all nodes.
+    pub fn all_of_nodes(&self) -> [KeyRange; 2] {
+        [self.nodes(), self.range(&(family::ROLE, CELL))]
     }
 
     /// The node whose row has the key `key`.
     pub fn node_of(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, id): (u16, String, u16, Bytes<'_>) = self.unpack("node", key)?;
         match id[..].try_into() {
-            Ok(id) if (number, part) == (family::NODE, part::BEAT) => Ok(NodeId(id)),
+            Ok(id) if (number, part) == (family::POLLED, polled::NODE) => Ok(NodeId(id)),
             _ => Err(Error::corrupt("node", "its key is not that of a node")),
         }
     }
@@ -212,7 +210,7 @@ impl Keys {
     pub fn role_of_node(&self, key: &[u8]) -> Result<(NodeId, Role)> {
         let (number, _, part, id, role): (u16, String, u16, Bytes<'_>, String) = self.unpack("role", key)?;
         match id[..].try_into() {
-            Ok(id) if (number, part) == (family::NODE, part::ROLE_OF_NODE) => {
+            Ok(id) if (number, part) == (family::ROLE, part::ROLE_OF_NODE) => {
                 Ok((NodeId(id), Role::new(role)?))
             }
             _ => Err(Error::corrupt("role", "its key is not that of a role")),
@@ -223,7 +221,7 @@ impl Keys {
     pub fn node_of_role(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, _, id): (u16, String, u16, String, Bytes<'_>) = self.unpack("role", key)?;
         match id[..].try_into() {
-            Ok(id) if (number, part) == (family::NODE, part::NODE_OF_ROLE) => Ok(NodeId(id)),
+            Ok(id) if (number, part) == (family::ROLE, part::NODE_OF_ROLE) => Ok(NodeId(id)),
             _ => Err(Error::corrupt("role", "its key is not that of a role")),
         }
     }
@@ -250,7 +248,7 @@ mod tests {
         let keys = Keys::new(b"p").unwrap();
         let id = NodeId([7; 16]);
         let key = keys.node(id);
-        assert_eq!(key, [&b"p\x15\x0a\x02main\x00\x14\x01"[..], &[7; 16], b"\x00"].concat());
+        assert_eq!(key, [&b"p\x15\x0e\x02main\x00\x15\x04\x01"[..], &[7; 16], b"\x00"].concat());
         assert_eq!(keys.node_of(&key).unwrap(), id);
         let [by_node, by_role] = keys.role(id, &Role::HTTP);
         let golden = [&b"p\x15\x0a\x02main\x00\x15\x01\x01"[..], &[7; 16], b"\x00\x02http\x00"].concat();
@@ -262,7 +260,8 @@ mod tests {
         assert!(keys.nodes().contains(&key) && !keys.nodes().contains(&by_node));
         assert!(keys.all_roles().contains(&by_node) && keys.roles_of(id).contains(&by_node));
         assert!(keys.nodes_with(&Role::HTTP).contains(&by_role) && !keys.all_roles().contains(&by_role));
-        assert!([&key, &by_node, &by_role].iter().all(|key| keys.all_of_nodes().contains(key)));
+        let is_of_nodes = |key: &&Vec<u8>| keys.all_of_nodes().iter().any(|range| range.contains(key));
+        assert!([&key, &by_node, &by_role].iter().all(is_of_nodes));
     }
 
     #[test]
@@ -271,7 +270,7 @@ mod tests {
         assert!(role_max(&[0; 3]).is_err() && role_max(&[0; 5]).is_err());
         let keys = Keys::new(b"p").unwrap();
         let [by_node, by_role] = keys.role(NodeId([7; 16]), &Role::HTTP);
-        for key in [by_node.clone(), by_role.clone(), b"p\x15\x0a\x02main\x00\x14\x01\x07\x00".to_vec()] {
+        for key in [by_node.clone(), by_role.clone(), b"p\x15\x0e\x02main\x00\x15\x04\x01\x07\x00".to_vec()] {
             assert!(keys.node_of(&key).is_err());
         }
         assert!(keys.role_of_node(&by_role).is_err() && keys.node_of_role(&by_node).is_err());

@@ -4,6 +4,10 @@
 //! gone, the node has fallen out. Then the node's workers end everything, and the task writes the row again, with a
 //! new token.
 //!
+//! A beat reads nothing. Its transaction stands at the version of the beat before, with the node's row and the configuration of the bus in
+//! its conflict set: so it is committed if nobody has written either since. If somebody has, or if the store no longer remembers that
+//! version, the next attempt reads both.
+//!
 //! The token distinguishes two processes under one id: a row with an unknown token belongs to another process, and is
 //! only replaced after it has not changed for as long as that row allows.
 
@@ -14,10 +18,10 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::{
-    last_seen::LastSeen,
     roles::{ROLES_MAX, clear_role, members_changed, remove_page, set_role},
     shared::{Command, News, Registration, Roles, Shared},
 };
@@ -28,11 +32,14 @@ use crate::{
         tasks::Ended,
     },
     state::keys::{NodeId, NodeRow},
-    store::{Isolation, RetryPolicy, Transaction},
+    store::{Isolation, KeyRange, RetryPolicy, Transaction},
 };
 
 /// The name of the heartbeat in reports of trouble.
 const HEARTBEAT: &str = "heartbeat of a node";
+
+/// For how long after a beat the next one relies on its version. The store remembers versions for a little longer.
+const REMEMBERED: Duration = Duration::from_secs(4);
 
 /// 16 random bytes.
 pub(super) fn draw(env: &Env) -> [u8; 16] {
@@ -60,8 +67,10 @@ pub(super) struct Heartbeat {
     /// else can have seen the row sooner. However long the store let those reads wait, the expiry begins after them: a
     /// node once joined a recovering cluster, and took itself for dead a moment later.
     beaten: Duration,
-    /// The row of another process under its id, if it has seen one.
-    strangers: LastSeen<(), NodeRow>,
+    /// The version of that write.
+    version: Option<u64>,
+    /// The row of another process under its id, as the last attempt has found it.
+    stranger: Option<NodeRow>,
 }
 
 /// What an attempt at writing the node's row did.
@@ -82,7 +91,8 @@ impl Heartbeat {
             row: NodeRow { beat: 0, token: draw(env), started_ms: 0, expiry_ms },
             claiming: None,
             beaten: env.now(),
-            strangers: LastSeen::default(),
+            version: None,
+            stranger: None,
         }
     }
 
@@ -258,43 +268,37 @@ impl Heartbeat {
         }
         // No attempt begins once the next beat is due.
         let policy = RetryPolicy { elapsed_max: Some(shared.options.heartbeat), ..RetryPolicy::default() };
-        let time = OnceLock::new();
+        let is_fresh = is_member && began.saturating_sub(self.beaten) < REMEMBERED;
+        let (known, time) = (Mutex::new(self.version.filter(|_| is_fresh)), OnceLock::new());
         let write = async |tx: Transaction| {
-            self.check_bus(&tx).await?;
-            let found = shared.row(&tx, Isolation::Serializable).await?;
-            match &found {
-                None if is_member => return Ok(Written::Nothing(None)),
-                Some(found) if is_member && found.token != row.token => {
-                    return Ok(Written::Nothing(Some(*found)));
+            let known = known.lock().take();
+            if let Some(version) = known {
+                tx.set_read_version(version);
+                let config = shared.config.map(|_| shared.keys.config());
+                for key in config.into_iter().chain([shared.keys.node(shared.id)]) {
+                    tx.add_read_conflict(&KeyRange::key(&key));
                 }
-                // What it has stored itself stays: the node knows what has changed of it.
-                Some(found) if !is_member && ![before, row.token].contains(&found.token) => {
-                    let is_dead = self.strangers.age(&(), found, began) >= found.expiry();
-                    if found.token != NodeRow::CONDEMNED && !is_dead {
-                        return Ok(Written::Nothing(Some(*found)));
-                    }
-                    remove_page(&tx, &shared.keys, shared.id, found).await?;
-                    return Ok(Written::Page);
-                }
-                _ => {}
+            } else if let Some(instead) = self.found(&tx, [before, row.token], began).await? {
+                return Ok(instead);
             }
             tx.set(&shared.keys.node(shared.id), &row.to_bytes());
             self.publish(&tx, &news);
             time.get_or_init(|| env.now());
             Ok(Written::Row)
         };
-        loop {
-            match shared.db.run_with(&policy, &write).await? {
-                Written::Page => {}
-                Written::Row => break,
-                Written::Nothing(found) => {
-                    let now = env.now();
-                    let changed = found.is_some_and(|found| self.strangers.age(&(), &found, now).is_zero());
-                    self.strangers.adopt(found.map(|found| ((), found)), now);
+        let committed = loop {
+            match shared.db.run_committed(&policy, &write).await? {
+                (Written::Page, _) => {}
+                (Written::Row, committed) => break committed,
+                (Written::Nothing(found), _) => {
+                    shared.seen.lock().note(found.map(|found| (shared.id, found)), env.now());
+                    let changed = found.is_some() && found != self.stranger;
+                    self.stranger = found;
                     return Ok(Claim::Taken { changed });
                 }
             }
-        }
+        };
+        self.version = committed.map(|committed| committed.versionstamp.version());
         (self.row, self.claiming) = (row, None);
         self.change_roles(|roles| roles.were_published(&news));
         self.beaten = time.into_inner().expect("the row was written");
@@ -302,6 +306,33 @@ impl Heartbeat {
             self.register(Some(row.token));
         }
         Ok(Claim::Joined)
+    }
+
+    /// Reads the row under the node's id, which it has written under one of `tokens` if it has. Returns what there is to do instead of
+    /// writing it.
+    async fn found(
+        &self,
+        tx: &Transaction,
+        tokens: [[u8; 16]; 2],
+        began: Duration,
+    ) -> Result<Option<Written>> {
+        let Shared { id, keys, seen, .. } = &*self.shared;
+        self.check_bus(tx).await?;
+        match self.shared.row(tx, Isolation::Serializable).await? {
+            found if self.shared.is_member() => {
+                let is_own = found.is_some_and(|found| found.token == self.row.token);
+                Ok((!is_own).then_some(Written::Nothing(found)))
+            }
+            // What it has stored itself stays: the node knows what has changed of it.
+            Some(found) if !tokens.contains(&found.token) => {
+                if !seen.lock().is_silent(id, &found, began) {
+                    return Ok(Some(Written::Nothing(Some(found))));
+                }
+                remove_page(tx, keys, *id, &found).await?;
+                Ok(Some(Written::Page))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Removes the row and the roles, if they are those of this process.

@@ -21,6 +21,7 @@ use crate::{
     },
     state::{
         keys::{Config, Keys, NodeId, Role},
+        last_seen::NodesSeen,
         polls::Polls,
         stats::Stats,
     },
@@ -48,7 +49,7 @@ impl Member {
         db: &Database,
         keys: &Keys,
         config: Option<Config>,
-        (stats, polls): (&Arc<Stats>, &Arc<Polls>),
+        (stats, polls, seen): (&Arc<Stats>, &Arc<Polls>, &Arc<NodesSeen>),
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
         options.check()?;
@@ -61,6 +62,7 @@ impl Member {
             options,
             stats: Arc::clone(stats),
             polls: Arc::clone(polls),
+            seen: Arc::clone(seen),
             roles: watch::Sender::new(Roles::default()),
             commands,
             registration: watch::Sender::new(None),

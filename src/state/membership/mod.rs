@@ -42,7 +42,6 @@
 
 mod assignment;
 mod heartbeat;
-mod last_seen;
 mod leases;
 mod member;
 mod neighbours;
@@ -56,7 +55,6 @@ mod worker;
 
 #[cfg(feature = "test-util")]
 pub(crate) use assignment::assign;
-pub(crate) use last_seen::LastSeen;
 pub(crate) use leases::{Held, Stop, Work};
 pub(crate) use member::Member;
 pub(crate) use neighbours::forget_nodes;

@@ -7,14 +7,14 @@
 //! passed without another one. So when many die at once, the last is found about as soon as the first, also behind a
 //! row of dead ones; and what all survivors read together grows with the dead, not with the square of the nodes.
 //!
-//! In the same transaction it reads whether pools have changed, for the workers of the node.
+//! In the same transaction it reads whether pools have changed, for the workers of the node. While there are few nodes, one read returns
+//! all of their rows and that.
 
 use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, stream};
 
 use super::{
-    last_seen::LastSeen,
     roles::{Versions, node_rows, remove_page},
     shared::Shared,
 };
@@ -25,7 +25,7 @@ use crate::{
     },
     state::{
         keys::{Keys, NodeId, NodeRow},
-        polls::{self, Poll},
+        polls::{self, Poll, Polled},
     },
     store::{Isolation, KeyRange, RangeRead, RetryPolicy, Transaction, key_after},
 };
@@ -47,8 +47,12 @@ pub(super) struct NeighbourWatch {
     shared: Arc<Shared>,
     /// How often it polls, unless a worker wants it more often.
     pace: Duration,
-    /// Since when the rows of the watched nodes have not changed.
-    seen: LastSeen<NodeId, NodeRow>,
+    /// The watched nodes, as they were read last.
+    watched: Vec<(NodeId, NodeRow)>,
+    /// Since when it has polled without a gap. What was seen before does not count: a watch that was paused, or without the store, cannot
+    /// know who has written in vain.
+    steady_since: Duration,
+    polled: Duration,
     /// How many nodes it watches, and until when it watches more than [`NEIGHBOURS`].
     width: usize,
     wide_until: Duration,
@@ -62,7 +66,9 @@ impl NeighbourWatch {
         Self {
             shared: Arc::clone(shared),
             pace,
-            seen: LastSeen::default(),
+            watched: Vec::new(),
+            steady_since: Duration::ZERO,
+            polled: Duration::ZERO,
             width: NEIGHBOURS,
             wide_until: Duration::ZERO,
             pause: pace,
@@ -115,24 +121,31 @@ impl NeighbourWatch {
             self.width = NEIGHBOURS;
         }
         let before = Arc::clone(&*shared.versions.borrow());
-        let read = async |tx: Transaction| {
-            tokio::try_join!(self.neighbours(&tx), Versions::read(&tx, &shared.keys, &slots, &before))
+        let read = async |poll: Poll| {
+            let (tx, polled) = (poll.transaction(&shared.db), poll.polled(&shared.db, &shared.keys).await?);
+            let versions = Versions::read(&tx, &shared.keys, &slots, &before, polled.common.clone());
+            tokio::try_join!(self.neighbours(&tx, &polled), versions)
         };
-        let (nodes, versions) = polls::read(Some(poll), &shared.db, read).await?;
+        let (nodes, versions) = polls::read(poll, &shared.db, read).await?;
         // The versions are published first, because removals may fail again and again.
         shared.versions.send_replace(if versions == *before { before } else { Arc::new(versions) });
-        if !shared.is_member() {
-            // A node that has fallen out removes no others.
-            self.seen = LastSeen::default();
-            return Ok(false);
-        }
         let now = self.env().now();
-        self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), now);
-        let is_dead = |(node, row): &&(NodeId, NodeRow)| {
-            row.token == NodeRow::CONDEMNED || self.seen.age(node, row, began) >= row.expiry()
+        let gap_max = self.pause.saturating_mul(2).saturating_add(self.pace);
+        if !shared.is_member() || now.saturating_sub(self.polled) > gap_max {
+            // A node that has fallen out removes no others.
+            self.steady_since = now;
+        }
+        (self.polled, self.watched) = (now, nodes);
+        let dead = {
+            let mut seen = shared.seen.lock();
+            seen.note(self.watched.iter().copied(), now);
+            let steady = began.saturating_sub(self.steady_since);
+            let is_dead = |(node, row): &&(NodeId, NodeRow)| {
+                let is_steady = steady >= row.expiry() || row.token == NodeRow::CONDEMNED;
+                shared.is_member() && is_steady && seen.is_silent(node, row, began)
+            };
+            self.watched.iter().filter(is_dead).copied().collect::<Vec<_>>()
         };
-        let dead: Vec<_> = nodes.iter().filter(is_dead).copied().collect();
-        self.seen.adopt(nodes, now);
         let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() else { return Ok(false) };
         self.width = self.width.max(NEIGHBOURS * (1 + dead.len()));
         let removed = self.remove_all(dead).await;
@@ -141,36 +154,39 @@ impl NeighbourWatch {
         self.wide_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         removed?;
         // However long the removals took, the store has answered meanwhile.
-        self.seen.keep(now);
+        self.polled = now;
         Ok(true)
     }
 
-    /// The next nodes in the ring, read by snapshot.
-    async fn neighbours(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
-        let (keys, me, width) = (&self.shared.keys, self.shared.id, self.width);
+    /// All other nodes, if they were `polled`; else the next ones in the ring, read by snapshot.
+    async fn neighbours(&self, tx: &Transaction, polled: &Polled) -> Result<Vec<(NodeId, NodeRow)>> {
+        let Shared { id, keys, polls, .. } = &*self.shared;
+        if let Some(rows) = &polled.nodes {
+            let mut nodes = node_rows(keys, rows)?;
+            nodes.retain(|(node, _)| node != id);
+            return Ok(nodes);
+        }
         let rows = async |range: KeyRange, limit| {
             let range = RangeRead::new(range).limit(limit);
             node_rows(keys, &tx.get_range(&range, Isolation::Snapshot).await?.rows)
         };
-        let (all, mine) = (keys.nodes(), keys.node(me));
-        if self.seen.iter().count() < width {
-            // While there are few nodes, as at the last poll, one read returns all of them.
-            let mut nodes = rows(all.clone(), width + 2).await?;
-            if nodes.len() <= width + 1 {
-                nodes.retain(|(node, _)| *node != me);
-                return Ok(nodes);
-            }
+        let (all, mine) = (keys.nodes(), keys.node(*id));
+        let mut nodes = rows(KeyRange { begin: key_after(&mine), end: all.end }, self.width).await?;
+        if nodes.len() < self.width {
+            let left = self.width - nodes.len();
+            nodes.extend(rows(KeyRange { begin: all.begin, end: mine.into() }, left).await?);
         }
-        let mut nodes = rows(KeyRange { begin: key_after(&mine), end: all.end }, width).await?;
-        if nodes.len() < width {
-            nodes.extend(rows(KeyRange { begin: all.begin, end: mine.into() }, width - nodes.len()).await?);
-        }
+        polls.found_nodes(nodes.len());
         Ok(nodes)
     }
 
     /// When the next node expires, unless its row changes until then.
     fn next_expiry(&self, now: Duration) -> Duration {
-        let dues = self.seen.iter().map(|(row, since)| since.saturating_add(row.expiry()));
+        let seen = self.shared.seen.lock();
+        let dues = self.watched.iter().map(|(node, row)| {
+            let age = seen.age(node, row, now).min(now.saturating_sub(self.steady_since));
+            now.saturating_add(row.expiry().saturating_sub(age))
+        });
         dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
     }
 
@@ -211,12 +227,14 @@ impl NeighbourWatch {
 
 /// Removes the rows of all nodes, which are known to be dead. Their resources are free from then on.
 pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
-    let all = keys.all_of_nodes();
-    // It conflicts with any node that joins meanwhile, not just with the first row.
-    tx.add_read_conflict(&all);
-    if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {
-        // Their roles need no new versions: no process has read them yet, because this is the first use of the store.
-        tx.clear_range(&all);
+    for all in keys.all_of_nodes() {
+        // It conflicts with any node that joins meanwhile, not just with the first row.
+        tx.add_read_conflict(&all);
+        let first = RangeRead::new(all.clone()).limit(1);
+        if !tx.get_range(&first, Isolation::Serializable).await?.rows.is_empty() {
+            // Their roles need no new versions: no process has read them yet, because this is the first use of the store.
+            tx.clear_range(&all);
+        }
     }
     Ok(())
 }

@@ -5,8 +5,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{assignment::assign, last_seen::LastSeen};
-use crate::state::keys::{Lease, NodeId};
+use super::assignment::assign;
+use crate::state::{
+    keys::{Lease, NodeId},
+    last_seen::LastSeen,
+};
 
 /// What a node has read of a pool, and its own state.
 #[derive(Debug)]

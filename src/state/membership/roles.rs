@@ -89,10 +89,15 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// Reads them by snapshot: those in `before` only if any pool has changed since. What it reads has a bound, whatever the number of
-    /// pools.
-    pub async fn read(tx: &Transaction, keys: &Keys, slots: &BTreeSet<u16>, before: &Self) -> Result<Self> {
-        let common = tx.get(&keys.common_version(), Isolation::Snapshot).await?;
+    /// Reads them by snapshot beside `common`: those in `before` only if any pool has changed since. What it reads has a bound, whatever
+    /// the number of pools.
+    pub async fn read(
+        tx: &Transaction,
+        keys: &Keys,
+        slots: &BTreeSet<u16>,
+        before: &Self,
+        common: Version,
+    ) -> Result<Self> {
         let known = if common == before.common { &before.of_slot } else { &BTreeMap::new() };
         let (mut of_slot, mut missing) = (BTreeMap::new(), Vec::new());
         for &slot in slots {

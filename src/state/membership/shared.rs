@@ -18,6 +18,7 @@ use crate::{
     base::error::{Error, Result},
     state::{
         keys::{Config, Keys, NodeId, NodeRow, Role},
+        last_seen::NodesSeen,
         polls::Polls,
         stats::Stats,
     },
@@ -145,6 +146,7 @@ pub(super) struct Shared {
     pub options: NodeOptions,
     pub stats: Arc<Stats>,
     pub polls: Arc<Polls>,
+    pub seen: Arc<NodesSeen>,
     pub roles: watch::Sender<Roles>,
     pub commands: mpsc::Sender<Command>,
     pub registration: watch::Sender<Registration>,

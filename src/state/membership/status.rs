@@ -9,13 +9,13 @@ use std::{
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::{
-    last_seen::LastSeen,
-    roles::{members, node_rows},
-};
+use super::roles::{members, node_rows};
 use crate::{
     base::error::Result,
-    state::keys::{Config, Keys, Lease, NodeId, NodeRow, Role, role_of_pool},
+    state::{
+        keys::{Config, Keys, Lease, NodeId, NodeRow, Role, role_of_pool},
+        last_seen::LastSeen,
+    },
     store::{Isolation, Transaction},
 };
 

@@ -20,7 +20,6 @@ use tokio::{
 use super::{
     BalanceOptions, Held, Pool, Stop, Work,
     heartbeat::draw,
-    last_seen::LastSeen,
     member::Member,
     plan::{RoundPlan, View},
     roles::{Version, Versions, changed, members},
@@ -33,7 +32,10 @@ use crate::{
         error::{Error, Result, panic_text},
         tasks::in_time,
     },
-    state::keys::{Lease, Owner, role_of_pool, slot_of_pool},
+    state::{
+        keys::{Lease, Owner, role_of_pool, slot_of_pool},
+        last_seen::LastSeen,
+    },
     store::{Isolation, KeyRange, Transaction},
 };
 
@@ -362,7 +364,7 @@ impl WorkerTask {
         }
         self.awaited.adopt(plan.awaits, now);
         self.settled = Some(version);
-        let handovers = self.awaited.iter().map(|(_, since)| since.saturating_add(self.options.handover));
+        let handovers = self.awaited.since().map(|since| since.saturating_add(self.options.handover));
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
         self.due = handovers.chain(pauses).min().unwrap_or(Duration::MAX);
         if !plan.lost.is_empty() {

@@ -66,11 +66,11 @@ impl StoredItem {
                 let id = Some(text(id)?).filter(|id| !id.is_empty());
                 Self::Ddoc(db, id.map(DdocId::new).transpose().ok()?)
             }
-            (10, [_, part, node]) if int(part)? == 0 => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),
             (10, [_, part, role, node]) if int(part)? == 2 => {
                 Self::Member(text(role)?.to_owned(), NodeId(bytes(node)?.try_into().ok()?))
             }
             (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
+            (14, [_, part, node]) if int(part)? == 4 => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),
             (25, [part, name, rest @ ..]) => Self::of_consumer(int(part)?, text(name)?.to_owned(), rest)?,
             _ => return None,
         })
