@@ -21,6 +21,7 @@ use crate::{
     },
     state::{
         feed::{RawFeed, Topology},
+        history::{Asked, History},
         keys::{ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
         membership::{changed, members},
     },
@@ -269,7 +270,7 @@ impl ConsumerHandle {
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         // The janitor reads the horizon, and then the consumers: it must not drop what this one has to read, nor its topology entry.
         tx.add_write_conflict(&KeyRange::key(&keys.horizon(&row.feed)));
-        let now = feed.last_readable(tx).await?;
+        let now = History::of(&self.context).check(tx, Asked::Rows).await?;
         let start = match start {
             Start::Now => Cursor::from(now),
             Start::At(cursor) => {
