@@ -15,9 +15,9 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_540),
-    ("src/state", 2_670),
+    ("src/state", 2_695),
     ("src/state/keys", 2_570),
-    ("src/state/feed", 1_980),
+    ("src/state/feed", 1_990),
     ("src/state/membership", 2_570),
     ("src/roles", 210),
     ("src/roles/producer", 560),
@@ -26,20 +26,20 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_260),
-    ("src/bus", 1_450),
+    ("src/bus", 1_455),
     ("src/bus/relocation", 640),
     ("src/front", 6_710),
     ("src/bin", 2_480),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_550;
+const SRC_LINES: usize = 48_600;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_010;
+const SIMULATION_LINES: usize = 10_400;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;
