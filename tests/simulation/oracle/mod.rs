@@ -168,6 +168,8 @@ pub(crate) struct Oracle {
     incarnation: Incarnation,
     /// Whether the store stands before its own rows.
     is_older: bool,
+    /// The end of the incarnation before. A row of a document that stands behind it may be edited while it is read.
+    end: Sequence,
 }
 
 impl Oracle {
@@ -211,6 +213,7 @@ impl Oracle {
             next_reader: 0,
             incarnation: Incarnation(0),
             is_older: false,
+            end: Sequence::MAX,
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct WebClient {
     /// The process at which it is, and its number there.
     slot: (ProcessId, u32),
     kinds: Kinds,
-    account: Account,
+    pub(super) account: Account,
     /// The position from which it resumes.
     pub(super) since: String,
     /// What a restore means for it, until it is answered.

@@ -18,6 +18,7 @@ use crate::{
     kernel::{
         Event,
         commits::{ready, rows},
+        machine::Machine,
     },
     keyspace::{BUS_PREFIX, Rows},
     oracle::{Oracle, Restored},
@@ -45,7 +46,9 @@ fn filled(env: Env, all: &Rows) -> Database {
     let rows: Vec<_> = all.iter().collect();
     for rows in rows.chunks(ROWS_AT_ONCE) {
         let tx = store.begin();
-        rows.iter().for_each(|(key, value)| tx.set(key, value));
+        for (key, value) in rows {
+            tx.set(key, value);
+        }
         ready(tx.commit()).expect("nothing conflicts in a fresh store");
     }
     store
@@ -60,7 +63,7 @@ impl World {
         let end = Sequence::from_bytes(end).expect("the bus has written it");
         let version = version.expect("the engine can be read");
         self.shared.note(|| format!("the store is copied at version {version}, its rows end at {end}"));
-        let disk = self.machine.as_ref().map(|machine| machine.copied());
+        let disk = self.machine.as_ref().map(Machine::copied);
         self.copy = Some(StoreCopy { rows, disk, oracle: self.shared.oracle().clone(), version, end });
     }
 
@@ -82,7 +85,7 @@ impl World {
             },
             _ => None,
         };
-        let engine = machine.as_ref().map_or_else(|| filled(env, &copy.rows), |machine| machine.store());
+        let engine = machine.as_ref().map_or_else(|| filled(env, &copy.rows), Machine::store);
         if rows(&engine) != copy.rows {
             return shared.fail(Guarantee::Durable.broken("a copy of the folder has other rows"));
         }
@@ -107,16 +110,18 @@ impl World {
         }
     }
 
-    /// Raises the incarnation, if the store still stands before its own rows. Producers and operators, which have no lease, are stopped.
+    /// Raises the incarnation, if the store still stands before its own rows. Nodes find out by themselves; what has no node, and who writes
+    /// without a lease, is stopped.
     pub(super) fn heal(&mut self) {
         if !self.shared.oracle().is_older() {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let writes = |process: usize| {
-            shared.plan.processes[process].producers > 0 || shared.plan.processes[process].operator
+        let is_stopped = |process: usize| {
+            let plan = shared.plan.processes[process];
+            !plan.is_node() || plan.producers > 0
         };
-        self.crash_where(writes);
+        self.crash_where(is_stopped);
         self.raise();
     }
 
