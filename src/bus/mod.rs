@@ -51,6 +51,10 @@ use crate::{
     store::{Database, Isolation, RangeRead, Transaction},
 };
 
+/// How long one that waits for a raise waits between two looks, if the store does not answer.
+#[cfg(any(feature = "cli", feature = "http"))]
+const RAISED_PAUSE: Duration = Duration::from_secs(1);
+
 /// Options for creating or opening a bus. An existing bus must be opened with the same prefix and number of partitions.
 ///
 /// Options have a method for each field, because later versions may add fields:
@@ -244,11 +248,13 @@ impl Bus {
     pub async fn raised(&self) {
         let Context { db, keys, config, stats, .. } = &*self.context;
         stats.health.end_of_work().await;
-        let stored = Self::stored_incarnation(db, keys.prefix()).await;
-        if stored.is_ok_and(|stored| stored > config.incarnation) {
-            return;
+        loop {
+            match Self::stored_incarnation(db, keys.prefix()).await {
+                Ok(stored) if stored > config.incarnation => return,
+                Err(Error::Store(_) | Error::RetriesExhausted { .. }) => db.env().sleep(RAISED_PAUSE).await,
+                _ => std::future::pending::<()>().await,
+            }
         }
-        std::future::pending::<()>().await;
     }
 
     fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {

@@ -1,6 +1,9 @@
 //! [`Context`]: what all roles of one bus in one process share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio::task::JoinHandle;
 
@@ -51,6 +54,8 @@ pub(crate) struct Context {
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
     pub ringer: OnceLock<Background>,
+    /// Whether the last check of the history in this process has found the store before its own rows.
+    is_older: AtomicBool,
 }
 
 /// A task that ends when this is dropped.
@@ -85,6 +90,7 @@ impl Context {
             failing: Failing::default(),
             feed,
             ringer,
+            is_older: AtomicBool::new(false),
         })
     }
 
@@ -96,13 +102,22 @@ impl Context {
     /// Notes whether a check of the history has found the store before its own rows, which is logged and named in the status.
     pub fn note_history<T>(&self, check: Result<T>) -> Result<T> {
         match &check {
-            Ok(_) => self.stats.health.works(HISTORY, 0),
+            Ok(_) => {
+                self.is_older.store(false, Ordering::Relaxed);
+                self.stats.health.works(HISTORY, 0);
+            }
             Err(error @ Error::OlderThanRows { .. }) => {
+                self.is_older.store(true, Ordering::Relaxed);
                 self.stats.health.failed(self.env(), HISTORY, 0, error);
             }
             Err(_) => {}
         }
         check
+    }
+
+    /// Whether the store stands before its own rows, as far as this process has noted.
+    pub fn is_older(&self) -> bool {
+        self.is_older.load(Ordering::Relaxed)
     }
 
     pub fn env(&self) -> &Env {

@@ -21,8 +21,8 @@ use crate::{
 pub(crate) enum Asked {
     /// The rows of the store itself. Who writes rows, or removes them, asks this.
     Rows,
-    /// The cursor of a reader, which may come from another store.
-    Reader(Cursor),
+    /// The cursor of a reader, which may come from another store, and a row of its feed that the store has.
+    Reader(Cursor, Option<Sequence>),
     /// A position that the store keeps, which is as old as its rows.
     Kept(Sequence),
 }
@@ -49,9 +49,12 @@ impl<'a> History<'a> {
     pub async fn check(self, tx: &Transaction, asked: Asked) -> Result<Sequence> {
         let last = Sequence::last_at(self.incarnation, tx.read_version().await?);
         let positions = match asked {
-            Asked::Rows => [self.end_of(tx, self.incarnation).await?, None, None],
+            // A reader that knows nothing has to find all rows.
+            Asked::Rows | Asked::Reader(Cursor::NOTHING, _) => {
+                [self.end_of(tx, self.incarnation).await?, None, None]
+            }
             Asked::Kept(position) => [Some(position), None, None],
-            Asked::Reader(cursor) => {
+            Asked::Reader(cursor, _) => {
                 let known = match cursor.knowledge() {
                     Knowledge::Nothing => None,
                     Knowledge::UpTo(known) => Some(known),
@@ -71,7 +74,10 @@ impl<'a> History<'a> {
             {
                 return Err(Error::OlderThanRows { rows, store: last });
             }
-            if matches!(asked, Asked::Reader(_)) && self.is_foreign(tx, position).await? {
+            if let Asked::Reader(cursor, row) = asked
+                && cursor != Cursor::NOTHING
+                && self.is_foreign(tx, position, row).await?
+            {
                 return Err(Error::Expired { horizon: last });
             }
             if position > last {
@@ -82,16 +88,26 @@ impl<'a> History<'a> {
         Ok(last)
     }
 
-    /// Whether no part of this store's history has given out `position`. The beginning, before all positions, belongs to every
-    /// history.
-    async fn is_foreign(self, tx: &Transaction, position: Sequence) -> Result<bool> {
+    /// The same for an edit of a document. It reads nothing unless this process has noted that the store stands before its rows: when
+    /// it opened the bus, or at a later check. Versions of one store never go back.
+    pub async fn check_edit(context: &'a Context, tx: &Transaction) -> Result<()> {
+        if context.is_older() {
+            context.note_history(Self::of(context).check(tx, Asked::Rows).await)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no part of this store's history has given out `position`, although the store has the `row`. The beginning, before all
+    /// positions, belongs to every history.
+    async fn is_foreign(self, tx: &Transaction, position: Sequence, row: Option<Sequence>) -> Result<bool> {
         if position == Sequence::MIN {
             return Ok(false);
         }
         if position.incarnation() == self.incarnation {
             return Ok(!self.db.may_have_used(position.versionstamp().version()));
         }
-        Ok(self.end_of(tx, position.incarnation()).await?.is_none_or(|end| position > end))
+        let row = row.filter(|row| row.incarnation() == position.incarnation());
+        Ok(self.end_of(tx, position.incarnation()).await?.max(row).is_none_or(|end| position > end))
     }
 
     /// The last sequence that is known to exist in `incarnation`.

@@ -38,6 +38,8 @@ pub(super) struct WorldPlan {
     pub is_durable: bool,
     /// How long faults strike.
     pub chaos: Duration,
+    /// How a copy of the store is put in its place, if it is.
+    pub restore: Option<RestorePlan>,
     /// How often each kind of fault strikes where it can.
     rates: Vec<(Fault, f64)>,
     /// The longest delay of a step of the network, in microseconds.
@@ -105,6 +107,18 @@ pub(super) struct DocumentPlan {
     pub misuses: bool,
 }
 
+/// How a copy of the store is put in its place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RestorePlan {
+    pub copied_after: Duration,
+    /// How long the store goes on after the copy.
+    pub lost: Duration,
+    /// By how much the versions of the store are ahead of true time from then on.
+    pub ahead_ms: i64,
+    /// After how long the incarnation is raised; `None` for never.
+    pub raised_after: Option<Duration>,
+}
+
 /// The clients over HTTP.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WebPlan {
@@ -168,6 +182,7 @@ impl WorldPlan {
             processes: processes(random, nodes, has_janitor),
             is_durable: random.u32(0..12) == 0,
             chaos: ms(random, 4_000, 15_000),
+            restore: None,
             rates: rates(random, |fault| !fault.is_of_handlers()),
             latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
             slow_ms: [50, 500, 4_000][random.usize(0..3)],
@@ -217,6 +232,24 @@ impl WorldPlan {
             .with_consumers(&mut random(0x6a6f_6273))
             .with_doubts(&mut random(0x646f_7562_7473))
             .with_web(&mut random(0x6874_7470))
+            .with_restore(&mut random(0x636f_7079))
+    }
+
+    /// Puts a copy of the store in its place, in some worlds. The versions of one in memory go back by more than there was.
+    fn with_restore(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..6) > 0 {
+            return self;
+        }
+        let mut ms = |from, to| Duration::from_millis(random.u64(from..=to));
+        let (copied_after, lost, late) = (ms(1_000, 4_000), ms(100, 4_000), ms(500, 5_000));
+        let (ahead_ms, raised_after) = match (self.is_durable, random.u32(0..6)) {
+            (true, choice) => (1_000, (choice < 3).then_some(Duration::ZERO)),
+            (false, 0..3) => (-3_600_000, Some(late)),
+            (false, _) => (-3_600_000, Some(Duration::ZERO)),
+        };
+        self.chaos += copied_after + lost + raised_after.unwrap_or_default();
+        self.restore = Some(RestorePlan { copied_after, lost, ahead_ms, raised_after });
+        self
     }
 
     /// Makes nodes beat at different paces and own few leases, in some worlds. The first process may own all, so that

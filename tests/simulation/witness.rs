@@ -223,6 +223,14 @@ named! {
         StoreFailedWithDisk,
         /// A commit had no room on the disk, and others had some later.
         CommitHadNoRoom,
+        /// A copy of the store was put in its place.
+        StoreRestored,
+        /// A process opened a store that stands before its own rows.
+        OlderStoreOpened,
+        /// A node found that the incarnation was raised, and opened the bus again.
+        RaiseFound,
+        /// A client over HTTP that knew what a restore has lost was refused.
+        LostPositionRefused,
         /// The feed had a database whose name is as long as a name may be.
         LongNameFolded,
         /// A dispatcher had hundreds of subscribers.
@@ -249,6 +257,8 @@ impl Witness {
                 | Self::CommitHadNoRoom
                 | Self::WebClientExpired
                 | Self::GoneWithoutRow
+                | Self::RaiseFound
+                | Self::LostPositionRefused
         )
     }
 

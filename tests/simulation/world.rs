@@ -3,6 +3,8 @@
 //! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process
 //! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens.
 
+mod restored;
+
 use std::{
     collections::BTreeMap,
     sync::{
@@ -14,7 +16,7 @@ use std::{
 
 use notibus::{
     event::Versionstamp,
-    store::{Database, testing::intercepted},
+    store::{Database, Env, testing::intercepted},
 };
 
 use crate::{
@@ -28,7 +30,7 @@ use crate::{
         link::Link,
         machine::Machine,
         process::Process,
-        time::{Clock, true_time},
+        time::{Clock, store_time},
         trace::Listener,
     },
     shared::{Phase, Shared},
@@ -114,6 +116,10 @@ struct World {
     /// When an actor was last at work.
     calm_since: Duration,
     is_over: bool,
+    /// A copy of the store, until it is put in its place.
+    copy: Option<restored::StoreCopy>,
+    /// By how much the versions of the store are ahead of true time.
+    ahead_ms: i64,
 }
 
 impl World {
@@ -123,10 +129,10 @@ impl World {
         let machine = shared
             .plan
             .is_durable
-            .then(|| Machine::new(&mut random, true_time(time)).expect("an empty disk can be used"));
+            .then(|| Machine::new(&mut random, store_time(time, 0)).expect("an empty disk can be used"));
         let engine = match &machine {
             Some(machine) => machine.store(),
-            None => Database::memory_in(true_time(time)),
+            None => Database::memory_in(store_time(time, 0)),
         };
         let slots = (0..shared.plan.processes.len()).map(|process| Slot {
             generation: 0,
@@ -145,18 +151,24 @@ impl World {
             since: Duration::ZERO,
             calm_since: Duration::ZERO,
             is_over: false,
+            copy: None,
+            ahead_ms: 0,
         }
     }
 
     /// Runs the world to its end.
     pub fn run(mut self) {
-        let WorldPlan { chaos, processes, .. } = &self.shared.plan;
+        let WorldPlan { chaos, processes, restore, .. } = &self.shared.plan;
         let time = self.shared.time.clone();
         for process in 0..processes.len() {
             time.after(Duration::from_millis(self.random.u64(0..500)), Event::Start(process));
         }
         time.after(MISHAP_INTERVAL, Event::Mishap);
         time.after(*chaos, Event::Rest);
+        if let Some(restore) = restore {
+            time.after(restore.copied_after, Event::Copy);
+            time.after(restore.copied_after + restore.lost, Event::Restore);
+        }
         while !self.is_over && !self.shared.has_failed() {
             let slots = &self.slots;
             let waits = |process: ProcessId| slots[process].is_paused || slots[process].process.is_none();
@@ -198,6 +210,9 @@ impl World {
                 }
             }
             Event::Mishap => self.mishap(),
+            Event::Copy => self.copy(),
+            Event::Restore => self.restore(),
+            Event::Raise => self.heal(),
             Event::Rest => self.rest(),
             Event::Poll => self.poll(),
         }
@@ -263,12 +278,8 @@ impl World {
     /// same machine. Every answered commit must be there, and the commit under way, if there is one, as a whole or
     /// not at all.
     fn lose_power(&mut self, in_doubt: Option<(&Flight, Doubt)>) {
-        let (shared, time) = (Arc::clone(&self.shared), true_time(&self.shared.time));
-        for process in 0..self.slots.len() {
-            if self.slots[process].process.is_some() {
-                self.crash(Issuer { process, generation: self.slots[process].generation });
-            }
-        }
+        let (shared, time) = (Arc::clone(&self.shared), self.store_time());
+        self.crash_where(|_| true);
         let Some(machine) = &self.machine else { return };
         let is_dark = machine.is_dark() || self.random.bool();
         shared.note(|| format!("the store ends; power has failed: {is_dark}"));
@@ -334,6 +345,20 @@ impl World {
         (self.engine, self.machine) = (engine, Some(machine));
     }
 
+    /// The clock of the store.
+    fn store_time(&self) -> Env {
+        store_time(&self.shared.time, self.ahead_ms)
+    }
+
+    /// Crashes the processes that `is_meant` has chosen.
+    fn crash_where(&mut self, is_meant: impl Fn(ProcessId) -> bool) {
+        for process in 0..self.slots.len() {
+            if self.slots[process].process.is_some() && is_meant(process) {
+                self.crash(Issuer { process, generation: self.slots[process].generation });
+            }
+        }
+    }
+
     /// A process crashes, and starts again some time.
     fn crash(&mut self, issuer: Issuer) {
         let slot = &mut self.slots[issuer.process];
@@ -383,6 +408,7 @@ impl World {
         if let Some(machine) = &self.machine {
             machine.empty();
         }
+        self.heal();
         self.shared.oracle().has_come_to_rest();
         for process in 0..self.slots.len() {
             self.slots[process].is_paused = false;
@@ -446,7 +472,8 @@ impl World {
         let left = rows(&self.engine);
         if let Some(machine) = &self.machine {
             machine.close();
-            match machine.restarted(&mut self.random, &true_time(&self.shared.time)) {
+            let time = self.store_time();
+            match machine.restarted(&mut self.random, &time) {
                 Ok(machine) if rows(&machine.store()) == left => {}
                 Ok(_) => self.shared.fail("the store was closed in order, and has other rows".to_owned()),
                 Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),

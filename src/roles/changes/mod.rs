@@ -36,6 +36,7 @@ use crate::{
     state::{
         context::Context,
         feed::{Feed, FeedRow, NewTopology, PendingRows, RawFeed, Topology, check_legacy_prefix},
+        history::History,
         keys::{FeedId, RowSpace},
         routing::SchemeId,
     },
@@ -150,10 +151,12 @@ impl Changes {
 
     /// Makes a writer of changes of `db` in `tx`. It reads one key, so that `tx` fails if the feed is resharded before the commit.
     ///
-    /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not created, or was removed.
+    /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not created, or was removed, and with
+    /// [`Error::OlderThanRows`](crate::Error::OlderThanRows), as far as this process knows.
     pub async fn writer<'a>(&'a self, tx: &'a Transaction, db: &'a Db) -> Result<ChangesWriter<'a>> {
         let feed = FeedId::documents(db.instance);
         let feed = self.raw(&feed);
+        History::check_edit(&self.context, tx).await?;
         let known = self.topologies.get(&db.instance).map(|known| Arc::clone(&known));
         let topology = match known {
             Some(known) if known.is_current(tx, feed).await? => known,

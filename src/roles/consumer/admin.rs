@@ -21,6 +21,7 @@ use crate::{
     },
     state::{
         feed::{RawFeed, Topology},
+        history::{Asked, History},
         keys::{ConsumerRow, DeferredRow, Due, FeedId, Lease, NodeId, ShardId},
         membership::{changed, members},
     },
@@ -273,7 +274,7 @@ impl ConsumerHandle {
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         // The janitor must not drop what this one has to read, nor its topology entry.
         tx.add_write_conflict(&keys.beginnings(&row.feed));
-        let now = feed.last_readable(tx).await?;
+        let now = History::of(&self.context).check(tx, Asked::Rows).await?;
         let start = match start {
             Start::Now => Cursor::from(now),
             Start::At(cursor) => {

@@ -153,7 +153,7 @@ impl Folder<'_> {
             Entries::open(tx, feed, Isolation::Serializable),
             history.check(tx, Asked::Rows),
         );
-        checked?;
+        self.context.note_history(checked)?;
         let (drain, mut entries) = (drain?, entries?);
         let mut done = Done { next: drain.next, ..Done::default() };
         done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (SkippedAt::Key(key), error)));

@@ -225,7 +225,8 @@ impl<R: FeedRow> Feed<R> {
     /// reshards happen one after the other. A reshard with an unknown result is not done twice.
     ///
     /// Fails with [`Error::Invalid`] if `shards` is out of its limits, with [`Error::UnknownScheme`] if this process
-    /// does not know the scheme, and with [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
+    /// does not know the scheme, with [`Error::NoFeed`] if there is no such feed, and with [`Error::OlderThanRows`]. Nothing is changed
+    /// then.
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let db = &self.context.db;
         let new = NewTopology::new(shards, scheme, db.env())?;

@@ -98,7 +98,17 @@ impl<'a> RawFeed<'a> {
     /// Fails unless all positions of `cursor` belong to the history of the store ([`History::check`]). Returns the last sequence that `tx`
     /// can see. All readers ask this, by whatever way their cursor has come.
     pub async fn check_cursor(self, tx: &Transaction, cursor: Cursor) -> Result<Sequence> {
-        History::of(self.context).check(tx, Asked::Reader(cursor)).await
+        let (history, after) = (History::of(self.context), cursor.position());
+        let checked = history.check(tx, Asked::Reader(cursor, None)).await;
+        if self.id.instance().is_none() || !matches!(checked, Err(Error::Expired { .. })) {
+            return checked;
+        }
+        // Edits of documents do not move the end of an incarnation. A row that was edited after it was copied, as its presence proves.
+        let (topology, to) = (self.topology(tx).await?, Sequence::last_at(after.incarnation(), u64::MAX));
+        let entries = topology.after(after).iter();
+        let bounds = (after.before(), to);
+        let (rows, _) = self.rows_of(tx, entries, Lanes::ALL, bounds, 1, Direction::Ascending).await?;
+        history.check(tx, Asked::Reader(cursor, rows.first().map(|row| row.sequence))).await
     }
 
     /// The shards that were live at `since`. The cursor is checked as that of a reader.

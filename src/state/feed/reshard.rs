@@ -11,6 +11,7 @@ use crate::{
     },
     state::{
         context::Context,
+        history::{Asked, History},
         keys::{Lanes, Layout, SHARDS_MAX, ShardId, TopologyRow},
         routing::SchemeId,
     },
@@ -99,6 +100,7 @@ impl RawFeed<'_> {
         let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
         let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);
         if self.is_new(tx, &legacy, Some(&second)).await? {
+            History::of(self.context).check(tx, Asked::Rows).await?;
             tx.set(&self.context.keys.row_count(self.id, ShardId(0)), &rows.to_le_bytes());
             self.succeed(tx, &legacy, new, scheme);
         }
@@ -114,6 +116,8 @@ impl RawFeed<'_> {
         if let Some(written) = topology.entries().iter().find(|entry| entry.token == new.token) {
             return Ok(written.clone());
         }
+        // The new entry must not stand before rows, or other entries.
+        History::of(self.context).check(tx, Asked::Rows).await?;
         let current = topology.current();
         let scheme = new.scheme.unwrap_or(match current.layout {
             Layout::Legacy(_) => SchemeId::ID,

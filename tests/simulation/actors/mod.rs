@@ -19,15 +19,17 @@ mod worker;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use notibus::{Bus, BusOptions, Node, Result, node::Role, store::Database};
+use notibus::{Bus, BusOptions, Cursor, Error, Node, Result, node::Role, store::Database};
 use tokio::task::JoinSet;
 
 use self::{catalogue::Catalogue, context::ActorContext, receiver::Dispatchers};
 use super::{
     draw::ProcessPlan,
+    guarantee::Guarantee,
     kernel::Issuer,
     keyspace::BUS_PREFIX,
     shared::{Busy, Phase, Shared},
+    witness::Witness,
 };
 
 /// How long a process waits after a failed start, before it tries again.
@@ -50,6 +52,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     let (prefix, partitions) = (BUS_PREFIX.to_vec(), shared.plan.partitions);
     let options = BusOptions::default().prefix(prefix).partitions(partitions).shards(shared.plan.shards);
     let bus = Bus::open(db, options).await?;
+    judge_opening(shared, &bus).await;
     let actor = ActorContext { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
     let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
     for _ in 0..plan.producers {
@@ -71,7 +74,14 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
         let node = actor.bus.node(shared.plan.node_of(plan)).await?;
         shared.oracle().joined(issuer, node.id());
         actor.note(|| format!("is node {}", node.id()));
-        serve(&actor, plan, node, &mut tasks, starting).await?;
+        tokio::select! {
+            biased;
+            served = serve(&actor, plan, node, &mut tasks, starting) => served?,
+            () = actor.bus.raised() => {
+                shared.witness(Witness::RaiseFound);
+                return Err(Error::BusGone { reason: "its incarnation was raised".to_owned() });
+            }
+        }
     } else {
         drop(starting);
         actor.until_the_end().await;
@@ -81,6 +91,25 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     checked.join_all().await;
     tasks.shutdown().await;
     Ok(())
+}
+
+/// A reader of a store that stands before its own rows is refused, also one that knows nothing.
+async fn judge_opening(shared: &Shared, bus: &Bus) {
+    if !shared.oracle().is_older() {
+        return;
+    }
+    let read = bus.feed().page(Cursor::NOTHING, 1).await;
+    if !shared.oracle().is_older() {
+        return;
+    }
+    match read {
+        Err(Error::OlderThanRows { .. }) => shared.witness(Witness::OlderStoreOpened),
+        Err(_) => {}
+        Ok(page) => {
+            let reason = format!("a store that stands before its own rows was read: {page:?}");
+            shared.fail(Guarantee::Truthful.broken(reason));
+        }
+    }
 }
 
 /// Does `work`, which counts as busy.

@@ -177,7 +177,7 @@ impl Client {
         let judged = match (status, horizon) {
             (410, Some(horizon)) => {
                 shared.witness(Witness::WebClientExpired);
-                shared.oracle().web_expired(id, horizon)
+                shared.oracle().web_expired(shared, id, horizon)
             }
             // The store could not be reached.
             (503, _) => Ok(()),

@@ -101,9 +101,13 @@ async fn stay(actor: &ActorContext, plan: &ConsumerPlan, member: Consumer) {
             biased;
             error = member.ended() => {
                 actor.note(|| format!("{} has ended: {error}", plan.name));
-                actor.shared.witness(Witness::DocumentConsumerEnded);
-                if !matches!(error, Error::NoFeed { .. } | Error::NoConsumer { .. }) {
-                    actor.shared.fail(format!("{} has ended for another reason: {error}", plan.name));
+                match error {
+                    Error::NoFeed { .. } | Error::NoConsumer { .. } => {
+                        actor.shared.witness(Witness::DocumentConsumerEnded);
+                    }
+                    // The incarnation was raised.
+                    Error::BusGone { .. } => {}
+                    _ => actor.shared.fail(format!("{} has ended for another reason: {error}", plan.name)),
                 }
                 break;
             }

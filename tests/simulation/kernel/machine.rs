@@ -214,8 +214,19 @@ impl Machine {
 
     /// The machine after its processes were killed.
     pub fn killed(&self, env: Env) -> Result<Self> {
-        self.empty();
-        Self::open(self.disk.copied(), self.journal_len_min, env, Unsynced::default())
+        self.with(self.copied(), env)
+    }
+
+    /// A copy of its disk, as of an open folder.
+    pub fn copied(&self) -> SimulatedDisk {
+        let copy = self.disk.copied();
+        copy.resize(None);
+        copy
+    }
+
+    /// The machine with another `disk`.
+    pub fn with(&self, disk: SimulatedDisk, env: Env) -> Result<Self> {
+        Self::open(disk, self.journal_len_min, env, Unsynced::default())
     }
 
     /// The machine after its power has come back, and has perhaps failed again while the store was opened. `random`

@@ -35,6 +35,12 @@ pub enum Event {
     Resume(Issuer),
     /// Pauses and jumps are drawn.
     Mishap,
+    /// A copy of the store is taken.
+    Copy,
+    /// The copy is put in the place of the store.
+    Restore,
+    /// An operator finds that an older state was restored, and raises the incarnation.
+    Raise,
     /// The faults end.
     Rest,
     /// The world checks whether everything is at rest, or has ended.

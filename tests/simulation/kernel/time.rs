@@ -209,9 +209,10 @@ impl Environment for Handle {
     }
 }
 
-/// True time, for a store.
-pub fn true_time(time: &Time) -> Env {
-    Arc::new(Clock::exact(time, ProcessId::MAX)).env()
+/// The time of a store, whose wall clock, from which its versions are, is so many milliseconds ahead of true time.
+pub fn store_time(time: &Time, ahead_ms: i64) -> Env {
+    let clock = Clock { wall_skew_ms: ahead_ms, ..Clock::exact(time, ProcessId::MAX) };
+    Arc::new(clock).env()
 }
 
 /// Completes when a clock shows a time.

@@ -21,7 +21,7 @@ use super::{given::Start, ledger::Ledger};
 pub(super) type Wants = BTreeMap<DbName, Kinds>;
 
 /// The debts to a subscriber.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Account {
     /// The wanted kinds of each name, each with the position after which they are owed.
     from: BTreeMap<(DbName, EventKind), Start>,

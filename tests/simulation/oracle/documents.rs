@@ -167,10 +167,12 @@ impl Oracle {
         }
     }
 
-    /// Judges the end of a tail for `reason`, which is right only if the database is gone.
+    /// Judges the end of a tail for `reason`, which is right only if the database is gone, or if it stood behind what is known to
+    /// be copied.
     pub fn doc_tail_ended(&mut self, findings: &Findings, id: DocTailId, reason: &str) {
         let Some(tail) = self.doc_tails.remove(&id) else { return };
-        if self.documents.contains_key(&tail.instance) {
+        let is_behind = |at: &Sequence| *at > self.end && at.incarnation() < self.incarnation;
+        if self.documents.contains_key(&tail.instance) && !tail.read.last().is_some_and(is_behind) {
             let reason =
                 format!("tail {id} of {} has ended, and the database is there: {reason}", tail.instance);
             findings.fail(Guarantee::ExpiredForReason.broken(reason));

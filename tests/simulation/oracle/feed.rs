@@ -86,7 +86,13 @@ impl Oracle {
                 _ => {}
             }
         }
+        let newest = self.past.last_key_value().map_or(Sequence::MIN, |(at, _)| *at);
         for (name, placed) in written {
+            let at = placed.row.sequence;
+            if at <= newest {
+                return Guarantee::Ordered
+                    .fails(format!("a row stands at {at}, not after the one at {newest}"));
+            }
             self.judge_row(findings, name, placed, &mut removed)?;
         }
         for (name, row) in removed {

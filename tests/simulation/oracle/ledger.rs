@@ -10,7 +10,7 @@ use notibus::event::{DbInstance, DbName, EventKind, Kinds, Sequence};
 
 use super::given::Start;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Ledger(BTreeMap<DbName, Facts>);
 
 /// The state of a name that readers of the feed see from a row on.
@@ -22,7 +22,7 @@ struct Visible {
     lives: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Facts {
     /// The visible states, row by row.
     rows: Vec<Visible>,

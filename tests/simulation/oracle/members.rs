@@ -18,15 +18,15 @@ use super::{
 use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::Witness};
 
 /// The nodes with a role.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Members {
-    nodes: BTreeSet<NodeId>,
+    pub(super) nodes: BTreeSet<NodeId>,
     /// The version, which is in microseconds, at which it has last had one.
-    alive: u64,
+    pub(super) alive: u64,
 }
 
 /// A call by which an operator resets or deletes a consumer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Operation {
     consumer: String,
     is_forced: bool,

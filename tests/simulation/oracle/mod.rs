@@ -9,6 +9,7 @@
 //! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
 //! - a consumer works on everything that it wants, effects happen once, and cancelled work writes nothing ([`consumers`]); it is deleted
 //!   only by who may do so ([`members`]);
+//! - what is recorded after a copy of the store was put in its place is not lost, and no reader goes on who knows what is ([`restored`]);
 //! - who has passed a barrier, and a mirror, knows everything that was recorded before ([`freshness`]).
 //!
 //! After the faults all of it has to come to rest ([`finish`]).
@@ -26,6 +27,7 @@ mod ledger;
 mod members;
 mod models;
 mod readers;
+mod restored;
 mod stored_item;
 mod web;
 
@@ -54,6 +56,7 @@ pub(crate) use self::{
         subscriber::{Manner, SubscriberId},
     },
     readers::FollowerId,
+    restored::Restored,
     web::WebClientId,
 };
 use self::{
@@ -97,6 +100,7 @@ struct Placed {
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of the world by itself")]
+#[derive(Clone)]
 pub(crate) struct Oracle {
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
@@ -160,6 +164,12 @@ pub(crate) struct Oracle {
     followers: BTreeMap<FollowerId, Follower>,
     /// The number of the next subscriber or follower.
     next_reader: u64,
+    /// The incarnation of the next rows.
+    incarnation: Incarnation,
+    /// Whether the store stands before its own rows.
+    is_older: bool,
+    /// The end of the incarnation before. A row of a document that stands behind it may be edited while it is read.
+    end: Sequence,
 }
 
 impl Oracle {
@@ -201,6 +211,9 @@ impl Oracle {
             web_clients: BTreeMap::new(),
             followers: BTreeMap::new(),
             next_reader: 0,
+            incarnation: Incarnation(0),
+            is_older: false,
+            end: Sequence::MAX,
         }
     }
 
@@ -291,7 +304,7 @@ impl Oracle {
                     *self.recorded.entry(line.db.clone()).or_default() += line.counters;
                     let nameless = (line.counters.ddoc_updated > line.ddocs.len() as u64).then_some(None);
                     for id in line.ddocs.into_iter().map(Some).chain(nameless) {
-                        let at = Sequence::new(Incarnation(0), seen.stamp, 0);
+                        let at = Sequence::new(self.incarnation, seen.stamp, 0);
                         self.recorded_ddocs.insert((line.db.clone(), id), at);
                     }
                 }

@@ -24,7 +24,7 @@ use crate::{findings::Findings, guarantee::Guarantee, kernel::Issuer, witness::W
 pub(crate) type FollowerId = u64;
 
 /// A follower, which reads the feed shard by shard.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Follower {
     /// Its process.
     pub(super) issuer: Issuer,

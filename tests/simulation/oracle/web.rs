@@ -17,20 +17,23 @@ use super::{
     commit::Verdict,
     given::Start,
     models::documents::DocTailId,
+    restored::Fate,
 };
 use crate::{findings::Findings, guarantee::Guarantee, kernel::ProcessId, witness::Witness};
 
 pub(crate) type WebClientId = u64;
 
 /// A client of `_db_updates`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct WebClient {
     /// The process at which it is, and its number there.
     slot: (ProcessId, u32),
     kinds: Kinds,
-    account: Account,
+    pub(super) account: Account,
     /// The position from which it resumes.
-    since: String,
+    pub(super) since: String,
+    /// What a restore means for it, until it is answered.
+    pub(super) fate: Fate,
     /// Everything up to here was certainly sent to it.
     surely: Start,
     /// The rows that it was sent in answer to the present request.
@@ -58,7 +61,8 @@ impl Oracle {
         };
         let wants: Wants = self.names.iter().map(|name| (name.clone(), kinds)).collect();
         let account = Account::new(&self.ledger, &wants, start);
-        let client = WebClient { slot, kinds, account, since, surely: start, sent: BTreeSet::new() };
+        let (surely, fate, sent) = (start, Fate::Kept, BTreeSet::new());
+        let client = WebClient { slot, kinds, account, since, fate, surely, sent };
         self.web_clients.insert(self.next_reader, client);
         self.next_reader
     }
@@ -130,6 +134,12 @@ impl Oracle {
     /// A client stands at `seq`, with a row or without.
     fn web_stand(&mut self, id: WebClientId, seq: &str) -> Verdict {
         let position = position_of(seq).ok_or_else(|| format!("{seq} is no position"))?;
+        if let Some(client) = self.web_clients.get_mut(&id)
+            && std::mem::take(&mut client.fate) == Fate::Lost
+        {
+            let reason = format!("it goes on to {seq} from {}, which was lost", client.since);
+            return Guarantee::ExpiredNotSilent.fails(reason);
+        }
         // Within an unfinished reading, a row that has moved on may still bring earlier events.
         if is_plain(seq)
             && position >= self.horizon
@@ -146,12 +156,16 @@ impl Oracle {
     }
 
     /// Judges the refusal of a client's position as too old.
-    pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
+    pub fn web_expired(&mut self, findings: &Findings, id: WebClientId, horizon: Sequence) -> Verdict {
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
         let surely = std::mem::replace(&mut client.surely, Start::Nothing);
         "0".clone_into(&mut client.since);
         client.account.expire();
+        if std::mem::take(&mut client.fate) != Fate::Kept {
+            findings.witness(Witness::LostPositionRefused);
+            return Ok(());
+        }
         match surely {
             Start::At(surely) if surely >= horizon => Guarantee::ExpiredForReason
                 .fails(format!("it has expired by {horizon}, and knew everything up to {surely}")),

@@ -42,7 +42,7 @@ impl Shown {
 }
 
 /// A call of a handler.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Run {
     /// Its process.
     pub issuer: Issuer,
@@ -88,7 +88,7 @@ impl Followed<'_> {
 }
 
 /// What is known of the work on an id since the consumer was created or reset.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Progress {
     /// The newest row on which the work was finished.
     pub finished: Option<Sequence>,
@@ -138,7 +138,7 @@ impl Progress {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ConsumerModel {
     pub row: StoredConsumer,
     /// The version, which is in microseconds, at which it was created.

@@ -28,7 +28,7 @@ use crate::{
 pub(crate) type DocTailId = u64;
 
 /// The feed of the documents of a database.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct DocFeed {
     /// The shards of all topology entries so far.
     pub entries: Vec<Range<u64>>,
@@ -38,7 +38,7 @@ pub(crate) struct DocFeed {
 }
 
 /// A tail of the documents of a database.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct DocTail {
     /// Its process.
     pub issuer: Issuer,
@@ -123,6 +123,11 @@ impl DocFeed {
                 (before, after) if before == after => {}
                 _ => return Guarantee::Consistent.fails(format!("the row at {at} was overwritten")),
             }
+        }
+        if let (Some(newest), Some(at)) = (self.past.keys().next_back(), added.keys().next())
+            && at <= newest
+        {
+            return Guarantee::Ordered.fails(format!("a row stands at {at}, not after the one at {newest}"));
         }
         for edit in &touched.edits {
             let (id, at) = (&edit.doc.id, edit.edited);

@@ -35,7 +35,7 @@ pub(crate) struct Manner {
     pub panics: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Subscriber {
     /// Its process.
     pub issuer: Issuer,
@@ -231,7 +231,7 @@ impl Subscriber {
 }
 
 /// The rows that a subscriber was delivered since it began, resumed, expired or had its filter replaced, whichever was last.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct DeliveryOrder {
     /// The row of each database that came last.
     last: BTreeMap<DbName, Sequence>,

@@ -1,0 +1,138 @@
+//! Restores: a copy of the store is put in its place, and all that came after the copy is lost.
+//!
+//! A folder is copied with its own history, and its versions go on: nobody has to raise the incarnation, but may. Of a store in memory,
+//! which stands for a cluster, the rows are copied into a fresh one, whose versions are all before those of the copy: the incarnation is
+//! raised before any process starts, or late.
+
+use std::{sync::Arc, time::Duration};
+
+use notibus::{
+    Bus,
+    event::{Incarnation, Sequence},
+    store::{Database, Env, testing::SimulatedDisk},
+};
+
+use super::World;
+use crate::{
+    guarantee::Guarantee,
+    kernel::{
+        Event,
+        commits::{ready, rows},
+        machine::Machine,
+    },
+    keyspace::{BUS_PREFIX, Rows},
+    oracle::{Oracle, Restored},
+    shared::Phase,
+    witness::Witness,
+};
+
+/// How many rows a transaction writes that restores them.
+const ROWS_AT_ONCE: usize = 500;
+
+/// A copy of the store, and what the oracle knew when it was taken.
+pub(super) struct StoreCopy {
+    rows: Rows,
+    /// The disk of a durable store.
+    disk: Option<SimulatedDisk>,
+    oracle: Oracle,
+    version: u64,
+    /// The last sequence that the table of incarnations has.
+    end: Sequence,
+}
+
+/// A fresh store with these rows.
+fn filled(env: Env, all: &Rows) -> Database {
+    let store = Database::memory_in(env);
+    let rows: Vec<_> = all.iter().collect();
+    for rows in rows.chunks(ROWS_AT_ONCE) {
+        let tx = store.begin();
+        for (key, value) in rows {
+            tx.set(key, value);
+        }
+        ready(tx.commit()).expect("nothing conflicts in a fresh store");
+    }
+    store
+}
+
+impl World {
+    /// Copies the store. A bus that has written no sequence yet has nothing to lose.
+    pub(super) fn copy(&mut self) {
+        let (rows, version) = (rows(&self.engine), ready(self.engine.begin().read_version()));
+        let end = [BUS_PREFIX, &foundationdb_tuple::pack(&(26_u16, 0_u16))].concat();
+        let Some(end) = rows.get(&end[..]) else { return };
+        let end = Sequence::from_bytes(end).expect("the bus has written it");
+        let version = version.expect("the engine can be read");
+        self.shared.note(|| format!("the store is copied at version {version}, its rows end at {end}"));
+        let disk = self.machine.as_ref().map(Machine::copied);
+        self.copy = Some(StoreCopy { rows, disk, oracle: self.shared.oracle().clone(), version, end });
+    }
+
+    /// All processes crash, and the copy is put in the place of the store.
+    pub(super) fn restore(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let Some(plan) = shared.plan.restore.filter(|_| shared.phase() == Phase::Chaos) else { return };
+        let Some(copy) = self.copy.take() else { return };
+        self.crash_where(|_| true);
+        self.ahead_ms = plan.ahead_ms;
+        let env = self.store_time();
+        let machine = match (&self.machine, copy.disk) {
+            (Some(machine), Some(disk)) => match machine.with(disk, env.clone()) {
+                Ok(machine) => Some(machine),
+                Err(error) => {
+                    return shared
+                        .fail(Guarantee::Durable.broken(format!("a copy cannot be opened: {error}")));
+                }
+            },
+            _ => None,
+        };
+        let engine = machine.as_ref().map_or_else(|| filled(env, &copy.rows), Machine::store);
+        if rows(&engine) != copy.rows {
+            return shared.fail(Guarantee::Durable.broken("a copy of the folder has other rows"));
+        }
+        let version = ready(engine.begin().read_version()).expect("the engine can be read");
+        shared.note(|| format!("the copy is put in the place of the store, at version {version}: {plan:?}"));
+        shared.witness(Witness::StoreRestored);
+        let seen = Sequence::last_at(Incarnation(0), copy.version);
+        let is_raised = plan.raised_after.is_some();
+        let (kept, lost) = (if is_raised { copy.end } else { seen }, seen);
+        let incarnation = Incarnation(u8::from(is_raised));
+        let versions = (copy.version, version);
+        let is_older = version < copy.version;
+        shared.oracle().restored(copy.oracle, &Restored { versions, kept, lost, incarnation, is_older });
+        if machine.is_some() {
+            shared.oracle().opened_again();
+        }
+        (self.engine, self.machine) = (Arc::new(engine), machine);
+        match plan.raised_after {
+            Some(Duration::ZERO) => self.raise(),
+            Some(after) => shared.time.after(after, Event::Raise),
+            None => {}
+        }
+    }
+
+    /// Raises the incarnation, if the store still stands before its own rows. Nodes find out by themselves; what has no node, and who writes
+    /// without a lease, is stopped.
+    pub(super) fn heal(&mut self) {
+        if !self.shared.oracle().is_older() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let is_stopped = |process: usize| {
+            let plan = shared.plan.processes[process];
+            !plan.is_node() || plan.producers > 0
+        };
+        self.crash_where(is_stopped);
+        self.raise();
+    }
+
+    fn raise(&mut self) {
+        let force = self.machine.is_some();
+        self.shared.note(|| "the incarnation is raised".to_owned());
+        if let Err(error) = ready(Bus::raise_incarnation(&self.engine, BUS_PREFIX, Incarnation(0), force)) {
+            let reason = format!("the incarnation cannot be raised: {error}");
+            return self.shared.fail(Guarantee::Live.broken(reason));
+        }
+        let version = ready(self.engine.begin().read_version()).expect("the engine can be read");
+        self.shared.oracle().raised(version);
+    }
+}
