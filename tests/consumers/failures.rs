@@ -204,6 +204,35 @@ async fn attempts_of_one_row_do_not_count_for_another() {
     consumer.shutdown().await.unwrap();
 }
 
+/// A row that always fails gets a newer one between its attempts, behind rows that succeed. The attempts on the newer row were counted from
+/// one on, so the id was never deferred, and held its shard up for as long as it was updated.
+#[tokio::test(start_paused = true)]
+async fn a_failing_row_is_deferred_however_often_its_id_is_updated() {
+    let fixture = ConsumerFixture::new(1).await;
+    fixture.create(["good", "bad"]).await;
+    let (store, bus) = (fixture.store.clone(), fixture.other.clone());
+    let log = Rows::doing(move |batch| {
+        let (store, bus) = (store.clone(), bus.clone());
+        async move {
+            if batch.rows.iter().all(|row| row.name.as_str() != "bad") {
+                return Ok(());
+            }
+            for name in ["good", "bad"] {
+                record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
+            }
+            Err("never".into())
+        }
+    });
+    let options =
+        hinted().attempts_max(3).backoff_min(Duration::from_secs(1)).backoff_max(Duration::from_hours(1));
+    let member = fixture.member().await.start_from(Cursor::NOTHING).options(options);
+    let consumer = member.run_batches(log.handler()).await.unwrap();
+    until("it is deferred", async || !fixture.is_none_deferred().await).await;
+    let calls = log.names().iter().filter(|name| *name == "bad").count();
+    assert!(calls <= 7, "{calls} calls: alone, and with others, for each of three attempts");
+    consumer.shutdown().await.unwrap();
+}
+
 /// Handlers that panic when they are opened, as long as there are `panics` left: in the call itself, or in its future.
 #[derive(Clone)]
 struct Shy {

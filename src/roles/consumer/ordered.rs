@@ -1,12 +1,21 @@
 //! [`Ordered`]: the rows of a shard that wait for their batch. It knows no store and no clock.
 //!
 //! One batch runs at a time. If it fails, what waits is forgotten and read again, so that each attempt has the newest rows. Perhaps only
-//! one of its rows fails, so they are tried one by one then.
+//! one of its rows fails, so they are tried one by one then. The failures of a row alone are counted by its id: updates of an id that always
+//! fails do not keep it from being deferred.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use bytes::Bytes;
 
 use super::{ConsumerOptions, FailurePolicy};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
+
+/// The most ids whose failures are counted; then the count begins anew.
+const FAILING_MAX: usize = 1_000;
 
 pub(super) struct Ordered<R> {
     /// Rows that were read, each with the number of its stored bytes.
@@ -15,8 +24,12 @@ pub(super) struct Ordered<R> {
     running: Option<Sequence>,
     /// Rows up to here are tried one by one, because a batch of them has failed.
     careful_to: Sequence,
-    /// The first row of the batch that has failed last, and how often it has.
-    failed: (Sequence, u32),
+    /// How often the work on ids has failed, alone, since it was finished last.
+    failures: HashMap<Bytes, u32>,
+    /// Those of them that are in the batch that runs.
+    retried: Vec<Bytes>,
+    /// Whether the last batch has failed.
+    has_failed: bool,
     /// When the next batch may run.
     pub resume_at: Duration,
     /// Whether a deferred id ran last, so that rows are next.
@@ -29,7 +42,9 @@ impl<R: FeedRow> Ordered<R> {
             queue: VecDeque::new(),
             running: None,
             careful_to: Sequence::MIN,
-            failed: (Sequence::MIN, 0),
+            failures: HashMap::new(),
+            retried: Vec::new(),
+            has_failed: false,
             resume_at: Duration::ZERO,
             was_deferred: false,
         }
@@ -62,7 +77,7 @@ impl<R: FeedRow> Ordered<R> {
 
     /// Whether rows up to `read` are to be read again as they are now.
     pub fn is_careful(&self, read: Sequence) -> bool {
-        self.failed.1 > 0 || read < self.careful_to
+        self.has_failed || read < self.careful_to
     }
 
     /// Starts the next batch: its rows, how often they have failed, and whether they are the last that were read.
@@ -76,47 +91,53 @@ impl<R: FeedRow> Ordered<R> {
             fits
         };
         let count = self.queue.iter().take(limit).take_while(fits).count();
-        let rows = self.queue.drain(..count).map(|(row, _)| row).collect();
-        if self.failed.0 != first {
-            self.failed = (first, 0);
-        }
-        (self.running, self.was_deferred) = (Some(first), false);
-        (rows, self.failed.1, self.queue.is_empty())
+        let rows: Vec<_> = self.queue.drain(..count).map(|(row, _)| row).collect();
+        let failing = rows.iter().filter_map(|row| self.failures.get_key_value(row.id()));
+        let (ids, failed): (Vec<_>, Vec<_>) = failing.map(|(id, failed)| (id.clone(), *failed)).unzip();
+        let failed = if rows.len() == 1 { failed.first().copied().unwrap_or_default() } else { 0 };
+        self.retried = ids;
+        (self.running, self.was_deferred, self.has_failed) = (Some(first), false, false);
+        (rows, failed, self.queue.is_empty())
     }
 
     /// The batch that runs is finished, or its row is deferred.
     pub fn done(&mut self) {
-        (self.running, self.failed.1) = (None, 0);
+        self.running = None;
+        for id in self.retried.drain(..) {
+            self.failures.remove(&id);
+        }
     }
 
     /// A part of the batch that runs is finished: the rest is read again.
     pub fn forget(&mut self) {
-        self.running = None;
+        (self.running, self.has_failed) = (None, true);
         self.queue.clear();
     }
 
-    /// The batch that runs, of `rows` and up to `last`, has failed once more. Returns whether it is one row, which has failed too often;
-    /// otherwise its rows are read again.
+    /// The batch that runs, up to `last`, has failed; it was the row of `only` alone, for the `attempts`-th time, or several rows.
+    /// Returns whether that was too often; otherwise the rows are read again.
     pub fn is_given_up(
         &mut self,
-        (rows, last): (usize, Sequence),
-        is_stall: bool,
+        (only, last): (Option<&[u8]>, Sequence),
+        (attempts, is_stall): (u32, bool),
         options: &ConsumerOptions,
     ) -> bool {
-        self.failed.1 = self.failed.1.saturating_add(1);
-        let attempts = self.failed.1;
-        let is_exhausted = is_stall || attempts >= options.attempts_max;
-        if rows > 1 && (is_exhausted || attempts == 1) {
-            (self.careful_to, self.failed.1) = (last, 0);
-        } else if is_exhausted && options.failure == FailurePolicy::Defer {
-            return true;
+        match only {
+            None => self.careful_to = last,
+            Some(_)
+                if (is_stall || attempts >= options.attempts_max)
+                    && options.failure == FailurePolicy::Defer =>
+            {
+                return true;
+            }
+            Some(id) => {
+                if self.failures.len() >= FAILING_MAX && !self.failures.contains_key(id) {
+                    self.failures.clear();
+                }
+                self.failures.insert(Bytes::copy_from_slice(id), attempts);
+            }
         }
         self.forget();
         false
-    }
-
-    /// How often the batch that runs has failed.
-    pub fn attempts(&self) -> u32 {
-        self.failed.1
     }
 }

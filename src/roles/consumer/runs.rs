@@ -468,7 +468,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         failure: &Failure,
     ) -> Go<()> {
         let UnderWay { run, len, only, .. } = ended;
-        let attempts = self.ordered.attempts().saturating_add(1);
+        let attempts = run.attempt();
         self.report(None, attempts, &failure.error);
         let stored = persist!(self, "ending work that has failed", run.revoke_rows().await);
         let stored = stored.map_or(Sequence::MAX, |stored| stored.position());
@@ -483,7 +483,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         } else {
             let options = &self.member.options;
             let pause = options.backoff().pause(attempts, self.env());
-            if self.ordered.is_given_up((*len, last), failure.is_stall, options) {
+            let id = only.as_ref().map(|row| row.id());
+            if self.ordered.is_given_up((id, last), (attempts, failure.is_stall), options) {
                 let row = only.as_ref().expect("rows of several are tried one by one");
                 let id = Bytes::copy_from_slice(row.id());
                 let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);
