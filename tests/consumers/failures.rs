@@ -16,7 +16,7 @@ use notibus::{
 };
 
 use crate::{
-    common::{self, until, within},
+    common::{self, db, record, until, within},
     fixture::{ConsumerFixture, Log, hinted, names, pass},
 };
 
