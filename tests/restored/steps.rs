@@ -68,7 +68,7 @@ async fn edit(bus: &Bus, id: &str, previous: Option<Sequence>) -> Result<Sequenc
 }
 
 /// Fails unless `answer` is that an older state was restored.
-fn assert_older<T: std::fmt::Debug>(answer: Result<T, Error>) {
+fn assert_older<T: std::fmt::Debug>(answer: &Result<T, Error>) {
     assert!(matches!(answer, Err(Error::OlderThanRows { .. })), "{answer:?}");
 }
 
@@ -195,9 +195,9 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Data
     assert_eq!((status, &live["cause"]), (200, &"older_than_rows".into()), "a restart does not help: {live}");
     let (_, stated) = asked.get("/_notibus/status").await;
     assert!(stated["unanswered"].to_string().contains("an older state was restored"), "{stated}");
-    assert_older(bus.feed().page(kept, 10).await);
+    assert_older(&bus.feed().page(kept, 10).await);
     let options = ExportOptions::default().while_running(true);
-    assert_older(bus.export(&mut Vec::new(), options).await);
+    assert_older(&bus.export(&mut Vec::new(), options).await);
     nothing_is_written_before_the_rows(&bus, edited).await;
 
     let (status, answer) = asked.raise(3).await;
@@ -233,12 +233,12 @@ pub(crate) async fn an_older_state_folds_nothing_until_it_is_raised(store: &Data
 /// the rows of the feed, which nobody could read any more; a reader that knew nothing was given no rows, as if there were none. Fix: all of
 /// them ask it.
 async fn nothing_is_written_before_the_rows(bus: &Bus, edited: Sequence) {
-    assert_older(edit(bus, "x", Some(edited)).await);
-    assert_older(bus.changes().feed(&db("a")).reshard(2, None).await);
-    assert_older(bus.feed().reshard(2, None).await);
-    assert_older(bus.feed().page(Cursor::NOTHING, 10).await);
+    assert_older(&edit(bus, "x", Some(edited)).await);
+    assert_older(&bus.changes().feed(&db("a")).reshard(2, None).await);
+    assert_older(&bus.feed().reshard(2, None).await);
+    assert_older(&bus.feed().page(Cursor::NOTHING, 10).await);
     let settings = ConsumerSettings::default().start(Start::Now);
-    assert_older(bus.consumer("mailer").unwrap().create(&settings).await);
+    assert_older(&bus.consumer("mailer").unwrap().create(&settings).await);
 }
 
 /// Bug: who read the documents of a database row by row got `Expired` at each that was edited after the last fold before the copy, because
