@@ -98,7 +98,11 @@ impl DbHandler<IndexBuild> for Indexer {
             async move { Ok(this.index(&of, &batch).await?) }
         };
         let job = ParallelJob::new(self.layer.changes.feed(&db), since).with_work(&build.work);
-        let to = job.run(work).await?;
+        let to = match job.run(work).await {
+            // The database has ended; `deleted` follows.
+            Err(notibus::Error::NoFeed { .. }) => return Ok(()),
+            ended => ended?,
+        };
         let key = format!("{}to", index_of(&db));
         let store = async |tx: Transaction| {
             build.verify(&tx).await?;

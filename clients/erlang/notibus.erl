@@ -15,7 +15,7 @@
 -module(notibus).
 -export([config_key/1, recorder/2, partition/2, mutations/5, doorbell/2, xxh3/1, main/1]).
 
--define(FORMAT, 5).
+-define(FORMAT, 6).
 -define(CUT(N), ((N) band 16#FFFFFFFFFFFFFFFF)).
 -define(P64A, 16#9E3779B185EBCA87).
 -define(P64B, 16#C2B2AE3D27D4EB4F).

@@ -31,7 +31,7 @@ import (
 	"strings"
 )
 
-const format = 5
+const format = 6
 
 // Mutation is one mutation of the transaction: ADD, or else SET_VERSIONSTAMPED_VALUE.
 type Mutation struct {

@@ -33,7 +33,7 @@ public final class Notibus {
   /** How often each happened. Each of ddocs counts as one more of ddocUpdated. */
   public record Events(long created, long deleted, long updated, long ddocUpdated, List<String> ddocs) {}
 
-  private static final int FORMAT = 5;
+  private static final int FORMAT = 6;
   private static final ByteBuffer SECRET = little(HexFormat.of().parseHex(
       "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
           + "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"

@@ -36,7 +36,7 @@ export interface Transaction {
   atomicOpNative(operation: number, key: Buffer, operand: Buffer): void;
 }
 
-const FORMAT = 5;
+const FORMAT = 6;
 const SECRET = Buffer.from(
   "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221" +
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8" +

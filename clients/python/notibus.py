@@ -20,7 +20,7 @@ import json
 import struct
 import sys
 
-FORMAT = 5
+FORMAT = 6
 M64 = (1 << 64) - 1
 SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"

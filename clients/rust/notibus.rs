@@ -16,7 +16,7 @@
 //!
 //! `docs/protocol.md` says what it writes and why. As a program it answers the questions of `tests/protocol.rs`, a line each.
 
-const FORMAT: u16 = 5;
+const FORMAT: u16 = 6;
 
 /// The operation of a mutation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

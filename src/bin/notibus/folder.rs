@@ -78,7 +78,7 @@ fn readable(report: &FolderReport) -> String {
     let FolderReport { rows, version, torn_len, is_open, .. } = report;
     let open = if *is_open { "; another process has it open" } else { "" };
     let torn =
-        if *torn_len > 0 { format!("; {torn_len} bytes behind the last commit") } else { String::new() };
+        if *torn_len > 0 { format!("; {torn_len} bytes after the last commit") } else { String::new() };
     format!("{rows} rows at version {version}{torn}{open}")
 }
 

@@ -33,8 +33,9 @@ pub enum Command {
         /// The present incarnation: if it was raised from there already, nothing is changed.
         #[arg(long)]
         from: u8,
-        /// Raise it although the store is behind all of its rows, because a copy was restored into a store of later versions. Listed
-        /// nodes are watched first, and none may live.
+        /// Raise it although the store is later than all of its rows, because a copy was restored into a store of later versions, and no
+        /// node has run since: what readers saw of the lost time would not expire otherwise. Listed nodes are watched first, and none may
+        /// live.
         #[arg(long)]
         force: bool,
     },

@@ -44,8 +44,8 @@ pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: 
             Err(error) => return Err(error),
             Ok(last) if !force => {
                 let reason = format!(
-                    "the store is at {last}, behind all of its rows, as if nothing was restored: raise it only if a copy was restored \
-                     into a store of later versions, which takes `force`, and no living node"
+                    "the store is at {last}, later than all of its rows, as if nothing was restored: `force` raises it where a \
+                     copy was restored into a store of later versions and no node has run since"
                 );
                 return Err(Error::invalid("incarnation", reason));
             }

@@ -54,7 +54,7 @@ impl Bus {
     /// Nodes may live: it removes all nodes, leases and fold marks, so that they commit no more work, and find with their next
     /// heartbeat that they have to open the bus again. Producers and writers of documents have no lease: stop them.
     ///
-    /// Fails with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it. If the store is behind all of its rows, it
+    /// Fails with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it. If the store is later than all of its rows, it
     /// fails as well, unless `force` is set, for a copy that was restored into a store of later versions. Then it watches the
     /// heartbeats of listed nodes for as long as they may pause, and fails with [`Error::BusInUse`] if one lives.
     pub async fn raise_incarnation(

@@ -98,20 +98,26 @@ impl Bodies {
     pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
         let (is_packed, len_max) = (is_packed(headers)?, self.len_max);
         // A client that waits for `100 Continue` need not send what is refused.
-        let len = match body.size_hint().exact() {
-            Some(len) if len > len_max as u64 => return Err(too_large(len_max)),
-            Some(len) if !is_packed => len as usize,
-            _ => len_max,
-        };
-        let mut room = take(&self.room, len)?;
-        let bytes = self.read(body, len_max, BODY_TIMEOUT).await?;
+        let declared = body.size_hint().exact();
+        if declared.is_some_and(|len| len > len_max as u64) {
+            return Err(too_large(len_max));
+        }
+        let mut room = take(&self.room, declared.unwrap_or_default() as usize)?;
+        let bytes = self
+            .read(body, len_max, BODY_TIMEOUT, |len| {
+                // What is not declared is moved as it grows.
+                let grows = if declared.is_none() { 3 * len } else { 0 };
+                Ok(room.merge(take(&self.room, grows)?))
+            })
+            .await?;
         if !is_packed {
             return Ok(Bytes::from_owner(Held(bytes, room)));
         }
-        room.merge(take(&self.room, len_max)?);
+        let plain_len = plain_len(&bytes).min(len_max);
+        room.merge(take(&self.room, plain_len)?);
         // The permit lives as long as the work, even if the client hangs up.
         let turn = Arc::clone(&self.inflating).acquire_owned().await;
-        let inflate = move || inflate(&bytes, len_max).map(|plain| (plain, turn));
+        let inflate = move || inflate(&bytes, plain_len, len_max).map(|plain| (plain, turn));
         let broken = |_| Failure::bad_request("The body cannot be inflated.");
         let (plain, _) = tokio::task::spawn_blocking(inflate).await.map_err(broken)??;
         Ok(Bytes::from_owner(Held(plain, room)))
@@ -122,12 +128,18 @@ impl Bodies {
     pub async fn receive_anonymous(&self, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
         let is_packed = is_packed(headers)?;
         let _turn = self.anonymous.try_acquire().map_err(|_| full())?;
-        let bytes = self.read(body, ANONYMOUS_LEN_MAX, ANONYMOUS_TIMEOUT).await?;
-        if is_packed { inflate(&bytes, ANONYMOUS_LEN_MAX) } else { Ok(bytes) }
+        let bytes = self.read(body, ANONYMOUS_LEN_MAX, ANONYMOUS_TIMEOUT, |_| Ok(())).await?;
+        if is_packed { inflate(&bytes, ANONYMOUS_LEN_MAX, ANONYMOUS_LEN_MAX) } else { Ok(bytes) }
     }
 
-    /// Receives at most `len_max` bytes within `limit`.
-    async fn read(&self, mut body: Body, len_max: usize, limit: Duration) -> Result<Vec<u8>, Failure> {
+    /// Receives at most `len_max` bytes within `limit`. `make_room` is called for each part before it is kept.
+    async fn read(
+        &self,
+        mut body: Body,
+        len_max: usize,
+        limit: Duration,
+        mut make_room: impl FnMut(usize) -> Result<(), Failure>,
+    ) -> Result<Vec<u8>, Failure> {
         let read = async {
             // A vector that grows by doubling would take up to three times the memory of its bytes while it is moved.
             let declared = body.size_hint().exact().unwrap_or_default();
@@ -138,6 +150,7 @@ impl Bodies {
                 if bytes.len() + data.len() > len_max {
                     return Err(too_large(len_max));
                 }
+                make_room(data.len())?;
                 bytes.extend_from_slice(&data);
             }
             Ok(bytes)
@@ -166,19 +179,27 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
     }
 }
 
-/// Inflates a body of one gzip member to at most `len_max` bytes. It stops as soon as there are more. Each member costs as much as a large
-/// one, so thousands of empty ones in a small body are refused at the first.
-fn inflate(packed: &[u8], len_max: usize) -> Result<Vec<u8>, Failure> {
-    let (mut plain, mut decoder) = (Vec::new(), GzDecoder::new(packed));
-    let inflated = decoder.by_ref().take(len_max as u64 + 1).read_to_end(&mut plain);
-    match inflated {
-        Err(_) => Err(Failure::bad_request("The body is not gzip, as its Content-Encoding says.")),
-        Ok(_) if plain.len() > len_max => Err(too_large(len_max)),
-        Ok(_) if !decoder.into_inner().is_empty() => {
-            Err(Failure::bad_request("The body goes on after its gzip member: send it as one."))
-        }
-        Ok(_) => Ok(plain),
+/// How long a body is inflated, as the end of its gzip member says (RFC 1952, section 2.3.1).
+fn plain_len(packed: &[u8]) -> usize {
+    packed.last_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize)
+}
+
+/// Inflates a body of one gzip member to at most `room` bytes, for which there is room. It stops as soon as there are more. Each member costs as
+/// much as a large one, so thousands of empty ones in a small body are refused at the first.
+fn inflate(packed: &[u8], room: usize, len_max: usize) -> Result<Vec<u8>, Failure> {
+    let (mut plain, mut decoder) = (Vec::with_capacity(room), GzDecoder::new(packed));
+    let inflated = decoder.by_ref().take(room as u64 + 1).read_to_end(&mut plain);
+    let is_longer = plain.len() > room;
+    if is_longer && room == len_max {
+        return Err(too_large(len_max));
     }
+    if is_longer || inflated.is_err() {
+        return Err(Failure::bad_request("The body is not gzip, as its Content-Encoding says."));
+    }
+    if !decoder.into_inner().is_empty() {
+        return Err(Failure::bad_request("The body goes on after its gzip member: send it as one."));
+    }
+    Ok(plain)
 }
 
 fn too_large(len_max: usize) -> Failure {

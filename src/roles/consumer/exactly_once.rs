@@ -58,7 +58,8 @@ impl CommitState {
 }
 
 /// Orders the members that work on a shard, for effects outside of the store: of two runs with rows of one id, the later one never has
-/// the smaller token, unless the consumer was deleted and created in between. Its text has a fixed length, and sorts as the token does.
+/// the smaller token, unless the consumer was deleted and created in between, or a copy of the store was restored and its incarnation was not
+/// raised before a node ran. Its text has a fixed length, and sorts as the token does.
 ///
 /// Effects in the same store need no token: [`Run::commit_in`] makes them exactly-once. In another database,
 /// keep the token and the sequence beside what a row changes, and change all three together, only forward:

@@ -88,7 +88,7 @@ impl KnownKeys {
     }
 }
 
-fn hash_of(id: &[u8]) -> u64 {
+pub(super) fn hash_of(id: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(id)
 }
 

@@ -1,33 +1,29 @@
 //! [`Ordered`]: the rows of a shard that wait for their batch. It knows no store and no clock.
 //!
 //! One batch runs at a time. If it fails, what waits is forgotten and read again, so that each attempt has the newest rows. Perhaps only
-//! one of its rows fails, so they are tried one by one then. The failures of a row alone are counted by its id: updates of an id that always
-//! fails do not keep it from being deferred.
+//! one of its rows fails, so their ids are tried one by one then, until each is finished. Failures are counted by id: updates of an id that
+//! always fails do not keep it from being deferred.
 
 use std::{
     collections::{HashMap, VecDeque},
     time::Duration,
 };
 
-use bytes::Bytes;
-
-use super::{ConsumerOptions, FailurePolicy};
+use super::{ConsumerOptions, FailurePolicy, known_keys::hash_of};
 use crate::{base::encoding::Sequence, state::feed::FeedRow};
 
-/// The most ids whose failures are counted; then the count begins anew.
-const FAILING_MAX: usize = 1_000;
+/// The most ids that are tried one by one; with more, all are taken for good again.
+const SUSPECTS_MAX: usize = 100_000;
 
 pub(super) struct Ordered<R> {
     /// Rows that were read, each with the number of its stored bytes.
     queue: VecDeque<(R, usize)>,
     /// The first row of the batch that runs.
     running: Option<Sequence>,
-    /// Rows up to here are tried one by one, because a batch of them has failed.
-    careful_to: Sequence,
-    /// How often the work on ids has failed, alone, since it was finished last.
-    failures: HashMap<Bytes, u32>,
-    /// Those of them that are in the batch that runs.
-    retried: Vec<Bytes>,
+    /// The hashes of its ids.
+    running_ids: Vec<u64>,
+    /// Hashes of the ids of failed batches that were not finished since, each with how often it has failed alone.
+    suspects: HashMap<u64, u32, foldhash::fast::FixedState>,
     /// Whether the last batch has failed.
     has_failed: bool,
     /// When the next batch may run.
@@ -41,9 +37,8 @@ impl<R: FeedRow> Ordered<R> {
         Self {
             queue: VecDeque::new(),
             running: None,
-            careful_to: Sequence::MIN,
-            failures: HashMap::new(),
-            retried: Vec::new(),
+            running_ids: Vec::new(),
+            suspects: HashMap::default(),
             has_failed: false,
             resume_at: Duration::ZERO,
             was_deferred: false,
@@ -75,36 +70,39 @@ impl<R: FeedRow> Ordered<R> {
         first.map_or(read, |first| first.before().min(read))
     }
 
-    /// Whether rows up to `read` are to be read again as they are now.
-    pub fn is_careful(&self, read: Sequence) -> bool {
-        self.has_failed || read < self.careful_to
+    /// Whether rows are to be read again as they are now.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// Starts the next batch: its rows, how often they have failed, and whether they are the last that were read.
     pub fn start(&mut self, options: &ConsumerOptions) -> (Vec<R>, u32, bool) {
-        let first = self.queue.front().expect("rows wait").0.sequence();
-        let limit = if first <= self.careful_to { 1 } else { options.batch_rows_max };
+        let first = &self.queue.front().expect("rows wait").0;
+        let (at, failed) = (first.sequence(), self.failures_of(first));
+        let limit = if failed.is_some() { 1 } else { options.batch_rows_max };
         let mut bytes = 0;
-        let fits = |(_, len): &&(R, usize)| {
-            let fits = bytes < options.batch_bytes_max;
+        let fits = |(row, len): &&(R, usize)| {
+            let fits = bytes < options.batch_bytes_max && (bytes == 0 || self.failures_of(row).is_none());
             bytes += len;
             fits
         };
         let count = self.queue.iter().take(limit).take_while(fits).count();
         let rows: Vec<_> = self.queue.drain(..count).map(|(row, _)| row).collect();
-        let failing = rows.iter().filter_map(|row| self.failures.get_key_value(row.id()));
-        let (ids, failed): (Vec<_>, Vec<_>) = failing.map(|(id, failed)| (id.clone(), *failed)).unzip();
-        let failed = if rows.len() == 1 { failed.first().copied().unwrap_or_default() } else { 0 };
-        self.retried = ids;
-        (self.running, self.was_deferred, self.has_failed) = (Some(first), false, false);
-        (rows, failed, self.queue.is_empty())
+        self.running_ids = rows.iter().map(|row| hash_of(row.id())).collect();
+        (self.running, self.was_deferred, self.has_failed) = (Some(at), false, false);
+        (rows, failed.unwrap_or_default(), self.queue.is_empty())
+    }
+
+    /// How often the work on the id of `row` has failed alone; `None` if it is not suspected.
+    fn failures_of(&self, row: &R) -> Option<u32> {
+        if self.suspects.is_empty() { None } else { self.suspects.get(&hash_of(row.id())).copied() }
     }
 
     /// The batch that runs is finished, or its row is deferred.
     pub fn done(&mut self) {
         self.running = None;
-        for id in self.retried.drain(..) {
-            self.failures.remove(&id);
+        for id in self.running_ids.drain(..) {
+            self.suspects.remove(&id);
         }
     }
 
@@ -114,28 +112,22 @@ impl<R: FeedRow> Ordered<R> {
         self.queue.clear();
     }
 
-    /// The batch that runs, up to `last`, has failed; it was the row of `only` alone, for the `attempts`-th time, or several rows.
-    /// Returns whether that was too often; otherwise the rows are read again.
-    pub fn is_given_up(
-        &mut self,
-        (only, last): (Option<&[u8]>, Sequence),
-        (attempts, is_stall): (u32, bool),
-        options: &ConsumerOptions,
-    ) -> bool {
-        match only {
-            None => self.careful_to = last,
-            Some(_)
-                if (is_stall || attempts >= options.attempts_max)
-                    && options.failure == FailurePolicy::Defer =>
-            {
+    /// The batch that runs has failed, alone for the `attempts`-th time if it is one row. Returns whether that was too often; otherwise the rows
+    /// are read again.
+    pub fn is_given_up(&mut self, attempts: u32, is_stall: bool, options: &ConsumerOptions) -> bool {
+        if let [id] = self.running_ids[..] {
+            let is_exhausted = is_stall || attempts >= options.attempts_max;
+            if is_exhausted && options.failure == FailurePolicy::Defer {
                 return true;
             }
-            Some(id) => {
-                if self.failures.len() >= FAILING_MAX && !self.failures.contains_key(id) {
-                    self.failures.clear();
-                }
-                self.failures.insert(Bytes::copy_from_slice(id), attempts);
+            self.suspects.insert(id, attempts);
+        } else {
+            for id in self.running_ids.drain(..) {
+                self.suspects.entry(id).or_default();
             }
+        }
+        if self.suspects.len() > SUSPECTS_MAX {
+            self.suspects.clear();
         }
         self.forget();
         false

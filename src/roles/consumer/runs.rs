@@ -483,8 +483,7 @@ impl<R: ConsumedRow> ShardTask<R> {
         } else {
             let options = &self.member.options;
             let pause = options.backoff().pause(attempts, self.env());
-            let id = only.as_ref().map(|row| row.id());
-            if self.ordered.is_given_up((id, last), (attempts, failure.is_stall), options) {
+            if self.ordered.is_given_up(attempts, failure.is_stall, options) {
                 let row = only.as_ref().expect("rows of several are tried one by one");
                 let id = Bytes::copy_from_slice(row.id());
                 let job = Job::new(Some(Arc::clone(row)), self.knowledge(), None);

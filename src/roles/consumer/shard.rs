@@ -364,7 +364,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub async fn next_page(&mut self, limit: usize) -> Result<Page<R>> {
         let after = self.read;
         // A batch that has failed is read as it is now.
-        let is_again = self.ordered.is_careful(after);
+        let is_again = self.ordered.has_failed();
         let (rows, to, more, is_end) = self.read_rows(after, limit, is_again).await?;
         let mut page = Page { rows: Vec::with_capacity(rows.len()), keys: BTreeMap::new(), to, more, is_end };
         for StoredRow { sequence, value } in rows {

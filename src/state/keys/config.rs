@@ -8,7 +8,7 @@ use crate::base::{
 };
 
 /// The format of all keys and values of a bus.
-const FORMAT: u16 = 5;
+const FORMAT: u16 = 6;
 
 /// The settings that are fixed when a bus is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let config = Config { partitions: 64, incarnation: Incarnation(3) };
-        assert_eq!(config.to_bytes(), [0, 5, 0, 0, 0, 64, 3]);
+        assert_eq!(config.to_bytes(), [0, 6, 0, 0, 0, 64, 3]);
         assert_eq!(Config::from_bytes(&config.to_bytes()).unwrap(), config);
         let keys = Keys::new(b"p").unwrap();
         assert_eq!(keys.config(), [b'p', 0x14]);
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn contradictory_bytes_are_refused() {
-        assert!(Config::from_bytes(&[0, 5, 0, 0, 0, 0, 0]).is_err());
-        assert!(Config::from_bytes(&[0, 5, 0, 0, 0, 64]).is_err());
-        assert!(Config::from_bytes(&[0, 5, 0, 0, 0, 64, 0, 0]).is_err());
+        assert!(Config::from_bytes(&[0, 6, 0, 0, 0, 0, 0]).is_err());
+        assert!(Config::from_bytes(&[0, 6, 0, 0, 0, 64]).is_err());
+        assert!(Config::from_bytes(&[0, 6, 0, 0, 0, 64, 0, 0]).is_err());
     }
 }

@@ -24,7 +24,7 @@ pub struct FolderReport {
     pub version: u64,
     /// What is damaged. If anything is, rows may be missing, and old rows may be there.
     pub damages: Vec<Damage>,
-    /// How many bytes behind the last commit belong to unanswered commits; the next opening cuts them off.
+    /// How many bytes after the last commit belong to unanswered commits; the next opening cuts them off.
     pub torn_len: u64,
     /// Whether a process has it open. Then there may be more rows by now.
     pub is_open: bool,
