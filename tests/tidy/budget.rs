@@ -15,9 +15,9 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_540),
-    ("src/state", 2_880),
+    ("src/state", 2_905),
     ("src/state/keys", 2_600),
-    ("src/state/feed", 1_980),
+    ("src/state/feed", 1_990),
     ("src/state/membership", 2_530),
     ("src/roles", 210),
     ("src/roles/producer", 560),
@@ -25,15 +25,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_310),
-    ("src/bus", 1_450),
+    ("src/roles/consumer", 6_340),
+    ("src/bus", 1_455),
     ("src/bus/relocation", 640),
-    ("src/front", 6_710),
+    ("src/front", 6_725),
     ("src/bin", 2_480),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_700;
+const SRC_LINES: usize = 48_980;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 258;
@@ -45,7 +45,7 @@ const SIMULATION_LINES: usize = 10_415;
 const KEY_FAMILIES: usize = 28;
 
 /// The most words of the pages, without the figures, which a script writes.
-const WORDS: usize = 15_970;
+const WORDS: usize = 16_000;
 
 /// The lines of Rust files, and how many of them are for tests only.
 #[derive(Debug, Clone, Copy, Default)]

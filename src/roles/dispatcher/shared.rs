@@ -215,7 +215,7 @@ impl Shared {
             at = reached => at,
             () = self.closed() => {
                 let gone = self.context.stats.health.ended().cloned();
-                Err(gone.unwrap_or_else(|| Error::Cancelled { what: "a dispatcher that has ended".into() }))
+                Err(gone.unwrap_or_else(|| Error::NoSubscriber { subscriber: "any more: the dispatcher has ended".into() }))
             }
         }
     }
