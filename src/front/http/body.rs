@@ -107,7 +107,8 @@ impl Bodies {
             .read(body, len_max, BODY_TIMEOUT, |len| {
                 // What is not declared is moved as it grows.
                 let grows = if declared.is_none() { 3 * len } else { 0 };
-                Ok(room.merge(take(&self.room, grows)?))
+                room.merge(take(&self.room, grows)?);
+                Ok(())
             })
             .await?;
         if !is_packed {
