@@ -81,7 +81,7 @@ async fn dashboards_and_alerts_name_metrics_that_are_there() {
     // The live page names histograms as a whole. It named one that was gone, and showed "NaN".
     let page = get(address, "/_notibus/").await;
     let is_there = |name: &&str| measured.contains(*name) || measured.contains(&format!("{name}_count")[..]);
-    assert!(named(&page).iter().all(|name| is_there(name)), "{:?}", named(&page));
+    assert!(named(&page).iter().all(is_there), "{:?}", named(&page));
     let dashboard: serde_json::Value = serde_json::from_str(files[0]).unwrap();
     assert!(dashboard["panels"].as_array().unwrap().len() > 10);
     for line in [

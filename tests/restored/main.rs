@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod random;
+mod roles;
 mod steps;
 
 use notibus::store::Database;

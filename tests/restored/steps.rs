@@ -52,7 +52,7 @@ pub(crate) fn db(name: &str) -> Db {
 }
 
 /// Commits `lanes` of a database.
-async fn record(bus: &Bus, name: &str, lanes: [u64; 4]) {
+pub(crate) async fn record(bus: &Bus, name: &str, lanes: [u64; 4]) {
     let (producer, counters) = (bus.producer(), Counters::from_lanes(lanes));
     let recorded = bus.store().run(async |tx| producer.record_all(&tx, &db(name), &counters).map(drop));
     recorded.await.unwrap();
@@ -68,7 +68,7 @@ async fn edit(bus: &Bus, id: &str, previous: Option<Sequence>) -> Result<Sequenc
 }
 
 /// Fails unless `answer` is that an older state was restored.
-fn assert_older<T: std::fmt::Debug>(answer: &Result<T, Error>) {
+pub(crate) fn assert_older<T: std::fmt::Debug>(answer: &Result<T, Error>) {
     assert!(matches!(answer, Err(Error::OlderThanRows { .. })), "{answer:?}");
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
 }
 
-async fn totals(bus: &Bus, name: &str) -> Option<[u64; 4]> {
+pub(crate) async fn totals(bus: &Bus, name: &str) -> Option<[u64; 4]> {
     let row = bus.feed().newest(&name.parse().unwrap()).await.unwrap();
     row.map(|row| [row.totals.created, row.totals.deleted, row.totals.updated, row.totals.ddoc_updated])
 }

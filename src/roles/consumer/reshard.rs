@@ -23,6 +23,7 @@ use crate::{
     },
     state::{
         feed::Topology,
+        history::{Asked, History},
         keys::{ShardId, TopologyRow},
         membership::changed,
     },
@@ -72,6 +73,8 @@ impl<R: ConsumedRow> ShardTask<R> {
         let successor = successor(&topology, held.shard)?;
         let (keys, pool, mark) = (&held.context.keys, held.name.pool(), successor.first);
         if stored.position() < mark {
+            // A store that stands before its own rows does not show them: the shard only seems to be drained.
+            History::of(&held.context).check(tx, Asked::Rows).await?;
             held.set_checkpoint(tx, moved(stored, mark));
             // Requests to work again read the lease rather than the checkpoint, which moves all the time.
             tx.add_write_conflict(&KeyRange::key(&keys.lease(&pool, held.shard.0)));

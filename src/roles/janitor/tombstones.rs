@@ -97,9 +97,10 @@ impl Pass<'_> {
         let (mut dropped, mut cursor) = (0, Cursor::from(from));
         while cursor.position() < old {
             let page = match self.read(async |tx| feed.page(&tx, cursor, PAGE_ROWS).await).await {
-                // Another janitor has deleted the rows at the cursor.
-                Err(Error::Expired { horizon }) => {
-                    cursor = horizon.into();
+                // Another janitor has deleted the rows at the cursor, or it stands in what a restore has lost. There may be tombstones before
+                // and after it.
+                Err(Error::Expired { .. }) => {
+                    cursor = Cursor::NOTHING;
                     continue;
                 }
                 page => page?,
