@@ -4,21 +4,7 @@ const assert = require('node:assert/strict')
 const { once } = require('node:events')
 const { createInterface } = require('node:readline')
 const nano = require('nano')
-const { Seen, run } = require('./seen')
-
-/** Long polls until it is stopped. */
-function poll (couch, since) {
-  const seen = new Seen()
-  const stop = new AbortController()
-  const work = async () => {
-    while (!stop.signal.aborted) {
-      const page = await couch.updates({ feed: 'longpoll', since, timeout: 500 })
-      page.results.forEach(row => seen.push(row))
-      since = page.last_seq
-    }
-  }
-  return { seen, stop: () => stop.abort(), done: work() }
-}
+const { Seen, poll, run } = require('./seen')
 
 /** One continuous feed, of `limit` rows. */
 function stream (couch, since, limit) {
@@ -55,8 +41,7 @@ async function databases (couch) {
 
   await streamed.done
   await streamed.seen.next({ last_seq: last.seq })
-  polled.stop()
-  await polled.done
+  await polled.end()
   polled.seen.end()
   streamed.seen.end()
 

@@ -45,6 +45,21 @@ class Seen {
   }
 }
 
+/** Long polls of nano, until it is ended. */
+function poll (couch, since) {
+  const seen = new Seen()
+  const stop = new AbortController()
+  const work = async () => {
+    while (!stop.signal.aborted) {
+      const page = await couch.updates({ feed: 'longpoll', since, timeout: 500 })
+      page.results.forEach(row => seen.push(row))
+      since = page.last_seq
+    }
+  }
+  const done = work()
+  return { seen, end: () => { stop.abort(); return done } }
+}
+
 /** Runs a scenario on the server that the command line names; the exit code says how it ended. */
 function run (scenario) {
   scenario(process.argv[2]).then(() => process.exit(0), error => {
@@ -53,4 +68,4 @@ function run (scenario) {
   })
 }
 
-module.exports = { Seen, run }
+module.exports = { Seen, poll, run }

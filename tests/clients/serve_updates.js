@@ -6,26 +6,11 @@ const { createInterface } = require('node:readline')
 const { BasicAuthenticator, CloudantV1 } = require('@ibm-cloud/cloudant')
 const { EventSource } = require('eventsource')
 const nano = require('nano')
-const { Seen, run } = require('./seen')
+const { Seen, poll, run } = require('./seen')
 
 const NAME = 'anna'
 const SECRET = process.env.NOTIBUS_SECRET
 const AUTHORIZATION = `Basic ${Buffer.from(`${NAME}:${SECRET}`).toString('base64')}`
-
-/** Long polls of nano, until it is stopped. */
-function poll (couch, since) {
-  const seen = new Seen()
-  const stop = new AbortController()
-  const work = async () => {
-    while (!stop.signal.aborted) {
-      const page = await couch.updates({ feed: 'longpoll', since, timeout: 500 })
-      page.results.forEach(row => seen.push(row))
-      since = page.last_seq
-    }
-  }
-  const done = work()
-  return { seen, end: () => { stop.abort(); return done } }
-}
 
 /** A continuous feed of nano, of `limit` rows. */
 function stream (couch, since, limit) {
