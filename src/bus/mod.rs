@@ -51,7 +51,7 @@ use crate::{
     store::{Database, Isolation, RangeRead, Transaction},
 };
 
-/// How long one that waits for a raise waits between two looks, if the store does not answer.
+/// The pause before the incarnation is read again, if the store did not answer.
 #[cfg(any(feature = "cli", feature = "http"))]
 const RAISED_PAUSE: Duration = Duration::from_secs(1);
 

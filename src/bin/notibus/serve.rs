@@ -61,7 +61,7 @@ pub struct Args {
     /// The most connections at once.
     #[arg(long, env = "NOTIBUS_CONNECTIONS_MAX", default_value_t = ServerOptions::default().connections_max)]
     connections_max: usize,
-    /// How many feeds each name may have open.
+    /// The limit of open feeds per name.
     #[arg(long, env = "NOTIBUS_FEEDS_PER_NAME_MAX", default_value_t = ApiOptions::default().feeds_per_name_max)]
     feeds_per_name_max: usize,
     /// The most rows of `_db_updates` that are kept in memory for live feeds, about 1 KB each; feeds further behind read the store.

@@ -23,12 +23,12 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest body, in bytes, that is accepted without credentials.
 const ANONYMOUS_LEN_MAX: usize = 16 << 10;
 
-/// How many bodies without credentials the server receives at once.
+/// The limit of bodies without credentials that are received concurrently.
 const ANONYMOUS_AT_ONCE_MAX: usize = 64;
 
 const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many bodies are inflated at once, each in a thread of its own: a large one keeps a core busy for a while.
+/// The limit of bodies that are inflated concurrently, each on its own thread: a large one keeps a core busy for a while.
 const INFLATED_AT_ONCE_MAX: usize = 2;
 
 /// A permit of a room is for so many bytes.
@@ -180,7 +180,7 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
     }
 }
 
-/// How long a body is inflated, as the end of its gzip member says (RFC 1952, section 2.3.1).
+/// The inflated length that the trailer of the gzip member states (RFC 1952, section 2.3.1).
 fn plain_len(packed: &[u8]) -> usize {
     packed.last_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize)
 }

@@ -112,7 +112,7 @@ impl<T> InHand<T> {
         self.covered
     }
 
-    /// How many entries came as deferred ids that were due, without those that wait for their tenants.
+    /// The number of deferred ids in hand, except those whose tenant is busy.
     pub fn due(&self) -> usize {
         let waits = |entry: &&Entry<T>| !entry.is_running() && self.is_busy(&entry.tenant);
         self.due.iter().filter_map(|id| self.entries.get(id)).filter(|entry| !waits(entry)).count()
