@@ -18,7 +18,7 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Error,
     store::{
-        AtomicOp, Database, Env, Environment, Isolation, KeyRange, StoreError,
+        AtomicOp, Database, Env, Environment, Isolation, KeyRange, StoreError, Transaction,
         testing::{CommitFault, Faults, Operation, Trace, WatchFault},
     },
 };
@@ -45,6 +45,27 @@ async fn a_commit_fails_before_or_after_it_happens() {
     assert_eq!(set(&db, b"then").await, Ok(()));
     assert!(!is_set(&store, b"before").await);
     assert!(is_set(&store, b"after").await && is_set(&store, b"then").await);
+}
+
+/// A body that could not tell a conflict from a commit of unknown result would either repeat an effect or read for nothing.
+#[tokio::test]
+async fn a_body_knows_whether_an_earlier_attempt_may_have_committed() {
+    let doubts = async |commits: Vec<CommitFault>| {
+        let faults = Faults::new(&Database::memory());
+        faults.script_commits(commits);
+        let doubts = std::sync::Mutex::new(Vec::new());
+        let body = async |tx: Transaction| {
+            doubts.lock().unwrap().push(tx.may_have_committed());
+            tx.set(b"k", b"");
+            Ok(())
+        };
+        faults.database().run(body).await.unwrap();
+        doubts.into_inner().unwrap()
+    };
+    let conflict = || CommitFault::Before(StoreError::NOT_COMMITTED);
+    let unknown = CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT);
+    assert_eq!(doubts(vec![conflict()]).await, [false, false]);
+    assert_eq!(doubts(vec![conflict(), unknown, conflict()]).await, [false, false, true, true]);
 }
 
 #[tokio::test]

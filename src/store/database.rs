@@ -185,8 +185,8 @@ impl Database {
     ///
     /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through
     /// the transaction. After `commit_unknown_result` (1021) it runs again although the first run may have been
-    /// committed; `body` must be right in both cases. [`Bus::run_exactly_once`](crate::Bus::run_exactly_once)
-    /// is for effects that must not happen twice.
+    /// committed; `body` must be right in both cases, and [`Transaction::may_have_committed`] tells it.
+    /// [`Bus::run_exactly_once`](crate::Bus::run_exactly_once) is for effects that must not happen twice.
     ///
     /// # Errors
     ///

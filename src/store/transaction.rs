@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -56,6 +56,8 @@ struct Inner {
     /// A random number, drawn for this transaction. Callers spread their load by it.
     salt: u64,
     resets: AtomicU64,
+    /// Whether an earlier attempt of the run may have been committed.
+    in_doubt: AtomicBool,
 }
 
 /// A listener to the commit of a transaction.
@@ -104,7 +106,8 @@ impl Transaction {
     pub const LIFETIME: Duration = limits::TRANSACTION_LIFETIME;
 
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
-        Self(Arc::new(Inner { backend, held: Mutex::default(), salt, resets: AtomicU64::new(0) }))
+        let (resets, in_doubt) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self(Arc::new(Inner { backend, held: Mutex::default(), salt, resets, in_doubt }))
     }
 
     /// The value of `key`.
@@ -225,9 +228,16 @@ impl Transaction {
         self.0.backend.cancel();
     }
 
+    /// Whether an earlier attempt of this run may have been committed, because the result of its commit is unknown
+    /// (1021, 1039). A body whose effects must not happen twice then reads first what it would write.
+    pub fn may_have_committed(&self) -> bool {
+        self.0.in_doubt.load(Ordering::Relaxed)
+    }
+
     /// Forgets all reads, writes and options: a new transaction.
     pub fn reset(&self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
+        self.0.in_doubt.store(false, Ordering::Relaxed);
         *self.held() = Held::default();
         self.0.backend.reset();
     }
@@ -245,11 +255,13 @@ impl Transaction {
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
         let resets = self.resets();
+        let in_doubt = error.is_maybe_committed();
         self.0.backend.recover(error, backoff).await?;
         // If it was reset meanwhile, it is another transaction already, with writes of its own.
         let again = resets + 1;
         if self.0.resets.compare_exchange(resets, again, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             *self.held() = Held::default();
+            self.0.in_doubt.fetch_or(in_doubt, Ordering::Relaxed);
         }
         Ok(())
     }
