@@ -120,7 +120,7 @@ pub struct ConsumerLag {
 }
 
 impl ConsumerLag {
-    /// The most rows of a shard that are counted. The status and the metrics, which show all consumers, count fewer if a feed has many shards.
+    /// The most rows of a shard that are counted; fewer if a feed has more than four shards.
     pub const ROWS_MAX: u64 = 10_000;
 }
 
@@ -458,39 +458,11 @@ impl ConsumerHandle {
     /// Fails with [`Error::NoConsumer`](crate::Error::NoConsumer) and [`Error::NoFeed`](crate::Error::NoFeed).
     pub async fn lag(&self) -> Result<Vec<ConsumerLag>> {
         let read = async |tx: Transaction| {
-            let row = self.row(&tx, Isolation::Snapshot).await?.ok_or_else(|| self.missing())?;
-            let feed = RawFeed::new(&self.context, &row.feed);
-            let (now, topology) = (feed.last_readable(&tx).await?, feed.topology(&tx).await?);
-            Ok((row.feed, now, topology))
+            let stored = stored(&tx, &self.context.keys, Some(&self.name)).await?;
+            let status = stored.get(&self.name).ok_or_else(|| self.missing())?;
+            let lag = lags(&self.context, &tx, &stored).await?.remove(&self.name);
+            lag.ok_or_else(|| Error::NoFeed { feed: status.feed().to_string() })
         };
-        let (feed, now, topology) = self.context.db.run(read).await?;
-        let status = self.status().await?;
-        let shards = status.positions(&topology);
-        let lags: Vec<_> =
-            shards.into_iter().map(|(shard, after)| self.measure(&feed, shard, (after, now))).collect();
-        stream::iter(lags).buffered(SHARDS_READ_AT_ONCE).try_collect().await
-    }
-
-    async fn measure(
-        &self,
-        feed: &FeedId,
-        shard: ShardId,
-        (begin, now): (Sequence, Sequence),
-    ) -> Result<ConsumerLag> {
-        let (db, most) = (&self.context.db, ConsumerLag::ROWS_MAX as usize);
-        let raw = RawFeed::new(&self.context, feed);
-        let (mut rows, mut next) = (0, Some(begin));
-        while let Some(after) = next.filter(|_| rows < most) {
-            let count = async |tx| raw.count_shard(&tx, shard, (after, now), most - rows).await;
-            let (count, rest) = db.run(count).await?;
-            rows += count;
-            next = rest;
-        }
-        let mut lag = ConsumerLag { shard, rows: rows as u64, is_exact: next.is_none(), age_ms: None };
-        if rows > 0 && feed.instance().is_none() {
-            let oldest = db.run(async |tx| raw.oldest(&tx, shard, (begin, now)).await).await?;
-            lag.age_ms = oldest.and_then(|row| age_ms(&self.context, feed, row.sequence, &row.value));
-        }
-        Ok(lag)
+        self.context.db.run(read).await
     }
 }

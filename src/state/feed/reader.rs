@@ -265,33 +265,6 @@ impl<'a> RawFeed<'a> {
         }
     }
 
-    /// The number of rows of `shard` within `bounds`, counted as by [`RawFeed::count`].
-    pub async fn count_shard(
-        self,
-        tx: &Transaction,
-        shard: ShardId,
-        (after, last): (Sequence, Sequence),
-        limit: usize,
-    ) -> Result<(usize, Option<Sequence>)> {
-        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok((0, None)) };
-        let counts = self.count(tx, &[(space, after)], last, limit).await?;
-        Ok(counts.into_iter().next().expect("one space has one count"))
-    }
-
-    /// The first row of `shard` after `after` and up to `last`. A shard that was dropped has none.
-    pub async fn oldest(
-        self,
-        tx: &Transaction,
-        shard: ShardId,
-        (after, last): (Sequence, Sequence),
-    ) -> Result<Option<StoredRow>> {
-        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok(None) };
-        let first = RangeRead::new(space.rows(after, last)).limit(1);
-        let page = tx.get_range(&first, Isolation::Snapshot).await?;
-        let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
-        Ok(Some(StoredRow { sequence: space.sequence(&key)?, value }))
-    }
-
     /// The sequence of the last row, if there is one.
     pub async fn last_row(self, tx: &Transaction) -> Result<Option<Sequence>> {
         self.last_row_of(tx, &self.topology(tx).await?).await
