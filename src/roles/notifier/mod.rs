@@ -9,24 +9,21 @@ mod algorithm;
 mod backlog;
 mod drain;
 mod fold;
-mod held;
 #[cfg(test)]
 mod model;
 mod options;
 mod pace;
 mod partition;
 mod poll;
-#[cfg(feature = "http")]
-mod row_if_folded;
 
 use std::sync::Arc;
 
 pub(crate) use self::backlog::{Ages, Waiting};
 pub use self::backlog::{Backlog, PartitionBacklog};
-use self::held::HeldPartitions;
-pub use self::options::NotifierOptions;
 #[cfg(feature = "http")]
-pub(crate) use self::row_if_folded::row_if_folded;
+pub(crate) use self::fold::row_if_folded;
+pub use self::options::NotifierOptions;
+use self::partition::HeldPartitions;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::held::HeldPartitions;
+use super::partition::HeldPartitions;
 use crate::{
     base::error::Result,
     state::{context::Context, keys::Partition},

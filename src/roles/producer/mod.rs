@@ -4,7 +4,6 @@
 //! per database and transaction, one more mutation per design-document id, and one more with
 //! [`ProducerOptions::record_versionstamps`]. The event exists if and only if the transaction commits.
 
-mod additions;
 mod doorbell;
 #[cfg(feature = "foundationdb")]
 mod foundationdb;

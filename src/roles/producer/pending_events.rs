@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 use bytes::Bytes;
 
-use super::additions::Additions;
 use crate::{
-    base::encoding::Tally,
+    base::encoding::{COUNTERS_LEN, Tally},
     store::{AtomicOp, Extension, Mutation, Transaction, write_len},
 };
 
@@ -80,5 +79,115 @@ mod tests {
             tx.reset();
             assert_eq!(tx.approximate_size().await.unwrap(), 0);
         }
+    }
+}
+
+/// Keys and the counters to add to each.
+#[derive(Default)]
+pub(super) struct Additions {
+    /// In no order; a key may be there several times.
+    all: Vec<Addition>,
+    /// The keys, one behind the other: they and their operands become one allocation.
+    keys: Vec<u8>,
+    /// How many keys were there when they were last merged.
+    merged: usize,
+}
+
+/// The counters to add to a key.
+#[derive(Clone, Copy)]
+struct Addition {
+    /// Where the key is.
+    begin: usize,
+    end: usize,
+    tally: Tally,
+}
+
+/// Fewer additions than this are merged at the commit only.
+const MERGED_MIN: usize = 64;
+
+impl Additions {
+    pub fn add(&mut self, key: Vec<u8>, tally: &Tally) {
+        if let Some(last) = self.all.last_mut()
+            && self.keys[last.begin..last.end] == key
+        {
+            last.tally += *tally;
+            return;
+        }
+        if self.all.len() >= MERGED_MIN.max(2 * self.merged) {
+            self.merge();
+            let mut keys = Vec::with_capacity(self.keys.len());
+            for addition in &mut self.all {
+                let begin = keys.len();
+                keys.extend_from_slice(&self.keys[addition.begin..addition.end]);
+                (addition.begin, addition.end) = (begin, keys.len());
+            }
+            self.keys = keys;
+            self.merged = self.all.len();
+        }
+        let begin = self.keys.len();
+        if begin == 0 {
+            self.keys = key;
+        } else {
+            self.keys.extend_from_slice(&key);
+        }
+        self.all.push(Addition { begin, end: self.keys.len(), tally: *tally });
+    }
+
+    /// Leaves each key once, in order.
+    fn merge(&mut self) {
+        let key = |addition: &Addition| &self.keys[addition.begin..addition.end];
+        self.all.sort_unstable_by(|a, b| key(a).cmp(key(b)));
+        self.all.dedup_by(|next, sum| {
+            let is_same = key(next) == key(sum);
+            if is_same {
+                sum.tally += next.tally;
+            }
+            is_same
+        });
+    }
+
+    /// About the bytes that they add to the size of their transaction.
+    pub fn len(&self) -> usize {
+        self.all.iter().map(|addition| write_len(addition.end - addition.begin, COUNTERS_LEN)).sum()
+    }
+
+    /// One `ADD` for each key, in their order.
+    pub fn into_mutations(mut self) -> impl ExactSizeIterator<Item = Mutation> {
+        self.merge();
+        let Self { all, mut keys, .. } = self;
+        let operands = keys.len();
+        keys.reserve_exact(all.len() * COUNTERS_LEN);
+        for addition in &all {
+            keys.extend_from_slice(&addition.tally.to_bytes());
+        }
+        let (bytes, mut operand) = (Bytes::from(keys), operands);
+        all.into_iter().map(move |Addition { begin, end, .. }| {
+            let at = operand;
+            operand += COUNTERS_LEN;
+            Mutation::Atomic(AtomicOp::Add, bytes.slice(begin..end), bytes.slice(at..operand))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::encoding::Counters;
+
+    #[test]
+    fn each_key_gets_one_add_however_often_and_in_which_order_it_is_added_to() {
+        let one = Tally::from(Counters { updated: 1, ..Counters::ZERO });
+        let mut additions = Additions::default();
+        for n in 0..10_000_u32 {
+            additions.add((n * 7 % 100).to_be_bytes().to_vec(), &one);
+            assert!(additions.all.len() <= 200, "what waits is bounded by the keys");
+            assert!(additions.keys.len() <= 4 * additions.all.len().max(200));
+        }
+        let hundred = Tally::from(Counters { updated: 100, ..Counters::ZERO }).to_bytes();
+        let expected = (0..100_u32).map(|n| {
+            let (key, operand) = (Bytes::copy_from_slice(&n.to_be_bytes()), Bytes::copy_from_slice(&hundred));
+            Mutation::Atomic(AtomicOp::Add, key, operand)
+        });
+        assert!(additions.into_mutations().eq(expected));
     }
 }
