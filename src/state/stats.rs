@@ -102,6 +102,12 @@ stats! {
     callback_skips,
     /// Panics of the dispatcher's tail, which began again.
     tail_panics,
+    /// Rows sent by feeds of HTTP.
+    http_feed_rows,
+    /// Bytes of feeds of HTTP that were handed to connections.
+    http_feed_bytes,
+    /// Feeds of HTTP that were cut off by a failure.
+    http_feed_failures,
 }
 
 impl Stats {

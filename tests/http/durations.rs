@@ -32,11 +32,7 @@ async fn start(options: ApiOptions, limits: ServerOptions) -> (HttpFixture, Arc<
 /// connection did.
 #[tokio::test]
 async fn servers_bear_the_longest_durations() {
-    let options = ApiOptions::default()
-        .timeout_max(NEVER)
-        .heartbeat_min(NEVER)
-        .heartbeat_max(NEVER)
-        .doc_reads_limit(NEVER);
+    let options = ApiOptions::default().timeout_max(NEVER).heartbeat_max(NEVER).doc_reads_limit(NEVER);
     let limits = ServerOptions::default().header_timeout(NEVER).write_timeout(NEVER).drain_timeout(NEVER);
     let (fixture, layer) = start(options, limits).await;
     let (a, d, at) = (db("a", 1), db("d", 1), fixture.at());
@@ -75,7 +71,7 @@ async fn zero_is_refused_where_it_makes_no_sense() {
 
 #[tokio::test]
 async fn zero_means_at_once_elsewhere() {
-    let options = ApiOptions::default().timeout_max(Duration::ZERO).heartbeat_min(Duration::ZERO);
+    let options = ApiOptions::default().timeout_max(Duration::ZERO);
     let limits = ServerOptions::default().drain_timeout(Duration::ZERO);
     let (fixture, _) = start(options, limits).await;
     let ended = get(fixture.at(), "/_db_updates?feed=longpoll&since=now").await;

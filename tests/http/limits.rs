@@ -213,7 +213,6 @@ async fn connections_wait_in_line_while_the_server_is_busy() {
     assert_eq!(get(fixture.at(), "/_db_updates").await.head.status, 200);
 }
 
-/// Regression: `reads_max` beyond what a semaphore allows panicked.
 #[tokio::test]
 async fn options_out_of_their_limits_are_typed_errors() {
     let bus = narrow_bus(&Database::memory()).await;
@@ -223,8 +222,6 @@ async fn options_out_of_their_limits_are_typed_errors() {
         good().heartbeat_max(Duration::ZERO),
         good().feeds_per_name_max(0),
         good().doc_reads_limit(Duration::ZERO),
-        good().reads_max(0),
-        good().reads_max(usize::MAX),
         good().bodies_len_max(1),
     ] {
         let refused = Api::start(&bus, &dispatcher, bad.clone());

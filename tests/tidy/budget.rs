@@ -15,7 +15,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_540),
-    ("src/state", 2_905),
+    ("src/state", 2_907),
     ("src/state/keys", 2_600),
     ("src/state/feed", 1_990),
     ("src/state/membership", 2_530),
@@ -28,15 +28,15 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles/consumer", 6_340),
     ("src/bus", 1_455),
     ("src/bus/relocation", 640),
-    ("src/front", 6_725),
-    ("src/bin", 2_480),
+    ("src/front", 6_350),
+    ("src/bin", 2_340),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_980;
+const SRC_LINES: usize = 48_475;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 258;
+const SRC_FILES: usize = 244;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_415;

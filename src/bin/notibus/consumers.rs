@@ -7,12 +7,9 @@ use notibus::cursor::Start;
 use serde_json::{Value, json};
 
 use crate::{
-    confirm::Confirm,
-    failure::Failure,
-    out,
-    table::{self, duration, items, text, time},
     target::{Intent, Target, encoded, parse_name},
-    topology::FeedName,
+    terminal::{self, Confirm, Failure, duration, items, text, time},
+    topology::parse_feed,
 };
 
 /// What to do with consumers.
@@ -37,8 +34,8 @@ enum Command {
         of: Of,
         /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
         /// documents.
-        #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications")]
-        feed: FeedName,
+        #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications", value_parser = parse_feed)]
+        feed: String,
         /// A glob on the names of the databases that it wants. Default: all.
         #[arg(long)]
         names: Option<String>,
@@ -136,18 +133,19 @@ impl Of {
         format!("/_notibus/consumers/{}{place}", encoded(&self.consumer))
     }
 
-    async fn get(&self, place: &str, timeout: Duration) -> Result<Value, Failure> {
-        self.target.open(Intent::Reads, timeout).await?.get(&self.path(place)).await
+    async fn get(&self, timeout: Duration) -> Result<Value, Failure> {
+        self.target.open(Intent::Reads, timeout).await?.get(&self.path("")).await
     }
 
-    /// Posts the request `body` to `place` below the consumer; `what` is the work.
-    async fn post(&self, what: &str, place: &str, body: Value, timeout: Duration) -> Result<Value, Failure> {
-        self.target.open(Intent::Writes, timeout).await?.post(what, &self.path(place), &body).await
-    }
-
-    /// Prints that something was done: an object, or `said`.
-    fn done(&self, answer: &Value, said: &str) -> Result<(), Failure> {
-        if self.target.json { out::line(&answer.to_string()) } else { out::line(said) }
+    /// Posts `body` to `path`; `what` is the work. Prints an object, or what `said` makes of the answer.
+    async fn post(
+        &self,
+        (what, path, body): (&str, &str, &Value),
+        timeout: Duration,
+        said: impl FnOnce(&Value) -> String,
+    ) -> Result<(), Failure> {
+        let answer = self.target.open(Intent::Writes, timeout).await?.post(what, path, body).await?;
+        terminal::line(&if self.target.json { answer.to_string() } else { said(&answer) })
     }
 }
 
@@ -157,95 +155,75 @@ fn position(text: &str) -> Result<String, String> {
     text.parse::<Start>().map(|_| text.to_owned()).map_err(|error| format!("{error}: {accepted}"))
 }
 
-/// Asks before something is destroyed.
-fn confirm(command: &Command) -> Result<(), Failure> {
-    match command {
-        Command::Reset { of, to, confirm, .. } => {
-            confirm.check(&format!("sets consumer {} to {to}, and removes its deferred ids", of.consumer))
-        }
-        Command::Delete { of, confirm, .. } => {
-            confirm.check(&format!("deletes consumer {}, with its checkpoints", of.consumer))
-        }
-        Command::Deferred(Deferred::Discard { of, id, confirm }) => {
-            confirm.check(&format!("gives up the work of consumer {} on {id:?}", of.consumer))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Runs the command.
 pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
-    confirm(&args.command)?;
-    match args.command {
+    let (of, what, place, body, said) = match args.command {
         Command::List(target) => {
             let opened = target.open(Intent::Reads, timeout).await?;
             let consumers = opened.list("/_notibus/consumers?", "consumers").await?;
             let header = ["CONSUMER", "FEED", "FILTER", "MEMBERS", "START", "STATE"];
-            table::print(target.json, &consumers, &header, consumer_cells, "no consumer")
+            return terminal::print(target.json, &consumers, &header, consumer_cells, "no consumer");
         }
-        Command::Show(of) => show(&of, timeout).await,
-        Command::Create { of, feed, names, start, expiry } => {
-            let expiry_ms = expiry.map(|expiry| u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX));
-            let body = json!({
-                "name": of.consumer, "feed": feed.to_string(), "names": names, "start": start, "expiry_ms": expiry_ms,
-            });
-            let opened = of.target.open(Intent::Writes, timeout).await?;
-            let what = "creating the consumer, which may have happened";
-            let answer = opened.post(what, "/_notibus/consumers", &body).await?;
-            let is = if answer["created"] == true { "is created" } else { "exists already" };
-            of.done(&answer, &format!("{} {is}", of.consumer))
-        }
+        Command::Show(of) => return show(&of, timeout).await,
         Command::Lag(of) => {
-            let lag = of.get("", timeout).await?["lag"].take();
+            let lag = of.get(timeout).await?["lag"].take();
             let header = ["SHARD", "BEHIND", "OLDEST"];
-            table::print(of.target.json, items(&lag), &header, lag_cells, "no shard")
-        }
-        Command::Reset { of, to, force, .. } => {
-            let what = "resetting the consumer, which may have happened";
-            let body = json!({ "to": to, "force": force });
-            let answer = of.post(what, "/reset", body, timeout).await?;
-            of.done(&answer, &format!("{} is set to {to}", of.consumer))
-        }
-        Command::Delete { of, force, .. } => {
-            let what = "deleting the consumer, which may have happened";
-            let answer = of.post(what, "/delete", json!({ "force": force }), timeout).await?;
-            of.done(&answer, &format!("{} is deleted", of.consumer))
-        }
-        Command::Pause(of) => {
-            let what = "pausing the consumer, which may have happened";
-            let answer = of.post(what, "/pause", json!({}), timeout).await?;
-            of.done(&answer, &format!("{} is paused", of.consumer))
-        }
-        Command::Resume(of) => {
-            let what = "resuming the consumer, which may have happened";
-            let answer = of.post(what, "/resume", json!({}), timeout).await?;
-            of.done(&answer, &format!("{} goes on", of.consumer))
-        }
-        Command::Again { of, filter, deferred } => {
-            let what = "asking for work again, which may have happened for some ids";
-            let body = json!({ "filter": filter, "deferred": deferred });
-            let answer = of.post(what, "/again", body, timeout).await?;
-            of.done(&answer, &format!("{} ids are worked on again", text(&answer["ids"])))
+            return terminal::print(of.target.json, items(&lag), &header, lag_cells, "no shard");
         }
         Command::Deferred(Deferred::List(of)) => {
             let opened = of.target.open(Intent::Reads, timeout).await?;
             let ids = opened.list(&format!("{}?", of.path("/deferred")), "deferred").await?;
             let header = ["ID", "SHARD", "ATTEMPTS", "NEXT IN", "LAST", "ERROR"];
-            table::print(of.target.json, &ids, &header, deferred_cells, "nothing is deferred")
+            return terminal::print(of.target.json, &ids, &header, deferred_cells, "nothing is deferred");
         }
-        Command::Deferred(Deferred::Discard { of, id, .. }) => {
-            let what = "giving the work up, which may have happened";
-            let answer = of.post(what, "/discard", json!({ "id": id }), timeout).await?;
-            of.done(&answer, &format!("the work on {id} is given up"))
+        Command::Create { of, feed, names, start, expiry } => {
+            let expiry_ms = expiry.map(|expiry| u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX));
+            let body = json!({
+                "name": of.consumer, "feed": feed, "names": names, "start": start, "expiry_ms": expiry_ms,
+            });
+            let is = |answer: &Value| if answer["created"] == true { "is created" } else { "exists already" };
+            let said = |answer: &Value| format!("{} {}", of.consumer, is(answer));
+            return of.post(("creating the consumer", "/_notibus/consumers", &body), timeout, said).await;
         }
-    }
+        Command::Again { of, filter, deferred } => {
+            let body = json!({ "filter": filter, "deferred": deferred });
+            let said = |answer: &Value| format!("{} ids are worked on again", text(&answer["ids"]));
+            return of.post(("asking for work again", &of.path("/again"), &body), timeout, said).await;
+        }
+        Command::Reset { of, to, force, confirm } => {
+            let name = &of.consumer;
+            confirm.check(&format!("sets consumer {name} to {to}, and removes its deferred ids"))?;
+            let (body, said) = (json!({ "to": to, "force": force }), format!("{name} is set to {to}"));
+            (of, "resetting the consumer", "/reset", body, said)
+        }
+        Command::Delete { of, force, confirm } => {
+            let name = &of.consumer;
+            confirm.check(&format!("deletes consumer {name}, with its checkpoints"))?;
+            let said = format!("{name} is deleted");
+            (of, "deleting the consumer", "/delete", json!({ "force": force }), said)
+        }
+        Command::Pause(of) => {
+            let said = format!("{} is paused", of.consumer);
+            (of, "pausing the consumer", "/pause", json!({}), said)
+        }
+        Command::Resume(of) => {
+            let said = format!("{} goes on", of.consumer);
+            (of, "resuming the consumer", "/resume", json!({}), said)
+        }
+        Command::Deferred(Deferred::Discard { of, id, confirm }) => {
+            confirm.check(&format!("gives up the work of consumer {} on {id:?}", of.consumer))?;
+            let said = format!("the work on {id} is given up");
+            (of, "giving the work up", "/discard", json!({ "id": id }), said)
+        }
+    };
+    of.post((what, &of.path(place), &body), timeout, |_| said).await
 }
 
 /// Prints a consumer, a line for each shard, and what needs attention.
 async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
-    let shown = of.get("", timeout).await?;
+    let shown = of.get(timeout).await?;
     if of.target.json {
-        return out::line(&shown.to_string());
+        return terminal::line(&shown.to_string());
     }
     let consumer = &shown["consumer"];
     let expiry = consumer["expiry_ms"].as_u64();
@@ -258,19 +236,19 @@ async fn show(of: &Of, timeout: Duration) -> Result<(), Failure> {
         format!("members        {}", items(&consumer["members"]).len()),
         format!("low watermark  {}", text(&consumer["low_watermark"])),
     ];
-    let mut shards = table::Table::new(&["SHARD", "OWNER", "CHECKPOINT", "BEHIND", "OLDEST"]);
+    let mut shards = terminal::Table::new(&["SHARD", "OWNER", "CHECKPOINT", "BEHIND", "OLDEST"]);
     for (shard, lag) in items(&consumer["shards"]).iter().zip(items(&shown["lag"])) {
         let [_, rows, age] = lag_cells(lag).try_into().expect("there are three cells");
         let [shard, owner, checkpoint] = ["shard", "owner", "checkpoint"].map(|name| text(&shard[name]));
         shards.row([shard, owner, checkpoint, rows, age]);
     }
-    out::line(&format!("{}\n\n{}", lines.join("\n"), shards.text("no shard").trim_end()))?;
+    terminal::line(&format!("{}\n\n{}", lines.join("\n"), shards.text("no shard").trim_end()))?;
     let troubles = items(&shown["troubles"]);
     if troubles.is_empty() {
-        return out::line("\nnothing needs attention");
+        return terminal::line("\nnothing needs attention");
     }
     let troubles = troubles.iter().map(|trouble| format!("\n- {}", text(trouble)));
-    out::line(&format!("\nneeds attention:{}", troubles.collect::<String>()))
+    terminal::line(&format!("\nneeds attention:{}", troubles.collect::<String>()))
 }
 
 /// A consumer, for people.

@@ -1,21 +1,14 @@
 //! The `notibus` command. It parses the arguments and calls the module of the subcommand.
 
-mod confirm;
+mod backup;
 mod consumers;
-mod credential;
-mod failure;
-mod folder;
-mod incarnation;
-mod nodes;
-mod out;
 mod record;
-mod relocate;
 mod serve;
 mod status;
 mod store;
-mod table;
 mod tail;
 mod target;
+mod terminal;
 mod topology;
 
 use std::{
@@ -30,7 +23,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
-use self::failure::Failure;
+use self::terminal::Failure;
 
 /// All rows are in memory in separate allocations, and with millions of them the system's allocator is slow. A
 /// program that embeds the library chooses its own allocator.
@@ -77,7 +70,7 @@ enum Command {
     /// Print the status of a bus on one screen: its feed, backlog, nodes and consumers.
     Status(status::Args),
     /// Print the nodes of a bus, and which of them are alive.
-    Nodes(nodes::Args),
+    Nodes(status::NodesArgs),
     /// List and manage consumers: durable work on a feed.
     Consumers(consumers::Args),
     /// Show or change the shards of a feed.
@@ -88,18 +81,18 @@ enum Command {
     /// Record events of databases, for layers that do not record in their own transactions, and for trials.
     Record(record::Args),
     /// Write a bus to a file, to be imported into another store. Nothing may write to the bus any more.
-    Export(relocate::ExportArgs),
+    Export(backup::ExportArgs),
     /// Import the bus of a file into a store. Positions of readers stay valid.
-    Import(relocate::ImportArgs),
+    Import(backup::ImportArgs),
     /// Search the folder of a store for damage, and print where it is. Nothing is changed.
-    Check(folder::CheckArgs),
+    Check(backup::CheckArgs),
     /// Copy the folder of a store, also while another process commits to it.
-    Backup(folder::BackupArgs),
+    Backup(backup::BackupArgs),
     /// Show or raise the incarnation of a bus whose whole store was moved.
     #[command(subcommand)]
-    Incarnation(incarnation::Command),
+    Incarnation(backup::Incarnation),
     /// Make a random secret, and its line for the credentials file or variable of `serve`.
-    Credential(credential::Args),
+    Credential(serve::CredentialArgs),
 }
 
 /// How long the threads of the process may take to end. The client of a cluster may hang.
@@ -135,7 +128,7 @@ fn report(failure: &Failure) -> u8 {
         Failure::StoreFailed(reason) => (reason, 3),
         Failure::Closed => return 0,
     };
-    out::notice(&format!("notibus: {reason}"));
+    terminal::notice(&format!("notibus: {reason}"));
     code
 }
 
@@ -172,16 +165,16 @@ async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
     match command {
         Command::Serve(args) => serve::run(args, timeout).await,
         Command::Status(args) => status::run(args, timeout).await,
-        Command::Nodes(args) => nodes::run(args, timeout).await,
+        Command::Nodes(args) => status::nodes(args, timeout).await,
         Command::Consumers(args) => consumers::run(args, timeout).await,
         Command::Topology(command) => topology::run(command, timeout).await,
         Command::Tail(args) => tail::run(args, timeout).await,
         Command::Record(args) => record::run(args, timeout).await,
-        Command::Export(args) => relocate::export(args, timeout).await,
-        Command::Import(args) => relocate::import(args, timeout).await,
-        Command::Check(args) => folder::check(&args),
-        Command::Backup(args) => folder::backup(&args),
-        Command::Incarnation(command) => incarnation::run(command, timeout).await,
-        Command::Credential(args) => credential::run(args),
+        Command::Export(args) => backup::export(args, timeout).await,
+        Command::Import(args) => backup::import(args, timeout).await,
+        Command::Check(args) => backup::check(&args),
+        Command::Backup(args) => backup::backup(&args),
+        Command::Incarnation(command) => backup::incarnation(command, timeout).await,
+        Command::Credential(args) => serve::credential(args),
     }
 }

@@ -9,8 +9,8 @@ use notibus::{DbInstance, EventKind};
 use serde_json::{Value, json};
 
 use crate::{
-    failure::Failure,
     target::{Intent, Opened, Target},
+    terminal::{self, Failure},
 };
 
 /// How many events are recorded in one transaction.
@@ -85,7 +85,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
     } else {
         format!("recorded {recorded} event{}", if recorded == 1 { "" } else { "s" })
     };
-    crate::out::line(&text)
+    terminal::line(&text)
 }
 
 /// The failure of a request, whose answer counts events. `lines` are those of its events.
@@ -126,8 +126,8 @@ impl Recorder {
         }
         self.transactions += 1;
         let key = format!("{}/{}", self.key, self.transactions);
-        let what = "recording, which may have happened";
-        let answer = self.opened.post_once(what, "/_notibus/events", &Value::from(events), &key).await?;
+        let answer =
+            self.opened.post_once("recording", "/_notibus/events", &Value::from(events), &key).await?;
         self.recorded += answer["recorded"].as_u64().unwrap_or_default();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `notibus serve`: runs one node with all roles, and serves the bus over HTTP.
+//! `notibus serve` runs one node with all roles, and serves the bus over HTTP. `notibus credential` makes the credentials of its callers.
 
 use std::{
     env,
@@ -15,12 +15,15 @@ use std::{
 use clap::builder::BoolishValueParser;
 use notibus::{
     Bus, BusOptions, DispatcherOptions, Error, Roles,
-    http::{ApiOptions, Credentials, ServerOptions},
+    http::{ApiOptions, Credentials, Grant, ServerOptions},
     store::Database,
 };
 use tokio::net::TcpListener;
 
-use crate::{failure::Failure, out, store::Store};
+use crate::{
+    store::Store,
+    terminal::{self, Failure},
+};
 
 /// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
@@ -91,7 +94,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         .is_public(!is_open);
     check(&limits, args.listen)?;
     if is_open {
-        out::notice("notibus: no credentials are configured: everyone on this machine is the admin");
+        terminal::notice("notibus: no credentials are configured: everyone on this machine is the admin");
     }
     let mut options = ApiOptions::default()
         .timeout_max(args.timeout_max)
@@ -211,10 +214,35 @@ fn connections_max(wanted: usize) -> Result<usize, Failure> {
         )));
     }
     if most < wanted {
-        out::notice(&format!(
+        terminal::notice(&format!(
             "notibus: at most {most} connections at once: the limit of open files is {limit}, and {FILES_RESERVED} are kept for the \
              store; raise it (ulimit -n) for more"
         ));
     }
     Ok(most.min(wanted))
+}
+
+/// Whose secret to make. The line goes to standard output, and the secret to standard error: it is shown only this once.
+#[derive(Debug, clap::Args)]
+pub struct CredentialArgs {
+    /// The name.
+    name: String,
+    /// Their roles, separated by commas: `_admin`, `_db_updates`, `_events`, `_metrics`, or roles of a layer. Without roles and `--reads`
+    /// they may do everything.
+    #[arg(long, value_delimiter = ',')]
+    roles: Vec<String>,
+    /// The databases whose changes they may read, separated by commas: names, or prefixes of names and a `*`.
+    #[arg(long, value_delimiter = ',')]
+    reads: Vec<String>,
+}
+
+/// Prints the line and the secret.
+pub fn credential(args: CredentialArgs) -> Result<(), Failure> {
+    let grant = Grant { roles: args.roles, reads: args.reads };
+    grant.check()?;
+    let space = if grant == Grant::default() { "" } else { " " };
+    let secret = Credentials::new_secret()?;
+    println!("{}{space}{grant}", Credentials::line(&args.name, &secret)?);
+    eprintln!("{secret}");
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `notibus status`: prints the status of a bus on one screen.
+//! `notibus status` prints the status of a bus on one screen, and `notibus nodes` its nodes, and which of them live.
 
 use std::{fmt::Write as _, io::IsTerminal, time::Duration};
 
@@ -6,10 +6,8 @@ use serde_json::Value;
 
 use crate::{
     consumers::{feed_of, state},
-    failure::Failure,
-    out,
-    table::{Table, duration, items, text, time},
     target::{Intent, Opened, Target},
+    terminal::{self, Failure, Table, duration, items, text, time},
 };
 
 /// What the store has not answered.
@@ -40,7 +38,7 @@ pub async fn run(args: Args, timeout: Duration) -> Result<(), Failure> {
         let is_screen = args.watch.is_some() && !args.target.json && std::io::stdout().is_terminal();
         let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
         let text = if args.target.json { status.to_string() } else { screen(&status) };
-        out::line(&format!("{clear}{}", text.trim_end()))?;
+        terminal::line(&format!("{clear}{}", text.trim_end()))?;
         let Some(pause) = args.watch else { return Ok(()) };
         tokio::time::sleep(pause).await;
         if !opened.is_node() {
@@ -125,7 +123,7 @@ fn screen(status: &Value) -> String {
 }
 
 /// The leases of a node, in a cell.
-pub fn leases(node: &Value) -> String {
+fn leases(node: &Value) -> String {
     let leases = node["leases"].as_object().into_iter().flatten();
     leases.map(|(pool, held)| format!("{pool} {held}")).collect::<Vec<_>>().join(", ")
 }
@@ -161,6 +159,51 @@ fn backlog(backlog: &Value) -> String {
     }
     let more = if backlog["is_exact"] == false { " or more" } else { "" };
     format!("{rows}{more} rows wait to be folded, in {} partitions", count(&backlog["partitions"]))
+}
+
+/// How to print the nodes of a bus.
+#[derive(Debug, clap::Args)]
+pub struct NodesArgs {
+    /// Where they are.
+    #[command(flatten)]
+    target: Target,
+    /// How long to watch for heartbeats: longer than the longest expiry of a node (5 s by default), to find all dead ones.
+    #[arg(long, env = "NOTIBUS_WATCH", default_value = "6s", value_parser = humantime::parse_duration)]
+    watch: Duration,
+}
+
+/// Prints the nodes.
+pub async fn nodes(args: NodesArgs, timeout: Duration) -> Result<(), Failure> {
+    let opened = args.target.open(Intent::Reads, timeout).await?;
+    let list = async || opened.list("/_notibus/nodes?", "nodes").await;
+    let mut seen = list().await?;
+    // A folder shows one moment. Its nodes are of the process that opened it last, which may have ended: its opening removed all others.
+    let is_moment = args.target.is_folder()?;
+    if !is_moment && !seen.is_empty() {
+        tokio::time::sleep(args.watch).await;
+        // Who answers has compared the two moments.
+        seen = list().await?;
+    }
+    let header = ["NODE", "LIFE", "ROLES", "LEASES", "JOINED"];
+    terminal::print(
+        args.target.json,
+        &seen,
+        &header,
+        |node| node_cells(node, is_moment),
+        "no node has joined",
+    )
+}
+
+fn node_cells(node: &Value, is_moment: bool) -> Vec<String> {
+    let silent = duration(&node["silent_ms"].as_u64().map(|ms| ms / 1_000 * 1_000).into());
+    let life = match node["is_silent"].as_bool() {
+        _ if is_moment => "of the last opening".to_owned(),
+        Some(true) => format!("silent for {silent}"),
+        _ => format!("alive, heard of {silent} ago"),
+    };
+    let roles: Vec<_> = items(&node["roles"]).iter().map(text).collect();
+    let roles = if roles.is_empty() { "-".to_owned() } else { roles.join(",") };
+    vec![text(&node["id"]), life, roles, leases(node), time(&node["started_ms"])]
 }
 
 #[cfg(test)]
@@ -201,5 +244,16 @@ mod tests {
         let missing = json!([{ "part": "nodes", "reason": "gave up" }]);
         let partial = screen(&json!({ "version": "1", "backlog": { "rows": 0 }, "unanswered": missing }));
         assert!(partial.contains("\nMISSING  nodes: gave up\n\nunknown\n\nunknown"), "{partial}");
+    }
+
+    #[test]
+    fn the_life_of_a_node_is_said_in_words() {
+        let life = |silent_ms: u64, is_silent: bool, is_moment: bool| {
+            let node = json!({ "id": "0f", "silent_ms": silent_ms, "is_silent": is_silent, "roles": [], "leases": {} });
+            node_cells(&node, is_moment)[1].clone()
+        };
+        assert_eq!(life(1_234, false, false), "alive, heard of 1s ago");
+        assert_eq!(life(6_100, true, false), "silent for 6s");
+        assert_eq!(life(0, false, true), "of the last opening");
     }
 }

@@ -12,7 +12,7 @@ use notibus::Error;
 use notibus::{Result, store::Database};
 use parking_lot::Mutex;
 
-use crate::{failure::Failure, out::notice};
+use crate::terminal::{Failure, notice};
 
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,62 +85,26 @@ pub fn close() {
     drop(OPENED.lock().take());
 }
 
-/// A store that was opened for reading.
-pub struct Reading {
-    /// The store.
-    pub db: Database,
-    /// Whether another process has it open, so that this is a copy of the past.
-    is_past: bool,
-    store: Store,
-}
-
-impl Reading {
-    /// The store. Prints a notice if it is a copy of the past.
-    pub fn now(self) -> Database {
-        if self.is_past {
-            let open = format!("another process has {} open", self.store);
-            notice(&format!("notibus: {open}: this is what it has written so far"));
-        }
-        self.db
-    }
-
-    /// The store, if no other process has it open. Else the failure says that `instead` is possible.
-    pub fn at_rest(self, instead: &str) -> Result<Database, Failure> {
-        if self.is_past {
-            return Err(Failure::Failed(format!(
-                "{} is open in another process: stop that, or {instead}",
-                self.store
-            )));
-        }
-        Ok(self.db)
-    }
-}
-
 impl Store {
-    /// Opens the store for reading. A folder needs read permission only, and another process may have it open.
-    pub async fn open_to_read(&self, timeout: Duration) -> Result<Reading, Failure> {
+    /// Opens the store for reading. A folder needs read permission only. If another process has it open, its rows are of the past: a
+    /// notice says so; with `instead` it fails, and says what is possible instead.
+    pub async fn open_to_read(&self, timeout: Duration, instead: Option<&str>) -> Result<Database, Failure> {
         self.check_exists()?;
-        let (db, is_past) = match self {
-            Self::Dir(path) => {
-                let (db, report) = Database::open_dir_to_read(path)?;
-                (db, report.is_open)
+        let Self::Dir(path) = self else { return Ok(self.open(timeout).await?) };
+        let (db, report) = Database::open_dir_to_read(path)?;
+        match instead {
+            _ if !report.is_open => {}
+            None => notice(&format!(
+                "notibus: another process has {self} open: this is what it has written so far"
+            )),
+            Some(instead) => {
+                let reason = format!("{self} is open in another process: stop that, or {instead}");
+                return Err(Failure::Failed(reason));
             }
-            _ => (self.open(timeout).await?, false),
-        };
-        Ok(Reading { db, is_past, store: self.clone() })
-    }
-}
-
-impl fmt::Display for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory => f.write_str("memory"),
-            Self::Dir(path) | Self::FoundationDb(path) => path.display().fmt(f),
         }
+        Ok(db)
     }
-}
 
-impl Store {
     /// Fails if there is no store. For commands that only read, because opening a folder creates one.
     pub fn check_exists(&self) -> Result<(), Failure> {
         match self {
@@ -149,6 +113,15 @@ impl Store {
                 path.display()
             ))),
             _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Dir(path) | Self::FoundationDb(path) => path.display().fmt(f),
         }
     }
 }

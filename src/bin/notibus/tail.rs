@@ -6,10 +6,8 @@ use notibus::cursor::Start;
 use serde_json::Value;
 
 use crate::{
-    failure::Failure,
-    out,
-    table::{items, text, time},
     target::{Intent, Opened, Target, encoded},
+    terminal::{self, Failure, items, text, time},
 };
 
 /// How long a request waits for a row at most: less than a command waits for an answer.
@@ -50,12 +48,12 @@ async fn print(args: &Args, opened: &Opened, timeout: Duration) -> Result<(), Fa
         let rows = items(&page["rows"]);
         if is_first && !args.target.json {
             match (rows.is_empty(), args.follow) {
-                (true, false) => return out::line("no row"),
-                _ => out::line(&format!("{:26}  {:20}  {:32}  DB", "SEQ", "WRITTEN", "KINDS"))?,
+                (true, false) => return terminal::line("no row"),
+                _ => terminal::line(&format!("{:26}  {:20}  {:32}  DB", "SEQ", "WRITTEN", "KINDS"))?,
             }
         }
         for row in rows {
-            out::line(&if args.target.json { row.to_string() } else { line(row) })?;
+            terminal::line(&if args.target.json { row.to_string() } else { line(row) })?;
         }
         if page["more"] != true && !args.follow {
             return Ok(());

@@ -3,7 +3,7 @@
 //! Both are asked the same requests. For a store, the routes of the node answer within this process, so that a command prints the
 //! same for both.
 
-use std::{error::Error, fmt::Write as _, io::ErrorKind, str::FromStr, time::Duration};
+use std::{error::Error, io::ErrorKind, str::FromStr, time::Duration};
 
 use base64ct::{Base64, Encoding};
 use clap::builder::BoolishValueParser;
@@ -25,8 +25,8 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use crate::{
-    failure::{Failure, within},
     store::Store,
+    terminal::{Failure, within},
 };
 
 /// Holds a secret, or a name with its secret, for `--url`: every user of the machine can see a command line.
@@ -140,9 +140,9 @@ impl Target {
                 store.check_exists()?;
                 store.open(timeout).await?
             }
-            Intent::Reads => store.open_to_read(timeout).await?.now(),
+            Intent::Reads => store.open_to_read(timeout, None).await?,
             // Nothing new would ever be seen.
-            Intent::Follows => store.open_to_read(timeout).await?.at_rest("follow its node by --url")?,
+            Intent::Follows => store.open_to_read(timeout, Some("follow its node by --url")).await?,
         };
         let open = async {
             let bus = Bus::open_existing(&db, self.prefix.as_bytes()).await?;
@@ -166,14 +166,15 @@ impl Opened {
         self.ask("reading", Request::get(path), Body::empty()).await
     }
 
-    /// The answer to `body`, posted to `path`. A failure without an answer names `what`, the work.
+    /// The answer to `body`, posted to `path`. A failure without an answer says that `what`, the work, may have happened.
     pub async fn post(&self, what: &str, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask(what, Request::post(path), body.to_string().into()).await
+        self.ask(&maybe_done(what), Request::post(path), body.to_string().into()).await
     }
 
     /// [`Opened::post`] of what is done only once under `key`.
     pub async fn post_once(&self, what: &str, path: &str, body: &Value, key: &str) -> Result<Value, Failure> {
-        self.ask(what, Request::post(path).header(KEY_HEADER, key), body.to_string().into()).await
+        self.ask(&maybe_done(what), Request::post(path).header(KEY_HEADER, key), body.to_string().into())
+            .await
     }
 
     /// All elements of the list `name` at `path`, which has parameters already, page by page.
@@ -259,15 +260,15 @@ impl Url {
     }
 }
 
-/// `text` as a part of a path, or the value of a parameter.
+/// What failed if no answer to `what` has come.
+pub fn maybe_done(what: &str) -> String {
+    format!("{what}, which may have happened")
+}
+
+/// `text` as a part of a path, or the value of a parameter. A part `.` would mean the path before it.
 pub fn encoded(text: &str) -> String {
-    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => encoded.push(byte.into()),
-            _ => write!(encoded, "%{byte:02X}").expect("a string takes everything"),
-        }
-        encoded
-    })
+    let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
+    encoded.replace('+', "%20").replace('.', "%2E")
 }
 
 /// The name of something, which is part of a path.
@@ -300,7 +301,7 @@ mod tests {
         let opened = Opened { endpoint, timeout: Duration::from_secs(10) };
         faults.plan_commits(|_| Some(CommitFault::Hold(Gate::default())));
         let events = json!([{ "db": "a", "type": "updated" }]);
-        match opened.post("recording, which may have happened", "/_notibus/events", &events).await {
+        match opened.post("recording", "/_notibus/events", &events).await {
             Err(Failure::Failed(reason)) => {
                 assert!(
                     reason.starts_with("gave up recording, which may have happened, after 10s"),

@@ -1,14 +1,13 @@
 //! `notibus topology`: shows and changes the shards of a feed.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
 use notibus::{DbInstance, feed::SchemeId};
 use serde_json::{Value, json};
 
 use crate::{
-    failure::Failure,
-    table::{self, items, text},
     target::{Intent, Target},
+    terminal::{self, Failure, items, text},
 };
 
 /// What to do with a topology.
@@ -44,38 +43,16 @@ pub struct FeedArgs {
     #[command(flatten)]
     target: Target,
     /// The feed: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its documents.
-    #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications")]
-    feed: FeedName,
+    #[arg(long, env = "NOTIBUS_FEED", default_value = "notifications", value_parser = parse_feed)]
+    feed: String,
 }
 
 /// The name of a feed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FeedName {
-    Notifications,
-    /// The changes of the documents of a database.
-    Documents(DbInstance),
-}
-
-impl FromStr for FeedName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "notifications" {
-            return Ok(Self::Notifications);
-        }
-        text.parse()
-            .map(Self::Documents)
-            .map_err(|_| "it is neither \"notifications\" nor 32 hexadecimal digits".to_owned())
+pub fn parse_feed(text: &str) -> Result<String, String> {
+    if text == "notifications" || text.parse::<DbInstance>().is_ok() {
+        return Ok(text.to_owned());
     }
-}
-
-impl fmt::Display for FeedName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Notifications => f.write_str("notifications"),
-            Self::Documents(instance) => instance.fmt(f),
-        }
-    }
+    Err("it is neither \"notifications\" nor 32 hexadecimal digits".to_owned())
 }
 
 fn parse_scheme(text: &str) -> Result<SchemeId, String> {
@@ -100,9 +77,8 @@ pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
         Command::Reshard { feed, shards, scheme } => {
             let opened = feed.target.open(Intent::Writes, timeout).await?;
             let body = json!({ "shards": shards, "scheme": scheme.map(|SchemeId(number)| number) });
-            let (what, path) =
-                ("resharding, which may have happened", format!("/_notibus/feeds/{}/reshard", feed.feed));
-            let entry = opened.post(what, &path, &body).await?;
+            let path = format!("/_notibus/feeds/{}/reshard", feed.feed);
+            let entry = opened.post("resharding", &path, &body).await?;
             (&feed.target, json!([entry]))
         }
     };
@@ -114,7 +90,7 @@ pub async fn run(command: Command, timeout: Duration) -> Result<(), Failure> {
         cells.truncate(header.len());
         cells
     };
-    table::print(target.json, items(&entries), header, cells, "no entry")
+    terminal::print(target.json, items(&entries), header, cells, "no entry")
 }
 
 /// Ids in order, as ranges of the first and the last.
@@ -150,10 +126,10 @@ mod tests {
 
     #[test]
     fn feeds_and_schemes_are_parsed() {
-        assert_eq!("notifications".parse(), Ok(FeedName::Notifications));
-        let instance = DbInstance([7; 16]);
-        assert_eq!(instance.to_string().parse(), Ok(FeedName::Documents(instance)));
-        assert!("docs".parse::<FeedName>().is_err());
+        for feed in ["notifications", &DbInstance([7; 16]).to_string()] {
+            assert_eq!(parse_feed(feed).as_deref(), Ok(feed));
+        }
+        assert!(parse_feed("docs").is_err());
         assert_eq!(parse_scheme("partition-key"), Ok(SchemeId::PARTITION_KEY));
         assert_eq!(parse_scheme("1024"), Ok(SchemeId::FIRST_CUSTOM));
         assert!(parse_scheme("65536").is_err() && parse_scheme("").is_err());

@@ -1,21 +1,25 @@
-//! Routes and answers in CouchDB's form: paths with and without a trailing slash, parameters, and JSON objects on one line.
+//! Routes and answers in CouchDB's form: paths with and without a trailing slash, parameters, and JSON objects on one line. [`Failure`]
+//! is an answer that says what went wrong.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, future::ready, time::Duration};
 
 use axum::{
     Router,
     body::Body,
-    extract::{FromRequestParts, Path, State},
-    http::{HeaderValue, Method, StatusCode, header, request::Parts},
-    response::Response,
+    extract::{FromRequestParts, Path},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
     routing::MethodRouter,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Failure, Inner};
+use crate::base::{
+    encoding::Sequence,
+    error::{Error, StoreError},
+};
 
-/// The state of the routes that need nothing but the bus.
-pub(super) type Shared = State<Arc<Inner>>;
+/// How long a client should pause before it reads everything again.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a route returns.
 pub(super) type Answered = Result<Response, Failure>;
@@ -32,22 +36,17 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathSeg
     }
 }
 
-/// Adds a route at `path`, with and without a trailing slash: CouchDB ignores that slash.
-pub(super) fn at<S: Clone + Send + Sync + 'static>(
-    router: Router<S>,
-    path: &str,
-    methods: MethodRouter<S>,
-) -> Router<S> {
-    router.route(&format!("{path}/"), methods.clone()).route(path, methods)
-}
-
-/// Makes a router of these routes, whose paths begin with `start`, as [`at`] adds them.
+/// Makes a router of these routes, each with the methods that it allows, as the header `Allow` lists them. Their paths begin with `start`.
+/// Each path has one with a slash at its end beside it: CouchDB ignores that slash.
 pub(super) fn routes<S: Clone + Send + Sync + 'static, const N: usize>(
     start: &str,
-    routes: [(&str, MethodRouter<S>); N],
+    routes: [(&str, &'static str, MethodRouter<S>); N],
 ) -> Router<S> {
-    let add = |router, (path, methods)| at(router, &format!("{start}{path}"), methods);
-    routes.into_iter().fold(Router::new(), add)
+    routes.into_iter().fold(Router::new(), |router, (path, allow, methods)| {
+        let methods = methods.fallback(move || ready(Failure::method_not_allowed(allow)));
+        let path = format!("{start}{path}");
+        router.route(&format!("{path}/"), methods.clone()).route(&path, methods)
+    })
 }
 
 /// Makes an answer with this object.
@@ -87,21 +86,161 @@ pub(super) fn parameters(
     Ok(given)
 }
 
-/// Returns the parameters of a request that only reads, each of which has to be among `known`.
-pub(super) fn reads(
-    parts: &Parts,
-    known: &[&'static str],
-) -> Result<BTreeMap<&'static str, String>, Failure> {
-    match parts.method {
-        Method::GET | Method::HEAD => parameters(parts, known),
-        _ => Err(Failure::method_not_allowed("GET,HEAD")),
-    }
-}
-
 /// Fails if a web page sends the request: a browser sends what any page asks for.
 pub(super) fn check_page(parts: &Parts) -> Result<(), Failure> {
     if parts.headers.contains_key(header::ORIGIN) {
         return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "Web pages may only read."));
     }
     Ok(())
+}
+
+/// An answer that says what went wrong: a status and the body `{"error":"…","reason":"…"}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    status: StatusCode,
+    /// A word for programs.
+    error: &'static str,
+    /// What is wrong, and what would be right.
+    reason: Cow<'static, str>,
+    /// The allowed methods, if the method was wrong.
+    allow: Option<&'static str>,
+    /// After how many seconds the client should try again, if that is known.
+    retry_after: Option<u64>,
+    /// The horizon of the feed, if the client asked for older rows.
+    horizon: Option<Sequence>,
+    /// What the log says of it and the client is not to see.
+    secret: Option<String>,
+}
+
+/// Put among the extensions of an answer: what the log is to say of it.
+#[derive(Debug, Clone)]
+pub(super) struct Secret(pub String);
+
+impl Failure {
+    /// Makes an answer with this status; `error` is a word for programs, `reason` a sentence for people.
+    pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            error,
+            reason: reason.into(),
+            allow: None,
+            retry_after: None,
+            horizon: None,
+            secret: None,
+        }
+    }
+
+    /// 400: the server does not understand the request.
+    pub fn bad_request(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
+    }
+
+    /// 404: there is no such thing.
+    pub fn not_found(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", reason)
+    }
+
+    /// 401: the request needs credentials.
+    pub(super) fn unauthorized(reason: &'static str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", reason)
+    }
+
+    /// Adds the header that says when to try again.
+    #[must_use]
+    pub fn retry_after(self, rest: Duration) -> Self {
+        Self { retry_after: Some(rest.as_millis().div_ceil(1_000) as u64), ..self }
+    }
+
+    /// 405; `allow` lists the allowed methods, as the header of that name does.
+    pub(super) fn method_not_allowed(allow: &'static str) -> Self {
+        let reason = format!("Only {allow} allowed");
+        let failure = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", reason);
+        Self { allow: Some(allow), ..failure }
+    }
+
+    /// Returns the status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl From<Error> for Failure {
+    /// An error that the client can correct gets a status of 400 to 499. All others are logged, and get 503 if trying again can
+    /// help, or else 500.
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Expired { horizon } => {
+                let reason = format!(
+                    "Rows up to {horizon} may have been dropped since. Forget what you know, and read again with since=0."
+                );
+                let failure = Self::new(StatusCode::GONE, "expired", reason).retry_after(RESTART_PAUSE);
+                Self { horizon: Some(horizon), ..failure }
+            }
+            // A layer's database was just deleted, or the bus knows the database only by its events.
+            Error::NoFeed { .. } => Self::not_found(
+                "No changes of documents are kept here for this database: its layer has not added them, or it was deleted.",
+            ),
+            Error::NoShard { .. } | Error::NoConsumer { .. } => Self::not_found(error.to_string()),
+            Error::ConsumerInUse { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
+            Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
+            Error::Store(failed) if failed.code() == StoreError::NO_ROOM.code() => {
+                let reason =
+                    "The store's disk is full, and nothing was changed. Try again when there is room.";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_room", reason)
+            }
+            Error::OlderThanRows { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "older_than_rows", error.to_string())
+            }
+            Error::Store(failed) if failed.is_of_failed_disk() => {
+                // The store has logged it.
+                let outcome = if failed.is_maybe_committed() {
+                    "This request may have been carried out, or not"
+                } else {
+                    "Nothing was changed"
+                };
+                let reason = format!(
+                    "The store takes no more writes, because its disk is full or has failed. {outcome}; what was acknowledged is \
+                     kept. Restart the node once the disk is mended."
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", reason)
+            }
+            Error::Store(_) | Error::RetriesExhausted { .. } | Error::GaveUp { .. } => {
+                // The roles have logged the failure already, and this line would repeat it for each request.
+                tracing::debug!(%error, "the store has failed a request");
+                let reason = "The store cannot be reached or is overloaded. Try again later.";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
+            }
+            error => {
+                let reason = "Something is wrong with the server; its log says what.";
+                let failure = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", reason);
+                Self { secret: Some(error.to_string()), ..failure }
+            }
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut body = serde_json::json!({ "error": self.error, "reason": self.reason });
+        if let Some(horizon) = self.horizon {
+            (body["horizon"], body["restart_since"]) = (horizon.to_string().into(), "0".into());
+        }
+        let mut response = json(self.status, &body);
+        if let Some(secret) = self.secret {
+            response.extensions_mut().insert(Secret(secret));
+        }
+        let headers = response.headers_mut();
+        if let Some(allow) = self.allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            // With `Bearer`, browsers do not ask the user for a password, as they do with `Basic`.
+            let scheme = HeaderValue::from_static("Bearer realm=\"notibus\"");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        response
+    }
 }

@@ -1,6 +1,6 @@
 //! [`Api`] holds what all routers share, and wraps every route: it checks the rights of callers, limits requests, and counts answers.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, watch},
@@ -18,12 +19,9 @@ use tracing::Instrument;
 
 use super::{
     ApiOptions, Caller, Failure, Server, ServerOptions,
-    answer_counts::AnswerCounts,
+    answer::Secret,
     body::Bodies,
-    caller::Permission,
-    failure::Secret,
-    query::Mode,
-    stream::{FeedContext, FeedPermit, OpenFeeds},
+    caller::{FeedPermit, OpenFeeds, Permission},
 };
 use crate::{
     base::{env::Env, error::Result, health::EndsWithBus, tasks::within},
@@ -36,6 +34,10 @@ use crate::{
 /// store.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
 
+/// How many feeds read the store at once, and how many request documents or leaves (`include_docs`, `style=all_docs`) from the layer;
+/// others wait for their turn. So slow documents delay only feeds with documents.
+const READS_MAX: usize = 16;
+
 /// The state that all routers share. Clones share it, too.
 ///
 /// Live feeds end with [`Api::shutdown`], or when the last handle and the last router are dropped.
@@ -44,18 +46,21 @@ pub struct Api {
     pub(super) inner: Arc<Inner>,
 }
 
-/// The state that all feeds share.
+/// The state of the routes that need nothing but the bus.
+pub(super) type Shared = State<Arc<Inner>>;
+
+/// The state that all routes share.
 pub(super) struct Inner {
     pub bus: Bus,
     pub dispatcher: Dispatcher,
     pub feed: NotificationFeed,
     pub options: ApiOptions,
     pub reads: Semaphore,
-    /// Limits how many feeds ask a layer for documents at once.
     pub doc_reads: Semaphore,
     pub bodies: Bodies,
     pub feeds: OpenFeeds,
-    pub metrics: AnswerCounts,
+    /// The number of answers by route, method and status.
+    pub answers: Mutex<BTreeMap<(String, &'static str, u16), u64>>,
     /// Becomes true when all feeds have to end.
     pub closing: watch::Sender<bool>,
 }
@@ -65,19 +70,6 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// Builds the context of a feed for the caller of a request with these extensions. Fails with 429 if the caller has too many
-    /// lasting feeds.
-    pub fn feed_context(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
-        let caller = caller(extensions);
-        let place = match mode {
-            Mode::Normal => None,
-            _ => Some(self.enter(&caller)?),
-        };
-        let (env, closing) = (self.env().clone(), self.closing.subscribe());
-        let (metrics, stats) = (self.metrics.clone(), Arc::clone(&self.feed.context.stats));
-        Ok(FeedContext { env, metrics, stats, closing, caller, place })
-    }
-
     /// Takes a place for a lasting feed of `caller`. Fails with 429 if there is none left.
     pub fn enter(&self, caller: &Caller) -> Result<FeedPermit, Failure> {
         self.feeds.enter(caller.name(), self.options.feeds_per_name_max)
@@ -85,6 +77,11 @@ impl Inner {
 
     pub fn is_closing(&self) -> bool {
         *self.closing.borrow()
+    }
+
+    /// Completes when all feeds have to end.
+    pub async fn closed(&self) {
+        drop(self.closing.subscribe().wait_for(|is_closing| *is_closing).await);
     }
 }
 
@@ -112,11 +109,11 @@ impl Api {
             bus: bus.clone(),
             dispatcher: dispatcher.subscriptions(),
             feed: bus.feed(),
-            reads: Semaphore::new(options.reads_max),
-            doc_reads: Semaphore::new(options.reads_max),
+            reads: Semaphore::new(READS_MAX),
+            doc_reads: Semaphore::new(READS_MAX),
             bodies: Bodies::new(bus.store().env(), options.body_len_max, options.bodies_len_max),
             feeds: OpenFeeds::default(),
-            metrics: AnswerCounts::default(),
+            answers: Mutex::default(),
             closing: watch::Sender::new(false),
             options,
         };
@@ -159,7 +156,7 @@ impl Api {
     ///
     /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
     pub fn inflated(&self, router: Router) -> Router {
-        let unpack = async |State(inner): State<Arc<Inner>>, request: Request, next: Next| -> Response {
+        let unpack = async |State(inner): Shared, request: Request, next: Next| -> Response {
             if !request.headers().contains_key(header::CONTENT_ENCODING) {
                 return next.run(request).await;
             }
@@ -237,7 +234,7 @@ async fn admit(
 }
 
 /// Receives the whole body of a request, and passes the request on.
-async fn receive(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+async fn receive(State(inner): Shared, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     match inner.bodies.receive(&parts.headers, body).await {
         Ok(body) => {
@@ -250,12 +247,12 @@ async fn receive(State(inner): State<Arc<Inner>>, request: Request, next: Next) 
 }
 
 /// Answers 503 if the store does not answer in time. A transaction in progress may be committed all the same.
-async fn in_time(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+async fn in_time(State(inner): Shared, request: Request, next: Next) -> Response {
     let answered = async { Ok::<_, Failure>(next.run(request).await) };
     within(inner.env(), ANSWER_MAX, "an answer", answered).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+async fn count(State(inner): Shared, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = match *request.method() {
         Method::GET => "GET",
@@ -268,7 +265,7 @@ async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) ->
     let route = route.strip_suffix('/').filter(|route| !route.is_empty()).unwrap_or(route);
     let span = tracing::debug_span!("request", method, route);
     let response = next.run(request).instrument(span).await;
-    inner.metrics.answered(route, method, response.status().as_u16());
+    *inner.answers.lock().entry((route.to_owned(), method, response.status().as_u16())).or_default() += 1;
     if let Some(Secret(error)) = response.extensions().get() {
         let health = &inner.feed.context.stats.health;
         if let Some(unsaid) = health.remark(inner.env(), &format!("failed request: {error}")) {

@@ -1,10 +1,19 @@
-//! [`Caller`] is the one who sent a request. [`Grant`] says what a caller may do.
+//! [`Caller`] is the one who sent a request. [`Grant`] says what a caller may do, and [`OpenFeeds`] how many lasting feeds it has.
 //!
 //! Roles are words, as in CouchDB. The roles of the server begin with an underscore; only a layer knows the meaning of others.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use axum::http::StatusCode;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::Failure;
@@ -203,6 +212,41 @@ impl Caller {
             }
             _ => Failure::unauthorized("You are not a server admin."),
         })
+    }
+}
+
+/// How many lasting feeds each name has open.
+#[derive(Debug, Default)]
+pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
+
+/// A feed's place among the lasting feeds of its caller. Dropping it gives the place back.
+#[derive(Debug)]
+pub(super) struct FeedPermit(Arc<AtomicUsize>);
+
+impl OpenFeeds {
+    /// Takes a place for a feed of `name`, which may have `most`. Fails with 429 if there is none left.
+    pub fn enter(&self, name: &str, most: usize) -> Result<FeedPermit, Failure> {
+        let mut names = self.0.lock();
+        names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
+        let open = Arc::clone(names.entry(name.into()).or_default());
+        let feeds = open.load(Ordering::Relaxed);
+        if feeds >= most {
+            let reason = format!("You have {feeds} feeds open, and may have no more.");
+            return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        Ok(FeedPermit(open))
+    }
+
+    /// Returns how many lasting feeds there are.
+    pub fn count(&self) -> usize {
+        self.0.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Drop for FeedPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

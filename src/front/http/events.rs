@@ -4,36 +4,33 @@
 //! the events that wait to be folded into it. Two requests that create or delete the same name conflict on a key that holds no
 //! value, and the store retries one of them. Requests that only update a known database conflict with nobody.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeSet, HashMap};
 
 use axum::{
     Router,
     body::Bytes,
     extract::State,
-    http::{HeaderValue, Method, StatusCode, request::Parts},
-    routing::any,
+    http::{HeaderValue, StatusCode, request::Parts},
+    routing::post,
 };
-use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Deserialize;
+use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    Api, Databases, Failure, Inner,
-    answer::{Answered, Shared, at, check_page, json},
-    api::caller,
+    Api, Failure, Inner,
+    answer::{Answered, check_page, json as json_answer, routes},
+    api::{Shared, caller},
     caller::Permission,
 };
 use crate::{
     base::{
         error::Result,
         event::{Db, DbInstance, DbName, DdocId, EventKind},
-        notification::Notification,
     },
-    roles::{changes::DocSource, notifier::row_if_folded, producer::Producer},
-    state::notification_feed::NotificationFeed,
+    roles::{notifier::row_if_folded, producer::Producer},
+    state::{exactly_once::CommittedOnce, notification_feed::NotificationFeed},
     store::Transaction,
 };
 
@@ -64,35 +61,23 @@ impl Api {
     /// Serves `/_notibus/events`. The posted events are all that the bus knows about these databases. Layers in Rust record events
     /// in their own transactions and do not need this route.
     pub fn events(&self) -> Router {
-        self.guarded(at(Router::new(), "/_notibus/events", any(answer)), Permission::Record)
-    }
-
-    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process.
-    /// They know about documents only what the changes say.
-    pub fn recorded_databases(&self) -> Arc<dyn Databases> {
-        Arc::new(Recorded(self.inner.feed.clone()))
+        self.guarded(routes("/_notibus/events", [("", "POST", post(answer))]), Permission::Record)
     }
 }
 
 async fn answer(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
-    if parts.method != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
-    }
     check_page(&parts)?;
     let once = Once::of(&parts, &body)?;
     let events = read(&body)?;
+    let digest = once.as_ref().map(|once| once.events);
     let recorded = record(&inner, &events, once).await?;
-    let mut response =
-        json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
-    match recorded {
-        Recording::Done => {}
-        Recording::Repeated => {
-            response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
-        }
-        Recording::Other => {
-            let reason = "This Idempotency-Key was used for other events; nothing was recorded.";
-            return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", reason));
-        }
+    if recorded.value != digest {
+        let reason = "This Idempotency-Key was used for other events; nothing was recorded.";
+        return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", reason));
+    }
+    let mut response = json_answer(StatusCode::CREATED, &json!({ "ok": true, "recorded": events.len() }));
+    if recorded.is_repeat {
+        response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
     }
     Ok(response)
 }
@@ -108,7 +93,7 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
 
 /// The answer to a `body` that is refused because of this error. It names the event.
 fn refused(body: &[u8], error: &serde_json::Error) -> Failure {
-    let events: Vec<serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
+    let events: Vec<Value> = serde_json::from_slice(body).unwrap_or_default();
     let mut read = events.into_iter().map(serde_json::from_value::<Event>).enumerate();
     let bad = read.find_map(|(place, event)| Some((place + 1, event.err()?)));
     Failure::bad_request(match bad {
@@ -147,16 +132,6 @@ impl Once {
     }
 }
 
-/// The result of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recording {
-    Done,
-    /// An earlier request recorded them.
-    Repeated,
-    /// Its key was used for other events.
-    Other,
-}
-
 /// The database that a name stands for.
 #[derive(Debug, Clone, Copy)]
 struct KnownInstance {
@@ -166,13 +141,17 @@ struct KnownInstance {
 }
 
 /// Records `events` in one transaction, exactly once. If there is a key, repeated requests record nothing.
-async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<Recording> {
+async fn record(
+    inner: &Inner,
+    events: &[Event],
+    once: Option<Once>,
+) -> Result<CommittedOnce<Option<[u8; 16]>>> {
     let (feed, producer) = (inner.bus.feed(), inner.bus.producer());
     let context = &feed.context;
     let names: BTreeSet<&DbName> = events.iter().map(|event| &event.name).collect();
     let key = once.as_ref().map(|once| [b"http/", &once.key[..]].concat());
     let digest = once.map(|once| once.events);
-    let recorded = inner
+    inner
         .bus
         .run_exactly_once(key.as_deref(), async |tx| {
             let names: Vec<DbName> = names.iter().copied().cloned().collect();
@@ -189,12 +168,7 @@ async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<R
             }
             Ok(digest)
         })
-        .await?;
-    Ok(match recorded.is_repeat {
-        false => Recording::Done,
-        true if recorded.value == digest => Recording::Repeated,
-        true => Recording::Other,
-    })
+        .await
 }
 
 /// Returns the database that `name` stands for. The read conflict makes two transactions conflict if both change this.
@@ -249,22 +223,3 @@ fn record_one(
         }
     }
 }
-
-/// The databases that the recorded events describe.
-struct Recorded(NotificationFeed);
-
-impl Databases for Recorded {
-    fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
-        Box::pin(async move {
-            let row = row_if_folded(&self.0.context, tx, name).await?;
-            Ok(row.filter(|row: &Notification| !row.is_deleted()).map(|row| row.db()))
-        })
-    }
-
-    fn names<'a>(&'a self, after: Option<&'a DbName>) -> BoxFuture<'a, Result<Option<Vec<DbName>>>> {
-        Box::pin(async move { self.0.living_names(after).await.map(Some) })
-    }
-}
-
-/// The bus knows about these documents only what their changes say.
-impl DocSource for Recorded {}

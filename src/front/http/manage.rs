@@ -7,9 +7,9 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{HeaderValue, Method, StatusCode, header, request::Parts},
+    http::{HeaderValue, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
-    routing::{any, get},
+    routing::{get, post},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -17,8 +17,8 @@ use tokio_stream::StreamExt;
 
 use super::{
     Api, Credentials, Failure, Inner,
-    answer::{Answered, PathSegments, Shared, check_page, json as answer, parameters, reads, routes},
-    api::caller,
+    answer::{Answered, PathSegments, check_page, json as answer, parameters, routes},
+    api::{Shared, caller},
     caller::Permission,
     metrics,
     page::{PageSize, cut_at},
@@ -53,6 +53,9 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 
 /// How long it may take to count the rows that the tail has not read.
 const UNDELIVERED_MAX: Duration = Duration::from_secs(2);
+
+/// The methods of a route that only reads.
+const READS: &str = "GET,HEAD";
 
 /// A consumer, as it is posted.
 #[derive(Debug, Default, Deserialize)]
@@ -106,24 +109,22 @@ impl Api {
     /// `/_notibus/status` and `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows
     /// what its reader may request.
     pub fn status(&self) -> Router {
-        let only = async || Failure::method_not_allowed("GET,HEAD");
         // The page itself contains no data. It requests all data with the rights of its reader.
         let open = [
-            ("/health/live", get(health)),
-            ("/health/ready", get(ready)),
-            ("/health", get(ready)),
-            ("", get(page)),
+            ("/health/live", READS, get(health)),
+            ("/health/ready", READS, get(ready)),
+            ("/health", READS, get(ready)),
+            ("", READS, get(page)),
         ];
-        let seen = [("/status", get(status)), ("/metrics", get(scrape))];
-        let [open, seen] = [routes("/_notibus", open), routes("/_notibus", seen)]
-            .map(|router| router.method_not_allowed_fallback(only));
-        self.counted(open.with_state(self.inner.clone())).merge(self.guarded(seen, Permission::Metrics))
+        let seen = [("/status", READS, get(status)), ("/metrics", READS, get(scrape))];
+        self.counted(routes("/_notibus", open).with_state(self.inner.clone()))
+            .merge(self.guarded(routes("/_notibus", seen), Permission::Metrics))
     }
 
     /// Serves `/`, where CouchDB's clients read which server this is. It is for servers without a layer; a layer has its own `/`.
     pub fn welcome(&self) -> Router {
-        let only = async || Failure::method_not_allowed("GET,HEAD");
-        self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(only))
+        let only = async || Failure::method_not_allowed(READS);
+        self.counted(Router::new().route("/", get(welcome).fallback(only)))
             .fallback(async || Failure::not_found("missing"))
     }
 
@@ -132,18 +133,18 @@ impl Api {
     /// who may read `_db_updates`.
     pub fn administration(&self) -> Router {
         let seen = [
-            ("/nodes", any(nodes)),
-            ("/feeds/{feed}/topology", any(topology)),
-            ("/incarnation", any(incarnation)),
-            ("/consumers", any(consumers)),
-            ("/consumers/{consumer}", any(show)),
+            ("/nodes", READS, get(nodes)),
+            ("/feeds/{feed}/topology", READS, get(topology)),
+            ("/incarnation", "GET,HEAD,POST", get(incarnation).post(raise)),
+            ("/consumers", "GET,HEAD,POST", get(consumers).post(create)),
+            ("/consumers/{consumer}", READS, get(show)),
         ];
         let changed = [
-            ("/feeds/{feed}/reshard", any(reshard)),
-            ("/consumers/{consumer}/deferred", any(deferred)),
-            ("/consumers/{consumer}/{action}", any(act)),
+            ("/feeds/{feed}/reshard", "POST", post(reshard)),
+            ("/consumers/{consumer}/deferred", READS, get(deferred)),
+            ("/consumers/{consumer}/{action}", "POST", post(act)),
         ];
-        let read = [("/feeds/notifications/rows", any(rows))];
+        let read = [("/feeds/notifications/rows", READS, get(rows))];
         self.guarded(routes("/_notibus", seen), Permission::Metrics)
             .merge(self.guarded(routes("/_notibus", changed), Permission::Admin))
             .merge(self.guarded(routes("/_notibus", read), Permission::Updates))
@@ -153,11 +154,8 @@ impl Api {
 }
 
 /// The body of a request to change something, as `example` shows it; the default if it is empty. Fails unless an admin's program has
-/// sent the request as a POST.
+/// sent it.
 fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &str) -> Result<T, Failure> {
-    if parts.method != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
-    }
     check_page(parts)?;
     caller(&parts.extensions).check(Permission::Admin)?;
     parameters(parts, &[])?;
@@ -171,16 +169,13 @@ fn posted<T: DeserializeOwned + Default>(parts: &Parts, body: &[u8], example: &s
 /// Cuts a list off after some 64 KB, which a client that does not read may hold, but not before its first item. Returns whether there
 /// were more.
 fn cut<T: Serialize>(items: &mut Vec<T>) -> bool {
-    let sizes: Vec<_> =
-        items.iter().map(|item| serde_json::to_vec(item).map_or(0, |text| text.len())).collect();
-    let (len, kept) = (items.len(), PageSize::new(items.len()).keep(sizes.into_iter()));
-    items.truncate(kept);
-    kept < len
+    let size_of = |item: &T| serde_json::to_vec(item).map_or(0, |text| text.len());
+    PageSize::new(items.len()).cut(items, size_of)
 }
 
 /// Answers with a page of the list `name`: the items whose `key` comes after the parameter `after`. The next page begins after `next`.
 fn paged<T: Serialize>(parts: &Parts, (name, key): (&str, &str), items: &[T]) -> Answered {
-    let after = reads(parts, &["after"])?.remove("after").unwrap_or_default();
+    let after = parameters(parts, &["after"])?.remove("after").unwrap_or_default();
     let key_of = |item: &Value| item[key].as_str().unwrap_or_default().to_owned();
     let values = items.iter().map(|item| serde_json::to_value(item).expect("it has only plain fields"));
     let mut items: Vec<_> = values.filter(|item| key_of(item) > after).collect();
@@ -287,19 +282,21 @@ async fn nodes(State(inner): Shared, parts: Parts) -> Answered {
     paged(&parts, ("nodes", "id"), &inner.bus.nodes().await?)
 }
 
-/// Shows the incarnation of the bus, or raises it after an older state of the store was restored. The nodes of the bus find with their next
-/// heartbeat that they have to open it again.
-async fn incarnation(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
+/// Shows the incarnation of the bus.
+async fn incarnation(State(inner): Shared, parts: Parts) -> Answered {
+    parameters(&parts, &[])?;
+    let stored = Bus::stored_incarnation(inner.bus.store(), inner.feed.context.keys.prefix()).await?;
+    Ok(answer(StatusCode::OK, &json!({ "incarnation": stored.0 })))
+}
+
+/// Raises the incarnation after an older state of the store was restored. The nodes of the bus find with their next heartbeat that they
+/// have to open it again.
+async fn raise(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
+    let Raise { from } = posted(&parts, &body, "{\"from\":0}")?;
+    let from = from.ok_or_else(|| Failure::bad_request("The body has no \"from\"."))?;
     let (db, prefix) = (inner.bus.store(), inner.feed.context.keys.prefix());
-    let incarnation = if parts.method == Method::POST {
-        let raise: Raise = posted(&parts, &body, "{\"from\":0}")?;
-        let from = raise.from.ok_or_else(|| Failure::bad_request("The body has no \"from\"."))?;
-        Bus::raise_incarnation(db, prefix, Incarnation(from), false).await?
-    } else {
-        reads(&parts, &[])?;
-        Bus::stored_incarnation(db, prefix).await?
-    };
-    Ok(answer(StatusCode::OK, &json!({ "incarnation": incarnation.0 })))
+    let raised = Bus::raise_incarnation(db, prefix, Incarnation(from), false).await?;
+    Ok(answer(StatusCode::OK, &json!({ "incarnation": raised.0 })))
 }
 
 /// Returns the database whose documents the feed has; `None` for `notifications`, the default.
@@ -312,7 +309,7 @@ fn instance_of(feed: Option<&str>) -> Result<Option<DbInstance>, Failure> {
 
 /// The history of a feed's shards, with `rows` also how many rows each has.
 async fn topology(State(inner): Shared, PathSegments(feed): PathSegments<String>, parts: Parts) -> Answered {
-    let counts = match reads(&parts, &["rows"])?.get("rows").map(String::as_str) {
+    let counts = match parameters(&parts, &["rows"])?.get("rows").map(String::as_str) {
         None | Some("false") => false,
         Some("true") => true,
         Some(_) => return Err(Failure::bad_request("The parameter rows is neither true nor false.")),
@@ -367,7 +364,7 @@ async fn reshard(
 /// A page of the notifications, as they are kept: `since` says behind what, `timeout` for how many milliseconds to wait for a row if
 /// there is none.
 async fn rows(State(inner): Shared, parts: Parts) -> Answered {
-    let given = reads(&parts, &["since", "limit", "timeout"])?;
+    let given = parameters(&parts, &["since", "limit", "timeout"])?;
     let number = |name: &str, most: u64| match given.get(name).map(|text| text.parse::<u64>()) {
         None => Ok(None),
         Some(Ok(number)) if (1..=most).contains(&number) => Ok(Some(number)),
@@ -393,10 +390,9 @@ async fn rows(State(inner): Shared, parts: Parts) -> Answered {
         page = read().await?;
     }
     // A client that does not read holds no more than that of a feed.
-    let kept = PageSize::new(limit).keep(page.rows.iter().map(|row| size_of_row(row)));
-    if kept < page.rows.len() {
-        page.rows.truncate(kept);
-        (page.next, page.more) = (cut_at(cursor, page.next, page.rows[kept - 1].sequence), true);
+    if PageSize::new(limit).cut(&mut page.rows, |row| size_of_row(row)) {
+        let last = page.rows.last().expect("one row is kept").sequence;
+        (page.next, page.more) = (cut_at(cursor, page.next, last), true);
     }
     let rows: Vec<_> = page.rows.iter().map(|row| &**row).collect();
     Ok(answer(StatusCode::OK, &json!({ "rows": rows, "next": page.next, "more": page.more })))
@@ -407,12 +403,11 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until there is something behind `cursor`, or for so long, or until all feeds have to end.
 async fn wait(inner: &Inner, cursor: Cursor, timeout: Duration) {
-    let mut closing = inner.closing.subscribe();
     let mut rows = inner.dispatcher.subscribe(Filter::all()).since(cursor).stream();
     tokio::select! {
         _ = rows.next() => {}
         () = inner.env().sleep(timeout) => {}
-        _ = closing.wait_for(|closing| *closing) => {}
+        () = inner.closed() => {}
     }
 }
 
@@ -420,15 +415,13 @@ fn find(inner: &Inner, name: &str) -> Result<ConsumerHandle, Failure> {
     Ok(inner.bus.consumer(name)?)
 }
 
-/// Lists consumers, or creates one: 201, or 200 if it is there already.
-async fn consumers(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
-    match parts.method {
-        Method::POST => {}
-        Method::GET | Method::HEAD => {
-            return paged(&parts, ("consumers", "name"), &inner.bus.consumers().await?);
-        }
-        _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
-    }
+/// Lists consumers.
+async fn consumers(State(inner): Shared, parts: Parts) -> Answered {
+    paged(&parts, ("consumers", "name"), &inner.bus.consumers().await?)
+}
+
+/// Creates a consumer: 201, or 200 if it is there already.
+async fn create(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
     let asked: PostedConsumer = posted(&parts, &body, "{\"name\":\"mailer\"}")?;
     let filter = asked.names.map_or(Ok(Filter::all()), |names| Filter::glob(&names))?;
     let settings = ConsumerSettings::default()
@@ -449,7 +442,7 @@ fn start_of(text: &str) -> Result<Start, Failure> {
 
 /// The state of a consumer, with what needs attention in words.
 async fn show(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
-    reads(&parts, &[])?;
+    parameters(&parts, &[])?;
     let consumer = find(&inner, &name)?;
     let (status, lag) = tokio::try_join!(consumer.status(), consumer.lag())?;
     let troubles = status.troubles(&lag);
@@ -494,7 +487,7 @@ async fn act(
 
 /// Lists a page of deferred ids.
 async fn deferred(State(inner): Shared, PathSegments(name): PathSegments<String>, parts: Parts) -> Answered {
-    let given = reads(&parts, &["shard", "after"])?;
+    let given = parameters(&parts, &["shard", "after"])?;
     let shard = given.get("shard").map(|shard| shard.parse::<u64>()).transpose();
     let shard = shard.map_err(|_| Failure::bad_request("`shard` is not a number."))?;
     let after = match (shard, given.get("after")) {

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fmt::{Display, Write as _},
-    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -216,16 +215,11 @@ pub(super) fn encode(inner: &Inner, snapshot: &Snapshot) -> String {
     for (kind, count) in kinds.into_iter().zip(stats.folded.lanes()) {
         text.line(format_args!("notibus_events_folded_total{{kind=\"{}\"}} {count}", kind.as_str()));
     }
-    let counts = &inner.metrics.0;
     text.head("counter", "http_answers", "Answers, by route, method and status");
-    for ((route, method, status), count) in &*counts.answers.lock() {
+    for ((route, method, status), count) in &*inner.answers.lock() {
         let labels = format_args!("route=\"{}\",method=\"{method}\",status=\"{status}\"", escaped(route));
         text.line(format_args!("notibus_http_answers_total{{{labels}}} {count}"));
     }
-    let loaded = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    text.count("http_feed_rows", "Rows sent by feeds", loaded(&counts.rows));
-    text.count("http_feed_bytes", "Bytes of feeds handed to connections", loaded(&counts.bytes));
-    text.count("http_feed_failures", "Feeds that were cut off by a failure", loaded(&counts.failures));
     text.gauge("http_feeds", "Feeds that are open", inner.feeds.count());
     // Requests always come within a runtime.
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());

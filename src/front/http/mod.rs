@@ -37,19 +37,14 @@
 //! This is not a database server: the layer keeps the documents.
 
 mod answer;
-mod answer_counts;
 mod api;
-mod authorize;
 mod body;
 mod caller;
-mod catalogue;
 mod changes;
 mod cookie;
 mod credentials;
 mod databases;
-mod db_updates;
 mod events;
-mod failure;
 mod manage;
 mod metrics;
 mod options;
@@ -66,13 +61,12 @@ pub use axum;
 
 use self::api::Inner;
 pub use self::{
+    answer::Failure,
     api::Api,
-    authorize::{Authorize, allow_all},
     caller::{Caller, Grant},
     credentials::Credentials,
     databases::{Asked, Databases, Lens},
-    failure::Failure,
-    options::ApiOptions,
+    options::{ApiOptions, Authorize, allow_all},
     server::{Server, ServerOptions},
 };
 #[cfg(feature = "test-util")]

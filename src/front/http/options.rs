@@ -1,8 +1,11 @@
-//! [`ApiOptions`] says who may send requests, and sets the limits of feeds and bodies.
+//! [`ApiOptions`] says who may send requests, and sets the limits of feeds and bodies. [`Authorize`] says who sends one.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Authorize, allow_all};
+use axum::http::request::Parts;
+use futures_util::future::{BoxFuture, ready};
+
+use super::{Caller, Credentials, Failure, Grant, cookie::now_ms};
 use crate::base::error::{Error, Result};
 
 /// How the routers answer.
@@ -13,16 +16,10 @@ pub struct ApiOptions {
     pub authorize: Arc<dyn Authorize>,
     /// The longest `timeout`, which is also its default. Default: 60 s.
     pub timeout_max: Duration,
-    /// The shortest `heartbeat`, unless `heartbeat_max` is shorter. Default: 100 ms.
-    pub heartbeat_min: Duration,
     /// The longest `heartbeat`. Default: 60 s.
     pub heartbeat_max: Duration,
     /// How many lasting feeds each name may have open; all callers without a name count as one. Default: 10,000.
     pub feeds_per_name_max: usize,
-    /// How many feeds may read the store at once, 1 to 10,000, and how many may request documents or leaves (`include_docs`,
-    /// `style=all_docs`) from the layer at once; others wait for their turn. So slow documents delay only feeds with documents.
-    /// Default: 16.
-    pub reads_max: usize,
     /// How long the documents of a page may take before the feed is cut off. Default: 60 s.
     pub doc_reads_limit: Duration,
     /// The most bytes of a request's body, before and after inflating. Default: 1 MiB.
@@ -32,17 +29,15 @@ pub struct ApiOptions {
     pub bodies_len_max: usize,
 }
 
-crate::base::macros::setters!(ApiOptions { authorize: Arc<dyn Authorize>, timeout_max: Duration, heartbeat_min: Duration, heartbeat_max: Duration, feeds_per_name_max: usize, reads_max: usize, doc_reads_limit: Duration, body_len_max: usize, bodies_len_max: usize });
+crate::base::macros::setters!(ApiOptions { authorize: Arc<dyn Authorize>, timeout_max: Duration, heartbeat_max: Duration, feeds_per_name_max: usize, doc_reads_limit: Duration, body_len_max: usize, bodies_len_max: usize });
 
 impl Default for ApiOptions {
     fn default() -> Self {
         Self {
             authorize: allow_all(),
             timeout_max: Duration::from_mins(1),
-            heartbeat_min: Duration::from_millis(100),
             heartbeat_max: Duration::from_mins(1),
             feeds_per_name_max: 10_000,
-            reads_max: 16,
             doc_reads_limit: Duration::from_mins(1),
             body_len_max: 1 << 20,
             bodies_len_max: 64 << 20,
@@ -51,21 +46,73 @@ impl Default for ApiOptions {
 }
 
 impl ApiOptions {
-    /// The most that [`ApiOptions::reads_max`](field@Self::reads_max) may be.
-    pub const READS_MAX: usize = 10_000;
-
     /// Fails if an option is out of its limits.
     pub(super) fn check(&self) -> Result<()> {
         let invalid = |what, reason| Err(Error::invalid(what, reason));
         if self.heartbeat_max.is_zero() || self.doc_reads_limit.is_zero() || self.feeds_per_name_max == 0 {
             return invalid("heartbeat, limit of the reads of documents, or feeds per name", "it is zero");
         }
-        if !(1..=Self::READS_MAX).contains(&self.reads_max) {
-            return invalid("reads", "there are 1 to 10,000 at once");
-        }
         if self.bodies_len_max < self.body_len_max {
             return invalid("length of bodies", "one would not fit");
         }
         Ok(())
+    }
+}
+
+/// Says who sends a request, and what they may do. A layer with accounts of its own implements it, or trusts what a proxy in front says.
+///
+/// ```
+/// use std::{future::ready, sync::Arc};
+///
+/// use futures_util::future::BoxFuture;
+/// use notibus::http::{ApiOptions, Authorize, Caller, Failure, Grant, axum::http::{StatusCode, request::Parts}};
+///
+/// /// Trusts a proxy, which alone can reach the server, and sets a header.
+/// #[derive(Debug)]
+/// struct Proxy;
+///
+/// impl Authorize for Proxy {
+///     fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
+///         let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
+///         let refused = Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "The proxy names nobody.");
+///         Box::pin(ready(user.map(|user| Caller::new(user, Grant::admin())).ok_or(refused)))
+///     }
+/// }
+///
+/// let options = ApiOptions::default().authorize(Arc::new(Proxy));
+/// ```
+pub trait Authorize: fmt::Debug + Send + Sync + 'static {
+    /// Returns who sent `request`. Fails with the answer that refuses it: 401 asks for credentials.
+    fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>>;
+
+    /// Returns the credentials with which callers log in at `/_session`. Default: none, so nobody can.
+    fn credentials(&self) -> Option<&Credentials> {
+        None
+    }
+}
+
+/// Lets everyone who reaches the server be its admin. [`ServerOptions::hosts`](super::ServerOptions::hosts) keeps out web pages that
+/// would reach it through a browser.
+#[derive(Debug)]
+struct AllowAll;
+
+impl Authorize for AllowAll {
+    fn authorize<'a>(&'a self, _: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
+        Box::pin(ready(Ok(Caller::new("", Grant::admin()))))
+    }
+}
+
+/// Returns what lets everyone who reaches the server be its admin, under no name.
+pub fn allow_all() -> Arc<dyn Authorize> {
+    Arc::new(AllowAll)
+}
+
+impl Authorize for Credentials {
+    fn authorize<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Caller, Failure>> {
+        Box::pin(ready(self.check(&request.headers, now_ms())))
+    }
+
+    fn credentials(&self) -> Option<&Credentials> {
+        Some(self)
     }
 }

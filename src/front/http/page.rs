@@ -42,19 +42,23 @@ impl PageSize {
         self.rows
     }
 
-    /// Returns how many rows of a page to keep, at least one; `sizes` are their bytes of memory. The next page has about as many
-    /// rows.
-    pub fn keep(&mut self, sizes: impl ExactSizeIterator<Item = usize>) -> usize {
-        let (rows, mut bytes) = (sizes.len(), 0);
-        let kept = sizes
-            .take_while(|size| {
-                let fits = bytes < PAGE_BYTES;
-                bytes += size;
-                fits
-            })
-            .count();
-        self.rows = if kept < rows { kept } else { self.rows.saturating_mul(2).min(self.most) };
-        kept
+    /// Cuts the rows of a page off where they take too much memory, but not before the first one. Returns whether there were more. The
+    /// next page has about as many rows.
+    pub fn cut<T>(&mut self, rows: &mut Vec<T>, size_of: impl Fn(&T) -> usize) -> bool {
+        let mut bytes = 0;
+        let fits = |row: &&T| {
+            let fits = bytes < PAGE_BYTES;
+            bytes += size_of(row);
+            fits
+        };
+        let kept = rows.iter().take_while(fits).count();
+        let is_cut = kept < rows.len();
+        rows.truncate(kept);
+        if is_cut {
+            rows.shrink_to_fit();
+        }
+        self.rows = if is_cut { kept } else { self.rows.saturating_mul(2).min(self.most) };
+        is_cut
     }
 }
 
@@ -89,17 +93,21 @@ mod tests {
     #[test]
     fn pages_are_as_long_as_their_rows_allow() {
         let mut size = PageSize::new(256);
-        assert_eq!(size.keep([100; 256].into_iter()), 256);
-        let long = [PAGE_BYTES / 4 + 1; 256];
-        assert_eq!((size.keep(long.into_iter()), size.rows()), (4, 4), "as many as fit");
-        assert_eq!((size.keep(long[..4].iter().copied()), size.rows()), (4, 8));
-        assert_eq!((size.keep([PAGE_BYTES * 9; 8].into_iter()), size.rows()), (1, 1), "one in any case");
+        let mut kept = |rows: usize, bytes: usize| {
+            let mut page = vec![bytes; rows];
+            assert_eq!(size.cut(&mut page, |bytes| *bytes), page.len() < rows);
+            (page.len(), size.rows())
+        };
+        assert_eq!(kept(256, 100), (256, 256));
+        assert_eq!(kept(256, PAGE_BYTES / 4 + 1), (4, 4), "as many as fit");
+        assert_eq!(kept(4, PAGE_BYTES / 4 + 1), (4, 8));
+        assert_eq!(kept(8, PAGE_BYTES * 9), (1, 1), "one in any case");
+        let mut rows = 1;
         for _ in 0..9 {
-            let rows = size.rows();
-            assert_eq!(size.keep(std::iter::repeat_n(100, rows)), rows);
+            rows = kept(rows, 100).1;
         }
-        assert_eq!(size.rows(), 256, "it has grown again");
-        assert_eq!(size.keep([].into_iter()), 0);
+        assert_eq!(rows, 256, "it has grown again");
+        assert_eq!(kept(0, 0).0, 0);
         let first = |limit| PageSize::for_limit(256, limit).rows();
         assert_eq!([first(0), first(1), first(100), first(u64::MAX)], [16, 16, 100, 256]);
     }

@@ -15,6 +15,9 @@ use crate::base::{
     filter::Filter,
 };
 
+/// The shortest `heartbeat`, unless [`ApiOptions::heartbeat_max`] is shorter.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
+
 /// How a feed is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -100,11 +103,7 @@ impl Query {
         let mut taken = BTreeSet::new();
         for (key, value) in form_urlencoded::parse(text.as_bytes()) {
             let known = key.to_ascii_lowercase();
-            let is_known = match topic {
-                Topic::Databases => query.take_of_databases(&known, &value)?,
-                Topic::Documents => query.take_of_documents(&known, &value)?,
-            };
-            if !is_known && !query.take(&known, &value, options, topic)? {
+            if !query.take(&known, &value, options, topic)? {
                 query.rest.push((key.into_owned(), value.into_owned()));
             } else if let Some(known) = taken.replace(known) {
                 return Err(Failure::bad_request(format!("The parameter {known} is given twice.")));
@@ -114,6 +113,10 @@ impl Query {
             return Err(Failure::bad_request("`since` and `last-event-id` say two things: leave one out."));
         }
         query.check()?;
+        if query.descending {
+            // Such a feed ends by itself.
+            query.heartbeat = None;
+        }
         // A client that has lost its connection sends the same address again, with the last event in a header.
         if query.mode == Mode::EventSource
             && let Some(last) = headers.get("last-event-id").filter(|last| !last.is_empty())
@@ -126,60 +129,45 @@ impl Query {
         Ok(query)
     }
 
-    /// Reads a parameter that all feeds have. Returns false if this is not one.
+    /// Reads a parameter. Returns false if feeds of this topic have none of that name.
     fn take(&mut self, key: &str, value: &str, options: &ApiOptions, topic: Topic) -> Result<bool, Failure> {
-        match key {
-            "feed" => self.mode = mode(value, topic)?,
-            "since" | "last-event-id" => self.start_at(value)?,
-            "limit" => self.limit = integer("limit", value)?,
-            "descending" => self.descending = truth("descending", value)?,
-            "timeout" => {
-                self.timeout = Duration::from_millis(integer("timeout", value)?).min(options.timeout_max);
+        match (key, topic) {
+            ("feed", _) => self.mode = mode(value, topic)?,
+            ("since" | "last-event-id", _) => self.start_at(value)?,
+            ("limit", _) => self.limit = integer(key, value)?,
+            ("descending", _) => self.descending = truth(key, value)?,
+            ("timeout", _) => {
+                self.timeout = Duration::from_millis(integer(key, value)?).min(options.timeout_max);
             }
-            "heartbeat" => self.heartbeat = heartbeat(value, options)?,
-            "progress" => self.progress = truth(key, value)?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// Reads a parameter that only feeds of documents have. Returns false if this is not one.
-    fn take_of_documents(&mut self, key: &str, value: &str) -> Result<bool, Failure> {
-        match key {
-            "style" => {
+            ("heartbeat", _) => self.heartbeat = heartbeat(value, options)?,
+            ("progress", _) => self.progress = truth(key, value)?,
+            ("types", Topic::Databases) => self.types = types(value)?,
+            ("names", Topic::Databases) => self.names = Some(Filter::glob(value)?),
+            ("style", Topic::Documents) => {
                 self.all_leaves = match value {
                     "main_only" => false,
                     "all_docs" => true,
                     _ => return Err(Failure::bad_request("`style` has to be main_only or all_docs.")),
                 }
             }
-            "include_docs" => self.include_docs = truth(key, value)?,
-            "conflicts" => self.conflicts = truth(key, value)?,
-            "attachments" => self.attachments = truth(key, value)?,
-            "att_encoding_info" => {
+            ("include_docs", Topic::Documents) => self.include_docs = truth(key, value)?,
+            ("conflicts", Topic::Documents) => self.conflicts = truth(key, value)?,
+            ("attachments", Topic::Documents) => self.attachments = truth(key, value)?,
+            ("att_encoding_info", Topic::Documents) => {
                 if truth(key, value)? {
                     return Err(Failure::bad_request("`att_encoding_info` is not supported."));
                 }
             }
-            "filter" => self.filter = Some(value.to_owned()).filter(|filter| !filter.is_empty()),
-            "doc_ids" => self.doc_ids = Some(value.to_owned()),
-            // Every row has its position anyway, not only every nth row.
-            "seq_interval" => {
-                if natural(value).is_ok_and(|interval| interval > 0) {
-                    return Ok(true);
-                }
-                return Err(Failure::bad_request("invalid_seq_interval"));
+            ("filter", Topic::Documents) => {
+                self.filter = Some(value.to_owned()).filter(|filter| !filter.is_empty());
             }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// Reads a parameter that only feeds of databases have. Returns false if this is not one.
-    fn take_of_databases(&mut self, key: &str, value: &str) -> Result<bool, Failure> {
-        match key {
-            "types" => self.types = types(value)?,
-            "names" => self.names = Some(Filter::glob(value)?),
+            ("doc_ids", Topic::Documents) => self.doc_ids = Some(value.to_owned()),
+            // Every row has its position anyway, not only every nth row.
+            ("seq_interval", Topic::Documents) => {
+                if !natural(value).is_ok_and(|interval| interval > 0) {
+                    return Err(Failure::bad_request("invalid_seq_interval"));
+                }
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -278,7 +266,7 @@ fn integer(key: &str, value: &str) -> Result<u64, Failure> {
 /// Reads the value of `heartbeat`, and moves it into the bounds of the server. Zero means no heartbeat, because heartbeats without
 /// a pause serve nobody.
 fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Failure> {
-    let bounded = |interval: Duration| interval.max(options.heartbeat_min).min(options.heartbeat_max);
+    let bounded = |interval: Duration| interval.max(HEARTBEAT_MIN).min(options.heartbeat_max);
     match value {
         "true" => Ok(Some(bounded(Duration::from_mins(1)))),
         "false" => Ok(None),

@@ -98,7 +98,11 @@ pub(super) struct Rows {
     /// The cursor of the reading that these rows belong to.
     reading: Cursor,
     /// Where to read on after these rows.
-    next: Cursor,
+    pub next: Cursor,
+    /// Whether these rows reach the end of the feed.
+    pub is_complete: bool,
+    /// Whether the newest rows come first. Then `next` is where to read on before these rows.
+    descending: bool,
     /// The position of a client that has received every row that was written; `None` if there was none. This is the position of the
     /// last row, not the end of the reading, so that it stays the same while nothing happens.
     last: Option<Cursor>,
@@ -107,10 +111,17 @@ pub(super) struct Rows {
 impl Rows {
     /// Makes the rows of a page that began at `from` and ended at `next`. Rows up to `horizon` may have been dropped.
     pub fn new(rows: Vec<Arc<Notification>>, from: Cursor, next: Cursor, horizon: Sequence) -> Self {
-        let reading = reading(from, next);
-        let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
+        let (reading, is_complete) = (reading(from, next), next.began().is_none());
+        let are_plain = are_plain(&rows, &reading, horizon, is_complete);
         let rows: Vec<_> = rows.into_iter().zip(are_plain).collect();
-        Self { left: rows.into_iter(), reading, next, last: None }
+        Self { left: rows.into_iter(), reading, next, is_complete, descending: false, last: None }
+    }
+
+    /// Makes the rows of a page that was read from its newest row back to `to`. No client resumes in the middle of such a feed.
+    pub fn backwards(rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Self {
+        let rows: Vec<_> = rows.into_iter().map(|row| (row, true)).collect();
+        let (reading, next) = (Cursor::NOTHING, to.into());
+        Self { left: rows.into_iter(), reading, next, is_complete, descending: true, last: None }
     }
 
     /// Makes the rows that the dispatcher delivered to a subscriber with a position.
@@ -120,19 +131,9 @@ impl Rows {
         Self::new(rows, from, batch.cursor(), Sequence::MIN)
     }
 
-    /// Returns where to read on after these rows.
-    pub fn next(&self) -> Cursor {
-        self.next
-    }
-
     /// Returns how many rows are still to be written.
     pub fn left(&self) -> usize {
         self.left.len()
-    }
-
-    /// Returns whether these rows reach the end of the feed.
-    pub fn is_complete(&self) -> bool {
-        self.next.began().is_none()
     }
 
     /// Writes the wanted rows, database by database, until there are `limit` or the chunk is full.
@@ -143,13 +144,16 @@ impl Rows {
             && let Some((row, is_plain)) = self.left.next()
         {
             let after = self.after(row.sequence, is_plain);
-            let types = wanted.types_of(&row, &self.reading);
+            let mut types = wanted.types_of(&row, &self.reading);
+            if self.descending {
+                types.reverse();
+            }
             for (place, kind) in types.iter().enumerate() {
-                let is_last = place + 1 == types.len();
+                let is_last = self.descending || place + 1 == types.len();
                 write_row(out, &row, *kind, if is_last { after } else { self.before(row.sequence) });
             }
             // Below the horizon, a plain sequence would not say that the client has missed nothing.
-            let is_below = self.left() == 0 && self.is_complete() && !is_plain;
+            let is_below = self.left() == 0 && self.is_complete && !is_plain;
             self.last = Some(if is_below { self.next } else { after });
         }
     }
@@ -203,7 +207,7 @@ pub(super) fn render(batch: &DeliveryBatch, form: WireFormat, wanted: &Wanted) -
     Some(batch.whole()?.once(RenderKey(form, wanted.kinds), make))
 }
 
-pub(super) fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: Cursor) {
+fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: Cursor) {
     out.row(&seq, |bytes| {
         use std::io::Write;
         bytes.extend_from_slice(b"{\"db_name\":");

@@ -5,16 +5,21 @@ use std::sync::Arc;
 use axum::{
     Router,
     body::Body,
-    extract::{Request, State},
-    http::{HeaderMap, Method, StatusCode, header, request::Parts},
-    response::{IntoResponse, Response},
-    routing::any,
+    extract::State,
+    http::{HeaderMap, StatusCode, header, request::Parts},
+    response::Response,
+    routing::get,
 };
-use serde_json::json;
+use serde::{
+    Deserialize,
+    de::value::{self, MapDeserializer},
+};
+use serde_json::{Value, json};
 
 use super::{
-    Api, Failure, Inner,
-    answer::{at, json as answer_json},
+    Api, Failure,
+    answer::{Answered, json as json_answer, routes},
+    api::Shared,
     cookie::{NewCookie, now_ms},
     server::{NamedPage, is_from_elsewhere},
 };
@@ -23,38 +28,32 @@ impl Api {
     /// Serves `/_session`, where callers with credentials log in by cookie. It refuses log-ins from pages of other origins, unless
     /// [`ServerOptions::cors_origins`](super::ServerOptions::cors_origins) names them.
     pub fn sessions(&self) -> Router {
-        self.counted(at(Router::new(), "/_session", any(session)).with_state(Arc::clone(&self.inner)))
+        let methods = get(who).post(log_in).delete(log_out);
+        let routed = routes("/_session", [("", "GET,HEAD,POST,DELETE", methods)]);
+        self.counted(routed.with_state(Arc::clone(&self.inner)))
     }
 }
 
-async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    let (parts, body) = request.into_parts();
-    let answer = match parts.method {
-        Method::GET | Method::HEAD => who(&inner, &parts).await,
-        Method::POST => log_in(&inner, &parts, body).await,
-        Method::DELETE => Ok((json!({ "ok": true }), Some(NewCookie::default()))),
-        _ => Err(Failure::method_not_allowed("GET,HEAD,POST,DELETE")),
-    };
-    let (body, cookie) = match answer {
-        Ok(answer) => answer,
-        Err(failure) => return failure.into_response(),
-    };
-    let mut response = answer_json(StatusCode::OK, &body);
+/// Makes an answer that sets this cookie, if there is one.
+fn answer(request: &HeaderMap, body: &Value, cookie: Option<NewCookie>) -> Response {
+    let mut response = json_answer(StatusCode::OK, body);
     if let Some(cookie) = cookie {
-        response.headers_mut().insert(header::SET_COOKIE, cookie.header(&parts.headers));
+        response.headers_mut().insert(header::SET_COOKIE, cookie.header(request));
     }
     response
 }
 
-/// The body of an answer, and the cookie that it sets.
-type Answer = (serde_json::Value, Option<NewCookie>);
+/// Has the client forget its cookie.
+async fn log_out(headers: HeaderMap) -> Response {
+    answer(&headers, &json!({ "ok": true }), Some(NewCookie::default()))
+}
 
 /// Answers with the caller, if there is one, and renews its session. Fails if credentials are wrong.
-async fn who(inner: &Inner, parts: &Parts) -> Result<Answer, Failure> {
+async fn who(State(inner): Shared, parts: Parts) -> Answered {
     let (mut context, mut info) = (json!({ "name": null, "roles": [] }), json!({}));
     info["authentication_handlers"] = json!(["cookie", "default"]);
     let mut renewed = None;
-    match inner.options.authorize.authorize(parts).await {
+    match inner.options.authorize.authorize(&parts).await {
         Ok(caller) => {
             let credentials = inner.options.authorize.credentials();
             if !parts.headers.contains_key(header::AUTHORIZATION) {
@@ -66,17 +65,17 @@ async fn who(inner: &Inner, parts: &Parts) -> Result<Answer, Failure> {
         }
         Err(failure) if parts.headers.contains_key(header::AUTHORIZATION) => return Err(failure),
         // As in CouchDB: so a program asks whether it has to log in.
-        Err(_) if has(parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
+        Err(_) if has(&parts, "basic", "true") => return Err(Failure::unauthorized("Please login.")),
         Err(_) => {}
     }
     let body = json!({ "ok": true, "userCtx": context, "info": info });
-    Ok((body, renewed.map(|(_, cookie)| cookie)))
+    Ok(answer(&parts.headers, &body, renewed.map(|(_, cookie)| cookie)))
 }
 
 /// Begins a session. Fails with 401 if the name or the secret is wrong, and with 403 if a page of another origin asks, which could
 /// have its visitor work under a name of its choice.
-async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Answer, Failure> {
-    if has(parts, "next", "") {
+async fn log_in(State(inner): Shared, parts: Parts, body: Body) -> Answered {
+    if has(&parts, "next", "") {
         return Err(Failure::bad_request("`next` is not supported: this server does not redirect."));
     }
     if is_from_elsewhere(&parts.headers) && parts.extensions.get::<NamedPage>().is_none() {
@@ -87,9 +86,10 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Answer, Fail
         return Err(Failure::unauthorized("This server has no credentials: leave out the log-in."));
     };
     let body = inner.bodies.receive_anonymous(&parts.headers, body).await?;
-    let (name, secret) = read(&parts.headers, &body)?;
-    let (caller, cookie) = credentials.log_in(&name, &secret, now_ms())?;
-    Ok((json!({ "ok": true, "name": name, "roles": caller.roles() }), Some(cookie)))
+    let LogIn { name, password } = read(&parts.headers, &body)?;
+    let (caller, cookie) = credentials.log_in(&name, &password, now_ms())?;
+    let body = json!({ "ok": true, "name": name, "roles": caller.roles() });
+    Ok(answer(&parts.headers, &body, Some(cookie)))
 }
 
 /// Returns whether a request has the parameter `key` with this value; with any value, if it is empty.
@@ -99,23 +99,22 @@ fn has(parts: &Parts, key: &str, value: &str) -> bool {
         .any(|(known, given)| known == key && (value.is_empty() || given == value))
 }
 
-/// Reads the name and the secret from a body, which is JSON or a form with CouchDB's words.
-fn read(headers: &HeaderMap, body: &[u8]) -> Result<(String, String), Failure> {
+/// What a client logs in with, in CouchDB's words.
+#[derive(Deserialize)]
+struct LogIn {
+    #[serde(alias = "username")]
+    name: String,
+    password: String,
+}
+
+/// Reads the body of a log-in, which is JSON or a form.
+fn read(headers: &HeaderMap, body: &[u8]) -> Result<LogIn, Failure> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let (mut name, mut password) = (None, None);
-    if kind.starts_with("application/json") {
-        let object: serde_json::Value = serde_json::from_slice(body)
-            .map_err(|_| Failure::bad_request("Request body must be a JSON object"))?;
-        let text = |key: &str| object.get(key).and_then(|value| value.as_str()).map(str::to_owned);
-        (name, password) = (text("name").or_else(|| text("username")), text("password"));
+    let log_in = if kind.starts_with("application/json") {
+        serde_json::from_slice(body).ok()
     } else {
-        for (key, value) in form_urlencoded::parse(body) {
-            match &*key {
-                "name" | "username" => name = Some(value.into_owned()),
-                "password" => password = Some(value.into_owned()),
-                _ => {}
-            }
-        }
-    }
-    name.zip(password).ok_or_else(|| Failure::bad_request("The body needs a name and a password."))
+        let fields = MapDeserializer::<_, value::Error>::new(form_urlencoded::parse(body));
+        LogIn::deserialize(fields).ok()
+    };
+    log_in.ok_or_else(|| Failure::bad_request("The body needs a name and a password."))
 }

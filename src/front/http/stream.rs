@@ -1,31 +1,23 @@
-//! [`Stream`] sends a feed: the rows of its [`Source`], heartbeats between them, and an end.
+//! [`answer`] answers with a feed: the rows of its [`Source`], heartbeats between them, and an end.
 //!
-//! The connection pulls the stream. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
+//! The connection pulls the [`Stream`]. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
 //! closed connection drops the stream with everything that it holds.
 
-use std::{
-    collections::HashMap,
-    fmt::Display,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderValue, StatusCode, header},
-    response::Response,
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
 };
 use futures_util::{FutureExt, stream};
-use parking_lot::Mutex;
-use tokio::sync::watch;
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    Caller, Failure,
-    answer_counts::AnswerCounts,
+    Caller, Failure, Inner,
+    answer::Answered,
+    api::caller,
+    caller::FeedPermit,
     query::{Mode, Query},
     wire_format::{WireFormat, Writer},
 };
@@ -33,46 +25,14 @@ use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
-        env::Env,
         error::{Error, Result},
     },
-    state::stats::Stats,
+    state::feed::{Feed, FeedRow},
+    store::Isolation,
 };
 
-/// How many lasting feeds each name has open.
-#[derive(Debug, Default)]
-pub(super) struct OpenFeeds(Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>);
-
-/// A feed's place among the lasting feeds of its caller. Dropping it gives the place back.
-#[derive(Debug)]
-pub(super) struct FeedPermit(Arc<AtomicUsize>);
-
-impl OpenFeeds {
-    /// Takes a place for a feed of `name`, which may have `most`. Fails with 429 if there is none left.
-    pub fn enter(&self, name: &str, most: usize) -> Result<FeedPermit, Failure> {
-        let mut names = self.0.lock();
-        names.retain(|_, open| open.load(Ordering::Relaxed) > 0);
-        let open = Arc::clone(names.entry(name.into()).or_default());
-        let feeds = open.load(Ordering::Relaxed);
-        if feeds >= most {
-            let reason = format!("You have {feeds} feeds open, and may have no more.");
-            return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
-        }
-        open.fetch_add(1, Ordering::Relaxed);
-        Ok(FeedPermit(open))
-    }
-
-    /// Returns how many lasting feeds there are.
-    pub fn count(&self) -> usize {
-        self.0.lock().values().map(|open| open.load(Ordering::Relaxed)).sum()
-    }
-}
-
-impl Drop for FeedPermit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// The methods of feeds.
+pub(super) const METHODS: &str = "GET,HEAD,POST";
 
 /// The state of a feed after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +88,7 @@ enum Phase {
 }
 
 /// A feed that is being sent.
-pub(super) struct Stream<S> {
+struct Stream<S> {
     source: S,
     mode: Mode,
     writer: Writer,
@@ -147,68 +107,103 @@ pub(super) struct Stream<S> {
     rows_at: Duration,
     /// When the stream last sent data.
     sent_at: Duration,
-    env: Env,
-    metrics: AnswerCounts,
-    stats: Arc<Stats>,
-    /// Becomes true when all feeds have to end.
-    closing: watch::Receiver<bool>,
+    inner: Arc<Inner>,
     caller: Caller,
+    /// The feed's place among the feeds of its caller. A feed that does not wait needs none.
     _place: Option<FeedPermit>,
 }
 
-/// The state of the server that a feed needs.
-pub(super) struct FeedContext {
-    pub env: Env,
-    pub metrics: AnswerCounts,
-    pub stats: Arc<Stats>,
-    /// Becomes true when all feeds have to end.
-    pub closing: watch::Receiver<bool>,
-    pub caller: Caller,
-    /// The feed's place among the feeds of its caller. A feed that does not wait needs none.
-    pub place: Option<FeedPermit>,
+/// Answers with the feed that `query` asks for, whose source `begin` makes, or with 304 if the client has the answer with this `tag`.
+/// Fails with 429 if the caller has too many lasting feeds.
+pub(super) async fn answer<S: Source>(
+    inner: &Arc<Inner>,
+    parts: &Parts,
+    query: &Query,
+    tag: Option<HeaderValue>,
+    begin: impl Future<Output = Result<S>>,
+) -> Answered {
+    if let Some(tag) = tag.as_ref().filter(|tag| is_known(parts, tag)) {
+        let headers = [
+            (header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate")),
+            (header::ETAG, tag.clone()),
+        ];
+        return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
+    }
+    let caller = caller(&parts.extensions);
+    let lasts = query.mode != Mode::Normal;
+    let place = if lasts { Some(inner.enter(&caller)?) } else { None };
+    let (source, now) = (begin.await?, inner.env().now());
+    let feed = Stream {
+        source,
+        mode: query.mode,
+        writer: Writer::new(query.mode.into()),
+        limit: query.limit,
+        timeout: query.timeout,
+        heartbeat: query.heartbeat,
+        tells_progress: query.progress,
+        phase: Phase::Begin,
+        has_rows: false,
+        rows_at: now,
+        sent_at: now,
+        inner: Arc::clone(inner),
+        caller,
+        _place: place,
+    };
+    let form = feed.writer.form();
+    let body = Body::from_stream(stream::unfold(feed, |mut feed| async move {
+        let item = feed.next().await?;
+        Some((item, feed))
+    }));
+    let mut response = respond(form, body);
+    let headers = response.headers_mut();
+    if lasts {
+        // Otherwise nginx would hold rows back until they fill a buffer.
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    }
+    if let Some(tag) = tag {
+        headers.insert(header::ETAG, tag);
+    }
+    Ok(response)
+}
+
+/// Makes an answer in this format.
+pub(super) fn respond(form: WireFormat, body: Body) -> Response {
+    let mut response = Response::new(body);
+    let (kind, cached) = match form {
+        WireFormat::Array | WireFormat::Lines => ("application/json", "must-revalidate"),
+        WireFormat::Events => ("text/event-stream", "no-cache"),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cached));
+    response
+}
+
+/// Returns the entity tag of the answer to the query `text`. It depends on the last row of the feed, which every change moves, and
+/// on the horizon. The tag is weak, because one position may have several texts.
+pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
+    let raw = feed.raw();
+    let state = async |tx| {
+        let horizon = raw.horizon(&tx, Isolation::Snapshot);
+        let (last, horizon) = tokio::join!(raw.last_row(&tx), horizon);
+        Ok((last?, horizon?))
+    };
+    let (last, horizon) = feed.context.db.run(state).await?;
+    let hash = xxh3_128(format!("{last:?} {horizon} {text}").as_bytes());
+    Ok(HeaderValue::from_str(&format!("W/\"{hash:032x}\"")).expect("hexadecimal digits are visible"))
+}
+
+/// Returns whether the client already has the answer with this tag.
+fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
+    // Clients may take the tag for a strong one, and omit the prefix that makes it weak.
+    let bare = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).to_owned();
+    let tag = bare(tag.to_str().unwrap_or_default());
+    let known = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut known = known.flat_map(|value| value.split(',').map(str::trim));
+    parts.method != Method::POST && known.any(|known| known == "*" || bare(known) == tag)
 }
 
 impl<S: Source> Stream<S> {
-    /// Makes the feed of `source` that `query` asks for.
-    pub fn new(source: S, query: &Query, context: FeedContext) -> Self {
-        let FeedContext { env, metrics, stats, closing, caller, place } = context;
-        let now = env.now();
-        Self {
-            source,
-            mode: query.mode,
-            writer: Writer::new(query.mode.into()),
-            limit: query.limit,
-            timeout: query.timeout,
-            heartbeat: query.heartbeat,
-            tells_progress: query.progress,
-            phase: Phase::Begin,
-            has_rows: false,
-            rows_at: now,
-            sent_at: now,
-            env,
-            metrics,
-            stats,
-            closing,
-            caller,
-            _place: place,
-        }
-    }
-
-    /// Makes the answer that sends the feed.
-    pub fn into_response(self) -> Response {
-        let (form, lasts) = (self.writer.form(), self.mode != Mode::Normal);
-        let body = Body::from_stream(stream::unfold(self, |mut feed| async move {
-            let item = feed.next().await?;
-            Some((item, feed))
-        }));
-        let mut response = respond(form, body);
-        if lasts {
-            // Otherwise nginx would hold rows back until they fill a buffer.
-            response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-        }
-        response
-    }
-
     /// Returns the next bytes to send. A failure cuts the connection off, so that the client does not take it for the end of the
     /// feed.
     async fn next(&mut self) -> Option<Result<Bytes>> {
@@ -219,7 +214,8 @@ impl<S: Source> Stream<S> {
                     Ok(match self.writer.form() {
                         // A client that is cut off before its first row resumes where it began.
                         WireFormat::Events => self.beat(),
-                        form => Bytes::from_static(form.begin()),
+                        WireFormat::Array => Bytes::from_static(b"{\"results\":[\n"),
+                        WireFormat::Lines => Bytes::new(),
                     })
                 }
                 Phase::Read => self.read().await,
@@ -230,17 +226,18 @@ impl<S: Source> Stream<S> {
                 }
                 Phase::Done => return None,
             };
+            let stats = &self.inner.feed.context.stats;
             match chunk {
                 Ok(chunk) if chunk.is_empty() => {}
                 Ok(chunk) => {
-                    self.sent_at = self.env.now();
-                    self.metrics.sent(0, chunk.len() as u64);
+                    self.sent_at = self.inner.env().now();
+                    stats.http_feed_bytes.add(chunk.len() as u64);
                     return Some(Ok(chunk));
                 }
                 Err(error) => {
-                    self.stats.health.complain(&self.env, "feed of HTTP, which is cut off", &error);
+                    stats.health.complain(self.inner.env(), "feed of HTTP, which is cut off", &error);
+                    stats.http_feed_failures.add(1);
                     self.phase = Phase::Done;
-                    self.metrics.failed();
                     return Some(Err(error));
                 }
             }
@@ -252,7 +249,7 @@ impl<S: Source> Stream<S> {
         if self.caller.is_gone() {
             return Err(Error::invalid("caller", "its credentials are valid no more"));
         }
-        if self.limit == 0 || (self.mode != Mode::Normal && *self.closing.borrow()) {
+        if self.limit == 0 || (self.mode != Mode::Normal && self.inner.is_closing()) {
             self.phase = Phase::End;
             return Ok(Bytes::new());
         }
@@ -264,10 +261,10 @@ impl<S: Source> Stream<S> {
             if let Some(done) = (&mut read).now_or_never() {
                 done?
             } else {
-                let rest = self.heartbeat.map(|interval| self.env.left_of(interval, self.sent_at));
+                let rest = self.heartbeat.map(|interval| self.inner.env().left_of(interval, self.sent_at));
                 let beat = async {
                     match rest {
-                        Some(rest) => self.env.sleep(rest).await,
+                        Some(rest) => self.inner.env().sleep(rest).await,
                         None => std::future::pending().await,
                     }
                 };
@@ -281,9 +278,9 @@ impl<S: Source> Stream<S> {
         let (bytes, rows) = self.writer.take();
         if rows > 0 {
             self.limit -= rows.min(self.limit);
-            self.metrics.sent(rows, 0);
+            self.inner.feed.context.stats.http_feed_rows.add(rows);
             self.has_rows = true;
-            self.rows_at = self.env.now();
+            self.rows_at = self.inner.env().now();
         }
         let is_enough = match self.mode {
             Mode::Normal => true,
@@ -297,7 +294,7 @@ impl<S: Source> Stream<S> {
             Progress::Over => self.phase = Phase::End,
         }
         let is_due =
-            self.heartbeat.is_some_and(|interval| self.env.left_of(interval, self.sent_at).is_zero());
+            self.heartbeat.is_some_and(|interval| self.inner.env().left_of(interval, self.sent_at).is_zero());
         if bytes.is_empty() && is_due && self.phase == Phase::Read {
             return Ok(self.beat());
         }
@@ -307,30 +304,28 @@ impl<S: Source> Stream<S> {
     /// Makes a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat says how far the
     /// feed has come. So a client with rare rows continues from there, and not from its last row, which may be too old one day.
     fn beat(&mut self) -> Bytes {
-        let form = self.writer.form();
-        match form {
+        match self.writer.form() {
             WireFormat::Events => {
                 format!("event: heartbeat\ndata: \nid: \"{}\"\n\n", self.source.position()).into()
             }
             WireFormat::Lines if self.tells_progress => {
                 format!("{{\"last_seq\":\"{}\"}}\n", self.source.position()).into()
             }
-            WireFormat::Array | WireFormat::Lines => Bytes::from_static(form.heartbeat()),
+            WireFormat::Array | WireFormat::Lines => Bytes::from_static(b"\n"),
         }
     }
 
     /// Waits for rows, for the next heartbeat, or for the end of the feed.
     async fn wait(&mut self) -> Bytes {
         let rest = match self.heartbeat {
-            Some(interval) => self.env.left_of(interval, self.sent_at),
-            None => self.env.left_of(self.timeout, self.rows_at),
+            Some(interval) => self.inner.env().left_of(interval, self.sent_at),
+            None => self.inner.env().left_of(self.timeout, self.rows_at),
         };
         tokio::select! {
             biased;
-            // The sender may also have been dropped.
-            () = async { drop(self.closing.wait_for(|is_closing| *is_closing).await) } => self.phase = Phase::End,
+            () = self.inner.closed() => self.phase = Phase::End,
             () = self.caller.gone() => self.phase = Phase::End,
-            () = self.env.sleep(rest) => {
+            () = self.inner.env().sleep(rest) => {
                 if self.heartbeat.is_some() {
                     return self.beat();
                 }
@@ -352,13 +347,4 @@ impl<S: Source> Stream<S> {
         let resharded_at = resharded_at.as_ref().map(|at| at as &dyn Display);
         Ok(form.end(&self.source.position(), pending, resharded_at).into())
     }
-}
-
-/// Makes an answer in this format.
-pub(super) fn respond(form: WireFormat, body: Body) -> Response {
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type()));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(form.cache_control()));
-    response
 }

@@ -1,5 +1,5 @@
-//! [`Updates`] reads the rows of `_db_updates` for a feed: from the store until the feed has caught up, then from the dispatcher's
-//! ring. [`Backwards`] reads the same rows, newest first.
+//! `/_db_updates` says which databases were created, updated and deleted. [`Updates`] reads its rows: from the store until the feed has
+//! caught up, then from the dispatcher's ring.
 //!
 //! The routers limit how many feeds read pages at once, so that a thousand new clients do not delay the subscribers. A feed reads
 //! its first page before the answer begins, because the status can still say that the client was away for too long. After that, a
@@ -7,25 +7,31 @@
 //! share the bytes of a batch, chunk by chunk. Between two chunks a feed holds nothing of the batch. If the batch has left the ring
 //! when the client has room again, the feed reads the rest from the store.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, Weak};
 
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{Method, request::Parts},
+    routing::get,
+};
 use futures_util::FutureExt;
 use tokio_stream::StreamExt;
 
 use super::{
-    Inner,
+    Api, Failure, Inner,
+    answer::{Answered, routes},
+    api::Shared,
+    caller::Permission,
     page::{Load, PageSize, cut_at},
-    query::{Mode, Query},
-    row::{Rendering, Rows, Wanted, render, write_row},
-    stream::{Progress, Source},
+    query::{Mode, Query, Topic},
+    row::{Rendering, Rows, Wanted, render},
+    stream::{METHODS, Progress, Source, answer, tag},
     wire_format::{WireFormat, Writer},
 };
 use crate::{
     base::{
-        backoff::FAILURE_PAUSE,
         cursor::{Cursor, Start},
         encoding::Sequence,
         error::{Error, Result},
@@ -39,17 +45,50 @@ use crate::{
 /// The most rows of one read.
 const PAGE_ROWS: usize = 256;
 
+/// A page, and the horizon when it was read.
 type Page = (NotificationPage, Sequence);
 
 /// The next item of a subscription; `None` after its end.
 type NextItem = Option<BatchItem>;
 
-/// Begins to read at most `limit` rows after `cursor`.
-fn load(inner: &Arc<Inner>, cursor: Cursor, limit: usize) -> Load<Page> {
+impl Api {
+    /// Serves `/_db_updates` for admins and for callers with the role `_db_updates`.
+    pub fn db_updates(&self) -> Router {
+        self.guarded(routes("/_db_updates", [("", METHODS, get(feed).post(feed))]), Permission::Updates)
+    }
+}
+
+/// Makes the feed that the request asks for.
+async fn feed(State(inner): Shared, parts: Parts, body: Bytes) -> Answered {
+    let text = parts.uri.query().unwrap_or_default();
+    let query = Query::parse(text, &parts.headers, &inner.options, Topic::Databases)?;
+    check_body(&parts.method, &body)?;
+    let tag = match query.mode {
+        Mode::Normal => Some(tag(&inner.feed, text).await?),
+        _ => None,
+    };
+    answer(&inner, &parts, &query, tag, Updates::begin(&inner, &query)).await
+}
+
+/// Fails if a posted `body` has content: clients that post send nothing, or an empty object.
+fn check_body(method: &Method, body: &[u8]) -> Result<(), Failure> {
+    let text = body.trim_ascii();
+    let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
+    if *method != Method::POST || text.is_empty() || is_empty() {
+        return Ok(());
+    }
+    Err(Failure::bad_request("The body has to be empty, or {}."))
+}
+
+/// Begins to read at most `limit` rows after `cursor`, or, newest first, before it.
+fn load(inner: &Arc<Inner>, cursor: Cursor, descending: bool, limit: usize) -> Load<Page> {
     let inner = Arc::clone(inner);
     Load::begin(async move {
         let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
         let feed = &inner.feed;
+        if descending {
+            return Ok((feed.page_before(cursor.position(), limit).await?, Sequence::MIN));
+        }
         let read = async |tx| {
             let horizon = feed.raw();
             let horizon = horizon.horizon(&tx, Isolation::Snapshot);
@@ -65,8 +104,6 @@ struct Live {
     batches: BatchSubscription,
     /// The item that came while the feed waited.
     arrived: Option<NextItem>,
-    /// When the feed continues after a failure.
-    retry_at: Option<Duration>,
 }
 
 /// The rows that a feed is sending.
@@ -77,10 +114,12 @@ enum Current {
     Shared(Weak<Rendering>, usize),
 }
 
-/// Reads the rows of `_db_updates`, oldest first.
-pub(super) struct Updates {
+/// Reads the rows of `_db_updates`.
+struct Updates {
     inner: Arc<Inner>,
     wanted: Wanted,
+    /// Whether the newest rows come first.
+    descending: bool,
     /// Where to read on in the store.
     next: Cursor,
     seq: Cursor,
@@ -102,10 +141,11 @@ impl Updates {
         Self {
             inner: Arc::clone(inner),
             wanted: Wanted::of(query),
+            descending: query.descending,
             next: start,
-            seq: start,
+            seq: if query.descending { Cursor::NOTHING } else { start },
             is_caught_up: false,
-            is_live: query.mode != Mode::Normal,
+            is_live: query.mode != Mode::Normal && !query.descending,
             page_size: PageSize::for_limit(PAGE_ROWS, query.limit),
             current: None,
             load: None,
@@ -114,8 +154,9 @@ impl Updates {
     }
 
     /// Makes the feed that `query` asks for. Unless it is of rows from now on, it reads its first page, and fails if that read fails.
-    pub async fn begin(inner: &Arc<Inner>, query: &Query) -> Result<Self> {
+    async fn begin(inner: &Arc<Inner>, query: &Query) -> Result<Self> {
         let start = match query.start {
+            _ if query.descending => Sequence::MAX.into(),
             Start::Now => {
                 let now = Cursor::from(inner.feed.now().await?);
                 return Ok(Self { is_caught_up: true, ..Self::new(inner, query, now) });
@@ -123,21 +164,23 @@ impl Updates {
             Start::At(cursor) => cursor,
         };
         let mut updates = Self::new(inner, query, start);
-        let page = load(inner, start, updates.page_size.rows()).done().await?;
+        let page = load(inner, start, query.descending, updates.page_size.rows()).done().await?;
         updates.turn(page);
         Ok(updates)
     }
 
     /// Sends this page next.
     fn turn(&mut self, (page, horizon): Page) {
-        let NotificationPage { mut rows, mut next, .. } = page;
-        let kept = self.page_size.keep(rows.iter().map(|row| size_of_row(row)));
-        if kept < rows.len() {
-            rows.truncate(kept);
-            rows.shrink_to_fit();
-            next = cut_at(self.next, next, rows[kept - 1].sequence);
+        let NotificationPage { mut rows, mut to, mut next, mut more } = page;
+        if self.page_size.cut(&mut rows, |row| size_of_row(row)) {
+            let last = rows.last().expect("one row is kept").sequence;
+            (to, next, more) = (last, cut_at(self.next, next, last), true);
         }
-        self.current = Some(Current::Own(Rows::new(rows, self.next, next, horizon)));
+        self.current = Some(Current::Own(if self.descending {
+            Rows::backwards(rows, to, !more)
+        } else {
+            Rows::new(rows, self.next, next, horizon)
+        }));
     }
 
     /// Writes rows of the current page or batch.
@@ -150,7 +193,7 @@ impl Updates {
                 if rows.left() > 0 {
                     self.current = Some(Current::Own(rows));
                 } else if self.live.is_none() {
-                    (self.next, self.is_caught_up) = (rows.next(), rows.is_complete());
+                    (self.next, self.is_caught_up) = (rows.next, rows.is_complete);
                 }
             }
             Some(Current::Shared(rendering, place)) => {
@@ -178,7 +221,7 @@ impl Updates {
         live.get_or_insert_with(|| {
             let filter = wanted.names.clone().unwrap_or_else(Filter::all);
             let batches = inner.dispatcher.subscribe(filter).caught_up_at(*next).batches();
-            Box::new(Live { batches, arrived: None, retry_at: None })
+            Box::new(Live { batches, arrived: None })
         })
     }
 
@@ -186,7 +229,7 @@ impl Updates {
     fn take(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         let live = self.live();
         let arrived = match live.arrived.take() {
-            None if live.retry_at.is_none() => live.batches.next().now_or_never(),
+            None => live.batches.next().now_or_never(),
             arrived => arrived,
         };
         match arrived {
@@ -198,9 +241,8 @@ impl Updates {
             Some(Some(Item::Failed(error @ Error::Invalid { .. }))) => return Err(error),
             Some(Some(Item::Failed(error))) => {
                 let context = &self.inner.feed.context;
+                // The subscription pauses before it reads again.
                 context.stats.health.complain(context.env(), "catching up of a live feed", &error);
-                let retry_at = self.inner.env().now() + FAILURE_PAUSE;
-                self.live().retry_at = Some(retry_at);
             }
             // A feed that did not begin with nothing never gets `CaughtUp`, and this subscription skips no rows.
             Some(Some(Item::CaughtUp { .. } | Item::Lagged { .. })) => {}
@@ -245,7 +287,7 @@ impl Source for Updates {
                 self.load = None;
                 self.turn(page?);
             } else if !self.is_caught_up {
-                self.load = Some(load(&self.inner, self.next, self.page_size.rows()));
+                self.load = Some(load(&self.inner, self.next, self.descending, self.page_size.rows()));
             } else if !self.is_live {
                 return Ok(Progress::Over);
             } else {
@@ -258,12 +300,7 @@ impl Source for Updates {
     }
 
     async fn wait(&mut self) {
-        let inner = Arc::clone(&self.inner);
         let live = self.live();
-        if let Some(retry_at) = live.retry_at {
-            inner.env().sleep(retry_at.saturating_sub(inner.env().now())).await;
-            live.retry_at = None;
-        }
         live.arrived = Some(live.batches.next().await);
     }
 
@@ -276,71 +313,6 @@ impl Source for Updates {
             self.seq = live.batches.cursor();
         }
         self.seq
-    }
-}
-
-/// Reads all rows of `_db_updates`, newest first.
-pub(super) struct Backwards {
-    inner: Arc<Inner>,
-    wanted: Wanted,
-    /// The next read returns rows before this sequence.
-    before: Sequence,
-    page_size: PageSize,
-    /// The rows that were read and not sent, in reverse order of sending.
-    rows: Vec<Arc<Notification>>,
-    more: bool,
-    /// The position of the last row that was sent.
-    last: Cursor,
-}
-
-impl Backwards {
-    /// Makes the feed that `query` asks for.
-    pub fn new(inner: &Arc<Inner>, query: &Query) -> Self {
-        Self {
-            inner: Arc::clone(inner),
-            wanted: Wanted::of(query),
-            before: Sequence::MAX,
-            page_size: PageSize::for_limit(PAGE_ROWS, query.limit),
-            rows: Vec::new(),
-            more: true,
-            last: Cursor::NOTHING,
-        }
-    }
-}
-
-impl Source for Backwards {
-    const TELLS_PENDING: bool = false;
-
-    async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
-        if self.rows.is_empty() && self.more {
-            let mut page = self.inner.feed.page_before(self.before, self.page_size.rows()).await?;
-            let kept = self.page_size.keep(page.rows.iter().map(|row| size_of_row(row)));
-            if kept < page.rows.len() {
-                page.rows.truncate(kept);
-                (page.to, page.more) = (page.rows[kept - 1].sequence, true);
-            }
-            (self.before, self.more) = (page.to, page.more);
-            self.rows = page.rows;
-            self.rows.reverse();
-        }
-        while out.rows() < limit
-            && !out.is_full()
-            && let Some(row) = self.rows.pop()
-        {
-            for kind in self.wanted.types_of(&row, &Cursor::NOTHING).into_iter().rev() {
-                self.last = row.sequence.into();
-                write_row(out, &row, kind, self.last);
-            }
-        }
-        Ok(if self.more || !self.rows.is_empty() { Progress::More } else { Progress::Over })
-    }
-
-    async fn wait(&mut self) {
-        std::future::pending::<()>().await;
-    }
-
-    fn position(&mut self) -> Cursor {
-        self.last
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`WireFormat`] gives the bytes of heartbeats and ends of feeds. [`Writer`] writes rows in a format.
+//! [`WireFormat`] gives the bytes of the ends of feeds. [`Writer`] writes rows in a format.
 //!
 //! Clients parse these bytes line by line, not as JSON, so every byte counts.
 
@@ -38,22 +38,6 @@ impl From<Mode> for WireFormat {
 }
 
 impl WireFormat {
-    /// Returns the bytes before the first row.
-    pub fn begin(self) -> &'static [u8] {
-        match self {
-            Self::Array => b"{\"results\":[\n",
-            Self::Lines | Self::Events => b"",
-        }
-    }
-
-    /// Returns the bytes that keep the connection from falling silent.
-    pub fn heartbeat(self) -> &'static [u8] {
-        match self {
-            Self::Array | Self::Lines => b"\n",
-            Self::Events => b"event: heartbeat\ndata: \n\n",
-        }
-    }
-
     /// Returns the bytes after the last row. `pending` says how many rows come after the position, if the feed counts them;
     /// `resharded_at` says where a shard was closed.
     pub fn end(
@@ -71,22 +55,6 @@ impl WireFormat {
                 format!("event: resharded\ndata: {{{resharded}\"last_seq\":\"{last}\"}}\n\n").into_bytes()
             }
             Self::Events => Vec::new(),
-        }
-    }
-
-    /// Returns the value of `Content-Type`.
-    pub fn content_type(self) -> &'static str {
-        match self {
-            Self::Array | Self::Lines => "application/json",
-            Self::Events => "text/event-stream",
-        }
-    }
-
-    /// Returns the value of `Cache-Control`.
-    pub fn cache_control(self) -> &'static str {
-        match self {
-            Self::Array | Self::Lines => "must-revalidate",
-            Self::Events => "no-cache",
         }
     }
 }

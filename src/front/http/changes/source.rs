@@ -1,35 +1,46 @@
-//! [`DocChanges`] reads the changes of a database for a feed.
+//! [`DocChanges`] reads the changes of a database for a feed. [`Counts`] counts those that are still to come.
 //!
 //! Notifications wake a waiting feed. Every edit records an event of its database in the same transaction, so a notification
 //! follows it, and the dispatcher of the process makes sure that no feed misses one. So such a feed needs a notifier on some node,
 //! as `_db_updates` does. A few things cause no notification: changes that were removed without an event, edits of a database that
 //! the bus takes for replaced, and a shard that another node has closed. The one poll of the process finds them.
 
-use std::{collections::VecDeque, io::Write as _, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    io::Write as _,
+    sync::Arc,
+};
 
 use axum::body::Bytes;
+use parking_lot::Mutex;
 use tokio_stream::StreamExt;
 
-use super::{query::Wanted, shards::Served};
+use super::wanted::Wanted;
 use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
-        error::{Error, Result, StoreError},
-        event::Db,
+        error::{Error, Result},
+        event::{Db, DbInstance},
+        tasks::within,
     },
     front::http::{
         Lens,
+        databases::Catalogue,
         page::{Load, PageSize, cut_at},
         query::{Mode, Query},
         stream::{Progress, Source},
         wire_format::{Writer, write_string},
     },
     roles::{
-        changes::{Change, ChangeRow, ChangesPage, ChangesQuery},
+        changes::{Change, ChangeRow, Changes, ChangesPage, ChangesQuery},
         dispatcher::{Filter, Subscription},
     },
-    state::{feed_watcher::Listener, keys::ShardId},
+    state::{
+        feed::{Counted, Feed, KnownMarks, Mark},
+        feed_watcher::Listener,
+        keys::ShardId,
+    },
 };
 
 /// The most rows of one read.
@@ -37,6 +48,13 @@ const PAGE_ROWS: usize = 256;
 
 /// The most rows of one read with documents, whose size is unknown.
 const PAGE_DOCS: usize = 32;
+
+/// The state that the routes of the changes share.
+pub(super) struct Served {
+    pub catalogue: Catalogue,
+    pub changes: Changes,
+    pub counts: Counts,
+}
 
 /// For each row of a page whether the layer keeps it; empty if it keeps all.
 type Kept = Vec<bool>;
@@ -57,20 +75,15 @@ fn load(
 ) -> Load<(ChangesPage, Kept)> {
     let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
     Load::begin(async move {
-        let inner = &served.inner;
+        let inner = &served.catalogue.inner;
         if !query.include_docs && !query.all_leaves && lens.is_none() {
             let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
-            return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
+            return Ok((served.changes.rows(&db, &query, &*served.catalogue.databases).await?, Kept::new()));
         }
         // A layer may be slow. That must not delay feeds that need nothing from it.
         let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
-        tokio::select! {
-            page = read(&served, &db, &query, lens) => page,
-            () = inner.env().sleep(inner.options.doc_reads_limit) => {
-                let reason = "the layer has not returned the documents of a page in time";
-                Err(StoreError::TRANSACTION_TIMED_OUT.with_detail(reason).into())
-            }
-        }
+        let documents = read(&served, &db, &query, lens);
+        within(inner.env(), inner.options.doc_reads_limit, "the documents of a page", documents).await
     })
 }
 
@@ -82,7 +95,7 @@ async fn read(
     lens: Option<Arc<dyn Lens>>,
 ) -> Result<(ChangesPage, Kept)> {
     let Some(lens) = lens else {
-        return Ok((served.changes.rows(db, query, &*served.databases).await?, Kept::new()));
+        return Ok((served.changes.rows(db, query, &*served.catalogue.databases).await?, Kept::new()));
     };
     let page = served.changes.rows(db, query, &*lens).await?;
     let mut kept = Kept::with_capacity(page.rows.len());
@@ -115,10 +128,8 @@ pub(super) struct DocChanges {
     seq: Cursor,
     /// How many rows the feed has passed.
     seen: u64,
-    /// The notifications of the database, if the feed is live.
-    updates: Option<Subscription>,
-    /// Wakes a live feed for what causes no notification.
-    listener: Option<Listener>,
+    /// What wakes a live feed: the notifications of the database, and the poll for what causes none.
+    live: Option<(Subscription, Listener)>,
     /// The page that is being read.
     load: Option<Load<(ChangesPage, Kept)>>,
 }
@@ -136,10 +147,12 @@ impl DocChanges {
     ) -> Result<Self> {
         let is_live = query.mode != Mode::Normal && !query.descending;
         let filter = Filter::name(db.name.as_str()).expect("it is the name of a database");
-        // The subscription comes before the first read, so that the feed misses nothing in between.
-        let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
         let feed = served.changes.feed(&db);
-        let listener = is_live.then(|| Listener::to_documents(&feed.context, &feed.id));
+        // The subscription comes before the first read, so that the feed misses nothing in between.
+        let live = is_live.then(|| {
+            let updates = served.catalogue.inner.dispatcher.subscribe(filter).stream();
+            (updates, Listener::to_documents(&feed.context, &feed.id))
+        });
         let (with_docs, is_chosen) = (query.include_docs, shown.lens.is_some());
         let most = if with_docs || is_chosen { PAGE_DOCS } else { PAGE_ROWS };
         let limit = match shown.wanted {
@@ -171,8 +184,7 @@ impl DocChanges {
             is_over: false,
             seq: since,
             seen: 0,
-            updates,
-            listener,
+            live,
             load,
         })
     }
@@ -180,11 +192,8 @@ impl DocChanges {
     /// Sends this page next.
     fn turn(&mut self, (page, keeps): (ChangesPage, Kept)) {
         let ChangesPage { mut rows, mut next, mut more, mut resharded } = page;
-        let kept = self.page_size.keep(rows.iter().map(size_of_row));
-        if kept < rows.len() {
-            rows.truncate(kept);
-            rows.shrink_to_fit();
-            let last = rows[kept - 1].change.sequence;
+        if self.page_size.cut(&mut rows, size_of_row) {
+            let last = rows.last().expect("one row is kept").change.sequence;
             next = if self.query.descending { last.into() } else { cut_at(self.query.from, next, last) };
             (more, resharded) = (true, None);
         }
@@ -227,7 +236,7 @@ impl Source for DocChanges {
         loop {
             self.write(out, limit);
             if self.is_done() {
-                let is_over = self.updates.is_none() || self.resharded_at.is_some() || self.is_over;
+                let is_over = self.live.is_none() || self.resharded_at.is_some() || self.is_over;
                 return Ok(if is_over { Progress::Over } else { Progress::UpToDate });
             }
             if out.rows() > 0 {
@@ -248,26 +257,15 @@ impl Source for DocChanges {
 
     async fn wait(&mut self) {
         let (shard, read) = (self.query.shard, self.query.from.position());
-        let Self { updates, listener, .. } = self;
-        let delivered = async {
-            match updates {
-                Some(updates) => updates.next().await.is_some(),
-                None => std::future::pending().await,
-            }
-        };
-        let found = async {
-            match (listener, shard) {
-                (Some(listener), Some(shard)) => {
-                    listener.changed(|heads| heads.may_have_rows(shard, read)).await;
-                }
-                (Some(listener), None) => listener.changed(|heads| heads.any_may_have_rows(read)).await,
-                (None, _) => std::future::pending().await,
-            }
-        };
+        let Some((updates, listener)) = &mut self.live else { return std::future::pending().await };
+        let found = listener.changed(|heads| match shard {
+            Some(shard) => heads.may_have_rows(shard, read),
+            None => heads.any_may_have_rows(read),
+        });
         // The feed reads the store after each of these, and trusts only what it reads. Without a dispatcher no notifications come,
         // so the feed sends the rows that there are and ends, and the client tries again.
         tokio::select! {
-            is_more = delivered => self.is_over |= !is_more,
+            update = updates.next() => self.is_over |= update.is_none(),
             () = found => {}
         }
         self.is_at_end = false;
@@ -297,7 +295,7 @@ impl Source for DocChanges {
 /// Fails if a read of the changes from `since` fails. This is the last time that the status can say so.
 async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cursor) -> Result<()> {
     let feed = served.changes.feed(db);
-    let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
+    let _turn = served.catalogue.inner.reads.acquire().await.expect("the semaphore is never closed");
     match shard {
         Some(shard) => feed.shard_page(shard, since, 1).await.map(|_| ()),
         None => feed.topology_at(since).await.map(|_| ()),
@@ -331,4 +329,67 @@ fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Cursor, with_doc: bool)
         bytes.extend(body.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
     }
     bytes.push(b'}');
+}
+
+/// For how many feeds counts are remembered.
+const FEEDS_MAX: usize = 1_000;
+
+/// For how many positions of a feed counts are remembered.
+const POSITIONS_MAX: usize = 64;
+
+/// The rows that are counted: those of a database, or of one of its shards.
+type Of = (DbInstance, Option<ShardId>);
+
+/// The counts of one feed.
+#[derive(Debug)]
+struct Memory {
+    /// The sequence of the newest row when the rows were counted.
+    newest: Sequence,
+    /// How many rows come after each position.
+    behind: BTreeMap<Sequence, u64>,
+}
+
+/// Counts the rows after a position, and remembers the count for the next page.
+///
+/// The store counts the rows of a database as they are written. So the number of rows after a position is the number of all rows
+/// without those before it. A client that reads in pages asks for this number with every page. The counts are remembered until a
+/// row is appended, so that a page costs its own rows only, and not all rows before it.
+#[derive(Debug, Default)]
+pub(super) struct Counts(Mutex<HashMap<Of, Memory>>);
+
+impl Counts {
+    /// Returns how many rows of `feed`, or of its `shard`, come after `position`. Fails as a read does.
+    pub async fn pending(&self, feed: &Feed<Change>, of @ (_, shard): Of, position: Sequence) -> Result<u64> {
+        let Counted { behind, newest } = feed.behind(shard, position, self.known(of, position)).await?;
+        self.remember(of, newest, (position, behind));
+        Ok(behind)
+    }
+
+    /// Returns the counts for the nearest positions around `position`.
+    fn known(&self, of: Of, position: Sequence) -> Option<KnownMarks> {
+        let counts = self.0.lock();
+        let memory = counts.get(&of)?;
+        let mark = |(at, behind): (&Sequence, &u64)| Mark { at: *at, behind: *behind };
+        let below = memory.behind.range(..=position).next_back().map(mark);
+        let above = memory.behind.range(position..).next().map(mark);
+        Some(KnownMarks { newest: memory.newest, below, above })
+    }
+
+    fn remember(&self, of: Of, newest: Sequence, (position, behind): (Sequence, u64)) {
+        let mut counts = self.0.lock();
+        if counts.len() >= FEEDS_MAX && !counts.contains_key(&of) {
+            counts.clear();
+        }
+        let nothing = || Memory { newest, behind: BTreeMap::new() };
+        let memory = counts.entry(of).or_insert_with(nothing);
+        if memory.newest != newest {
+            *memory = nothing();
+        }
+        if memory.behind.len() >= POSITIONS_MAX {
+            // The first position helps every reader that begins there, so the second is removed.
+            let second = memory.behind.keys().nth(1).copied();
+            second.and_then(|second| memory.behind.remove(&second));
+        }
+        memory.behind.insert(position, behind);
+    }
 }

@@ -1,0 +1,274 @@
+//! What works on a whole store: `notibus check` and `notibus backup` on a folder, `notibus export` and `notibus import` to move a bus to
+//! another store, and `notibus incarnation`, which shows and raises the first byte of its sequences.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, BufWriter, Read},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use notibus::{
+    Bus, event,
+    relocation::{ExportOptions, Exported},
+    store::{Database, FolderReport},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    store::{At, Store},
+    target::{Intent, Target, maybe_done},
+    terminal::{self, Failure, new_private_file, notice, within},
+};
+
+/// Which folder to check.
+#[derive(Debug, clap::Args)]
+pub struct CheckArgs {
+    /// The folder of a store, as DIR or dir:DIR.
+    #[arg(value_parser = parse_dir)]
+    dir: PathBuf,
+    /// Print for programs: a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What to copy.
+#[derive(Debug, clap::Args)]
+pub struct BackupArgs {
+    /// The folder of a store, as DIR or dir:DIR. Another process may have it open, and go on committing.
+    #[arg(value_parser = parse_dir)]
+    dir: PathBuf,
+    /// Where the copy goes: an empty or missing folder.
+    #[arg(value_parser = parse_dir)]
+    to: PathBuf,
+}
+
+/// Reads the name of a folder, which other commands write as a store. One whose name begins so is "./dir:…".
+fn parse_dir(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("dir:").unwrap_or(text) {
+        "" => Err("it names no folder".to_owned()),
+        "memory" => {
+            Err("what is in memory is in no folder; a folder of that name is \"./memory\"".to_owned())
+        }
+        path if text.starts_with("fdb:") => Err(format!("{path} is a cluster, and no folder")),
+        path => Ok(path.into()),
+    }
+}
+
+/// Says what is in a folder, and where it is damaged.
+pub fn check(args: &CheckArgs) -> Result<(), Failure> {
+    Store::Dir(args.dir.clone()).check_exists()?;
+    let report = Database::check_dir(&args.dir)?;
+    let damages: Vec<_> = report.damages.iter().map(ToString::to_string).collect();
+    if args.json {
+        let FolderReport { rows, version, torn_len, is_open, .. } = &report;
+        terminal::line(
+            &json!({ "rows": rows, "version": version, "torn_len": torn_len, "is_open": is_open, "damages": damages })
+                .to_string(),
+        )?;
+    } else {
+        damages.iter().try_for_each(|damage| terminal::line(&format!("damaged: {damage}")))?;
+    }
+    if damages.is_empty() {
+        return if args.json { Ok(()) } else { terminal::line(&format!("whole: {}", readable(&report))) };
+    }
+    Err(Failure::BadInput(format!(
+        "{} is damaged at {} places; {}. Restore it from a copy",
+        args.dir.display(),
+        report.damages.len(),
+        readable(&report)
+    )))
+}
+
+/// Copies a folder.
+pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
+    Store::Dir(args.dir.clone()).check_exists()?;
+    let report = Database::backup_dir(&args.dir, &args.to)?;
+    terminal::line(&format!("copied to {}: {}", args.to.display(), readable(&report)))
+}
+
+/// Describes a folder for people.
+fn readable(report: &FolderReport) -> String {
+    let FolderReport { rows, version, torn_len, is_open, .. } = report;
+    let open = if *is_open { "; another process has it open" } else { "" };
+    let torn =
+        if *torn_len > 0 { format!("; {torn_len} bytes after the last commit") } else { String::new() };
+    format!("{rows} rows at version {version}{torn}{open}")
+}
+
+/// What to write to a file.
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// The file, which must not exist; "-" for standard output.
+    file: PathBuf,
+    /// Where the bus is.
+    #[command(flatten)]
+    at: At,
+    /// Export although nodes live, or another process has the folder open. The export has the state of one moment.
+    #[arg(long)]
+    while_running: bool,
+}
+
+/// What to import.
+#[derive(Debug, clap::Args)]
+pub struct ImportArgs {
+    /// The file; "-" for standard input.
+    file: PathBuf,
+    /// Where to import it.
+    #[command(flatten)]
+    at: At,
+}
+
+fn fail(file: &Path, error: &io::Error) -> Failure {
+    Failure::BadInput(format!("{}: {error}", file.display()))
+}
+
+/// Whether standard input or output is meant.
+fn is_standard(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+/// Writes the bus to a file, or to standard output.
+pub async fn export(args: ExportArgs, timeout: Duration) -> Result<(), Failure> {
+    let At { store, prefix } = &args.at;
+    let instead = (!args.while_running).then_some("export what it has now by --while-running");
+    let db = store.open_to_read(timeout, instead).await?;
+    let bus = within(timeout, "opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
+    // No other process has the folder open, so all nodes that it lists are dead.
+    let while_running = args.while_running || matches!(store, Store::Dir(_));
+    let options = ExportOptions::default().while_running(while_running);
+    if is_standard(&args.file) {
+        let exported = bus.export(&mut BufWriter::new(io::stdout()), options).await?;
+        notice(&report(&exported));
+        return Ok(());
+    }
+    let file = new_private_file(&args.file).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => fail(&args.file, &error).and("name a new file, or remove this one"),
+        _ => fail(&args.file, &error),
+    })?;
+    let exported = async {
+        let exported = bus.export(&mut BufWriter::new(&file), options).await?;
+        file.sync_all().map_err(|error| fail(&args.file, &error))?;
+        Ok::<_, Failure>(exported)
+    };
+    match exported.await {
+        Ok(exported) => terminal::line(&report(&exported)),
+        Err(failure) => {
+            // A partial file must not be taken for an export.
+            fs::remove_file(&args.file).map_err(|error| fail(&args.file, &error))?;
+            Err(failure)
+        }
+    }
+}
+
+/// Describes what an export contains, and what not.
+fn report(exported: &Exported) -> String {
+    let held = exported.held.iter().map(|(what, count)| format!("  {count} {what}\n"));
+    format!(
+        "exported {} rows:\n{}left out: {}\nwhat is written to this bus from now on is not in the file",
+        exported.rows,
+        held.collect::<String>(),
+        Exported::LEFT_OUT.join("; ")
+    )
+}
+
+/// Brings the bus of a file, or of standard input, into a store.
+pub async fn import(args: ImportArgs, timeout: Duration) -> Result<(), Failure> {
+    let (store, prefix) = (&args.at.store, args.at.prefix.as_bytes());
+    let path = &args.file;
+    let file: Box<dyn Read> = if is_standard(path) {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(path).map_err(|error| fail(path, &error))?)
+    };
+    let imported = async {
+        let db = store.open(timeout).await?;
+        Bus::import(&db, prefix, &mut BufReader::new(file)).await?;
+        Ok::<_, Failure>(Bus::open_existing(&db, prefix).await?.incarnation())
+    };
+    // A part of a bus cannot be opened, and the next import begins again, so nothing is removed here.
+    let incarnation = imported.await?;
+    terminal::line(&format!("imported; the incarnation is {} now", incarnation.0))
+}
+
+const INCARNATION: &str = "/_notibus/incarnation";
+
+const RAISING: &str = "raising the incarnation";
+
+/// How long it may take to find out whether nodes live.
+const WATCH_MAX: Duration = Duration::from_mins(1);
+
+/// What to do with the incarnation.
+#[derive(Debug, clap::Subcommand)]
+pub enum Incarnation {
+    /// Print it. It changes nothing.
+    Show(Target),
+    /// Raise it by one, after an older state of the whole store was restored: until then nothing is folded. Nodes may run, and join
+    /// again. Refused if the store is not older than its rows.
+    Raise {
+        /// The bus.
+        #[command(flatten)]
+        target: Target,
+        /// The present incarnation: if it was raised from there already, nothing is changed.
+        #[arg(long)]
+        from: u8,
+        /// Raise it although the store is later than all of its rows, because a copy was restored into a store of later versions, and no
+        /// node has run since: what readers saw of the lost time would not expire otherwise. Listed nodes are watched first, and none may
+        /// live.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// Runs `command`, and prints the incarnation.
+pub async fn incarnation(command: Incarnation, timeout: Duration) -> Result<(), Failure> {
+    let (target, answer) = match command {
+        Incarnation::Show(target) => {
+            let answer = target.open(Intent::Reads, timeout).await?.get(INCARNATION).await?;
+            (target, answer)
+        }
+        Incarnation::Raise { target, from, force: true } => {
+            let answer = force(&target, from, timeout).await?;
+            (target, answer)
+        }
+        Incarnation::Raise { target, from, force: false } => {
+            let opened = target.open(Intent::Writes, timeout).await?;
+            let answer = opened.post(RAISING, INCARNATION, &json!({ "from": from })).await?;
+            (target, answer)
+        }
+    };
+    if target.json {
+        return terminal::line(&answer.to_string());
+    }
+    terminal::line(&format!("the incarnation is {}", answer["incarnation"]))
+}
+
+/// Raises the incarnation of a store on which no node lives.
+async fn force(target: &Target, from: u8, timeout: Duration) -> Result<Value, Failure> {
+    let Some((store, prefix)) = target.store()? else {
+        let reason = "--force is for a store on which no node runs: name it by --store";
+        return Err(Failure::BadInput(reason.to_owned()));
+    };
+    store.check_exists()?;
+    let db = store.open(timeout).await?;
+    let raise = Bus::raise_incarnation(&db, prefix.as_bytes(), event::Incarnation(from), true);
+    let watched = if matches!(store, Store::Dir(_)) { Duration::ZERO } else { WATCH_MAX };
+    let raised = within(timeout.saturating_add(watched), &maybe_done(RAISING), raise).await?;
+    Ok(json!({ "incarnation": raised.0 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_named_as_other_commands_name_stores() {
+        for text in ["data", "dir:data"] {
+            assert_eq!(parse_dir(text), Ok("data".into()));
+        }
+        assert_eq!(parse_dir("./dir:data"), Ok("./dir:data".into()));
+        for bad in ["", "dir:", "memory", "fdb:fdb.cluster"] {
+            assert!(parse_dir(bad).is_err(), "{bad}");
+        }
+    }
+}

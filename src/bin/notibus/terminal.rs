@@ -1,0 +1,245 @@
+//! What a command says and asks at a terminal: why it failed, with its exit code; whether something is meant; lines, and tables of what is
+//! listed, for people, or an object a line for programs.
+
+use std::{
+    fmt::Write as _,
+    fs::{File, OpenOptions},
+    io::{self, IsTerminal, Write as _},
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use notibus::store::OpenCause;
+use serde_json::Value;
+
+/// Why a command failed; determines the exit code.
+#[derive(Debug)]
+pub enum Failure {
+    /// The input or an argument is bad: exit code 2.
+    BadInput(String),
+    /// The work failed, or its result is wrong: exit code 1.
+    Failed(String),
+    /// The store takes no more writes, or its disk does not let it be opened: exit code 3.
+    StoreFailed(String),
+    /// The reader of the output is gone: exit code 0, as that is the reader's choice.
+    Closed,
+}
+
+impl From<notibus::Error> for Failure {
+    fn from(error: notibus::Error) -> Self {
+        use notibus::Error;
+        match error {
+            Error::Open { cause: OpenCause::SystemFailed, .. } => Self::StoreFailed(error.to_string()),
+            Error::Open { cause: OpenCause::InUse, .. } => Self::Failed(error.to_string())
+                .and("stop that process, or reach its node by --url if the command takes that"),
+            Error::Open { cause: OpenCause::Unreachable, .. } => Self::Failed(error.to_string()),
+            Error::Invalid { .. }
+            | Error::Open { .. }
+            | Error::ConfigMismatch { .. }
+            | Error::OtherFormat { .. }
+            | Error::UnknownScheme { .. }
+            | Error::NoFeed { .. }
+            | Error::NoShard { .. }
+            | Error::NoConsumer { .. }
+            | Error::BusInUse { .. }
+            | Error::Expired { .. }
+            | Error::OlderThanRows { .. }
+            | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl Failure {
+    /// The same failure, with more to say.
+    pub fn and(self, more: &str) -> Self {
+        let and = |reason: String| format!("{reason}; {more}");
+        match self {
+            Self::BadInput(reason) => Self::BadInput(and(reason)),
+            Self::Failed(reason) => Self::Failed(and(reason)),
+            Self::StoreFailed(reason) => Self::StoreFailed(and(reason)),
+            Self::Closed => Self::Closed,
+        }
+    }
+
+    /// The failure of `what`, which has taken longer than `timeout`.
+    pub fn gave_up(what: &str, timeout: Duration) -> Self {
+        Self::Failed(format!(
+            "gave up {what}, after {}. Check that the store answers (a cluster: `fdbcli --exec status`); --timeout allows more",
+            humantime::format_duration(timeout)
+        ))
+    }
+}
+
+/// The result of `work`. If it takes longer than `timeout` it is dropped, and the failure names `what`.
+pub async fn within<T, E: Into<Failure>>(
+    timeout: Duration,
+    what: &str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, Failure> {
+    let done = tokio::time::timeout(timeout, work).await;
+    done.map_err(|_| Failure::gave_up(what, timeout))?.map_err(Into::into)
+}
+
+/// `--yes`: what destroys something asks before it does.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Confirm {
+    /// Do it without asking. Without a terminal to ask at it is refused otherwise.
+    #[arg(long)]
+    yes: bool,
+}
+
+impl Confirm {
+    /// Fails unless it is wanted that `what` happens.
+    pub fn check(self, what: &str) -> Result<(), Failure> {
+        if self.yes {
+            return Ok(());
+        }
+        if !io::stdin().is_terminal() {
+            return Err(Failure::BadInput(format!(
+                "{what}: this cannot be undone; --yes says that it is meant"
+            )));
+        }
+        let mut err = io::stderr();
+        let asked = write!(err, "{what}: this cannot be undone. Go on? [y/N] ").and_then(|()| err.flush());
+        asked.map_err(|error| Failure::Failed(format!("standard error: {error}")))?;
+        let mut answer = String::new();
+        io::stdin()
+            .read_line(&mut answer)
+            .map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
+        match answer.trim() {
+            "y" | "Y" | "yes" => Ok(()),
+            _ => Err(Failure::BadInput("nothing was changed".to_owned())),
+        }
+    }
+}
+
+/// Prints a line.
+pub fn line(text: &str) -> Result<(), Failure> {
+    writeln!(io::stdout(), "{text}").map_err(failed)
+}
+
+/// Why standard output could not be written.
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
+pub fn failed(error: io::Error) -> Failure {
+    match error.kind() {
+        // For instance with `| head`.
+        io::ErrorKind::BrokenPipe => Failure::Closed,
+        _ => Failure::Failed(format!("standard output: {error}")),
+    }
+}
+
+/// Prints a line on standard error. If standard error is a file on a full disk, the line is lost, and only the exit code remains.
+pub fn notice(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Creates a file that only its owner may read: names of databases are nobody else's.
+pub fn new_private_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// A table for people.
+pub struct Table {
+    /// The header, and the rows.
+    lines: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with this header.
+    pub fn new(header: &[&str]) -> Self {
+        Self { lines: vec![header.iter().map(|&name| name.to_owned()).collect()] }
+    }
+
+    /// Adds a row, which has as many cells as the header.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        // What others have called something may not forge a line, or move the cursor of a terminal.
+        let clean =
+            |cell: String| cell.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        self.lines.push(cells.into_iter().map(clean).collect());
+    }
+
+    /// The table as text, or `empty` if it has no rows.
+    pub fn text(&self, empty: &str) -> String {
+        if self.lines.len() == 1 {
+            return format!("{empty}\n");
+        }
+        let widths: Vec<_> = (0..self.lines[0].len())
+            .map(|column| self.lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+            .collect();
+        let mut text = String::new();
+        for line in &self.lines {
+            let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())
+                .expect("a string takes everything");
+        }
+        text
+    }
+}
+
+/// Prints `values`, each as an object a line if `json`, else as a table with `header`, whose rows are what `row` makes of them; or
+/// `empty` if there are none.
+pub fn print(
+    json: bool,
+    values: &[Value],
+    header: &[&str],
+    row: impl Fn(&Value) -> Vec<String>,
+    empty: &str,
+) -> Result<(), Failure> {
+    if json {
+        return values.iter().try_for_each(|value| line(&value.to_string()));
+    }
+    let mut table = Table::new(header);
+    for value in values {
+        table.row(row(value));
+    }
+    line(table.text(empty).trim_end())
+}
+
+/// A value as text: a string without its quotes, and what is not there as a dash.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+/// The elements of an array; none of anything else.
+pub fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A wall-clock time, of milliseconds since 1970.
+pub fn time(ms: &Value) -> String {
+    let Some(ms) = ms.as_u64() else { return "-".to_owned() };
+    UNIX_EPOCH.checked_add(Duration::from_millis(ms)).map_or_else(
+        || "?".to_owned(),
+        |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string(),
+    )
+}
+
+/// A duration, of milliseconds.
+pub fn duration(ms: &Value) -> String {
+    ms.as_u64().map_or_else(
+        || "-".to_owned(),
+        |ms| humantime::format_duration(Duration::from_millis(ms)).to_string(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_others_stay_in_their_cells() {
+        let mut table = Table::new(&["DB", "N"]);
+        assert_eq!(table.text("none"), "none\n");
+        table.row(["a\nb\x1b[2J".to_owned(), "1".to_owned()]);
+        assert_eq!(table.text("none"), "DB       N\na\u{fffd}b\u{fffd}[2J  1\n");
+    }
+}
