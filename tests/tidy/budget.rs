@@ -10,33 +10,33 @@ use crate::{root, sources};
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
     ("src", 190),
-    ("src/base", 3_700),
-    ("src/store", 1_400),
-    ("src/store/embedded", 5_970),
+    ("src/base", 3_625),
+    ("src/store", 1_385),
+    ("src/store/embedded", 5_805),
     ("src/store/fdb", 870),
-    ("src/store/testing", 1_540),
+    ("src/store/testing", 1_055),
     ("src/state", 2_905),
     ("src/state/keys", 2_600),
     ("src/state/feed", 1_990),
     ("src/state/membership", 2_530),
     ("src/roles", 210),
     ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_950),
+    ("src/roles/notifier", 1_960),
     ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_340),
     ("src/bus", 1_455),
     ("src/bus/relocation", 640),
-    ("src/front", 6_725),
+    ("src/front", 6_710),
     ("src/bin", 2_480),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_980;
+const SRC_LINES: usize = 48_275;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 258;
+const SRC_FILES: usize = 247;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_415;
