@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+mod disk;
 
 use std::{panic::catch_unwind, sync::LazyLock};
 
@@ -81,6 +82,8 @@ fn decode(input: &[u8]) -> Result<(), TestCaseError> {
         let ran = catch_unwind(|| decoder.run(input));
         prop_assert!(ran.is_ok(), "{decoder:?} panics at {input:?}");
     }
+    let opened = catch_unwind(|| disk::open_with_file(input));
+    prop_assert!(opened.is_ok(), "an opening panics at {input:?}");
     Ok(())
 }
 

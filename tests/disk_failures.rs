@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod disk;
+
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -11,11 +13,11 @@ use std::{
     },
 };
 
+use disk::{DiskFault, DiskOperation, SimulatedDisk};
 use notibus::{
     Error, Result,
     store::{
         AtomicOp, Database, Isolation, KeyRange, OpenCause, RangeRead, RetryPolicy, StoreError, Transaction,
-        testing::{DiskFault, DiskOperation, SimulatedDisk},
     },
 };
 
@@ -731,4 +733,27 @@ async fn a_gap_in_the_numbers_is_one_damage() {
     disk.write("journal-0000099999999999", b"");
     let damages = disk.check().unwrap().damages;
     assert!(damages.len() <= 3 && damages[0].what.contains("up to number 99999999998"), "{damages:?}");
+}
+
+/// A file that is not one of the store may have a name that looks like one: it is neither read nor removed.
+#[tokio::test]
+async fn only_names_of_the_store_are_its_files() {
+    let disk = SimulatedDisk::new(64);
+    let db = disk.open_small(ENDLESS).unwrap();
+    set(&db, b"k").await.unwrap();
+    drop(db);
+    let others =
+        ["journal-7", "journal-00000000000000007", "journal-10000000000000000", "snapshot-7", "journal-"];
+    for name in others {
+        disk.write(name, b"another file");
+    }
+    assert_eq!(disk.check().unwrap().damages, []);
+    let db = disk.open_small(600).unwrap();
+    // Enough for several snapshots, each of which removes files.
+    for number in 0..20_u8 {
+        set(&db, &[number; 100]).await.unwrap();
+    }
+    assert_eq!(rows(&db).await.len(), 21);
+    let names = disk.names();
+    assert!(others.iter().all(|name| names.iter().any(|found| found == name)), "{names:?}");
 }

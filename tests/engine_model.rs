@@ -3,14 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod disk;
+
 use std::collections::BTreeMap;
 
+use disk::SimulatedDisk;
 use fastrand::Rng;
 use notibus::{
     event::Versionstamp,
-    store::{
-        AtomicOp, Committed, Database, Isolation, KeyRange, RangeRead, Transaction, testing::SimulatedDisk,
-    },
+    store::{AtomicOp, Committed, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 
 /// How many random histories each model is compared with.

@@ -3,17 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+mod disk;
 
 use std::{fs, path::Path, time::Duration};
 
 use common::{db, eager, joined, record, row_with, wide_bus, within};
+use disk::SimulatedDisk;
 use notibus::{
-    Bus, Cursor, DispatcherOptions, Error, Filter, Sequence,
-    consumer::ConsumerSettings,
-    cursor::Start,
-    dispatcher::Item,
-    event::Versionstamp,
-    store::{Database, testing::SimulatedDisk},
+    Bus, Cursor, DispatcherOptions, Error, Filter, Sequence, consumer::ConsumerSettings, cursor::Start,
+    dispatcher::Item, event::Versionstamp, store::Database,
 };
 use tokio_stream::StreamExt;
 

@@ -2,17 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod disk;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, mpsc},
 };
 
+use disk::{DiskFault, DiskOperation, SimulatedDisk};
 use notibus::{
     Result,
-    store::{
-        Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
-        testing::{DiskFault, DiskOperation, SimulatedDisk},
-    },
+    store::{Database, Isolation, KeyRange, RangeRead, StoreError, Transaction},
 };
 
 /// The least length of the journals at which a snapshot is written.

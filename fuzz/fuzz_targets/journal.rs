@@ -1,7 +1,9 @@
 #![no_main]
-//! See `notibus::test_util::Decoder::Journal`.
+//! See `disk::open_with_file`.
 
 use libfuzzer_sys::fuzz_target;
-use notibus::test_util::Decoder;
 
-fuzz_target!(|input: &[u8]| Decoder::Journal.run(input));
+#[path = "../../tests/disk/mod.rs"]
+mod disk;
+
+fuzz_target!(|input: &[u8]| disk::open_with_file(input));

@@ -9,8 +9,6 @@ pub(crate) mod encoding;
 pub(crate) mod env;
 pub(crate) mod error;
 pub(crate) mod event;
-#[cfg(test)]
-pub(crate) mod explore;
 pub(crate) mod filter;
 pub(crate) mod health;
 pub(crate) mod log_throttle;

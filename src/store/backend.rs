@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use super::{Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch, mutation::Mutation};
+use super::{Isolation, KeyRange, Mutation, Page, RangeRead, TransactionOption, Watch};
 use crate::base::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},

@@ -12,8 +12,8 @@ use super::{
     Committed, FolderOptions, FolderReport, RetryPolicy, Transaction,
     backend::Backend,
     embedded::{self, Embedded, Engine, Inspection},
-    limits,
     retry::Tries,
+    types,
 };
 use crate::base::{
     env::Env,
@@ -59,7 +59,7 @@ struct Runs {
 
 impl Database {
     /// How many watches a client can have at once.
-    pub const WATCHES_MAX: usize = limits::WATCHES_MAX;
+    pub const WATCHES_MAX: usize = types::WATCHES_MAX;
 
     /// A new store in memory. It is gone with its last handle.
     pub fn memory() -> Self {
@@ -162,7 +162,7 @@ impl Database {
 
     /// The handle of a new process on `engine`.
     fn embedded(engine: Engine, env: Env) -> Self {
-        Self::new(Arc::new(Embedded::new(engine)), env)
+        Self::new(Arc::new(Embedded::new(Arc::new(engine))), env)
     }
 
     /// The handle of a new process on the store behind `backend`.
@@ -171,7 +171,7 @@ impl Database {
     }
 
     /// A handle on the store that `wrap` puts around this one, for a process with this `env`. To the store it is another process.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(feature = "test-util")]
     pub(super) fn wrapped<B: Backend>(&self, env: Env, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env, runs: Arc::clone(&self.runs) }
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use smallvec::SmallVec;
 
-use super::mutation::Mutation;
+use super::Mutation;
 
 /// State of a layer that belongs to one attempt of a transaction: a commit takes it, a reset or a retry drops it. A layer holds
 /// back writes this way, to merge them.

@@ -23,15 +23,11 @@ mod embedded;
 mod extension;
 #[cfg(feature = "foundationdb")]
 mod fdb;
-mod limits;
-mod mutation;
-mod options;
-mod range;
 mod retry;
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(feature = "test-util")]
 pub mod testing;
 mod transaction;
-mod watch;
+mod types;
 
 pub use crate::base::{
     env::{Env, Environment},
@@ -42,14 +38,13 @@ pub use embedded::{Damage, FolderReport};
 pub(crate) use extension::Extension;
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
-pub(crate) use limits::{KEY_LEN_MAX, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, VALUE_LEN_MAX};
-pub use mutation::AtomicOp;
-pub(crate) use mutation::{Mutation, write_len};
-pub use options::{FolderOptions, Isolation, Priority, TransactionOption};
-pub(crate) use range::key_after;
-pub use range::{KeyRange, Page, RangeRead, Row};
 pub use retry::RetryPolicy;
 pub(crate) use retry::Tries;
 pub(crate) use transaction::AfterCommit;
 pub use transaction::{Committed, Pages, Transaction};
-pub use watch::Watch;
+pub use types::{
+    AtomicOp, FolderOptions, Isolation, KeyRange, Page, Priority, RangeRead, Row, TransactionOption, Watch,
+};
+pub(crate) use types::{
+    KEY_LEN_MAX, Mutation, TRANSACTION_LEN_MAX, TRANSACTION_LIFETIME, VALUE_LEN_MAX, key_after, write_len,
+};

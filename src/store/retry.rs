@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Transaction, limits::TRANSACTION_LIFETIME};
+use super::{Transaction, types::TRANSACTION_LIFETIME};
 use crate::base::{
     backoff::Backoff,
     env::Env,

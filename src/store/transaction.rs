@@ -13,11 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::{
-    AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
+    AtomicOp, Isolation, KeyRange, Mutation, Page, RangeRead, Row, TransactionOption, Watch,
     backend::TransactionBackend,
     extension::{Extension, Extensions},
-    limits,
-    mutation::Mutation,
+    types,
 };
 use crate::base::{
     encoding::Versionstamp,
@@ -97,13 +96,13 @@ struct Held {
 
 impl Transaction {
     /// The longest key, in bytes.
-    pub const KEY_LEN_MAX: usize = limits::KEY_LEN_MAX;
+    pub const KEY_LEN_MAX: usize = types::KEY_LEN_MAX;
     /// The longest value, in bytes.
-    pub const VALUE_LEN_MAX: usize = limits::VALUE_LEN_MAX;
+    pub const VALUE_LEN_MAX: usize = types::VALUE_LEN_MAX;
     /// The largest transaction, in bytes of keys, values and conflict ranges.
-    pub const LEN_MAX: usize = limits::TRANSACTION_LEN_MAX;
+    pub const LEN_MAX: usize = types::TRANSACTION_LEN_MAX;
     /// How long a transaction can read and commit.
-    pub const LIFETIME: Duration = limits::TRANSACTION_LIFETIME;
+    pub const LIFETIME: Duration = types::TRANSACTION_LIFETIME;
 
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
         let (resets, in_doubt) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -79,6 +79,20 @@ pub(crate) async fn add_of_nothing_leaves_an_empty_value(f: &Fixture) -> Result<
     leaves(f, AtomicOp::Add, &[1, 2], b"", b"").await
 }
 
+/// Numbers longer than any word in which a store may compute their sum.
+pub(crate) async fn add_carries_through_long_numbers(f: &Fixture) -> Result<()> {
+    let (mut ones, mut one, mut carried) = ([0xff; 19], [0; 19], [0; 19]);
+    one[0] = 1;
+    leaves(f, AtomicOp::Add, &ones, &one, &[0; 19]).await?;
+    ones[18] = 0;
+    carried[18] = 1;
+    leaves(f, AtomicOp::Add, &ones, &one, &carried).await?;
+    let mut extended = [0; 19];
+    extended[9] = 1;
+    leaves(f, AtomicOp::Add, &ones[..9], &one, &extended).await?;
+    leaves(f, AtomicOp::Add, &ones, &[1, 2], &[0, 2]).await
+}
+
 pub(crate) async fn max_keeps_the_greater_number(f: &Fixture) -> Result<()> {
     leaves(f, AtomicOp::Max, &[0, 1], &[255, 0], &[0, 1]).await?;
     leaves(f, AtomicOp::Max, &[255, 0], &[0, 1], &[0, 1]).await?;

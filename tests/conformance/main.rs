@@ -114,6 +114,7 @@ macro_rules! every_case {
                 add_cuts_a_longer_value
                 add_over_an_empty_value_is_the_operand
                 add_of_nothing_leaves_an_empty_value
+                add_carries_through_long_numbers
                 max_keeps_the_greater_number
                 max_on_a_missing_key_is_the_operand
                 max_has_the_length_of_the_operand

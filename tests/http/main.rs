@@ -8,6 +8,8 @@ mod changes;
 mod client;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../disk/mod.rs"]
+mod disk;
 mod durations;
 mod events;
 mod fixture;

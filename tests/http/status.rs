@@ -4,12 +4,12 @@ use notibus::{
     DispatcherOptions, EventKind,
     consumer::ConsumerSettings,
     http::{ApiOptions, ServerOptions},
-    store::testing::{DiskFault, DiskOperation, SimulatedDisk},
 };
 
 use crate::{
     client::{ask, get},
     common::db,
+    disk::{DiskFault, DiskOperation, SimulatedDisk},
     fixture::HttpFixture,
 };
 

@@ -6,12 +6,15 @@ use notibus::{
     Bus, BusOptions, NodeOptions, Notifier, NotifierOptions,
     store::{
         Database, StoreError,
-        testing::{Attempt, CommitFault, Faults, Gate, Operation, SimulatedDisk},
+        testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
 
 use super::fixture::{EXPIRY, INTERVAL, NODES, is_even, removes, shares, writes};
-use crate::common::{joined, unpolled, until, wide_bus};
+use crate::{
+    common::{joined, unpolled, until, wide_bus},
+    disk::SimulatedDisk,
+};
 
 /// `count` notifiers that start one after the other. Each has opened the bus for itself, as processes do: what one of them has seen of
 /// others, no other one knows.

@@ -6,6 +6,8 @@ mod assignment;
 #[path = "../common/mod.rs"]
 mod common;
 mod deaths;
+#[path = "../disk/mod.rs"]
+mod disk;
 mod fencing;
 mod fixture;
 mod gone;

@@ -5,17 +5,20 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../disk/mod.rs"]
+mod disk;
 mod parts;
 mod snapshot;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use disk::{DiskFault, DiskOperation, SimulatedDisk};
 use notibus::{
     Bus, BusOptions, DispatcherOptions, Roles,
     http::{Api, ApiOptions},
     store::{
         AtomicOp, Database, StoreError,
-        testing::{CommitFault, DiskFault, DiskOperation, Faults, Gate, SimulatedDisk},
+        testing::{CommitFault, Faults, Gate},
     },
 };
 use parts::{Asked, SOON, a_dead_notifier_is_named, a_dead_tail_is_named};

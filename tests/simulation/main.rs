@@ -24,6 +24,8 @@
 
 mod actors;
 mod app;
+#[path = "../disk/mod.rs"]
+mod disk;
 mod draw;
 mod findings;
 mod guarantee;

@@ -1,7 +1,8 @@
-//! [`Decoder`]: all decoders of bytes from outside: from the store, a disk, a client, or a file.
+//! [`Decoder`]: all decoders of bytes from outside: from the store, a client, or a file.
 //!
 //! None may panic, whatever its input is. An accepted value has to be the same after it is written and read again.
-//! `fuzz/` gives them the inputs of a fuzzer, `tests/decoders.rs` rows of a store, with some of them changed.
+//! `fuzz/` gives them the inputs of a fuzzer, `tests/decoders.rs` rows of a store, with some of them changed. Both also open folders with
+//! such files.
 
 use std::fmt::Debug;
 
@@ -23,7 +24,6 @@ use crate::{
             NodeRow, RowSpace, ShardId, TopologyRow, watermark,
         },
     },
-    store::testing::SimulatedDisk,
 };
 
 /// A kind of decoders.
@@ -36,8 +36,6 @@ pub enum Decoder {
     Values,
     /// The parsers of text: cursors, sequences, names, revisions.
     Texts,
-    /// A folder in which one of the files has these bytes.
-    Journal,
     /// The query string and the headers of a request, a line each.
     #[cfg(feature = "http")]
     Query,
@@ -52,7 +50,6 @@ impl Decoder {
         Self::Keys,
         Self::Values,
         Self::Texts,
-        Self::Journal,
         #[cfg(feature = "http")]
         Self::Query,
         #[cfg(feature = "http")]
@@ -69,7 +66,6 @@ impl Decoder {
             Self::Keys => keys(input),
             Self::Values => values(input),
             Self::Texts => texts(&String::from_utf8_lossy(input)),
-            Self::Journal => journal(input),
             #[cfg(feature = "http")]
             Self::Query => crate::front::http::decode_query(input),
             #[cfg(feature = "http")]
@@ -149,15 +145,4 @@ fn texts(text: &str) {
     drop(DocId::new(text));
     drop(ConsumerName::new(text));
     drop(text.parse::<u64>().map(ShardId));
-}
-
-/// Opens a folder in which one file has the bytes of `input` after the first one, which selects the file.
-fn journal(input: &[u8]) {
-    let (choice, bytes) = input.split_first().unwrap_or((&0, &[]));
-    let disk = SimulatedDisk::new(64);
-    drop(disk.open_small(1_000).expect("an empty disk can be used"));
-    let disk = disk.copied();
-    let names = disk.names();
-    disk.write(&names[usize::from(*choice) % names.len()], bytes);
-    drop(disk.open_small(1_000));
 }

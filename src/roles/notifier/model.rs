@@ -6,14 +6,18 @@
 //! whether the reader has expired. Beside them it computes what must be delivered to the reader: the newest fact of each kind of the
 //! newest instance, and a deletion by name once the reader may know that the name existed.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug},
+};
+
+use stateright::{Checker, Model, Property};
 
 use super::algorithm::{Observed, fold};
 use crate::base::{
     cursor::Cursor,
     encoding::{Counters, Incarnation, Sequence, Versionstamp},
     event::{DbInstance, DbName, EventKind, Kinds},
-    explore::{Model, explore},
     notification::Notification,
 };
 
@@ -220,9 +224,7 @@ impl Reading {
     }
 }
 
-impl Model for Reading {
-    type State = State;
-
+impl Reading {
     fn start(&self) -> State {
         State {
             events: self.events,
@@ -243,6 +245,7 @@ impl Model for Reading {
         }
     }
 
+    /// The steps that can happen in `state`, each with a name and the next state. A step that must never happen is an error.
     fn steps(&self, state: &State) -> Vec<(String, Result<State, String>)> {
         let mut steps = Vec::new();
         if state.events > 0 {
@@ -296,10 +299,52 @@ impl Model for Reading {
         }
         steps
     }
+}
 
-    fn check(&self, _: &State) -> Result<(), String> {
-        Ok(())
+/// A step with the state that it leads to.
+#[derive(Clone, PartialEq)]
+struct Step {
+    name: String,
+    to: Result<State, String>,
+}
+
+impl Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
     }
+}
+
+/// A state is an error if the step to it must never happen.
+impl Model for Reading {
+    type State = Result<State, String>;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<Self::State> {
+        vec![Ok(self.start())]
+    }
+
+    fn actions(&self, state: &Self::State, actions: &mut Vec<Step>) {
+        let steps = state.as_ref().map(|state| self.steps(state)).unwrap_or_default();
+        actions.extend(steps.into_iter().map(|(name, to)| Step { name, to }));
+    }
+
+    fn next_state(&self, _: &Self::State, step: Step) -> Option<Self::State> {
+        Some(step.to)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![Property::always("promised", |_, state: &Self::State| state.is_ok())]
+    }
+}
+
+/// How many states the model can reach, breadth first; or the shortest steps to a state that must not be, and what is wrong there.
+fn explore(model: Reading) -> Result<usize, (Vec<String>, String)> {
+    let checker = model.checker().spawn_bfs().join();
+    let Some(way) = checker.discovery("promised") else {
+        return Ok(checker.unique_state_count());
+    };
+    let wrong = way.last_state().clone().expect_err("the checker has found what is wrong");
+    Err((way.into_actions().into_iter().map(|step| step.name).collect(), wrong))
 }
 
 /// Small enough for every build.

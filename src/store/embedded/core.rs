@@ -29,7 +29,7 @@ use crate::{
         encoding::Versionstamp,
         error::{Result, StoreError},
     },
-    store::{AtomicOp, KeyRange, TRANSACTION_LIFETIME, mutation::Mutation},
+    store::{AtomicOp, KeyRange, Mutation, TRANSACTION_LIFETIME},
 };
 
 /// The rows at the read version of a transaction.

@@ -224,13 +224,13 @@ impl Engine {
     }
 
     /// The versions that it had used before it was opened.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(feature = "test-util")]
     pub fn history(&self) -> &History {
         &self.history
     }
 
     /// Closes the folder in order. No commit succeeds afterwards.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(feature = "test-util")]
     pub fn close(&self) {
         if let Committing::Turns(worker) = &self.committing {
             worker.lock().expect("no commit has panicked").close();

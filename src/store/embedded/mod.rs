@@ -6,7 +6,6 @@
 //! transactions as a group ([`folder`]), and holds that lock neither while it writes nor while it syncs.
 
 mod atomic;
-mod backend;
 mod committer;
 mod conflicts;
 mod core;
@@ -16,16 +15,61 @@ mod overlay;
 mod packed;
 mod recent;
 mod rows;
-mod scan;
 mod transaction;
 mod undo;
 mod watches;
 
-pub(crate) use self::backend::Embedded;
-#[cfg(any(test, feature = "test-util"))]
-pub(crate) use self::folder::{Access, File, Files, FolderTuning, Lock};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+#[cfg(feature = "test-util")]
+pub use self::folder::{Access, File, Files, FolderTuning, Lock};
 pub use self::folder::{Damage, FolderReport};
+use self::transaction::EmbeddedTransaction;
 pub(super) use self::{
     engine::Engine,
     folder::{Inspection, copy_to, inspect, open_folder},
 };
+use super::backend::{Backend, TransactionBackend};
+use crate::base::error::StoreError;
+
+/// A shared engine, as a backend.
+pub(super) struct Embedded(Arc<Engine>);
+
+impl Embedded {
+    pub fn new(engine: Arc<Engine>) -> Self {
+        Self(engine)
+    }
+}
+
+impl Backend for Embedded {
+    fn begin(&self) -> Box<dyn TransactionBackend> {
+        Box::new(EmbeddedTransaction::new(Arc::clone(&self.0)))
+    }
+
+    fn is_unused(&self, name: &[u8]) -> bool {
+        self.0.is_unused(name)
+    }
+
+    fn mark_used(&self, name: &[u8]) {
+        self.0.mark_used(name);
+    }
+
+    fn may_have_used(&self, version: u64) -> bool {
+        self.0.may_have_used(version)
+    }
+
+    fn shortage(&self) -> Option<StoreError> {
+        self.0.failed().shortage()
+    }
+
+    fn failure(&self) -> Option<StoreError> {
+        self.0.failed().get()
+    }
+
+    fn failed(&self) -> BoxFuture<'static, StoreError> {
+        let failed = Arc::clone(self.0.failed());
+        Box::pin(async move { failed.happened().await })
+    }
+}

@@ -16,8 +16,7 @@ use super::{
     conflicts::ReadConflict,
     core::{Outcome, Request, Snapshot},
     engine::{Commit, Engine, Holds},
-    overlay::Overlay,
-    scan,
+    overlay::{self, Overlay},
     watches::{self, ValueHash},
 };
 use crate::{
@@ -26,10 +25,9 @@ use crate::{
         error::{Error, Result, StoreError},
     },
     store::{
-        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX, TransactionOption,
-        VALUE_LEN_MAX, Watch,
+        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Mutation, Page, RangeRead, TRANSACTION_LEN_MAX,
+        TransactionOption, VALUE_LEN_MAX, Watch,
         backend::{Answer, TransactionBackend},
-        mutation::Mutation,
     },
 };
 
@@ -356,9 +354,9 @@ impl TransactionBackend for EmbeddedTransaction {
         }
         self.reading(|state| {
             state.overlay();
-            let page = scan::page(&state.snapshot().root, state.overlay.as_ref(), read)?;
+            let page = overlay::page(&state.snapshot().root, state.overlay.as_ref(), read)?;
             if isolation == Isolation::Serializable {
-                state.add_read(ReadConflict::Range(scan::covered(read, &page)));
+                state.add_read(ReadConflict::Range(overlay::covered(read, &page)));
             }
             Ok(page)
         })

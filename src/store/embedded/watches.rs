@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     base::error::StoreError,
-    store::{KeyRange, limits::WATCHES_MAX},
+    store::{KeyRange, types::WATCHES_MAX},
 };
 
 /// A watch of a transaction, which its commit will arm.

@@ -22,9 +22,9 @@ use crate::{
         error::{Error, Result, StoreError},
     },
     store::{
-        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, Priority, RangeRead, TransactionOption, Watch,
+        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Mutation, Page, Priority, RangeRead, TransactionOption,
+        Watch,
         backend::{Answer, TransactionBackend},
-        mutation::Mutation,
     },
 };
 

@@ -1,5 +1,5 @@
-//! For the tests of layers: [`Faults`] makes a store fail as a plan says, [`Trace`] records the operations on it, and
-//! a [`SimulatedDisk`] below a store fails, fills up and loses its power.
+//! For the tests of layers: [`Faults`] makes a store fail as a plan says, and [`Trace`] records the operations on it. For the tests of
+//! the store itself, [`open_on`] opens it on a disk of their own.
 //!
 //! The first two are wrappers. Each gives a [`Database`](super::Database) that is used like any other and keeps its
 //! rows in the wrapped one. So a test can drive a layer through the wrapper and read the result beside it. Wrappers
@@ -29,14 +29,12 @@
 
 mod disk;
 mod faults;
-mod gate;
 mod operation;
 mod trace;
 mod wrapper;
 
-pub use disk::{DiskFault, DiskOperation, DiskStore, SimulatedDisk, Unsynced};
-pub use faults::{CommitFault, Faults, OperationCounts, WatchFault};
-pub use gate::Gate;
+pub use disk::{Access, DiskStore, File, Files, FolderTuning, Lock, check_on, open_on};
+pub use faults::{CommitFault, Faults, Gate, OperationCounts, WatchFault};
 pub use operation::{Attempt, Operation};
 pub use trace::Trace;
 pub use wrapper::{Commit, DeferredCommit, Failed, Interceptor, Stamp, intercepted};

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::store::{AtomicOp, Isolation, KeyRange, mutation::Mutation};
+use crate::store::{AtomicOp, Isolation, KeyRange, Mutation};
 
 /// An operation of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]

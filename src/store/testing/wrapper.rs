@@ -20,9 +20,8 @@ use crate::{
         error::{Error, Result, StoreError},
     },
     store::{
-        Database, Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch,
+        Database, Isolation, KeyRange, Mutation, Page, RangeRead, TransactionOption, Watch,
         backend::{Answer, Backend, TransactionBackend},
-        mutation::Mutation,
     },
 };
 

@@ -7,12 +7,11 @@ use std::{path::Path, sync::Arc};
 
 use notibus::{
     Result,
-    store::{
-        Database, Env,
-        testing::{DiskFault, DiskOperation, DiskStore, SimulatedDisk, Unsynced},
-    },
+    store::{Database, Env, testing::DiskStore},
 };
 use parking_lot::{Mutex, MutexGuard};
+
+use crate::disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
 
 /// How many operations of the disk a commit takes.
 const COMMIT_OPERATIONS: usize = 3;

@@ -9,11 +9,12 @@ use std::{sync::Arc, time::Duration};
 use notibus::{
     Bus,
     event::{Incarnation, Sequence},
-    store::{Database, Env, testing::SimulatedDisk},
+    store::{Database, Env},
 };
 
 use super::World;
 use crate::{
+    disk::SimulatedDisk,
     guarantee::Guarantee,
     kernel::{
         Event,

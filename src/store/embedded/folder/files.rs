@@ -17,12 +17,14 @@ use std::{
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 /// An opened folder. Its files are reached by its handle: if another folder takes its place, they are still those of this one.
-pub(crate) trait Files: Send + Sync + 'static {
+pub trait Files: Send + Sync + 'static {
     /// The names of its entries.
     fn list(&self) -> io::Result<Vec<String>>;
+    /// Opens a file.
     fn open(&self, name: &str, access: Access) -> io::Result<Box<dyn File>>;
     /// Renames a file, and replaces a file that has the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Waits until its names are on disk.
     fn sync(&self) -> io::Result<()>;
@@ -31,16 +33,18 @@ pub(crate) trait Files: Send + Sync + 'static {
     /// Locks the folder itself, which nobody can take away from below the lock, until the lock is dropped. `None` if another holder
     /// has it.
     fn lock(&self) -> io::Result<Option<Lock>>;
+    /// Whether anybody has locked it.
     fn is_locked(&self) -> io::Result<bool>;
     /// Whether its path still leads to it. It does not once it was moved, removed, or replaced.
     fn is_in_place(&self) -> io::Result<bool>;
 }
 
 /// A lock, until it is dropped.
-pub(crate) type Lock = Box<dyn Send + Sync>;
+pub type Lock = Box<dyn Send + Sync>;
 
+/// What a file is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// Read an existing file.
     Read,
     /// Read and write an existing file.
@@ -49,7 +53,9 @@ pub(crate) enum Access {
     Create,
 }
 
-pub(crate) trait File: Send {
+/// An opened file.
+#[allow(clippy::len_without_is_empty, reason = "nobody asks whether a file is empty")]
+pub trait File: Send {
     /// Its length, in bytes.
     fn len(&mut self) -> io::Result<u64>;
     /// Reads bytes at `at` into `buffer`. It may read fewer bytes than asked for; it reads none at the end.
@@ -135,7 +141,7 @@ pub(super) fn is_no_room(error: &io::Error) -> bool {
 
 /// A folder of the operating system.
 #[cfg(unix)]
-pub(crate) struct SystemFolder {
+pub(super) struct SystemFolder {
     handle: fs::File,
     path: PathBuf,
 }

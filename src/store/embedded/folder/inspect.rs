@@ -3,14 +3,14 @@
 use std::{io, path::Path, sync::atomic::AtomicBool};
 
 use super::{
-    damage::{BadSectors, Damage},
     files::{Access, Files},
     history::History,
-    journal::{self, Journal},
-    marker::{FORMAT, FORMAT_UNFINISHED, MARKER, Marker, Refusal, check_marker, write_text},
-    names::Names,
+    journal::{Journal, write_snapshot},
+    layout::{
+        BadSectors, Damage, FORMAT, FORMAT_UNFINISHED, MARKER, Marker, Names, Refusal, check_marker,
+        journal_name, write_text,
+    },
     recover::{self, Contents},
-    snapshot,
 };
 use crate::{base::error::Result, store::embedded::rows::Rows};
 
@@ -84,7 +84,7 @@ fn state(files: &dyn Files) -> io::Result<State> {
     let is_open = files.is_locked()?;
     let last = Names::of(files)?.journals.last().copied().filter(|_| !is_open);
     // One that cannot be opened is reported by who reads it.
-    let len = |number| Some((number, files.open(&journal::name(number), Access::Read).ok()?.len().ok()?));
+    let len = |number| Some((number, files.open(&journal_name(number), Access::Read).ok()?.len().ok()?));
     Ok(State { is_open, last: last.and_then(len) })
 }
 
@@ -105,6 +105,6 @@ fn try_copy(files: &dyn Files, inspection: &Inspection) -> Result<(), Refusal> {
 pub(super) fn make(files: &dyn Files, (root, version): (&Rows, u64), history: &History) -> io::Result<()> {
     write_text(files, MARKER, FORMAT_UNFINISHED)?;
     let journal = Journal::create(files, 1, version, 0)?;
-    snapshot::write(files, journal.number, (root, version), history, &AtomicBool::new(false))?;
+    write_snapshot(files, journal.number, (root, version), history, &AtomicBool::new(false))?;
     write_text(files, MARKER, FORMAT)
 }

@@ -1,4 +1,5 @@
-//! [`Journal`]: the commits since a snapshot, one record for each group.
+//! [`Journal`]: the commits since a snapshot, one record for each group; and snapshots: all rows at one version, so that earlier journals
+//! can be removed.
 //!
 //! # Invariants
 //!
@@ -9,22 +10,33 @@
 //!    it. It makes damage to the last group visible.
 //! 3. A journal has its name once its first record is on disk. The first record of the next journal has the length of
 //!    this one.
+//! 4. A snapshot has its name once it is whole and on disk; so any broken part of it is damage.
 
-use std::io;
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use super::{
     files::{File, Files, is_no_room, read_all, replace, write_all},
+    history::History,
+    layout::{journal_name, snapshot_name},
     record::{self, Kind},
 };
-
-pub(super) fn name(number: u64) -> String {
-    format!("journal-{number:016}")
-}
+use crate::store::embedded::rows::Rows;
 
 /// The seed of the checksums of journal `number`.
-pub(super) fn seed(number: u64) -> u64 {
+pub(super) fn journal_seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6a6f_7572_6e61_6c00
 }
+
+/// The seed of the checksums of snapshot `number`.
+pub(super) fn snapshot_seed(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
+}
+
+/// The payload length at which a record of a snapshot's rows ends, in bytes.
+const ROWS_LEN: usize = 64 * 1_024;
 
 /// Why a record was not written.
 #[derive(Debug)]
@@ -58,10 +70,10 @@ impl Journal {
     /// Creates a journal, after one of length `previous_len` that ends with `version`.
     pub fn create(files: &dyn Files, number: u64, version: u64, previous_len: u64) -> io::Result<Self> {
         let mut buffer = Vec::new();
-        record::append(&mut buffer, (seed(number), 0), Kind::Journal, version, |out| {
+        record::append(&mut buffer, (journal_seed(number), 0), Kind::Journal, version, |out| {
             out.extend_from_slice(&previous_len.to_be_bytes());
         });
-        let (file, ()) = replace(files, &name(number), |file| write_all(file, 0, &buffer))?;
+        let (file, ()) = replace(files, &journal_name(number), |file| write_all(file, 0, &buffer))?;
         Ok(Self { file, number, end: buffer.len() as u64, buffer, has_records: false, is_sealed: false })
     }
 
@@ -92,7 +104,7 @@ impl Journal {
             return Err(io::Error::other("another journal may have begun, and cannot be used").into());
         }
         self.buffer.clear();
-        record::append(&mut self.buffer, (seed(self.number), self.end), kind, version, payload);
+        record::append(&mut self.buffer, (journal_seed(self.number), self.end), kind, version, payload);
         match write_all(&mut *self.file, self.end, &self.buffer) {
             Err(error) if is_no_room(&error) => {
                 // A part of a record is none, but the room behind the journal is needed.
@@ -112,7 +124,13 @@ impl Journal {
     /// Marks the end. It is only needed to detect damage; the next record overwrites it, however much of it was written.
     fn mark(&mut self, version: u64) {
         self.buffer.clear();
-        record::append(&mut self.buffer, (seed(self.number), self.end), Kind::Synced, version, |_| {});
+        record::append(
+            &mut self.buffer,
+            (journal_seed(self.number), self.end),
+            Kind::Synced,
+            version,
+            |_| {},
+        );
         if let Err(error) = write_all(&mut *self.file, self.end, &self.buffer) {
             tracing::debug!(%error, "the end of the journal was not marked");
         }
@@ -127,4 +145,49 @@ impl Journal {
     pub fn seal(&mut self) {
         self.is_sealed = true;
     }
+}
+
+/// Writes snapshot `number`: `root` at `version`. Returns it and its length. Fails soon after it `is_abandoned`.
+pub(super) fn write_snapshot(
+    files: &dyn Files,
+    number: u64,
+    (root, version): (&Rows, u64),
+    history: &History,
+    is_abandoned: &AtomicBool,
+) -> io::Result<(Box<dyn File>, u64)> {
+    let (seed, mut at, mut record) = (snapshot_seed(number), 0, Vec::new());
+    replace(files, &snapshot_name(number), |file| {
+        let mut write = |kind, payload: &dyn Fn(&mut Vec<u8>)| {
+            if is_abandoned.load(Ordering::Relaxed) {
+                return Err(io::Error::other("the store was dropped, or has failed, meanwhile"));
+            }
+            record.clear();
+            record::append(&mut record, (seed, at), kind, version, payload);
+            write_all(file, at, &record)?;
+            at += record.len() as u64;
+            Ok::<_, io::Error>(at)
+        };
+        write(Kind::Snapshot, &|out| history.append_to(out))?;
+        let (mut rows, mut count, mut total) = (Vec::new(), 0_u32, 0_u64);
+        let mut write_rows = |rows: &mut Vec<u8>, count: &mut u32| {
+            write(Kind::Rows, &|out| {
+                out.extend_from_slice(&count.to_be_bytes());
+                out.extend_from_slice(rows);
+            })?;
+            rows.clear();
+            *count = 0;
+            Ok::<_, io::Error>(())
+        };
+        for (key, value) in root.iter() {
+            record::append_row(&mut rows, key, Some(value));
+            (count, total) = (count + 1, total + 1);
+            if rows.len() >= ROWS_LEN {
+                write_rows(&mut rows, &mut count)?;
+            }
+        }
+        if count > 0 {
+            write_rows(&mut rows, &mut count)?;
+        }
+        write(Kind::End, &|out| out.extend_from_slice(&total.to_be_bytes()))
+    })
 }

@@ -1,7 +1,7 @@
 //! A store's folder: the rows on disk, and the files around them.
 //!
 //! All rows are in memory, so the disk is only written to until the folder is opened again: a [`journal`] that grows
-//! by a record for each group of commits, and now and then a [`snapshot`] of all rows, which replaces the journals
+//! by a record for each group of commits, and now and then a snapshot of all rows, which replaces the journals
 //! before it.
 //!
 //! | file | content |
@@ -24,16 +24,13 @@
 //! rows, and a constant. If there is no room for a snapshot, or for a commit, commits fail for some time with `no_room`, not
 //! committed, and each tries again. An opening writes an overdue snapshot first, and goes on without it if there is no room.
 
-mod damage;
 mod files;
 mod history;
 mod inspect;
 mod journal;
-mod marker;
-mod names;
+mod layout;
 mod record;
 mod recover;
-mod snapshot;
 
 use std::{
     io,
@@ -48,20 +45,21 @@ use std::{
 
 use parking_lot::Mutex;
 
-pub(crate) use self::files::{Access, File, Files, Lock};
-pub(crate) use self::history::History;
+pub use self::files::{Access, File, Files, Lock};
+pub(super) use self::history::History;
 pub(in crate::store) use self::inspect::{Inspection, copy_to, inspect};
 pub(super) use self::journal::Unwritten;
-pub(in crate::store) use self::marker::open_folder;
+pub(in crate::store) use self::layout::open_folder;
+pub use self::{inspect::FolderReport, layout::Damage};
 use self::{
-    damage::BadSectors,
-    journal::Journal,
-    marker::{CLOSED, FORMAT, MARKER, Marker, Refusal, check_marker, write_text},
-    names::Names,
+    journal::{Journal, write_snapshot},
+    layout::{
+        BadSectors, CLOSED, FORMAT, MARKER, Marker, Names, Refusal, check_marker, journal_name,
+        snapshot_name, write_text,
+    },
     record::Kind,
     recover::Contents,
 };
-pub use self::{damage::Damage, inspect::FolderReport};
 use super::{core::Staged, rows::Rows};
 use crate::{base::error::Result, store::FolderOptions};
 
@@ -72,8 +70,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// The pause between two attempts at an overdue snapshot.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 
+/// When a store writes its snapshots.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct FolderTuning {
+pub struct FolderTuning {
     /// The least length of the journals before a snapshot is written, in bytes.
     pub journal_len_min: u64,
     /// For how long commits wait for an overdue snapshot that has no room.
@@ -159,14 +158,14 @@ impl Folder {
         let Contents { root, mut history, snapshot_len, sealed_len, last, leftovers, .. } = contents;
         let last = last.ok_or_else(|| Refusal::damaged("it has no journal; restore it from a copy"))?;
         let version = version.max(contents.version + 1);
-        let file = files.open(&journal::name(last.number), Access::Write)?;
+        let file = files.open(&journal_name(last.number), Access::Write)?;
         let journal = Journal::resume(file, last.number, (last.begin, last.end))?;
         for name in leftovers {
             files.remove(&name)?;
         }
         history.opened(version);
         let marker = files.open(MARKER, Access::Read)?;
-        let snapshot = files.open(&snapshot::name(contents.snapshot), Access::Read)?;
+        let snapshot = files.open(&snapshot_name(contents.snapshot), Access::Read)?;
         let mut folder = Self {
             files,
             options,
@@ -360,7 +359,7 @@ impl Folder {
             Ok(next) => next,
             Err(error) => {
                 // It may have its name already. Then nothing may be added to the previous journal.
-                match self.files.remove(&journal::name(number)) {
+                match self.files.remove(&journal_name(number)) {
                     Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
                     removed => {
                         let removed = removed.and_then(|()| self.files.sync());
@@ -417,12 +416,12 @@ impl SnapshotTask {
     /// Writes it, and removes older files.
     fn run(self) {
         let Self { files, number, root, version, history, snapshots, retry_at, is_abandoned } = self;
-        let written = snapshot::write(&*files, number, (&root, version), &history, &is_abandoned);
+        let written = write_snapshot(&*files, number, (&root, version), &history, &is_abandoned);
         let written = written.and_then(|(file, len)| {
             snapshots.lock().file = file;
             let names = Names::of(&*files)?;
-            let old = names.snapshots.iter().filter(|n| **n < number).map(|n| snapshot::name(*n));
-            for name in old.chain(names.journals.iter().filter(|n| **n < number).map(|n| journal::name(*n))) {
+            let old = names.snapshots.iter().filter(|n| **n < number).map(|n| snapshot_name(*n));
+            for name in old.chain(names.journals.iter().filter(|n| **n < number).map(|n| journal_name(*n))) {
                 files.remove(&name)?;
             }
             Ok(len)

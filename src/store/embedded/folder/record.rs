@@ -19,8 +19,8 @@ use std::{collections::BTreeMap, io};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
-    damage::{BadSectors, is_bad_sector},
     files::{File, read_all},
+    layout::{BadSectors, is_bad_sector},
 };
 use crate::base::{encoding::Reader, error::Result};
 

@@ -7,14 +7,11 @@
 use std::io;
 
 use super::{
-    damage::{BadSectors, Damage, is_bad_sector},
     files::{Access, Files, read_text},
     history::History,
-    journal,
-    marker::{CLOSED, unsealed},
-    names::Names,
+    journal::{journal_seed, snapshot_seed},
+    layout::{BadSectors, CLOSED, Damage, Names, is_bad_sector, journal_name, snapshot_name, unsealed},
     record::{self, Kind, Record, Records},
-    snapshot,
 };
 use crate::{
     base::{encoding::Reader, error::Result},
@@ -65,19 +62,19 @@ pub(super) fn read(files: &dyn Files, bad_sectors: BadSectors) -> io::Result<Con
         let mut reading =
             Reading { files, bad_sectors, contents: Contents::nothing(), ended: None, has_moved: false };
         let snapshot = match names.snapshots.last() {
-            Some(&number) => reading.open(&snapshot::name(number), snapshot::seed(number))?,
+            Some(&number) => reading.open(&snapshot_name(number), snapshot_seed(number))?,
             None => None,
         };
         let mut journals = Vec::new();
         for &number in names.journals.iter().filter(|number| **number >= first) {
-            journals.push((number, reading.open(&journal::name(number), journal::seed(number))?));
+            journals.push((number, reading.open(&journal_name(number), journal_seed(number))?));
         }
         if reading.has_moved {
             // Another process has just removed a file, which a newer snapshot has replaced.
             continue;
         }
         match (names.snapshots.last(), snapshot) {
-            (None, _) => reading.damage(snapshot::name(first), 0, "there is no snapshot"),
+            (None, _) => reading.damage(snapshot_name(first), 0, "there is no snapshot"),
             (Some(&number), Some(records)) => reading.snapshot(number, records)?,
             (Some(_), None) => {}
         }
@@ -89,8 +86,8 @@ pub(super) fn read(files: &dyn Files, bad_sectors: BadSectors) -> io::Result<Con
         let old = |numbers: &[u64], name: fn(u64) -> String| {
             numbers.iter().filter(|n| **n < first).map(|n| name(*n)).collect::<Vec<_>>()
         };
-        contents.leftovers.extend(old(&names.journals, journal::name));
-        contents.leftovers.extend(old(&names.snapshots, snapshot::name));
+        contents.leftovers.extend(old(&names.journals, journal_name));
+        contents.leftovers.extend(old(&names.snapshots, snapshot_name));
         return Ok(contents);
     }
     Err(io::Error::other("its files change faster than they can be opened"))
@@ -181,7 +178,7 @@ impl Reading<'_> {
     }
 
     fn snapshot(&mut self, number: u64, mut records: Records) -> io::Result<()> {
-        let name = snapshot::name(number);
+        let name = snapshot_name(number);
         let mut is_finished = false;
         let end = self.records(&name, &mut records, |reading, record, at| {
             let contents = &mut reading.contents;
@@ -197,10 +194,10 @@ impl Reading<'_> {
                     let found = contents.root.iter().count();
                     if count != found as u64 {
                         let what = format!("{count} rows were written, {found} are there");
-                        reading.damage(snapshot::name(number), at, what);
+                        reading.damage(snapshot_name(number), at, what);
                     }
                 }
-                _ => reading.damage(snapshot::name(number), at, "this is no part of a snapshot"),
+                _ => reading.damage(snapshot_name(number), at, "this is no part of a snapshot"),
             }
             Ok(())
         })?;
@@ -216,13 +213,13 @@ impl Reading<'_> {
     fn journals(&mut self, first: u64, journals: Vec<(u64, Option<Records>)>) -> io::Result<()> {
         let (mut next, last) = (first, journals.last().map(|(number, _)| *number));
         if last.is_none() {
-            self.damage(journal::name(first), 0, "it is missing");
+            self.damage(journal_name(first), 0, "it is missing");
         }
         for (number, records) in journals {
             if number > next {
                 let more =
                     if number == next + 1 { String::new() } else { format!(", up to number {}", number - 1) };
-                self.damage(journal::name(next), 0, format!("it is missing{more}"));
+                self.damage(journal_name(next), 0, format!("it is missing{more}"));
                 self.ended = None;
             }
             next = number + 1;
@@ -235,7 +232,7 @@ impl Reading<'_> {
     }
 
     fn journal(&mut self, number: u64, mut records: Records, is_last: bool) -> io::Result<()> {
-        let name = journal::name(number);
+        let name = journal_name(number);
         let mut begin = 0;
         let end = self.records(&name, &mut records, |reading, record, at| {
             begin = at;
@@ -244,7 +241,7 @@ impl Reading<'_> {
                 Kind::Journal if at == 0 => reading.follows(number, record)?,
                 Kind::Opening | Kind::Commit if record.version <= version => {
                     let what = format!("version {} comes after {version}", record.version);
-                    reading.damage(journal::name(number), at, what);
+                    reading.damage(journal_name(number), at, what);
                 }
                 Kind::Opening => {
                     reading.contents.history.opened(record.version);
@@ -255,7 +252,7 @@ impl Reading<'_> {
                     reading.contents.history.reached(record.version);
                     reading.contents.version = record.version;
                 }
-                _ => reading.damage(journal::name(number), at, "this is no part of a journal"),
+                _ => reading.damage(journal_name(number), at, "this is no part of a journal"),
             }
             Ok(())
         })?;
@@ -281,7 +278,7 @@ impl Reading<'_> {
                     "it goes on from version {}, the snapshot is of {}",
                     record.version, self.contents.version
                 );
-                self.damage(journal::name(number), 0, what);
+                self.damage(journal_name(number), 0, what);
             }
             return Ok(());
         };

@@ -1,16 +1,13 @@
-//! The small files of a folder: the marker that tells its format, and the note that it was closed in order.
+//! What a folder holds: its files by their names, the marker that tells its format, and the note that it was closed in order; and what
+//! can be wrong with it: [`Damage`], and the reasons not to open it.
 
-use std::{io, path::Path, sync::Arc};
+use std::{fmt, io, path::Path, sync::Arc};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 #[cfg(unix)]
 use super::files::SystemFolder;
-use super::{
-    damage::{BadSectors, Damage, is_bad_sector},
-    files::{self, Files, read_text, replace, write_all},
-    names::Names,
-};
+use super::files::{Files, UNFINISHED, read_text, replace, write_all};
 use crate::base::error::{Error, OpenCause, Result};
 
 /// The file by which a store's folder is recognised.
@@ -24,6 +21,84 @@ pub(super) const FORMAT: &str = "3";
 
 /// The text of the marker until the folder has its first files. An empty marker means the same.
 pub(super) const FORMAT_UNFINISHED: &str = "3 unfinished";
+
+/// The name of journal `number`.
+pub(super) fn journal_name(number: u64) -> String {
+    format!("journal-{number:016}")
+}
+
+/// The name of snapshot `number`, which has the rows of all journals before journal `number`.
+pub(super) fn snapshot_name(number: u64) -> String {
+    format!("snapshot-{number:016}")
+}
+
+/// The files of a folder.
+#[derive(Default)]
+pub(super) struct Names {
+    /// The numbers of its journals, in order.
+    pub journals: Vec<u64>,
+    /// The numbers of its snapshots, in order.
+    pub snapshots: Vec<u64>,
+    /// Files that were never finished.
+    pub unfinished: Vec<String>,
+}
+
+impl Names {
+    /// The files of the store. Others may be there: only a name that the store gives is one of its files.
+    pub fn of(files: &dyn Files) -> io::Result<Self> {
+        let mut found = Self::default();
+        for name in files.list()? {
+            let number = |named: fn(u64) -> String| {
+                let digits = name.rsplit('-').next().and_then(|digits| digits.parse::<u64>().ok());
+                digits.filter(|number| *number <= NUMBER_MAX && named(*number) == name)
+            };
+            if let Some(number) = number(journal_name) {
+                found.journals.push(number);
+            } else if let Some(number) = number(snapshot_name) {
+                found.snapshots.push(number);
+            } else if name.ends_with(UNFINISHED) {
+                found.unfinished.push(name);
+            }
+        }
+        found.journals.sort_unstable();
+        found.snapshots.sort_unstable();
+        Ok(found)
+    }
+}
+
+/// The greatest number of a file: it has 16 digits.
+const NUMBER_MAX: u64 = 9_999_999_999_999_999;
+
+/// A place in a file whose bytes have changed since they were written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Damage {
+    /// The name of the file in the folder.
+    pub file: String,
+    /// The offset in the file, in bytes.
+    pub offset: u64,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at byte {}: {}", self.file, self.offset, self.what)
+    }
+}
+
+/// What to do with bytes that the disk cannot read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BadSectors {
+    Fail,
+    /// Go on behind them, as behind other damage.
+    Pass,
+}
+
+/// Whether a read fails because of the medium: `EIO`.
+pub(super) fn is_bad_sector(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(5)
+}
 
 /// The state of a folder's marker.
 #[derive(Debug, PartialEq, Eq)]
@@ -111,7 +186,7 @@ pub(super) fn check_marker(files: &dyn Files, bad_sectors: BadSectors) -> Result
         if !journals.is_empty() || !snapshots.is_empty() {
             return damaged("it is missing".to_owned());
         }
-        let unfinished = format!("{MARKER}{}", files::UNFINISHED);
+        let unfinished = format!("{MARKER}{UNFINISHED}");
         if files.list()?.iter().any(|name| *name != unfinished) {
             return Err(Refusal::unusable("it holds files but no store; name an empty folder"));
         }
