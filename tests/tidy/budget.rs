@@ -9,34 +9,34 @@ use crate::{root, sources};
 
 /// The most lines of each room. A file belongs to the longest path that it begins with.
 const ROOMS: [(&str, usize); 21] = [
-    ("src", 190),
-    ("src/base", 3_700),
-    ("src/store", 1_400),
-    ("src/store/embedded", 5_970),
+    ("src", 175),
+    ("src/base", 3_620),
+    ("src/store", 1_395),
+    ("src/store/embedded", 5_800),
     ("src/store/fdb", 870),
-    ("src/store/testing", 1_540),
-    ("src/state", 2_907),
+    ("src/store/testing", 1_055),
+    ("src/state", 2_910),
     ("src/state/keys", 2_600),
-    ("src/state/feed", 1_990),
-    ("src/state/membership", 2_530),
-    ("src/roles", 210),
-    ("src/roles/producer", 560),
-    ("src/roles/notifier", 1_950),
-    ("src/roles/dispatcher", 3_400),
+    ("src/state/feed", 1_965),
+    ("src/state/membership", 2_525),
+    ("src/roles", 200),
+    ("src/roles/producer", 545),
+    ("src/roles/notifier", 1_945),
+    ("src/roles/dispatcher", 3_395),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_340),
+    ("src/roles/consumer", 6_315),
     ("src/bus", 1_455),
-    ("src/bus/relocation", 640),
-    ("src/front", 6_350),
+    ("src/bus/relocation", 635),
+    ("src/front", 6_335),
     ("src/bin", 2_340),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_475;
+const SRC_LINES: usize = 47_690;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 244;
+const SRC_FILES: usize = 230;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_415;
