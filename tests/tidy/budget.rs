@@ -15,28 +15,28 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_970),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_540),
-    ("src/state", 2_905),
-    ("src/state/keys", 2_600),
-    ("src/state/feed", 1_990),
-    ("src/state/membership", 2_530),
+    ("src/state", 2_895),
+    ("src/state/keys", 2_575),
+    ("src/state/feed", 1_995),
+    ("src/state/membership", 2_490),
     ("src/roles", 210),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_950),
     ("src/roles/dispatcher", 3_400),
-    ("src/roles/janitor", 790),
+    ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_340),
-    ("src/bus", 1_455),
-    ("src/bus/relocation", 640),
+    ("src/roles/consumer", 6_440),
+    ("src/bus", 1_440),
+    ("src/bus/relocation", 615),
     ("src/front", 6_725),
     ("src/bin", 2_480),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_980;
+const SRC_LINES: usize = 48_960;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 258;
+const SRC_FILES: usize = 245;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_415;

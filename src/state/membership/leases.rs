@@ -179,6 +179,9 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// of this work: the worker ends, so that others own what it would.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
+    /// A round has read the resources; the pool had changed last at the version `changed` of the store.
+    fn settled(&self, _changed: u64) {}
+
     /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
     fn acquired(&self, _tx: &Transaction, _resource: u64, _epoch: u64) {}
 
