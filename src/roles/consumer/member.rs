@@ -63,10 +63,10 @@ pub(super) struct Changes {
     pub version: u64,
 }
 
-/// A consumer until its position is set anew: its identity and its generation.
+/// A consumer until its position is set again: its identity and its generation.
 pub(super) type Identity = ([u8; 16], u64);
 
-/// Up to where shards have no wanted row after their checkpoints. It holds whoever works on them, until the consumer is another one.
+/// Up to where shards have no wanted row after their checkpoints. It holds, whichever node works on them, until the consumer is another one.
 pub(super) type Passages = (Identity, BTreeMap<ShardId, Sequence>);
 
 /// The shards of a consumer, as far as a node knows them.
