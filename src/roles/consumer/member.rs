@@ -182,11 +182,9 @@ impl Member {
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
         let mut shards: Vec<_> = checkpoints.into_iter().map(|(shard, _)| shard).collect();
-        if let Some(row) = &row {
-            if row.feed != self.feed || row.filter != self.filter.hash() {
-                self.end(self.missing());
-                return Err(self.missing());
-            }
+        if row.as_ref().is_some_and(|row| row.feed != self.feed || row.filter != self.filter.hash()) {
+            self.end(self.missing());
+            return Err(self.missing());
         }
         let generation = row.as_ref().map_or(0, |row| row.generation);
         let first = shards.first().copied();
