@@ -18,14 +18,14 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/state", 2_895),
     ("src/state/keys", 2_575),
     ("src/state/feed", 1_995),
-    ("src/state/membership", 2_490),
+    ("src/state/membership", 2_485),
     ("src/roles", 210),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_950),
     ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_440),
+    ("src/roles/consumer", 6_430),
     ("src/bus", 1_440),
     ("src/bus/relocation", 615),
     ("src/front", 6_725),
@@ -33,7 +33,7 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 48_960;
+const SRC_LINES: usize = 48_945;
 
 /// The most files of `src`.
 const SRC_FILES: usize = 245;
