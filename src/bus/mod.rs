@@ -1,12 +1,9 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
-mod node;
 #[cfg(feature = "http")]
 pub(crate) mod readiness;
 mod relocation;
 pub(crate) mod running;
-#[cfg(any(feature = "cli", feature = "http"))]
-mod signals;
 pub(crate) mod snapshot;
 pub(crate) mod status;
 
@@ -19,8 +16,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use self::snapshot::{Observer, Snapshot};
 pub use self::{
-    node::{Announced, Node},
     relocation::{ExportOptions, Exported},
+    running::{Announced, Node},
 };
 #[cfg(feature = "http")]
 use crate::state::membership::Handovers;
@@ -42,7 +39,7 @@ use crate::{
         feed::{NewTopology, RawFeed},
         history::{Asked, History},
         keys::{self, Config, Keys, Partition},
-        membership::{Member, NodeOptions, NodeStatus, forget_nodes},
+        membership::{NodeStatus, forget_nodes},
         notification_feed::NotificationFeed,
         routing::Schemes,
         skipped::SkippedRow,
@@ -279,16 +276,6 @@ impl Bus {
     /// Makes a producer. Fails with [`Error::Invalid`] if an option is out of its limits.
     pub fn producer_with(&self, options: ProducerOptions) -> Result<Producer> {
         Producer::new(Arc::clone(&self.context), options)
-    }
-
-    /// Joins the nodes of the bus. Each call makes another node. A process needs one; it starts its roles from it.
-    ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
-    /// process may be dead, it waits until that is certain.
-    pub async fn node(&self, options: NodeOptions) -> Result<Node> {
-        let Context { db, keys, config, stats, polls, nodes_seen, .. } = &*self.context;
-        let member = Member::join(db, keys, Some(*config), (stats, polls, nodes_seen), options).await?;
-        Ok(Node::new(Arc::clone(&self.context), member))
     }
 
     /// The nodes that have joined and not left, in the order of their ids. Some may have died: [`NodeStatus::is_silent`], which takes two

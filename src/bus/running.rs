@@ -1,11 +1,13 @@
-//! [`Running`]: one handle on all roles of a process.
+//! [`Node`]: a process that shares the work of a bus; and [`Running`]: one handle on all of its roles.
 
-use std::{fmt, time::Duration};
+#[cfg(any(feature = "cli", feature = "http"))]
+use std::io;
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::{Bus, Node, node::Announced};
+use super::Bus;
 use crate::{
     base::{
         error::{Error, Result},
@@ -18,8 +20,87 @@ use crate::{
         janitor::{Janitor, JanitorOptions},
         notifier::{Notifier, NotifierOptions},
     },
-    state::{keys::Role, membership::NodeOptions},
+    state::{
+        context::Context,
+        keys::{NodeId, Role},
+        membership::{Member, NodeOptions, RoleGuard},
+    },
 };
+
+/// A process that shares the work of a bus, under one id and with one heartbeat, whatever its roles.
+///
+/// Work is divided evenly among the nodes that have the role for it, and again whenever one comes or goes. If a node shows no
+/// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others take it for dead and take over its
+/// leases. If it was only paused, it notices that, gives everything up and joins again.
+///
+/// Its clones and its roles are handles on the same node. The heartbeat goes on while one of them exists. [`Node::shutdown`] leaves
+/// at once, and so does the shutdown of a role if nothing else is left of the node.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, node::Role, store::Database};
+///
+/// let bus = Bus::open(&Database::memory(), BusOptions::default()).await?;
+/// let node = bus.node(NodeOptions::default()).await?;
+/// let notifier = node.notifier(NotifierOptions::default()).await?;
+/// assert_eq!(notifier.partitions().len(), 64);
+/// assert_eq!(bus.nodes().await?[0].roles, [Role::NOTIFIER]);
+/// node.shutdown().await?;
+/// assert!(bus.nodes().await?.is_empty());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "dropping it leaves the bus without its roles"]
+pub struct Node {
+    context: Arc<Context>,
+    member: Arc<Member>,
+}
+
+/// A role that a node lists, until this or the node is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it takes the role off the list"]
+pub struct Announced {
+    _role: RoleGuard,
+}
+
+impl Node {
+    fn new(context: Arc<Context>, member: Arc<Member>) -> Self {
+        Self { context, member }
+    }
+
+    /// The id of the node.
+    pub fn id(&self) -> NodeId {
+        self.member.id()
+    }
+
+    /// Starts the notifier of the node; there can be one. It takes its share of the partitions.
+    pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
+        Notifier::start(&self.context, &self.member, options).await
+    }
+
+    /// Starts the janitor of the node; there can be one. One of all janitors of the bus works at a time.
+    pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
+        Janitor::start(&self.context, &self.member, options).await
+    }
+
+    /// A member of the consumer `name`, which this node is to run. Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is
+    /// empty or longer than 256 bytes.
+    pub fn consumer(&self, name: &str) -> Result<ConsumerBuilder<Notification>> {
+        ConsumerBuilder::new(&self.context, &self.member, name)
+    }
+
+    /// Lists a role that shares no work, such as [`Role::DISPATCHER`] and [`Role::HTTP`], in
+    /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already.
+    pub async fn announce(&self, role: Role) -> Result<Announced> {
+        Ok(Announced { _role: self.member.enter(role).await? })
+    }
+
+    /// Ends the shared work of the node, releases all its leases, and leaves the nodes of the bus.
+    /// This ends its roles that share work; they may be shut down as well.
+    pub async fn shutdown(self) -> Result<()> {
+        self.member.leave().await
+    }
+}
 
 /// The roles of a process, and their options. By default a node has all roles, each with its defaults.
 #[derive(Debug, Clone)]
@@ -90,6 +171,16 @@ pub struct Running {
 }
 
 impl Bus {
+    /// Joins the nodes of the bus. Each call makes another node. A process needs one; it starts its roles from it.
+    ///
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
+    /// process may be dead, it waits until that is certain.
+    pub async fn node(&self, options: NodeOptions) -> Result<Node> {
+        let Context { db, keys, config, stats, polls, nodes_seen, .. } = &*self.context;
+        let member = Member::join(db, keys, Some(*config), (stats, polls, nodes_seen), options).await?;
+        Ok(Node::new(Arc::clone(&self.context), member))
+    }
+
     /// Starts the roles of a process, as a node of its own. One handle ends them in order. To have handles on single roles,
     /// start them from [`Bus::node`] and [`Bus::dispatcher`].
     ///
@@ -216,8 +307,8 @@ impl Running {
     /// As [`Running::shutdown_on_signal`], but also ends when `end` completes.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal_or(self, end: impl Future<Output = ()>) -> Result<()> {
-        let failed = |error| Error::Io { what: "signals", source: std::sync::Arc::new(error) };
-        let mut signals = super::signals::Signals::listen().map_err(failed)?;
+        let failed = |error| Error::Io { what: "signals", source: Arc::new(error) };
+        let mut signals = Signals::listen().map_err(failed)?;
         let store_failed = self.bus.store().failed();
         let failure = tokio::select! {
             biased;
@@ -240,5 +331,47 @@ impl Running {
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running").field("node", &self.node.id()).finish_non_exhaustive()
+    }
+}
+
+/// The signals that ask a process to end.
+#[cfg(all(unix, any(feature = "cli", feature = "http")))]
+struct Signals {
+    /// Sent by a terminal.
+    interrupt: tokio::signal::unix::Signal,
+    /// Sent by a process supervisor.
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(all(unix, any(feature = "cli", feature = "http")))]
+impl Signals {
+    /// Replaces the default handling of the signals.
+    pub fn listen() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// The signals that ask a process to end.
+#[cfg(all(not(unix), any(feature = "cli", feature = "http")))]
+struct Signals;
+
+#[cfg(all(not(unix), any(feature = "cli", feature = "http")))]
+impl Signals {
+    /// Does nothing.
+    #[expect(clippy::unnecessary_wraps, reason = "on Unix it can fail")]
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    pub async fn next(&mut self) {
+        drop(tokio::signal::ctrl_c().await);
     }
 }

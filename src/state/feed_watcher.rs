@@ -172,6 +172,15 @@ impl Listener {
         has_looked.then(|| self.looked_to())
     }
 
+    /// Stops listening; returns once the watcher has ended, if this was the last listener.
+    pub async fn close(self) {
+        let watcher = Arc::clone(&self.watcher);
+        drop(self);
+        if let Some(mut watcher) = Arc::into_inner(watcher) {
+            watcher.shutdown().await;
+        }
+    }
+
     /// The watcher has not looked for too long. Its runtime may have ended: then another one begins in that of this listener.
     fn has_waited(&mut self) {
         self.watcher = watcher(&self.context);

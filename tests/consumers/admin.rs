@@ -324,6 +324,23 @@ async fn a_low_watermark_from_before_a_reset_is_not_written() {
     heir.shutdown().await.unwrap();
 }
 
+/// What tasks have passed before a reset must not move the low watermark after it: the consumer would leave out what it is to do again.
+#[tokio::test(start_paused = true)]
+async fn a_paused_consumer_that_is_reset_begins_there_once_it_is_resumed() {
+    let fixture = ConsumerFixture::new(1).await;
+    let log = Ids::new();
+    fixture.create(["a", "b"]).await;
+    let consumer = fixture.member().await.start_from(Cursor::NOTHING).run(log.handler()).await.unwrap();
+    fixture.until_done().await;
+    pass(Duration::from_mins(1)).await;
+    fixture.handle().pause().await.unwrap();
+    fixture.handle().reset(Cursor::NOTHING, true).await.unwrap();
+    pass(Duration::from_mins(2)).await;
+    fixture.handle().resume().await.unwrap();
+    log.until_calls(4).await;
+    consumer.shutdown().await.unwrap();
+}
+
 /// Rows behind a reshard to which the consumer has not come would be left out of its lag.
 #[tokio::test(start_paused = true)]
 async fn the_lag_counts_what_waits_behind_a_reshard() {

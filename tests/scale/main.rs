@@ -10,6 +10,7 @@ mod idle;
 mod janitor;
 mod nodes;
 mod pools;
+mod reshards;
 
 use std::time::Duration;
 

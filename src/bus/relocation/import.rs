@@ -6,7 +6,7 @@
 
 use std::io::Read;
 
-use super::stream::{END, FORMAT, Hashed, MAGIC, ROW};
+use super::export::{END, FORMAT, Hashed, MAGIC, ROW};
 use crate::{
     base::{
         encoding::{SEQUENCE_LEN, Sequence},

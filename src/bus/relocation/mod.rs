@@ -31,14 +31,7 @@
 
 mod export;
 mod import;
-mod incarnation;
 mod of_bus;
-mod stream;
 
 pub use self::export::{ExportOptions, Exported};
 pub(super) use self::import::check_no_import;
-use self::{
-    export::export,
-    import::import,
-    incarnation::{raise, stored},
-};

@@ -17,6 +17,7 @@ use crate::{
         tasks::in_time,
     },
     state::{
+        feed_watcher::Listener,
         keys::ShardId,
         membership::{Held, Stop, Work, Worker},
     },
@@ -26,6 +27,10 @@ use crate::{
 impl<R: ConsumedRow> Work for Working<R> {
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         self.read_shards(tx).boxed()
+    }
+
+    fn settled(&self, changed: u64) {
+        self.member.settled(changed);
     }
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
@@ -48,14 +53,14 @@ pub struct Consumer {
     member: Arc<Member>,
     /// Writes the low watermark; aborted when this is dropped.
     writer: JoinSet<()>,
-    /// Polls for new rows, together with all other consumers of the process.
-    watcher: Arc<JoinSet<()>>,
+    /// Has new rows polled for, together with all other consumers of the process.
+    hints: Arc<Listener>,
 }
 
 impl Consumer {
-    pub(super) fn new(worker: Worker, member: Arc<Member>, watcher: Arc<JoinSet<()>>) -> Self {
-        let (dropped, writer) = (DroppedFlag(Arc::clone(&member)), member.start_low_watermark());
-        Self { dropped, worker, member, writer, watcher }
+    pub(super) fn new(worker: Worker, member: Arc<Member>, hints: Arc<Listener>) -> Self {
+        let (dropped, writer) = (DroppedFlag(Arc::clone(&member)), member.start_low_watermark(&hints));
+        Self { dropped, worker, member, writer, hints }
     }
 
     /// The consumer as a whole, on all nodes.
@@ -88,7 +93,7 @@ impl Consumer {
     /// Lets runs end, for at most half of the time for a handover, saves the checkpoints, closes the handlers, and releases the leases. If
     /// this was the last handle on the node, the node leaves the bus.
     pub async fn shutdown(self) -> Result<()> {
-        let Self { dropped, worker, member, mut writer, watcher } = self;
+        let Self { dropped, worker, member, mut writer, hints } = self;
         let is_first = member.if_first().is_some();
         let ended = worker.shutdown().await;
         writer.shutdown().await;
@@ -97,13 +102,13 @@ impl Consumer {
         // No member may follow, and the janitor waits for the checkpoints that were saved just now.
         if is_first && ended.is_ok() {
             let (env, what) = (member.env(), "writing the low watermark of a consumer");
-            if let Err(error) = in_time(env, what, member.write_low_watermark(None)).await {
+            if let Err(error) = in_time(env, what, member.write_low_watermark(&hints, false)).await {
                 tracing::warn!(%error, "the low watermark of a consumer stays as it was");
             }
         }
         // The caller may close the store at once.
-        if let Some(mut watcher) = Arc::into_inner(watcher) {
-            watcher.shutdown().await;
+        if let Some(hints) = Arc::into_inner(hints) {
+            hints.close().await;
         }
         ended
     }

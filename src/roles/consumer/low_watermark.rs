@@ -7,11 +7,18 @@
 //! checkpoints only grow, what comes later stands later, and a reset removes it. Feeds of documents keep no tombstones, and their
 //! consumers have none.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::task::JoinSet;
 
-use super::{handler::ConsumedRow, member::Member};
+use super::{
+    handler::ConsumedRow,
+    member::{Identity, Member, Passages},
+};
 use crate::{
     base::{
         backoff::{Backoff, Failures},
@@ -30,8 +37,8 @@ use crate::{
 /// How often a member checks whether it has to be written.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The most such pauses between two attempts that find nothing new.
-const PAUSES_MAX: u32 = 20;
+/// The pauses between two attempts while a consumer does not get on.
+const STUCK: Backoff = Backoff { min: PAUSE, max: Duration::from_mins(10) };
 
 /// How many rows are read at once.
 const PAGE_ROWS: usize = 1_000;
@@ -49,18 +56,24 @@ const WRITER: &str = "low watermark of a consumer";
 struct Passed {
     /// Up to where there is no other.
     to: Sequence,
-    rows: usize,
     /// Whether no wanted row was met.
     is_all: bool,
 }
 
+/// The result of an attempt to write it.
+enum Attempt {
+    /// It is written, or need not be. `None` if the consumer does not exist.
+    Done(Option<Sequence>),
+    /// Other nodes work on these shards, and rows may have come after the checkpoints.
+    Unknown(Identity, Vec<(ShardId, Cursor, Sequence)>),
+}
+
 impl Member {
     /// Starts the task that writes it; none, if the feed has no tombstones.
-    pub fn start_low_watermark(self: &Arc<Self>) -> JoinSet<()> {
+    pub fn start_low_watermark(self: &Arc<Self>, hints: &Arc<Listener>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if self.feed.instance().is_none() {
-            let hints = Arc::new(Listener::of_consumer(&self.context, &self.feed, Duration::MAX));
-            let low = Arc::clone(self);
+            let (low, hints) = (Arc::clone(self), Arc::clone(hints));
             let make = move || Arc::clone(&low).keep_low_watermark(Arc::clone(&hints));
             tasks.spawn(self.context.stats.supervised(self.context.env(), WRITER, make));
         }
@@ -71,91 +84,100 @@ impl Member {
     async fn keep_low_watermark(self: Arc<Self>, hints: Arc<Listener>) {
         let env = self.context.env();
         let (mut seen, mut known) = (None, Sequence::MIN);
-        let (mut pauses, mut waited) = (0, 0);
+        let (mut stuck, mut due) = (Failures::default(), Duration::ZERO);
         loop {
             env.sleep(env.spread(PAUSE, 0.75, 1.25)).await;
             let Some(reads) = self.if_first() else {
                 seen = None;
                 continue;
             };
-            let looked = (hints.looked_to(), hints.heads());
-            let heads = &looked.1;
+            let heads = hints.heads();
             let (now, is_behind) = (Some((heads.count, reads)), heads.any_may_have_rows(known));
-            waited += 1;
-            if seen == now && (!is_behind || waited <= pauses) {
+            if seen == now && (!is_behind || env.now() < due) {
                 continue;
             }
-            let low = match self.write_low_watermark(Some(&looked)).await {
+            let low = match self.write_low_watermark(&hints, true).await {
                 Ok(low) => low.unwrap_or(Sequence::MIN),
                 Err(error) => {
                     self.context.stats.health.complain(env, WRITER, &error);
                     continue;
                 }
             };
-            let has_moved = seen != now || known != low;
-            pauses = if has_moved { 0 } else { (pauses * 2 + 1).min(PAUSES_MAX) };
-            (seen, known, waited) = (now, low, 0);
+            if seen != now || known != low {
+                (stuck, due) = (Failures::default(), Duration::ZERO);
+            } else {
+                due = env.now().saturating_add(stuck.again(&STUCK, Duration::ZERO, env));
+            }
+            (seen, known) = (now, low);
         }
     }
 
-    /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none. If it is `known` up to
-    /// where the watcher has looked, and what it has seen, only shards that may have rows are read.
-    pub async fn write_low_watermark(&self, known: Option<&(Sequence, Heads)>) -> Result<Option<Sequence>> {
+    /// Writes it, unless it is written already. Returns it; `None` if the consumer does not exist, or needs none. Where this node works, its
+    /// tasks know what they have passed; of other shards that may have got rows, these are read if it `reads`.
+    pub async fn write_low_watermark(&self, hints: &Listener, reads: bool) -> Result<Option<Sequence>> {
         if self.feed.instance().is_some() {
             return Ok(None);
         }
-        let Some((identity, low, has_passed)) = self.find_low_watermark(known).await? else {
-            return Ok(None);
-        };
-        if !has_passed {
-            return Ok(Some(low));
-        }
-        let write = async |tx: Transaction| {
-            // A reset or a deletion since then makes what was found void.
-            let row = self.row(&tx, Isolation::Serializable).await?;
-            if row.is_none_or(|row| (row.identity, row.generation) != identity) {
-                return Ok(None);
-            }
-            let stored = self.low_watermark(&tx, Isolation::Serializable).await?;
-            if stored < low {
-                tx.set(&self.context.keys.low_watermark(&self.name), low.as_bytes());
-            }
-            Ok(Some(low.max(stored)))
-        };
-        self.context.db.run(write).await
-    }
-
-    /// Finds the position, for which consumer it holds, and whether any row was passed since it was written.
-    async fn find_low_watermark(
-        &self,
-        known: Option<&(Sequence, Heads)>,
-    ) -> Result<Option<(([u8; 16], u64), Sequence, bool)>> {
-        let read = async |tx: Transaction| {
-            tokio::try_join!(
-                self.row(&tx, Isolation::Snapshot),
-                self.checkpoints(&tx),
-                self.low_watermark(&tx, Isolation::Snapshot)
-            )
-        };
-        let (row, checkpoints, low) = self.context.db.run(read).await?;
-        let Some(row) = row else { return Ok(None) };
-        let (mut lowest, mut has_passed): (Option<Sequence>, bool) = (None, false);
-        for (shard, stored) in checkpoints {
-            let from = stored.position().max(low);
-            let passed = match known {
-                Some((looked_to, heads)) if !heads.may_have_rows(shard, from) => {
-                    Passed { to: from.max(*looked_to), rows: 0, is_all: true }
+        let looked = (hints.looked_to(), hints.heads());
+        let (mut passed, working) = self.passed();
+        let mut working = Some(working).filter(|_| reads);
+        loop {
+            let at_work = working.as_ref();
+            let attempt =
+                async |tx: Transaction| self.try_low_watermark(&tx, &looked, &passed, at_work).await;
+            match self.context.db.run(attempt).await? {
+                Attempt::Done(low) => return Ok(low),
+                Attempt::Unknown(identity, shards) => {
+                    if passed.0 != identity {
+                        passed = (identity, BTreeMap::new());
+                    }
+                    for (shard, stored, from) in shards {
+                        let found = self.unwanted_up_to(shard, stored, from, None).await?;
+                        passed.1.insert(shard, found.to);
+                    }
+                    working = None;
                 }
-                _ => self.unwanted_up_to(shard, stored, low, None).await?,
-            };
-            has_passed |= passed.rows > 0 || stored.position() > low;
-            lowest = Some(lowest.map_or(passed.to, |lowest| lowest.min(passed.to)));
+            }
         }
-        Ok(lowest.map(|lowest| ((row.identity, row.generation), lowest, has_passed)))
     }
 
-    /// Passes the rows of `shard` after the checkpoint `stored` and the low watermark `low` up to the first wanted one, or at most up to
-    /// `enough`.
+    async fn try_low_watermark(
+        &self,
+        tx: &Transaction,
+        (looked_to, heads): &(Sequence, Heads),
+        passed: &Passages,
+        working: Option<&BTreeSet<ShardId>>,
+    ) -> Result<Attempt> {
+        // A reset or a deletion makes what was found void.
+        let (row, checkpoints, stored) = tokio::try_join!(
+            self.row(tx, Isolation::Serializable),
+            self.checkpoints(tx),
+            self.low_watermark(tx, Isolation::Serializable)
+        )?;
+        let Some(row) = row else { return Ok(Attempt::Done(None)) };
+        let identity = (row.identity, row.generation);
+        let (mut lowest, mut unknown): (Option<Sequence>, _) = (None, Vec::new());
+        for (shard, checkpoint) in checkpoints {
+            let known = passed.1.get(&shard).filter(|_| passed.0 == identity);
+            let from = checkpoint.position().max(stored).max(known.copied().unwrap_or(Sequence::MIN));
+            let may_have_rows = heads.may_have_rows(shard, from);
+            if may_have_rows && working.is_some_and(|working| row.is_paused || !working.contains(&shard)) {
+                unknown.push((shard, checkpoint, from));
+            }
+            let to = if may_have_rows { from } else { from.max(*looked_to) };
+            lowest = Some(lowest.map_or(to, |lowest| lowest.min(to)));
+        }
+        if !unknown.is_empty() {
+            return Ok(Attempt::Unknown(identity, unknown));
+        }
+        let low = lowest.filter(|lowest| *lowest > stored && heads.any_may_have_rows(stored));
+        if let Some(low) = low {
+            tx.set(&self.context.keys.low_watermark(&self.name), low.as_bytes());
+        }
+        Ok(Attempt::Done(Some(low.unwrap_or(stored))))
+    }
+
+    /// Passes the rows of `shard` after its checkpoint `stored` and `low` up to the first wanted one, or at most up to `enough`.
     async fn unwanted_up_to(
         &self,
         shard: ShardId,
@@ -163,7 +185,7 @@ impl Member {
         low: Sequence,
         enough: Option<Sequence>,
     ) -> Result<Passed> {
-        let mut passed = Passed { to: stored.position().max(low), rows: 0, is_all: true };
+        let mut passed = Passed { to: stored.position().max(low), is_all: true };
         for pages in 0.. {
             // What is behind so many pages is written another time; a barrier has to see all of it.
             if enough.map_or(pages == PAGES_MAX, |enough| passed.to >= enough) {
@@ -184,9 +206,8 @@ impl Member {
                 }
                 if self.is_wanted(row.sequence, &row.value, &stored) {
                     let to = row.sequence.before().max(passed.to);
-                    return Ok(Passed { to, is_all: false, ..passed });
+                    return Ok(Passed { to, is_all: false });
                 }
-                passed.rows += 1;
             }
             passed.to = page.next.position();
             if !page.more {

@@ -1,11 +1,12 @@
 //! [`Member`]: what the tasks of a consumer on one node share.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     ops::Deref,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -22,6 +23,7 @@ use super::{
 use crate::{
     base::{
         cursor::Cursor,
+        encoding::Sequence,
         error::{Error, Result, panic_text},
         filter::Filter,
     },
@@ -42,10 +44,8 @@ pub(super) struct Member {
     pub tenants: Option<Tenants>,
     /// Whether the handler works on batches in the order of the shard.
     pub is_ordered: bool,
-    /// The generation of the consumer when it was last read.
-    pub generation: AtomicU64,
-    /// Moves with each change of the consumer, its shards, its leases and its deferred ids.
-    pub changes: watch::Sender<u64>,
+    /// The last change of the consumer, its shards, its leases and its deferred ids that the node knows.
+    pub changes: watch::Sender<Changes>,
     pub closing: PendingCloses,
     /// Whether the handle of the member is dropped.
     is_dropped: AtomicBool,
@@ -53,6 +53,21 @@ pub(super) struct Member {
     /// Why the member can go on no more.
     ended: watch::Sender<Option<Error>>,
 }
+
+/// What the tasks of a consumer have to read again: what was stored before this version, or all if the shards have changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Changes {
+    /// How often the shards have changed.
+    pub shards: u64,
+    /// The version of the last change of anything.
+    pub version: u64,
+}
+
+/// A consumer until its position is set again: its identity and its generation.
+pub(super) type Identity = ([u8; 16], u64);
+
+/// Up to where shards have no wanted row after their checkpoints. It holds, whichever node works on them, until the consumer is another one.
+pub(super) type Passages = (Identity, BTreeMap<ShardId, Sequence>);
 
 /// The shards of a consumer, as far as a node knows them.
 #[derive(Debug, Default)]
@@ -63,8 +78,12 @@ struct Known {
     successors: Vec<ShardId>,
     /// The shards on which the node works.
     working: Vec<ShardId>,
-    /// How often the shards were read.
-    reads: u64,
+    /// The generation of the consumer.
+    generation: u64,
+    /// How often any of these has changed.
+    changes: u64,
+    /// What tasks of the node have read.
+    passed: Passages,
 }
 
 impl Deref for Member {
@@ -89,8 +108,7 @@ impl Member {
             options,
             tenants,
             is_ordered,
-            generation: AtomicU64::new(0),
-            changes: watch::Sender::new(0),
+            changes: watch::Sender::default(),
             closing: PendingCloses::default(),
             is_dropped: AtomicBool::new(false),
             known: Mutex::default(),
@@ -102,10 +120,16 @@ impl Member {
         RawFeed::new(&self.context, &self.feed)
     }
 
-    /// How often the shards were read, if the node works on the first one.
+    /// How often the shards have changed, if the node works on the first one.
     pub fn if_first(&self) -> Option<u64> {
         let known = self.known.lock();
-        known.first.is_some_and(|first| known.working.contains(&first)).then_some(known.reads)
+        known.first.is_some_and(|first| known.working.contains(&first)).then_some(known.changes)
+    }
+
+    /// The shards were read, and the consumer had changed last at the version `changed`.
+    pub fn settled(&self, changed: u64) {
+        let now = Changes { shards: self.known.lock().changes, version: changed };
+        self.changes.send_if_modified(|changes| std::mem::replace(changes, now) != now);
     }
 
     /// The shards on which the node works, in order.
@@ -114,6 +138,21 @@ impl Member {
         shards.sort_unstable();
         shards.dedup();
         shards
+    }
+
+    /// A task has read that `shard` has no wanted row between its stored checkpoint and `to`.
+    pub fn note_passed(&self, identity: Identity, shard: ShardId, to: Sequence) {
+        let passed = &mut self.known.lock().passed;
+        if passed.0 != identity {
+            *passed = (identity, BTreeMap::new());
+        }
+        passed.1.insert(shard, to);
+    }
+
+    /// What tasks of the node have read, and the shards on which it works.
+    pub fn passed(&self) -> (Passages, BTreeSet<ShardId>) {
+        let known = self.known.lock();
+        (known.passed.clone(), known.working.iter().copied().collect())
     }
 
     /// Whether `shard` is the first one with a checkpoint.
@@ -143,13 +182,11 @@ impl Member {
     pub async fn read_shards(&self, tx: &Transaction) -> Result<Vec<u64>> {
         let (checkpoints, row) = tokio::try_join!(self.checkpoints(tx), self.row(tx, Isolation::Snapshot))?;
         let mut shards: Vec<_> = checkpoints.into_iter().map(|(shard, _)| shard).collect();
-        if let Some(row) = &row {
-            if row.feed != self.feed || row.filter != self.filter.hash() {
-                self.end(self.missing());
-                return Err(self.missing());
-            }
-            self.generation.store(row.generation, Ordering::Relaxed);
+        if row.as_ref().is_some_and(|row| row.feed != self.feed || row.filter != self.filter.hash()) {
+            self.end(self.missing());
+            return Err(self.missing());
         }
+        let generation = row.as_ref().map_or(0, |row| row.generation);
         let first = shards.first().copied();
         let successors = match first {
             Some(first) => self.successors(tx, first).await?,
@@ -158,16 +195,18 @@ impl Member {
         shards.extend(&successors);
         {
             let mut known = self.known.lock();
-            known.reads = known.reads.wrapping_add(1);
-            (known.first, known.successors) = (first, successors);
+            known.passed.1.retain(|shard, _| shards.binary_search(shard).is_ok());
+            if (known.first, known.generation) != (first, generation) || known.successors != successors {
+                known.changes += 1;
+            }
+            (known.first, known.generation, known.successors) = (first, generation, successors);
         }
-        self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
         Ok(shards.into_iter().map(|shard| shard.0).collect())
     }
 
     /// The shards of the topology entry after that of `shard`.
     async fn successors(&self, tx: &Transaction, shard: ShardId) -> Result<Vec<ShardId>> {
-        let topology = match self.feed().topology(tx).await {
+        let topology = match Topology::of_shard(tx, self.feed(), shard).await {
             // Its tasks find that the feed is gone.
             Err(Error::NoFeed { .. }) => return Ok(Vec::new()),
             topology => topology?,

@@ -79,7 +79,7 @@ use crate::{
     state::{
         context::Context,
         feed::Feed,
-        feed_watcher,
+        feed_watcher::Listener,
         keys::ShardId,
         membership::{self, Pool, Worker},
     },
@@ -226,7 +226,7 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
         }
         // A node that is a member of a consumer that was deleted is refused, or waits for the end of the member, before it creates anything.
         let is_created = handle.create_unless(&settings, Some(node.id())).await?.is_some();
-        let watcher = feed_watcher::watcher(&context);
+        let hints = Arc::new(Listener::of_consumer(&context, &settings.feed(), Duration::MAX));
         let idle = Some(context.keys.consumer_idle(&handle.name).into());
         let pool = Pool { name: handle.name.pool().into(), idle };
         let (balance, what) = (options.balance.clone(), (settings.feed(), settings.filter.clone()));
@@ -237,6 +237,6 @@ impl<R: ConsumedRow> ConsumerBuilder<R> {
             worker.shutdown().await?;
             return Err(error);
         }
-        Ok(Consumer::new(worker, member, watcher))
+        Ok(Consumer::new(worker, member, hints))
     }
 }

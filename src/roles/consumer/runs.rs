@@ -122,7 +122,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                     tasks: Tasks::new(),
                     next_run: 0,
                     next_check: None,
-                    is_at_end: self.part == Part::Deferred,
+                    is_at_end: self.part == Part::Deferred || self.is_at_end(),
                     is_closed: false,
                 };
                 match self.serve(&mut hand).await {
@@ -170,6 +170,7 @@ impl<R: ConsumedRow> ShardTask<R> {
             if self.save_at().is_some_and(|at| at <= self.now()) {
                 persist!(self, "saving a consumer's checkpoint", self.save().await);
             }
+            self.note_passed();
             if hand.is_closed
                 && hand.is_at_end
                 && hand.ids.len() == hand.ids.covered()

@@ -4,11 +4,7 @@
 //! have a turn of their own ([`deferred`](super::deferred)). At the end of the shard it moves them to the successors
 //! ([`reshard`](super::reshard)).
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -17,7 +13,7 @@ use super::{
     exactly_once::{FencingToken, HeldShard},
     handler::ConsumedRow,
     known_keys::KnownKeys,
-    member::{Working, is_marked},
+    member::{Changes, Identity, Working, is_marked},
     ordered::Ordered,
 };
 use crate::{
@@ -30,7 +26,7 @@ use crate::{
     },
     state::{
         failing::ShardFailure,
-        feed::{RawFeed, StoredRow},
+        feed::{RawFeed, StoredRow, Topology},
         feed_watcher::Listener,
         keys::{ConsumerRow, DeferredRow, ShardId},
         membership::{Held, Stop},
@@ -140,8 +136,12 @@ pub(super) struct ShardTask<R> {
     /// Says up to where shards may have rows.
     hints: Listener,
     /// Changes with the consumer, its shards, and the requests to work again.
-    pub changes: watch::Receiver<u64>,
+    pub changes: watch::Receiver<Changes>,
+    /// What was read of them: the number of changes of the shards, and the version of the store.
+    loaded: Changes,
     pub deferred: KnownKeys,
+    /// The consumer when its row was last read.
+    identity: Identity,
     /// Where the consumer began.
     pub start: Cursor,
     /// The stored checkpoint.
@@ -167,8 +167,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     pub fn new(member: Arc<Working<R>>, lease: Held, stop: Stop) -> Self {
         let context = Arc::clone(&member.context);
         let (shard, epoch) = (ShardId(lease.resource), lease.epoch);
-        let generation = member.generation.load(Ordering::Relaxed);
-        let token = FencingToken { incarnation: context.config.incarnation, generation, shard, epoch };
+        let token = FencingToken { incarnation: context.config.incarnation, generation: 0, shard, epoch };
         let hints = Listener::of_consumer(&context, &member.feed, member.options.poll_interval);
         let now = context.env().now();
         let consumer = member.consumer.clone();
@@ -180,8 +179,10 @@ impl<R: ConsumedRow> ShardTask<R> {
             part: Part::Nothing,
             hints,
             changes: member.changes.subscribe(),
+            loaded: Changes::default(),
             member,
             deferred: KnownKeys::default(),
+            identity: Identity::default(),
             start: Cursor::NOTHING,
             stored: Cursor::NOTHING,
             knowledge: Cursor::NOTHING,
@@ -225,7 +226,6 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     async fn work(&mut self) -> Go<()> {
         loop {
-            self.changes.mark_unchanged();
             self.part = persist!(self, "reading a consumer's checkpoint", self.load().await);
             match self.part {
                 Part::Nothing => {
@@ -279,11 +279,13 @@ impl<R: ConsumedRow> ShardTask<R> {
 
     /// Reads where the work begins, and which ids have keys.
     async fn load(&mut self) -> Result<Part> {
+        let shards = self.changes.borrow_and_update().shards;
         let Loaded { version, row, part, stored, low } = self.read_stored().await?;
+        self.loaded = Changes { shards, version };
         // A page from before may be older than what another member has finished.
         self.read_version = version;
         let Some(row) = row else { return Ok(Part::Nothing) };
-        self.start = row.start;
+        (self.start, self.identity) = (row.start, (row.identity, row.generation));
         if row.generation != self.held.token.generation {
             let token = FencingToken { generation: row.generation, ..self.held.token };
             self.held = Arc::new(HeldShard { token, ..HeldShard::clone(&self.held) });
@@ -300,13 +302,18 @@ impl<R: ConsumedRow> ShardTask<R> {
         if !self.changes.has_changed().unwrap_or(true) {
             return Ok(Change::None);
         }
-        self.changes.mark_unchanged();
+        let changes = *self.changes.borrow_and_update();
+        if changes.shards == self.loaded.shards && changes.version <= self.loaded.version {
+            return Ok(Change::None);
+        }
         Ok(persist!(self, "reading a consumer", self.read_change().await))
     }
 
     /// Whether the work goes on; reads which ids have keys.
     async fn read_change(&mut self) -> Result<Change> {
+        let shards = self.changes.borrow_and_update().shards;
         let Loaded { version, row, part, stored, low } = self.read_stored().await?;
+        self.loaded = Changes { shards, version };
         let begins = (self.part, part) == (Part::Deferred, Part::All);
         if row.is_none_or(|row| row.generation != self.held.token.generation) || part != self.part && !begins
         {
@@ -330,7 +337,7 @@ impl<R: ConsumedRow> ShardTask<R> {
                 self.held.checkpoint(&tx, Isolation::Snapshot),
                 self.held.row(&tx, Isolation::Snapshot),
                 self.held.low_watermark(&tx, Isolation::Snapshot),
-                self.feed().topology(&tx),
+                Topology::of_shard(&tx, self.feed(), self.held.shard),
             )?;
             self.held.lease.check(&tx).await?;
             let shard = self.held.shard;
@@ -353,6 +360,17 @@ impl<R: ConsumedRow> ShardTask<R> {
         self.knowledge = moved(stored, stored.position().max(low));
         self.read = self.knowledge.position();
         (self.caught_up, self.is_dirty, self.saved_at) = (None, false, self.now());
+    }
+
+    /// Whether the shard has nothing to read, because no row has come after the stored checkpoint. Rows that come from now on are news.
+    pub fn is_at_end(&mut self) -> bool {
+        self.forget_hints();
+        let position = self.stored.position();
+        let has_caught_up = matches!(self.stored.knowledge(), Knowledge::UpTo(known) if known >= position);
+        // A store that stands before its own rows is found by reading.
+        let last = Sequence::last_at(self.held.context.config.incarnation, self.loaded.version);
+        let heads = self.hints.heads();
+        has_caught_up && self.read <= last && !heads.may_have_rows(self.held.shard, self.read)
     }
 
     /// What is known of an id without a key.
@@ -406,8 +424,7 @@ impl<R: ConsumedRow> ShardTask<R> {
     ) -> Result<(Vec<StoredRow>, Sequence, bool, bool)> {
         let (held, member) = (Arc::clone(&self.held), Arc::clone(&self.member));
         let (pages, feed, shard) = (&held.context.pages, &member.feed, held.shard);
-        let reader = Arc::clone(&self.reader);
-        let _turn = reader.lock().await;
+        let _turn = self.reader.lock().await;
         // Before the read: a hint that comes during it may be of rows that it does not show.
         let hints = self.hints.heads().count;
         if let Some(page) = pages.get(feed, shard, after, self.read_version).filter(|_| !is_again) {
@@ -425,11 +442,11 @@ impl<R: ConsumedRow> ShardTask<R> {
         }
         let read = async |tx: Transaction| {
             let version = tx.read_version().await?;
-            let page = self.feed().kept_shard_page(&tx, shard, after, limit).await?;
+            let page = member.feed().kept_shard_page(&tx, shard, after, limit).await?;
             let is_end = page.resharded.is_some();
             Ok((version, page.page.rows, page.page.next.position(), page.page.more, is_end))
         };
-        let (version, rows, to, more, is_end) = self.db().run(read).await?;
+        let (version, rows, to, more, is_end) = held.context.db.run(read).await?;
         self.read_version = version;
         if !is_end && !is_again && to > after {
             let kept = || rows.iter().map(|row| (row.sequence, row.value.clone())).collect();
@@ -479,6 +496,13 @@ impl<R: ConsumedRow> ShardTask<R> {
                 Knowledge::UpTo(known) => known < self.stored.position(),
             };
             self.caught_up = (watermark < last).then_some((last, last));
+        }
+    }
+
+    /// Tells the member up to where nothing was worked on that the stored checkpoint does not cover.
+    pub fn note_passed(&self) {
+        if !self.is_dirty {
+            self.member.note_passed(self.identity, self.held.shard, self.knowledge.position());
         }
     }
 

@@ -3,14 +3,12 @@
 //! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon informs readers that were away for longer;
 //! - closed topology entries without rows, which no consumer needs ([`topologies`]);
 //! - consumers that have had no member for longer than their expiry ([`consumers`]);
-//! - old results of runs that were committed exactly once ([`runs`]).
+//! - old results of runs that were committed exactly once.
 //!
 //! It works in bounded transactions of batch priority, which a busy cluster defers.
 
 mod consumers;
-mod options;
 mod pass;
-mod runs;
 mod tombstones;
 mod topologies;
 
@@ -18,7 +16,7 @@ use std::sync::Arc;
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-pub use self::options::JanitorOptions;
+pub use self::pass::JanitorOptions;
 use self::{consumers::WorkedTime, pass::Pass, tombstones::JanitorClock};
 use crate::{
     base::{
@@ -27,10 +25,12 @@ use crate::{
     },
     state::{
         context::Context,
+        exactly_once::{RETENTION, swept_version},
         history::{Asked, History},
+        keys::RunResult,
         membership::{Held, Member, Pool, Stop, Work, Worker},
     },
-    store::Transaction,
+    store::{Isolation, RangeRead, Transaction},
 };
 
 /// A node that can be the janitor. One such node works at a time; another takes over when it goes. Dropping it
@@ -123,6 +123,46 @@ impl Pass<'_> {
         let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;
         self.context.stats.tombstones_dropped.add(dropped);
+        Ok(())
+    }
+}
+
+/// How many results are read at once.
+const PAGE_ROWS: usize = 1_000;
+
+impl Pass<'_> {
+    /// Clears the results that are older than [`RETENTION`], in pages.
+    pub async fn forget_runs(&self) -> Result<()> {
+        let keys = &self.context.keys;
+        let horizon = keys.runs_swept();
+        let mut rest = Some(RangeRead::new(keys.run_results()).limit(PAGE_ROWS));
+        while let Some(read) = rest {
+            let page = self
+                .write(async |tx| {
+                    let (page, swept) = tokio::try_join!(
+                        tx.get_range(&read, Isolation::Snapshot),
+                        // Serializable: a late commit of an earlier attempt must not clear the next run of a key.
+                        tx.get(&horizon, Isolation::Serializable)
+                    )?;
+                    let old = tx.read_version().await?.saturating_sub(RETENTION);
+                    let mut cleared = 0;
+                    for (key, value) in &page.rows {
+                        let result = RunResult::from_bytes(value).map_err(|error| error.at(key))?;
+                        if result.versionstamp.version() < old {
+                            tx.clear(key);
+                            cleared += 1;
+                        }
+                    }
+                    if cleared > 0 {
+                        let swept =
+                            swept_version(swept.as_deref()).map_err(|error| error.at(&horizon))?.max(old);
+                        tx.set(&horizon, &swept.to_be_bytes());
+                    }
+                    Ok(page)
+                })
+                .await?;
+            rest = read.after(&page);
+        }
         Ok(())
     }
 }

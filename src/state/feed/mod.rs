@@ -21,7 +21,6 @@
 mod counting;
 mod handle;
 mod merge;
-mod pending_rows;
 mod reader;
 mod reshard;
 mod shard_reader;
@@ -33,11 +32,10 @@ pub(crate) use self::counting::{Counted, KnownMarks, Mark};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     merge::StoredRow,
-    pending_rows::PendingRows,
     reader::Newest,
     reshard::{NewTopology, check_legacy_prefix},
     topology::{Entries, Topology},
-    writer::{FeedWriter, RowPlace, append, remove},
+    writer::{FeedWriter, PendingRows, RowPlace, append, remove},
 };
 pub use self::{
     handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},

@@ -210,7 +210,7 @@ impl<'a> RawFeed<'a> {
     ) -> Result<StoredShardPage> {
         // The store keeps the position beside the rows, so that both are of one history.
         let last = History::of(self.context).check(tx, Asked::Kept(after));
-        let begun = tokio::try_join!(last, self.topology(tx))?;
+        let begun = tokio::try_join!(last, Topology::of_shard(tx, self, shard))?;
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 

@@ -173,6 +173,12 @@ impl Topology {
         Self::new(decode_all(feed, &rows)?)
     }
 
+    /// What the topology of `feed` says of `shard`, read by snapshot: of one row if its entry is open, however long the history is.
+    pub async fn of_shard(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId) -> Result<Self> {
+        let open = Entries::open(tx, feed, Isolation::Snapshot).await?;
+        if open.current().has(shard) { Ok(Self(open)) } else { feed.topology(tx).await }
+    }
+
     /// The history of `entries`, at least one.
     fn new(entries: Vec<TopologyRow>) -> Result<Self> {
         let (current, closed) = entries.split_last().expect("a topology is never empty");

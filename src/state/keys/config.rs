@@ -1,10 +1,13 @@
-//! Families 0 and 26: the settings that are fixed when a bus is created, and the table of incarnations, with the last sequence known to
-//! exist in each.
+//! Families 0, 26 and 13: the settings that are fixed when a bus is created; the table of incarnations, with the last sequence known to
+//! exist in each; and the position of the notification feed at times of the janitors' work, by which they find old rows.
 
 use super::{Keys, family, feed::sequence_operand};
-use crate::base::{
-    encoding::{Incarnation, Reader},
-    error::{Error, Result},
+use crate::{
+    base::{
+        encoding::{Incarnation, Reader, Sequence},
+        error::{Error, Result},
+    },
+    store::{KeyRange, Row},
 };
 
 /// The format of all keys and values of a bus.
@@ -95,9 +98,39 @@ pub(crate) fn end_operand(incarnation: Incarnation) -> Vec<u8> {
     sequence_operand(incarnation, u16::MAX)
 }
 
+/// A position of the feed and its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AgeMark {
+    /// How long janitors had worked by then, one after the other, in milliseconds.
+    pub worked_ms: u64,
+    /// Everything up to here is older.
+    pub at: Sequence,
+}
+
+impl Keys {
+    pub fn age_mark(&self, worked_ms: u64) -> Vec<u8> {
+        self.pack(&(family::AGE, worked_ms))
+    }
+
+    /// All marks, oldest first.
+    pub fn age_marks(&self) -> KeyRange {
+        self.range(&(family::AGE,))
+    }
+
+    /// The mark in a stored row.
+    pub fn age_mark_of(&self, (key, value): &Row) -> Result<AgeMark> {
+        let (number, worked_ms): (u16, u64) = self.unpack("age mark", key)?;
+        if number != family::AGE {
+            return Err(Error::corrupt("age mark", "its key is of another family"));
+        }
+        Ok(AgeMark { worked_ms, at: Sequence::from_bytes(value)? })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::encoding::Versionstamp;
 
     #[test]
     fn golden_bytes() {
@@ -125,5 +158,18 @@ mod tests {
         assert!(Config::from_bytes(&[0, 6, 0, 0, 0, 0, 0]).is_err());
         assert!(Config::from_bytes(&[0, 6, 0, 0, 0, 64]).is_err());
         assert!(Config::from_bytes(&[0, 6, 0, 0, 0, 64, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn golden_bytes_and_order_of_age_marks() {
+        let keys = Keys::new(b"p").unwrap();
+        let at = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
+        let key = keys.age_mark(258);
+        assert_eq!(key, [b'p', 0x15, 13, 0x16, 1, 2]);
+        assert!(keys.age_marks().contains(&key) && keys.age_mark(3) < key);
+        let row = (key.into(), at.as_bytes().to_vec().into());
+        assert_eq!(keys.age_mark_of(&row).unwrap(), AgeMark { worked_ms: 258, at });
+        assert!(keys.age_mark_of(&(keys.config().into(), row.1.clone())).is_err());
+        assert!(keys.age_mark_of(&(row.0, row.1.slice(1..))).is_err());
     }
 }

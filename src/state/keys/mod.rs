@@ -40,11 +40,9 @@
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills in the stamp at commit,
 //! and needs it at fixed bytes.
 
-mod age;
 mod config;
 mod consumer;
 mod counters;
-mod ddoc;
 mod feed;
 mod idempotency;
 mod lease;
@@ -58,8 +56,7 @@ mod topology;
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
-pub(crate) use age::AgeMark;
-pub(crate) use config::{Config, end_operand};
+pub(crate) use config::{AgeMark, Config, end_operand};
 pub use consumer::ConsumerName;
 pub(crate) use consumer::{ConsumerRow, DeferredRow, Due, MemberlessSince, watermark};
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};

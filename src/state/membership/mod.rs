@@ -10,7 +10,7 @@
 //! resource has the lease in its read-conflict set ([`Held::check`]). So a former owner cannot commit, however late
 //! it finds that it has lost the lease. Therefore a wrong judgement of who lives costs time, never an event.
 //!
-//! Nobody negotiates. The **assignment** ([`assignment`]) says which node should own which resource. All nodes
+//! Nobody negotiates. The **assignment** ([`plan`]) says which node should own which resource. All nodes
 //! compute the same one from what is stored: the members of the pool with their maxima, the resources, and their
 //! present owners. A **worker** ([`worker`]) does the node's own part of it: it ends the work on resources of other
 //! nodes and releases them, and acquires its own as soon as they are free:
@@ -40,30 +40,26 @@
 //! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on again.
 //! 5. Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
 
-mod assignment;
 mod heartbeat;
 mod leases;
 mod member;
 mod neighbours;
-mod options;
 mod plan;
 mod roles;
 mod shared;
-mod silence;
 mod status;
 mod worker;
 
-#[cfg(feature = "test-util")]
-pub(crate) use assignment::assign;
-pub(crate) use leases::{Held, Stop, Work};
+pub use leases::{BalanceOptions, NodeOptions};
+pub(crate) use leases::{Held, Pool, Stop, Work};
 pub(crate) use member::Member;
 pub(crate) use neighbours::forget_nodes;
-pub use options::{BalanceOptions, NodeOptions};
+#[cfg(feature = "test-util")]
+pub(crate) use plan::assign;
 pub(crate) use roles::{changed, members};
 pub(crate) use shared::RoleGuard;
-pub(crate) use silence::Silence;
 #[cfg(feature = "http")]
 pub(crate) use status::Handovers;
 pub use status::NodeStatus;
-pub(crate) use status::{Holdings, Members};
-pub(crate) use {options::Pool, worker::Worker};
+pub(crate) use status::{Holdings, Members, Silence};
+pub(crate) use worker::Worker;

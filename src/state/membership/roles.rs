@@ -79,6 +79,12 @@ const GETS_MAX: usize = 64;
 /// The time of the last change; `None` for never.
 pub(super) type Version = Option<Bytes>;
 
+/// The version of the store at the last change.
+pub(super) fn version_of(version: &Version) -> u64 {
+    let stamp = version.as_ref().and_then(|stamp| stamp.first_chunk());
+    stamp.map_or(0, |version| u64::from_be_bytes(*version))
+}
+
 /// The last changes, as far as a node has to know them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {

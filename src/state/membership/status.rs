@@ -1,23 +1,23 @@
-//! What is stored of nodes: their rows, their roles, and the leases that they own.
+//! What is stored of nodes: their rows, their roles, and the leases that they own; and whether listed nodes still live.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-#[cfg(feature = "http")]
-use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::roles::{members, node_rows};
 use crate::{
-    base::error::Result,
+    base::error::{Error, Result},
     state::{
         keys::{Config, Keys, Lease, NodeId, NodeRow, Role, role_of_pool},
         last_seen::LastSeen,
     },
-    store::{Isolation, Transaction},
+    store::{Database, Isolation, Transaction},
 };
+#[cfg(feature = "http")]
+use parking_lot::Mutex;
 
 /// The state of a node. The node may be dead: [`NodeStatus::is_silent`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -220,6 +220,43 @@ impl Holdings {
             }
         }
         nodes
+    }
+}
+
+/// The longest time for which a node is watched: a node with a longer expiry counts as living.
+const WATCH_MAX: Duration = Duration::from_mins(1);
+
+type NodeRows = BTreeMap<NodeId, NodeRow>;
+
+/// Proof that no node of a bus lived at the time of the watch. A killed node leaves its row behind, so listed nodes may be dead.
+pub(crate) struct Silence(NodeRows);
+
+impl Silence {
+    /// Watches all nodes of the bus for the longest of their expiries. Fails with [`Error::BusInUse`] if one has beaten or joined meanwhile,
+    /// or has an expiry that is too long to wait for.
+    pub async fn of_bus(db: &Database, keys: &Keys) -> Result<Self> {
+        let read = || db.run(async |tx| all_nodes(&tx, keys, Isolation::Snapshot).await);
+        let first = read().await?;
+        let longest = first.values().map(NodeRow::expiry).max().unwrap_or_default();
+        if longest <= WATCH_MAX {
+            db.env().sleep(longest).await;
+        }
+        let seen = read().await?;
+        let is_alive =
+            |(node, row): &(&NodeId, &NodeRow)| first.get(node) != Some(row) || row.expiry() > WATCH_MAX;
+        match seen.iter().filter(is_alive).count() {
+            0 => Ok(Self(seen)),
+            nodes => Err(Error::BusInUse { nodes }),
+        }
+    }
+
+    /// Fails with [`Error::BusInUse`] if a node has beaten or joined since, and makes `tx` fail if one does before the commit.
+    pub async fn check(&self, tx: &Transaction, keys: &Keys) -> Result<()> {
+        let found = all_nodes(tx, keys, Isolation::Serializable).await?;
+        match found.iter().filter(|(node, row)| self.0.get(node) != Some(row)).count() {
+            0 => Ok(()),
+            nodes => Err(Error::BusInUse { nodes }),
+        }
     }
 }
 

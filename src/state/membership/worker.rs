@@ -22,7 +22,7 @@ use super::{
     heartbeat::draw,
     member::Member,
     plan::{RoundPlan, View},
-    roles::{Version, Versions, changed, members},
+    roles::{Version, Versions, changed, members, version_of},
     shared::{Entered, EnteredWorker, Registration, RoleGuard, Shared, has_left},
 };
 use crate::{
@@ -363,6 +363,7 @@ impl WorkerTask {
             role.set_interval(if plan.awaits.is_empty() { interval } else { interval / HASTE });
         }
         self.awaited.adopt(plan.awaits, now);
+        self.work.settled(version_of(&version));
         self.settled = Some(version);
         let handovers = self.awaited.since().map(|since| since.saturating_add(self.options.handover));
         let pauses = plan.paused.iter().map(|resource| self.failures[resource].1);
