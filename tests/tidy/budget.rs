@@ -15,28 +15,28 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/store/embedded", 5_800),
     ("src/store/fdb", 870),
     ("src/store/testing", 1_055),
-    ("src/state", 2_910),
-    ("src/state/keys", 2_600),
+    ("src/state", 2_900),
+    ("src/state/keys", 2_575),
     ("src/state/feed", 1_965),
-    ("src/state/membership", 2_525),
+    ("src/state/membership", 2_485),
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_945),
     ("src/roles/dispatcher", 3_395),
-    ("src/roles/janitor", 790),
+    ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
-    ("src/roles/consumer", 6_315),
-    ("src/bus", 1_455),
-    ("src/bus/relocation", 635),
+    ("src/roles/consumer", 6_405),
+    ("src/bus", 1_440),
+    ("src/bus/relocation", 615),
     ("src/front", 6_335),
     ("src/bin", 2_340),
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_690;
+const SRC_LINES: usize = 47_655;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 230;
+const SRC_FILES: usize = 217;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_415;
