@@ -112,13 +112,11 @@ pub(super) struct Matched {
     pub batch: Arc<Batch>,
     /// All of them if `None`.
     pub chosen: Option<Indices>,
-    /// How many rows its log had before.
-    pub before: u64,
 }
 
 impl Matched {
     pub fn all(batch: Batch) -> Self {
-        Self { batch: Arc::new(batch), chosen: None, before: 0 }
+        Self { batch: Arc::new(batch), chosen: None }
     }
 
     #[inline]

@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::AbortHandle};
 use super::{
     delivery::{BatchItem, Item},
     log::{SubscriberId, SubscriberState},
-    options::Order,
+    reader::Order,
     shared::Shared,
     subscription::Source,
 };

@@ -96,11 +96,16 @@ impl DeliveryBatch {
         Delivery { batch: Arc::clone(&self.all), index: self.start as usize + index }
     }
 
-    /// Removes the first delivery and returns it, as a batch of its own.
+    /// Takes the first delivery of `left` from it, as a batch of its own.
     #[inline]
-    pub(super) fn take_first(&mut self) -> Self {
-        self.start += 1;
-        Self { all: Arc::clone(&self.all), start: self.start - 1, end: self.start }
+    pub(super) fn take_first(left: &mut Option<Self>) -> Option<Self> {
+        let rest = left.as_mut()?;
+        let start = rest.start;
+        if start + 1 == rest.end {
+            return left.take();
+        }
+        rest.start = start + 1;
+        Some(Self { all: Arc::clone(&rest.all), start, end: start + 1 })
     }
 
     #[inline]

@@ -188,7 +188,7 @@ mod tests {
             let (before, to) = (at(100 + number), at(101 + number));
             let row = Notification { name: DbName::new(&format!("db{number}")).unwrap(), ..row(to) };
             let batch = Batch::new(vec![Arc::new(row)], before.into(), to, true);
-            log.append(number, to_mark(before), Matched::all(batch), &mut Vec::new());
+            log.append(number, to_mark(before), 1, Matched::all(batch), &mut Vec::new());
         }
         let mut newest = Newest::default();
         newest.read(&log, 0, (0, at(100))).unwrap();

@@ -3,17 +3,16 @@
 //!
 //! # States
 //!
-//! A reader is *on the ring* while `batch_number` has the number of its next batch, and on the feed otherwise. What is under way goes first,
-//! whichever it is:
+//! What is under way with a batch ([`Step`]) goes first. Then the reader goes on at its [`Place`]:
 //!
-//! | [`Step`] | goes on when | to |
+//! | where | goes on when | to |
 //! |---|---|---|
 //! | *documents* | the design documents of a batch are read | returned |
 //! | *choosing* | the filter has judged all rows of a batch | *documents*, or returned |
-//! | *reading* | a page has come | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then *on the ring* |
-//! | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
-//! | *idle*, on the ring | there is an entry | *choosing*, with `batch_number` behind it, or behind a page of a round |
-//! | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes on where the ring begins |
+//! | on the feed | a page has come | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then on the ring |
+//! | | it has failed, or has `Expired` | on the feed, at the same cursor, or at nothing |
+//! | on the ring | there is an entry | *choosing*, with its place behind the entry, or behind a page of a round |
+//! | | the entry has left the ring | on the feed; a reader that skips returns `Lagged` and goes on where the ring begins |
 //!
 //! # A cursor never overtakes its rows
 //!
@@ -32,7 +31,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -46,13 +45,12 @@ use super::{
     delivery::{BatchItem, Content, DeliveryBatch, DeliveryRef, Item},
     log::{Empty, Entry, SubscriberState},
     newest::{Newest, Page},
-    options::Order,
     patterns::Pattern,
     shared::Shared,
 };
 use crate::{
     base::{
-        cursor::{Cursor, Knowledge},
+        cursor::{Cursor, Knowledge, Start},
         encoding::Sequence,
         error::{Error, Result},
         filter::Filter,
@@ -64,9 +62,34 @@ use crate::{
 /// How many rows the filter judges for one unit of the time that a task has before others get their turn.
 const ROWS_PER_TURN: usize = 32;
 
+/// The start and the options of a subscription.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub filter: Filter,
+    pub start: Start,
+    /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
+    pub is_caught_up: bool,
+    pub skips: bool,
+    /// The least time between rounds; `None` to deliver at once.
+    pub pace: Option<Duration>,
+    pub ddocs: bool,
+}
+
+impl Order {
+    pub fn new(filter: Filter) -> Self {
+        Self {
+            ddocs: filter.ddocs.is_some(),
+            filter,
+            start: Start::Now,
+            is_caught_up: false,
+            skips: false,
+            pace: None,
+        }
+    }
+}
+
 enum Step {
     Idle,
-    Reading(Load),
     Choosing(Box<Choice>),
     Documents(Box<(DeliveryBatch, DdocRead)>),
 }
@@ -85,6 +108,24 @@ struct Pace {
     pause: Option<BoxFuture<'static, ()>>,
 }
 
+/// Where a reader goes on.
+enum Place {
+    /// In the ring, at the batch of this number.
+    Ring(u64),
+    Feed(Box<OnFeed>),
+}
+
+/// The state of a reader that reads the feed.
+#[derive(Default)]
+struct OnFeed {
+    /// The page that is being read.
+    load: Option<Load>,
+    /// Whether the last page was read.
+    is_at_end: bool,
+    has_failed: bool,
+    look_up: Option<LookUp>,
+}
+
 /// Progress of looking up exact names, which replaces reading the whole feed.
 struct LookUp {
     count: usize,
@@ -94,7 +135,6 @@ struct LookUp {
     is_outrun: bool,
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Reader {
     pub shared: Arc<Shared>,
     pub state: Arc<SubscriberState>,
@@ -106,13 +146,11 @@ pub(super) struct Reader {
     /// The newest rows of its pattern, while it takes a round or is slow.
     newest: Option<Arc<Mutex<Newest>>>,
     is_in_round: bool,
+    /// Whether the last item was returned.
+    pub is_over: bool,
     cursor: Cursor,
-    batch_number: Option<u64>,
+    place: Place,
     step: Step,
-    /// Whether the last page of the feed was read.
-    is_at_end: bool,
-    has_failed: bool,
-    look_up: Option<Box<LookUp>>,
 }
 
 impl Reader {
@@ -121,7 +159,8 @@ impl Reader {
         let pace = order.pace.map(|every| Box::new(Pace { every, pause: None }));
         let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
         let state = shared.enter();
-        let mut reader = Self {
+        let place = place_after(&shared, cursor, order.is_caught_up).unwrap_or_default();
+        Self {
             shared,
             state,
             filter,
@@ -131,24 +170,20 @@ impl Reader {
             pattern,
             newest: None,
             is_in_round: false,
+            is_over: false,
             cursor,
-            batch_number: None,
+            place,
             step: Step::Idle,
-            is_at_end: false,
-            has_failed: false,
-            look_up: None,
-        };
-        reader.take_batch_number(order.is_caught_up);
-        reader
+        }
     }
 
     /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
-        if let (Some(batch_number), Step::Idle) = (self.batch_number, &self.step) {
+        if let (&Place::Ring(batch_number), Step::Idle) = (&self.place, &self.step) {
             // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.read().end;
             if !self.pattern.log.has_entries(batch_number) {
-                self.batch_number = Some(batch_number.max(end.batch_number));
+                self.place = Place::Ring(batch_number.max(end.batch_number));
                 self.rest_at(end.cursor);
             }
         }
@@ -165,14 +200,6 @@ impl Reader {
             ddocs: self.ddocs || filter.ddocs.is_some(),
             ..Order::new(filter)
         }
-    }
-
-    /// Finds its place in the ring, if its cursor lets it follow the ring.
-    fn take_batch_number(&mut self, may_be_ahead: bool) {
-        self.batch_number = match (self.cursor.knowledge(), self.cursor.began()) {
-            (Knowledge::UpTo(known), None) => self.shared.ring.read().batch_after(known, may_be_ahead),
-            _ => None,
-        };
     }
 
     fn leave(&self) {
@@ -196,21 +223,13 @@ impl Reader {
             let item = match &mut self.step {
                 Step::Documents(_) => ready!(self.poll_documents(context)),
                 Step::Choosing(_) => ready!(self.poll_choice(context)).map(Item::Delivery),
-                Step::Reading(load) => {
-                    let page = ready!(load.poll_unpin(context));
-                    self.step = Step::Idle;
-                    let panicked = |ended: Ended| Err(Error::corrupt("page", ended.to_string()));
-                    self.receive(page.unwrap_or_else(panicked))
-                }
-                Step::Idle if self.is_at_end && self.cursor.knew_nothing() => {
-                    let at = self.cursor.position();
-                    self.cursor = at.into();
-                    Some(Item::CaughtUp { at })
-                }
-                Step::Idle => match ready!(self.poll_ring(context)) {
-                    Ok(batch) => batch.map(Item::Delivery),
-                    Err(Empty::Behind) => self.fall_behind(),
-                    Err(Empty::Nothing) => return Poll::Pending,
+                Step::Idle => match self.place {
+                    Place::Feed(_) => ready!(self.poll_feed(context)),
+                    Place::Ring(batch_number) => match ready!(self.poll_ring(batch_number, context)) {
+                        Ok(batch) => batch.map(Item::Delivery),
+                        Err(Empty::Behind) => self.fall_behind(),
+                        Err(Empty::Nothing) => return Poll::Pending,
+                    },
                 },
             };
             if let Some(item) = item {
@@ -219,12 +238,39 @@ impl Reader {
         }
     }
 
-    /// Takes what follows from the ring, once the next round may begin.
-    fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
-        if std::mem::take(&mut self.is_at_end) {
-            self.take_batch_number(true);
+    /// Goes on with the feed: with what follows its last page, or with the next page.
+    fn poll_feed(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
+        let Place::Feed(feed) = &mut self.place else { return Poll::Ready(None) };
+        if feed.is_at_end && self.cursor.knew_nothing() {
+            let at = self.cursor.position();
+            self.cursor = at.into();
+            return Poll::Ready(Some(Item::CaughtUp { at }));
         }
-        let Some(batch_number) = self.batch_number else { return Poll::Ready(Err(Empty::Behind)) };
+        if std::mem::take(&mut feed.is_at_end)
+            && let Some(place) = place_after(&self.shared, self.cursor, true)
+        {
+            self.place = place;
+            return Poll::Ready(None);
+        }
+        let Some(load) = &mut feed.load else {
+            let lagged = self.skip(false);
+            if lagged.is_none() {
+                self.begin_load();
+            }
+            return Poll::Ready(lagged);
+        };
+        let page = ready!(load.poll_unpin(context));
+        feed.load = None;
+        let panicked = |ended: Ended| Err(Error::corrupt("page", ended.to_string()));
+        Poll::Ready(self.receive(page.unwrap_or_else(panicked)))
+    }
+
+    /// Takes what follows from the ring, once the next round may begin.
+    fn poll_ring(
+        &mut self,
+        batch_number: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
         if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
             && let Some(paused) = pause
             && !self.is_in_round
@@ -248,25 +294,26 @@ impl Reader {
         if matches!(read, Err(Empty::Behind)) {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
-        let Entry { number, content: matched, more } = read?;
+        let Entry { number, content: matched, rows_after } = read?;
         // From here on a later entry may take it off the list, which it may be on with this one in hand.
         self.rest_at(matched.batch.since);
         let since = self.cursor;
-        if self.pace.is_some() || more && self.is_slow(&matched) && self.has_superseded(number, since)? {
+        let is_slow = rows_after > 0 && self.is_slow(matched.len() as u64 + rows_after);
+        if self.pace.is_some() || is_slow && self.has_superseded(number, since)? {
             return self.take_round(number, since);
         }
-        if !more {
+        if rows_after == 0 {
             self.newest = None;
         }
-        self.batch_number = Some(number + 1);
+        self.place = Place::Ring(number + 1);
         Ok(self.choose_among(matched, since, true))
     }
 
-    /// Whether more waits for it from `matched` on than a page has, or than there are names that it wants.
-    fn is_slow(&self, matched: &Matched) -> bool {
+    /// Whether `rows`, which wait for it, are more than a page has, or than there are names that it wants.
+    fn is_slow(&self, rows: u64) -> bool {
         let page = self.shared.options.page_rows_max;
         let names = self.filter.exact().map_or(page, |names| names.len().min(page));
-        self.pattern.rows.load(Ordering::Relaxed) - matched.before > names as u64
+        rows > names as u64
     }
 
     /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
@@ -290,7 +337,7 @@ impl Reader {
         newest.read(&pattern.log, number, begin)?;
         let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
         drop(newest);
-        (self.batch_number, self.is_in_round) = (Some(next), end.is_none());
+        (self.place, self.is_in_round) = (Place::Ring(next), end.is_none());
         let batch = if let (None, Some(last)) = (end, rows.last()) {
             let to = last.sequence;
             Batch::new(rows, since, to, false)
@@ -383,12 +430,13 @@ impl Reader {
         self.cursor = self.cursor.joined(cursor);
     }
 
-    /// The ring does not hold what follows: begins to read the feed, or skips.
+    /// The ring does not hold what follows: skips, or goes to the feed.
     fn fall_behind(&mut self) -> Option<BatchItem> {
         let is_in_round = std::mem::take(&mut self.is_in_round);
         self.newest = None;
         let lagged = self.skip(is_in_round);
         if lagged.is_none() {
+            self.place = Place::default();
             self.begin_load();
         }
         lagged
@@ -404,7 +452,7 @@ impl Reader {
         }
         let (begin, mut to) = self.shared.ring.read().begin;
         let mut batch_number = begin;
-        if self.batch_number.is_some_and(|own| own >= begin) {
+        if matches!(self.place, Place::Ring(own) if own >= begin) {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
@@ -416,7 +464,7 @@ impl Reader {
         if to <= self.cursor.position() {
             return None;
         }
-        (self.batch_number, self.cursor) = (Some(batch_number), to.into());
+        (self.place, self.cursor) = (Place::Ring(batch_number), to.into());
         Some(Item::Lagged { from, to })
     }
 
@@ -427,22 +475,23 @@ impl Reader {
         }
     }
 
+    /// Begins to read the next page of the feed.
     fn begin_load(&mut self) {
-        self.batch_number = None;
-        let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
+        let Place::Feed(feed) = &mut self.place else { return };
+        let looked_up = feed.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
-        self.step = Step::Reading(load(&self.shared, self.cursor, names, self.has_failed));
+        feed.load = Some(load(&self.shared, self.cursor, names, feed.has_failed));
     }
 
     /// Receives a page of the feed, and delivers its wanted rows.
     fn receive(&mut self, page: Result<NotificationPage>) -> Option<BatchItem> {
-        self.has_failed = page.is_err();
+        let Place::Feed(feed) = &mut self.place else { return None };
+        feed.has_failed = page.is_err();
         let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
-                (self.batch_number, self.look_up) = (None, None);
-                self.cursor = Cursor::NOTHING;
+                (feed.look_up, self.cursor) = (None, Cursor::NOTHING);
                 return Some(Item::Expired { horizon });
             }
             Err(error) => return Some(Item::Failed(error)),
@@ -450,8 +499,7 @@ impl Reader {
         let began = next.began().unwrap_or(to);
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
         let names = self.filter.exact().unwrap_or_default().len();
-        let mut look_up =
-            self.look_up.take().unwrap_or_else(|| Box::new(LookUp { count: 0, to, is_outrun: false }));
+        let mut look_up = feed.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
         if look_up.count < names {
             look_up.count = names.min(look_up.count + self.shared.batch_rows_max);
             let found = rows.len();
@@ -462,11 +510,26 @@ impl Reader {
             to = if is_last { look_up.to } else { since.position() };
             more = !is_last || look_up.is_outrun;
         }
-        self.look_up = more.then_some(look_up);
-        self.is_at_end = !more;
+        feed.look_up = more.then_some(look_up);
+        feed.is_at_end = !more;
         let is_complete = !more && !since.knew_nothing();
         self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false)
             .map(Item::Delivery)
+    }
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::Feed(Box::default())
+    }
+}
+
+/// The place in the ring of a reader at `cursor`, if it can follow the ring from there. If `may_be_ahead`, it may have read more than the
+/// tail.
+fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> Option<Place> {
+    match (cursor.knowledge(), cursor.began()) {
+        (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead).map(Place::Ring),
+        _ => None,
     }
 }
 
