@@ -72,7 +72,7 @@ impl WakeModel {
         }
         self.end.store(number + 1, Ordering::Release);
         for subscriber in &woken {
-            subscriber.wake();
+            subscriber.waker.wake();
         }
     }
 
@@ -84,7 +84,7 @@ impl WakeModel {
         self.end.store(number + 1, Ordering::Release);
         self.log.prune(number);
         for subscriber in &woken {
-            subscriber.wake();
+            subscriber.waker.wake();
         }
     }
 
@@ -95,7 +95,7 @@ impl WakeModel {
         self.begin.store(next, Ordering::Release);
         self.end.store(next, Ordering::Release);
         for subscriber in &woken {
-            subscriber.wake();
+            subscriber.waker.wake();
         }
         next
     }
@@ -125,7 +125,7 @@ async fn receive(
             if subscriber.is_ended() {
                 return Poll::Ready(());
             }
-            subscriber.register(context.waker());
+            subscriber.waker.register(context.waker());
             match fixture.log.read_or_wait(batch_number, subscriber) {
                 Ok(Entry { number, content, .. }) => {
                     assert_eq!(number, content);
@@ -278,7 +278,7 @@ fn one_that_is_ended_does_not_sleep_on() {
         let tail = spawn(&fixture, move |fixture| {
             fixture.put(0, true);
             ended.end();
-            ended.wake();
+            ended.waker.wake();
         });
         let received = block_on(receive(&fixture, &subscriber, 0, usize::MAX));
         assert!(received.batches.is_empty() || received.batches == [0]);

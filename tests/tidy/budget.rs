@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 210),
     ("src/roles/producer", 560),
     ("src/roles/notifier", 1_950),
-    ("src/roles/dispatcher", 3_400),
+    ("src/roles/dispatcher", 3_397),
     ("src/roles/janitor", 790),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_340),
@@ -39,7 +39,7 @@ const SRC_LINES: usize = 48_980;
 const SRC_FILES: usize = 258;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_415;
+const SIMULATION_LINES: usize = 10_409;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;

@@ -28,7 +28,7 @@
 //! 4. A subscriber that was taken off the list has missed nothing before the entry that took it, and [`Mark`] gives the begin of that
 //!    entry. However late the subscriber polls, and whatever has left the ring by then, it knows everything up to there.
 
-use std::{collections::VecDeque, fmt, task::Waker};
+use std::{collections::VecDeque, fmt};
 
 use smallvec::SmallVec;
 
@@ -62,7 +62,8 @@ pub struct SubscriberState {
     /// While it is on the list: a place from which on there was no entry when it joined. Afterwards: the begin of the entry that took it off.
     /// Changed under the lock of the log only.
     mark: [AtomicU64; 2],
-    waker: AtomicWaker,
+    /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
+    pub waker: AtomicWaker,
 }
 
 impl SubscriberState {
@@ -92,15 +93,6 @@ impl SubscriberState {
             part.store(mark, Ordering::Relaxed);
         }
         self.listed.store(listed as u32, Ordering::Relaxed);
-    }
-
-    pub fn register(&self, waker: &Waker) {
-        self.waker.register(waker);
-    }
-
-    /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
-    pub fn wake(&self) {
-        self.waker.wake();
     }
 }
 

@@ -18,9 +18,7 @@
 //! The subscribers are kept apart from the tail: a tail that panics is started again where it was, and a dispatcher that
 //! is suspended ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
 
-mod batch;
 mod callback;
-mod catch_up;
 mod delivery;
 mod log;
 mod newest;

@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    batch::Matched,
+    delivery::Matched,
     log::{Empty, Log},
 };
 use crate::base::{cursor::Cursor, encoding::Sequence, event::DbName, notification::Notification};
@@ -175,7 +175,7 @@ mod tests {
             encoding::{Incarnation, Versionstamp},
             notification::tests::row,
         },
-        roles::dispatcher::batch::{Batch, to_mark},
+        roles::dispatcher::delivery::{Batch, to_mark},
     };
 
     /// Regression: while a reader was about to take its next page, the tail pushed that page out of the ring, and the index that it shared with

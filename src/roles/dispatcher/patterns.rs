@@ -17,7 +17,7 @@ use hashbrown::HashTable;
 use parking_lot::Mutex;
 
 use super::{
-    batch::{Batch, Indices, Matched},
+    delivery::{Batch, Indices, Matched},
     log::Log,
     newest::Newest,
 };

@@ -36,13 +36,13 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use parking_lot::Mutex;
 
 use super::{
-    batch::{Batch, Indices, Matched, of_mark},
-    catch_up::{DdocRead, Load, load, read_ddocs},
-    delivery::{BatchItem, Content, DeliveryBatch, DeliveryRef, Item},
+    delivery::{
+        Batch, BatchItem, Content, DeliveryBatch, DeliveryRef, Indices, Item, Matched, batch_len, of_mark,
+    },
     log::{Empty, Entry, SubscriberState},
     newest::{Newest, Page},
     patterns::Pattern,
@@ -50,17 +50,21 @@ use super::{
 };
 use crate::{
     base::{
+        backoff::FAILURE_PAUSE,
         cursor::{Cursor, Knowledge, Start},
         encoding::Sequence,
         error::{Error, Result},
+        event::{DbName, EventKind},
         filter::Filter,
-        tasks::Ended,
+        tasks::{Ended, Task},
     },
-    state::notification_feed::NotificationPage,
+    state::notification_feed::{ChangedDdocs, NotificationPage},
 };
 
 /// How many rows the filter judges for one unit of the time that a task has before others get their turn.
 const ROWS_PER_TURN: usize = 32;
+
+const DDOC_READS_MAX: usize = 8;
 
 /// The start and the options of a subscription.
 #[derive(Debug)]
@@ -159,7 +163,8 @@ impl Reader {
         let pace = order.pace.map(|every| Box::new(Pace { every, pause: None }));
         let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
         let state = shared.enter();
-        let place = place_after(&shared, cursor, order.is_caught_up).unwrap_or_default();
+        let place = place_after(&shared, cursor, order.is_caught_up);
+        let place = place.unwrap_or_else(|| Place::Feed(Box::default()));
         Self {
             shared,
             state,
@@ -202,14 +207,9 @@ impl Reader {
         }
     }
 
-    fn leave(&self) {
-        self.pattern.log.leave(&self.state);
-        self.shared.patterns.lock().leave(&self.pattern);
-    }
-
     /// The next item. The caller checks whether the subscriber has ended.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
-        self.state.register(context.waker());
+        self.state.waker.register(context.waker());
         let polled = self.poll(context);
         if polled.is_pending() && self.state.is_ended() {
             context.waker().wake_by_ref();
@@ -392,7 +392,10 @@ impl Reader {
             self.cursor = rows.batch.cursor_after(since);
             return None;
         }
-        self.begin_round();
+        if let Some(pace) = &mut self.pace {
+            // A round begins, unless one has begun that has not ended.
+            pace.pause.get_or_insert_with(|| self.shared.context.env().sleep(pace.every));
+        }
         let filters = self.filter.set_and_kinds();
         let batch = DeliveryBatch::new(Content { rows, since, filters, ddocs: None });
         if self.ddocs {
@@ -436,7 +439,7 @@ impl Reader {
         self.newest = None;
         let lagged = self.skip(is_in_round);
         if lagged.is_none() {
-            self.place = Place::default();
+            self.place = Place::Feed(Box::default());
             self.begin_load();
         }
         lagged
@@ -466,13 +469,6 @@ impl Reader {
         }
         (self.place, self.cursor) = (Place::Ring(batch_number), to.into());
         Some(Item::Lagged { from, to })
-    }
-
-    /// Begins a round, unless one has begun that has not ended.
-    fn begin_round(&mut self) {
-        if let Some(pace) = &mut self.pace {
-            pace.pause.get_or_insert_with(|| self.shared.context.env().sleep(pace.every));
-        }
     }
 
     /// Begins to read the next page of the feed.
@@ -518,24 +514,21 @@ impl Reader {
     }
 }
 
-impl Default for Place {
-    fn default() -> Self {
-        Self::Feed(Box::default())
-    }
-}
-
 /// The place in the ring of a reader at `cursor`, if it can follow the ring from there. If `may_be_ahead`, it may have read more than the
 /// tail.
 fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> Option<Place> {
     match (cursor.knowledge(), cursor.began()) {
-        (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead).map(Place::Ring),
+        (Knowledge::UpTo(known), None) => {
+            shared.ring.read().batch_after(known, may_be_ahead).map(Place::Ring)
+        }
         _ => None,
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.leave();
+        self.pattern.log.leave(&self.state);
+        self.shared.patterns.lock().leave(&self.pattern);
         self.shared.exit(self.state.id);
     }
 }
@@ -546,4 +539,70 @@ fn is_wanted(filter: &Filter, delivery: DeliveryRef<'_>) -> bool {
     delivery.may_be_any_ddoc()
         || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
         || filter.wants_besides_ddocs(delivery.notification(), delivery.batch_since())
+}
+
+/// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
+type Load = Task<Result<NotificationPage>>;
+
+/// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
+fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Load {
+    let closed = Arc::clone(shared);
+    let read = read(Arc::clone(shared), cursor, names, has_failed);
+    Task::spawn(async move {
+        // A subscriber that has ended does not read on.
+        let until_closed = async {
+            tokio::select! {
+                biased;
+                () = closed.closed() => None,
+                page = read => Some(page),
+            }
+        };
+        let page = Arc::clone(&closed).until_cut_off(until_closed).await.flatten();
+        page.unwrap_or_else(|| Err(Error::NoSubscriber { subscriber: "reader".into() }))
+    })
+}
+
+async fn read(
+    shared: Arc<Shared>,
+    cursor: Cursor,
+    names: Vec<DbName>,
+    has_failed: bool,
+) -> Result<NotificationPage> {
+    pause(&shared, has_failed).await;
+    let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
+    if !names.is_empty() {
+        let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+        return Ok(NotificationPage { rows, to, next: to.into(), more: false });
+    }
+    let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
+    let kept = batch_len(&page.rows, shared.batch_rows_max);
+    if kept < page.rows.len() {
+        page.rows.truncate(kept);
+        page.next = page.next.begin(page.to);
+        (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+    }
+    Ok(page)
+}
+
+async fn pause(shared: &Shared, has_failed: bool) {
+    if has_failed {
+        shared.context.env().sleep(FAILURE_PAUSE).await;
+    }
+}
+
+type DdocRead = BoxFuture<'static, Result<Vec<Arc<ChangedDdocs>>>>;
+
+fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch, has_failed: bool) -> DdocRead {
+    let shared = Arc::clone(shared);
+    Box::pin(async move {
+        pause(&shared, has_failed).await;
+        let read = async |index: usize| {
+            let delivery = batch.delivery(index);
+            if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
+                return Ok(Arc::default());
+            }
+            shared.feed.ddocs(&delivery.notification().db(), *delivery.batch_since()).await.map(Arc::new)
+        };
+        stream::iter(0..batch.len()).map(read).buffered(DDOC_READS_MAX).try_collect().await
+    })
 }

@@ -25,7 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    batch::{Batch, Matched, batch_len, to_mark},
+    delivery::{Batch, Matched, batch_len, to_mark},
     log::{SubscriberId, SubscriberState},
     patterns::{Pattern, Patterns},
 };
@@ -428,7 +428,7 @@ impl Shared {
     /// Wakes all of them, even if some wakers panic.
     fn wake(&self, subscribers: Vec<Arc<SubscriberState>>) {
         for subscriber in subscribers {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.waker.wake())) {
                 let Context { stats, .. } = &*self.context;
                 stats.health.panicked(self.context.env(), "waker of a subscriber", panic_text(&*panic));
             }

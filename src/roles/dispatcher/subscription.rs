@@ -45,16 +45,13 @@ impl Source {
         in_batches: bool,
         convert: impl FnOnce(DeliveryBatch) -> T,
     ) -> Poll<Option<Item<T>>> {
-        match self.next_left() {
-            Some(first) => Poll::Ready(Some(Item::Delivery(convert(first)))),
-            None => self.poll_reader(context, in_batches, convert),
+        if self.current.is_some()
+            && !self.reader.state.is_ended()
+            && let Some(first) = DeliveryBatch::take_first(&mut self.current)
+        {
+            return Poll::Ready(Some(Item::Delivery(convert(first))));
         }
-    }
-
-    #[inline]
-    fn next_left(&mut self) -> Option<DeliveryBatch> {
-        let is_left = self.current.is_some() && !self.reader.state.is_ended();
-        if is_left { DeliveryBatch::take_first(&mut self.current) } else { None }
+        self.poll_reader(context, in_batches, convert)
     }
 
     /// [`Source::poll_next`] without a rest. It is not inlined into the caller's loop, so that a delivery of the rest costs the loop little.
