@@ -139,6 +139,7 @@ struct LookUp {
     is_outrun: bool,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Reader {
     pub shared: Arc<Shared>,
     pub state: Arc<SubscriberState>,

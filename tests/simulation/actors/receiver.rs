@@ -180,18 +180,18 @@ fn given_row(delivery: DeliveryRef<'_>) -> Given {
     })
 }
 
-pub(super) fn given_alone(delivery: Delivery) -> Vec<Given> {
+pub(super) fn given_alone(delivery: &Delivery) -> Vec<Given> {
     vec![given_row(delivery.as_ref())]
 }
 
-pub(super) fn given_batch(batch: DeliveryBatch) -> Vec<Given> {
+pub(super) fn given_batch(batch: &DeliveryBatch) -> Vec<Given> {
     batch.iter().map(given_row).collect()
 }
 
 /// An item as plain values.
-pub(super) fn given<T>(item: Item<T>, rows: impl FnOnce(T) -> Vec<Given>) -> Vec<Given> {
+pub(super) fn given<T>(item: Item<T>, rows: impl FnOnce(&T) -> Vec<Given>) -> Vec<Given> {
     vec![match item {
-        Item::Delivery(delivery) => return rows(delivery),
+        Item::Delivery(delivery) => return rows(&delivery),
         Item::CaughtUp { at } => Given::CaughtUp { at },
         Item::Lagged { from, to } => Given::Lagged { from, to },
         Item::Expired { horizon } => Given::Expired { horizon },

@@ -112,7 +112,7 @@ impl Taker {
     async fn take_some(&mut self, mut stream: Stream) -> Option<Stream> {
         let plan = self.actor.shared.plan.subscribers;
         loop {
-            let Self { actor, sources, id, interest, has_ring, waits, .. } = &mut *self;
+            let Self { actor, sources, id, interest, has_ring, waits, .. } = self;
             let pause = actor.db.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
             let mut has_expired = false;
             // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
