@@ -15,6 +15,7 @@ use std::{
 use globset::GlobSet;
 use hashbrown::HashTable;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::{
     delivery::{Batch, Indices, Matched},
@@ -52,17 +53,19 @@ struct ByText {
     lengths: BTreeMap<usize, usize>,
 }
 
-/// The text of an atom.
 fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
     &pattern.key.atoms[*atom as usize].text
 }
 
 impl ByText {
     #[inline]
-    fn get(&self, wanted: &str) -> impl Iterator<Item = &Arc<Pattern>> {
-        // Without an atom no hash is needed.
+    fn get(&self, wanted: &str) -> SmallVec<[&Arc<Pattern>; 1]> {
         let hash = if self.atoms.is_empty() { 0 } else { self.hashes.hash_one(wanted) };
-        self.atoms.iter_hash(hash).filter(move |atom| text(atom) == wanted).map(|(pattern, _)| pattern)
+        let atoms = self.atoms.iter_hash(hash).filter(|atom| text(atom) == wanted);
+        let mut found: SmallVec<_> = atoms.map(|(pattern, _)| pattern).collect();
+        // In order, so that a run can be replayed.
+        found.sort_unstable_by_key(|pattern| &pattern.key);
+        found
     }
 
     fn insert(&mut self, pattern: &Arc<Pattern>, atom: u32) {
@@ -72,14 +75,14 @@ impl ByText {
         atoms.insert_unique(hashes.hash_one(text(&entry)), entry, |entry| hashes.hash_one(text(entry)));
     }
 
-    fn remove(&mut self, pattern: &Arc<Pattern>, text: &str) {
-        let is_it = |(known, _): &(Arc<Pattern>, u32)| Arc::ptr_eq(known, pattern);
-        let found = self.atoms.find_entry(self.hashes.hash_one(text), is_it);
+    fn remove(&mut self, pattern: &Arc<Pattern>, of: &str) {
+        let is_it = |atom: &(Arc<Pattern>, u32)| Arc::ptr_eq(&atom.0, pattern) && text(atom) == of;
+        let found = self.atoms.find_entry(self.hashes.hash_one(of), is_it);
         found.unwrap_or_else(|_| unreachable!("it was added")).remove();
-        let count = self.lengths.get_mut(&text.len()).expect("it was counted");
+        let count = self.lengths.get_mut(&of.len()).expect("it was counted");
         *count -= 1;
         if *count == 0 {
-            self.lengths.remove(&text.len());
+            self.lengths.remove(&of.len());
         }
     }
 }
@@ -109,7 +112,7 @@ impl Patterns {
     fn get(&self, key: &PatternKey) -> Option<&Arc<Pattern>> {
         // Only one pattern has no atom.
         let Some(Atom { by, text }) = key.atoms.first() else { return Some(&self.everything) };
-        self.by[*by as usize].get(text).find(|pattern| pattern.key == *key)
+        self.by[*by as usize].get(text).into_iter().find(|pattern| pattern.key == *key)
     }
 
     /// All patterns, in an order, so that a run can be replayed.
@@ -154,7 +157,7 @@ impl Patterns {
 
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.by[MatchedBy::Exact as usize].get(name);
-        patterns.map(|pattern| pattern.subscribers.load(Ordering::Relaxed) as usize).sum()
+        patterns.iter().map(|pattern| pattern.subscribers.load(Ordering::Relaxed) as usize).sum()
     }
 
     /// Finds the patterns that the rows of `batch` match, except the one that matches everything, and the matching rows of each.
@@ -176,7 +179,7 @@ impl Patterns {
                     pattern.add_row(index, &mut found);
                 }
             };
-            exact.get(name).for_each(&mut add);
+            exact.get(name).into_iter().for_each(&mut add);
             let fits = |length: &&usize| **length <= name.len();
             for &length in prefix_lengths.iter().take_while(fits) {
                 name.get(..length).into_iter().flat_map(|text| prefixes.get(text)).for_each(&mut add);

@@ -165,7 +165,6 @@ impl Reader {
         let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
         let state = shared.enter();
         let place = place_after(&shared, cursor, order.is_caught_up);
-        let place = place.unwrap_or_else(|| Place::Feed(Box::default()));
         Self {
             shared,
             state,
@@ -247,10 +246,8 @@ impl Reader {
             self.cursor = at.into();
             return Poll::Ready(Some(Item::CaughtUp { at }));
         }
-        if std::mem::take(&mut feed.is_at_end)
-            && let Some(place) = place_after(&self.shared, self.cursor, true)
-        {
-            self.place = place;
+        if feed.is_at_end {
+            self.place = place_after(&self.shared, self.cursor, true);
             return Poll::Ready(None);
         }
         let Some(load) = &mut feed.load else {
@@ -515,15 +512,14 @@ impl Reader {
     }
 }
 
-/// The place in the ring of a reader at `cursor`, if it can follow the ring from there. If `may_be_ahead`, it may have read more than the
+/// The place of a reader at `cursor`: in the ring, if it can follow the ring from there. If `may_be_ahead`, it may have read more than the
 /// tail.
-fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> Option<Place> {
-    match (cursor.knowledge(), cursor.began()) {
-        (Knowledge::UpTo(known), None) => {
-            shared.ring.read().batch_after(known, may_be_ahead).map(Place::Ring)
-        }
+fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> Place {
+    let batch_number = match (cursor.knowledge(), cursor.began()) {
+        (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead),
         _ => None,
-    }
+    };
+    batch_number.map_or_else(|| Place::Feed(Box::default()), Place::Ring)
 }
 
 impl Drop for Reader {
