@@ -62,7 +62,7 @@ impl ByText {
     fn get(&self, wanted: &str) -> SmallVec<[&Arc<Pattern>; 1]> {
         let hash = if self.atoms.is_empty() { 0 } else { self.hashes.hash_one(wanted) };
         let atoms = self.atoms.iter_hash(hash).filter(|atom| text(atom) == wanted);
-        let mut found: SmallVec<_> = atoms.map(|(pattern, _)| pattern).collect();
+        let mut found: SmallVec<[&Arc<Pattern>; 1]> = atoms.map(|(pattern, _)| pattern).collect();
         // In order, so that a run can be replayed.
         found.sort_unstable_by_key(|pattern| &pattern.key);
         found

@@ -164,7 +164,7 @@ impl Reader {
         let pace = order.pace.map(|every| Box::new(Pace { every, pause: None }));
         let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
         let state = shared.enter();
-        let place = place_after(&shared, cursor, order.is_caught_up);
+        let begins = place_after(&shared, cursor, order.is_caught_up);
         Self {
             shared,
             state,
@@ -177,7 +177,7 @@ impl Reader {
             is_in_round: false,
             is_over: false,
             cursor,
-            place,
+            place: begins,
             step: Step::Idle,
         }
     }
