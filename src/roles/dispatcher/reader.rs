@@ -3,7 +3,7 @@
 //!
 //! # States
 //!
-//! What is under way with a batch ([`Step`]) goes first. Then the reader goes on at its [`Place`]:
+//! What is under way with a batch ([`Step`]) goes first. Then the reader goes on at its [`ReadsFrom`]:
 //!
 //! | where | goes on when | to |
 //! |---|---|---|
@@ -113,7 +113,7 @@ struct Pace {
 }
 
 /// Where a reader goes on.
-enum Place {
+enum ReadsFrom {
     /// In the ring, at the batch of this number.
     Ring(u64),
     Feed(Box<OnFeed>),
@@ -154,7 +154,7 @@ pub(super) struct Reader {
     /// Whether the last item was returned.
     pub is_over: bool,
     cursor: Cursor,
-    place: Place,
+    place: ReadsFrom,
     step: Step,
 }
 
@@ -184,11 +184,11 @@ impl Reader {
 
     /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
-        if let (&Place::Ring(batch_number), Step::Idle) = (&self.place, &self.step) {
+        if let (&ReadsFrom::Ring(batch_number), Step::Idle) = (&self.place, &self.step) {
             // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.read().end;
             if !self.pattern.log.has_entries(batch_number) {
-                self.place = Place::Ring(batch_number.max(end.batch_number));
+                self.place = ReadsFrom::Ring(batch_number.max(end.batch_number));
                 self.rest_at(end.cursor);
             }
         }
@@ -224,8 +224,8 @@ impl Reader {
                 Step::Documents(_) => ready!(self.poll_documents(context)),
                 Step::Choosing(_) => ready!(self.poll_choice(context)).map(Item::Delivery),
                 Step::Idle => match self.place {
-                    Place::Feed(_) => ready!(self.poll_feed(context)),
-                    Place::Ring(batch_number) => match ready!(self.poll_ring(batch_number, context)) {
+                    ReadsFrom::Feed(_) => ready!(self.poll_feed(context)),
+                    ReadsFrom::Ring(batch_number) => match ready!(self.poll_ring(batch_number, context)) {
                         Ok(batch) => batch.map(Item::Delivery),
                         Err(Empty::Behind) => self.fall_behind(),
                         Err(Empty::Nothing) => return Poll::Pending,
@@ -240,7 +240,7 @@ impl Reader {
 
     /// Goes on with the feed: with what follows its last page, or with the next page.
     fn poll_feed(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
-        let Place::Feed(feed) = &mut self.place else { return Poll::Ready(None) };
+        let ReadsFrom::Feed(feed) = &mut self.place else { return Poll::Ready(None) };
         if feed.is_at_end && self.cursor.knew_nothing() {
             let at = self.cursor.position();
             self.cursor = at.into();
@@ -303,7 +303,7 @@ impl Reader {
         if rows_after == 0 {
             self.newest = None;
         }
-        self.place = Place::Ring(number + 1);
+        self.place = ReadsFrom::Ring(number + 1);
         Ok(self.choose_among(matched, since, true))
     }
 
@@ -335,7 +335,7 @@ impl Reader {
         newest.read(&pattern.log, number, begin)?;
         let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
         drop(newest);
-        (self.place, self.is_in_round) = (Place::Ring(next), end.is_none());
+        (self.place, self.is_in_round) = (ReadsFrom::Ring(next), end.is_none());
         let batch = if let (None, Some(last)) = (end, rows.last()) {
             let to = last.sequence;
             Batch::new(rows, since, to, false)
@@ -437,7 +437,7 @@ impl Reader {
         self.newest = None;
         let lagged = self.skip(is_in_round);
         if lagged.is_none() {
-            self.place = Place::Feed(Box::default());
+            self.place = ReadsFrom::Feed(Box::default());
             self.begin_load();
         }
         lagged
@@ -453,7 +453,7 @@ impl Reader {
         }
         let (begin, mut to) = self.shared.ring.read().begin;
         let mut batch_number = begin;
-        if matches!(self.place, Place::Ring(own) if own >= begin) {
+        if matches!(self.place, ReadsFrom::Ring(own) if own >= begin) {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
@@ -465,13 +465,13 @@ impl Reader {
         if to <= self.cursor.position() {
             return None;
         }
-        (self.place, self.cursor) = (Place::Ring(batch_number), to.into());
+        (self.place, self.cursor) = (ReadsFrom::Ring(batch_number), to.into());
         Some(Item::Lagged { from, to })
     }
 
     /// Begins to read the next page of the feed.
     fn begin_load(&mut self) {
-        let Place::Feed(feed) = &mut self.place else { return };
+        let ReadsFrom::Feed(feed) = &mut self.place else { return };
         let looked_up = feed.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
@@ -480,7 +480,7 @@ impl Reader {
 
     /// Receives a page of the feed, and delivers its wanted rows.
     fn receive(&mut self, page: Result<NotificationPage>) -> Option<BatchItem> {
-        let Place::Feed(feed) = &mut self.place else { return None };
+        let ReadsFrom::Feed(feed) = &mut self.place else { return None };
         feed.has_failed = page.is_err();
         let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
@@ -512,14 +512,13 @@ impl Reader {
     }
 }
 
-/// The place of a reader at `cursor`: in the ring, if it can follow the ring from there. If `may_be_ahead`, it may have read more than the
-/// tail.
-fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> Place {
+/// Where a reader at `cursor` goes on: in the ring, if that has all after it. If `may_be_ahead`, it may have read more than the tail.
+fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> ReadsFrom {
     let batch_number = match (cursor.knowledge(), cursor.began()) {
         (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead),
         _ => None,
     };
-    batch_number.map_or_else(|| Place::Feed(Box::default()), Place::Ring)
+    batch_number.map_or_else(|| ReadsFrom::Feed(Box::default()), ReadsFrom::Ring)
 }
 
 impl Drop for Reader {
