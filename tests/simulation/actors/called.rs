@@ -167,7 +167,9 @@ impl Taker {
         if item.len() > 1 {
             self.actor.shared.witness(Witness::BatchCalledBack);
         }
-        item.iter().for_each(|given| self.receive(given));
+        for given in &item {
+            self.receive(given);
+        }
         // If a name comes twice in the batch, its older row would come again after the newer one.
         let name = |given| if let Given::Row(given) = given { Some(given.row.name.clone()) } else { None };
         let (count, names) = (item.len(), item.into_iter().map(name).collect::<BTreeSet<_>>());
