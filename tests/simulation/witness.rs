@@ -261,6 +261,7 @@ impl Witness {
                 | Self::GoneWithoutRow
                 | Self::RaiseFound
                 | Self::LostPositionRefused
+                | Self::CoalescedInRing
         )
     }
 

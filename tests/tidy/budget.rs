@@ -39,7 +39,7 @@ const SRC_LINES: usize = 48_980;
 const SRC_FILES: usize = 258;
 
 /// The most lines of `tests/simulation`.
-const SIMULATION_LINES: usize = 10_411;
+const SIMULATION_LINES: usize = 10_412;
 
 /// The most rows of the catalogue of keys.
 const KEY_FAMILIES: usize = 28;
