@@ -1,10 +1,7 @@
 //! [`Findings`]: what was found in a world so far: its faults, the states that it has met, its trace, and the first breach
 //! of a promise.
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
@@ -25,8 +22,6 @@ pub struct Findings {
     witnesses: Mutex<BTreeMap<Witness, u64>>,
     /// The first breach of a promise.
     failure: Mutex<Option<Broken>>,
-    /// Whether there is a failure.
-    has_failed: AtomicBool,
 }
 
 impl Findings {
@@ -39,11 +34,6 @@ impl Findings {
     pub fn count(&self, fault: Fault) {
         *self.faults.lock().entry(fault).or_default() += 1;
         self.note(|| format!("fault: {fault:?}"));
-    }
-
-    /// How often `fault` has struck.
-    pub fn fault_count(&self, fault: Fault) -> u64 {
-        self.faults.lock().get(&fault).copied().unwrap_or_default()
     }
 
     /// The faults that struck, and how often.
@@ -67,12 +57,11 @@ impl Findings {
         let broken = broken.into();
         self.note(|| format!("FAILURE: {broken}"));
         self.failure.lock().get_or_insert(broken);
-        self.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// Whether a promise was broken.
     pub fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Relaxed)
+        self.failure.lock().is_some()
     }
 
     /// The first breach of a promise.

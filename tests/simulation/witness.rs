@@ -111,6 +111,8 @@ named! {
         TombstoneDropped,
         /// A subscriber that skips got `Lagged`.
         SubscriberLagged,
+        /// A subscriber without a pace was given a row for an older one that waited for it in the ring.
+        CoalescedInRing,
         /// A subscriber got `Expired`.
         SubscriberExpired,
         /// A subscriber was restarted within its first scan, after it had received some of it.
@@ -259,6 +261,7 @@ impl Witness {
                 | Self::GoneWithoutRow
                 | Self::RaiseFound
                 | Self::LostPositionRefused
+                | Self::CoalescedInRing
         )
     }
 

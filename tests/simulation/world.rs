@@ -428,7 +428,7 @@ impl World {
         let passed = shared.time.now().saturating_sub(self.since);
         if shared.phase() == Phase::Rest {
             // By then late and slow commits have arrived, and dead nodes have been removed.
-            let has_struck = |fault| shared.fault_count(fault) > 0;
+            let has_struck = |fault| shared.faults().contains_key(&fault);
             let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
             let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
             let least = late + shared.plan.expiry_max() * 2 + Duration::from_secs(1);

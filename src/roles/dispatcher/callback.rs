@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::AbortHandle};
 use super::{
     delivery::{BatchItem, Item},
     log::{SubscriberId, SubscriberState},
-    options::Order,
+    reader::Order,
     shared::Shared,
     subscription::Source,
 };
@@ -53,11 +53,6 @@ impl RestartPolicy {
         }
         Ok(())
     }
-
-    /// The pauses after panics in a row.
-    fn pauses(&self) -> Backoff {
-        Backoff { min: self.pause_min, max: self.pause_max }
-    }
 }
 
 /// The handle on a callback. Dropping it ends the callback at its next await; [`CallbackHandle::stop`] lets the present call return.
@@ -88,7 +83,7 @@ impl CallbackHandle {
         let at = Knowledge::UpTo(at);
         let mut worked_to = self.progress.worked_to.subscribe();
         // From now on it reports its progress.
-        self.state.wake();
+        self.state.waker.wake();
         let waited = worked_to.wait_for(|known| *known >= at || self.is_finished()).await;
         waited.is_ok_and(|known| *known >= at)
     }
@@ -98,7 +93,7 @@ impl CallbackHandle {
     /// [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe).
     pub async fn stop(&self) -> Cursor {
         self.state.end();
-        self.state.wake();
+        self.state.waker.wake();
         self.finished().await
     }
 
@@ -250,24 +245,15 @@ where
     /// Waits before another callback is made, or until the subscription ends.
     async fn pause(&mut self) {
         let env = self.source.reader.shared.context.env().clone();
-        let mut pause = env.sleep(self.panics.again(&self.policy.pauses(), Duration::ZERO, &env));
+        let pauses = Backoff { min: self.policy.pause_min, max: self.policy.pause_max };
+        let mut pause = env.sleep(self.panics.again(&pauses, Duration::ZERO, &env));
         let state = &self.source.reader.state;
         poll_fn(|context| {
             // What ends the subscriber wakes it.
-            state.register(context.waker());
+            state.waker.register(context.waker());
             if state.is_ended() { Poll::Ready(()) } else { pause.poll_unpin(context) }
         })
         .await;
-    }
-}
-
-impl<F> Callback<F> {
-    /// The cursor before the item in hand.
-    fn worked_to(&mut self) -> Cursor {
-        match &self.in_hand {
-            Some(InHand { item: Item::Delivery(batch), .. }) => batch.cursor_after(0),
-            _ => self.source.cursor(),
-        }
     }
 }
 
@@ -286,7 +272,10 @@ async fn catch<T>(future: impl Future<Output = T>) -> Result<T, String> {
 
 impl<F> Drop for Callback<F> {
     fn drop(&mut self) {
-        let cursor = self.worked_to();
+        let cursor = match &self.in_hand {
+            Some(InHand { item: Item::Delivery(batch), .. }) => batch.cursor_after(0),
+            _ => self.source.cursor(),
+        };
         self.progress.ended.send_replace(Some(cursor));
         self.progress.worked_to.send_modify(|_| {});
     }

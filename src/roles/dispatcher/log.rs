@@ -28,12 +28,12 @@
 //! 4. A subscriber that was taken off the list has missed nothing before the entry that took it, and [`Mark`] gives the begin of that
 //!    entry. However late the subscriber polls, and whatever has left the ring by then, it knows everything up to there.
 
-use std::{collections::VecDeque, fmt, task::Waker};
+use std::{collections::VecDeque, fmt};
 
 use smallvec::SmallVec;
 
 use super::sync::{
-    Arc, AtomicBool, AtomicU64, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
+    Arc, AtomicBool, AtomicU32, AtomicU64, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
 };
 
 /// How many entries from the end are tried before a binary search.
@@ -57,13 +57,13 @@ impl fmt::Display for SubscriberId {
 pub struct SubscriberState {
     pub id: SubscriberId,
     is_ended: AtomicBool,
-    /// Its number in the waiting list of its log, from 1 on, or 0 if it is on none; changed under the lock of the log only.
-    listed: AtomicUsize,
-    /// When it joined the list, there was no entry from this place on. Used by the subscriber itself only.
-    waits_from: AtomicU64,
-    /// The begin of the entry that last took it off a list; changed and read under the lock of the log only.
-    taken_at: [AtomicU64; 2],
-    waker: AtomicWaker,
+    /// Its number in the waiting list of the log, from 1 on, or 0 if it is not on it; changed under the lock of the log only.
+    listed: AtomicU32,
+    /// While it is on the list: a place from which on there was no entry when it joined. Afterwards: the begin of the entry that took it off.
+    /// Changed under the lock of the log only.
+    mark: [AtomicU64; 2],
+    /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
+    pub waker: AtomicWaker,
 }
 
 impl SubscriberState {
@@ -81,24 +81,18 @@ impl SubscriberState {
         self.is_ended.load(Ordering::Acquire)
     }
 
-    /// Whether it is on the list, and its log has no entry from `batch_number` on.
+    /// Whether it is on the list, and the log has no entry from `batch_number` on, or is about to wake it.
     fn waits(&self, batch_number: u64) -> bool {
-        self.listed.load(Ordering::Acquire) != 0 && self.waits_from.load(Ordering::Relaxed) <= batch_number
+        // An append may put its own mark here in between: then it wakes the subscriber afterwards.
+        self.listed.load(Ordering::Acquire) != 0 && self.mark[0].load(Ordering::Relaxed) <= batch_number
     }
 
-    fn take_at(&self, begin: Mark) {
-        for (part, begin) in self.taken_at.iter().zip(begin) {
-            part.store(begin, Ordering::Relaxed);
+    /// Puts it on the list, as number `listed`, or takes it off with 0.
+    fn list(&self, listed: usize, mark: Mark) {
+        for (part, mark) in self.mark.iter().zip(mark) {
+            part.store(mark, Ordering::Relaxed);
         }
-    }
-
-    pub fn register(&self, waker: &Waker) {
-        self.waker.register(waker);
-    }
-
-    /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
-    pub fn wake(&self) {
-        self.waker.wake();
+        self.listed.store(listed as u32, Ordering::Relaxed);
     }
 }
 
@@ -107,8 +101,8 @@ impl SubscriberState {
 pub struct Entry<P> {
     pub number: u64,
     pub content: P,
-    /// Whether there are entries after it.
-    pub more: bool,
+    /// How many rows the entries after it have: 0 if there is none.
+    pub rows_after: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -123,12 +117,19 @@ pub enum Empty {
 pub struct Log<P>(Mutex<State<P>>);
 
 struct State<P> {
-    /// The matching batches in the ring: their numbers and entries.
-    entries: VecDeque<(u64, P)>,
+    /// The matching batches in the ring.
+    entries: VecDeque<Slot<P>>,
     /// Batches before this number may have left the ring, or were never matched.
     begin: u64,
     /// Subscribers that wait for the next entry; mostly there is one.
     waiting: SmallVec<[Arc<SubscriberState>; 1]>,
+}
+
+struct Slot<P> {
+    number: u64,
+    /// How many rows this entry and those before it have, counted from any.
+    rows: u64,
+    content: P,
 }
 
 impl<P: Clone> Log<P> {
@@ -142,26 +143,30 @@ impl<P: Clone> Log<P> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the batch `number`, which comes after all others and begins at `begin`. Adds the waiting subscribers to `woken`.
-    pub fn append(&self, number: u64, begin: Mark, entry: P, woken: &mut Vec<Arc<SubscriberState>>) {
+    /// Appends the batch `number`, which comes after all others and begins at `begin`; `rows` of it match, at least one. Adds the waiting
+    /// subscribers to `woken`.
+    pub fn append(
+        &self,
+        number: u64,
+        begin: Mark,
+        rows: usize,
+        content: P,
+        woken: &mut Vec<Arc<SubscriberState>>,
+    ) {
         let mut state = self.state();
-        state.entries.push_back((number, entry));
-        for subscriber in &state.waiting {
-            subscriber.take_at(begin);
-        }
-        state.take_waiting(woken);
+        let rows = rows as u64 + state.entries.back().map_or(0, |last| last.rows);
+        state.entries.push_back(Slot { number, rows, content });
+        state.take_waiting(begin, woken);
     }
 
     /// Drops the batches before number `to`, which have left the ring.
     pub fn prune(&self, to: u64) {
         let mut state = self.state();
-        while let Some(&(number, _)) = state.entries.front()
-            && number < to
-        {
+        while let Some(Slot { number, .. }) = state.entries.pop_front_if(|first| first.number < to) {
             state.begin = number + 1;
-            state.entries.pop_front();
         }
-        if state.entries.is_empty() && state.entries.capacity() > 16 {
+        if state.entries.is_empty() {
+            // The pattern may not match again for long.
             state.entries = VecDeque::new();
         }
     }
@@ -172,7 +177,7 @@ impl<P: Clone> Log<P> {
         let mut state = self.state();
         state.entries.clear();
         state.begin = to;
-        state.take_waiting(woken);
+        state.take_waiting([0, 0], woken);
     }
 
     /// The oldest place from which the log is complete.
@@ -184,13 +189,14 @@ impl<P: Clone> Log<P> {
     pub fn read_many(&self, batch_number: u64, count: usize) -> Result<Vec<(u64, P)>, Empty> {
         let state = self.state();
         let first = state.place_of(batch_number)?;
-        Ok(state.entries.range(first..).take(count).cloned().collect())
+        let entries = state.entries.range(first..).take(count);
+        Ok(entries.map(|entry| (entry.number, entry.content.clone())).collect())
     }
 
     /// Whether there is an entry from `batch_number` on, or may have been one that has left the ring.
     pub fn has_entries(&self, batch_number: u64) -> bool {
         let state = self.state();
-        batch_number < state.begin || state.entries.back().is_some_and(|(newest, _)| *newest >= batch_number)
+        batch_number < state.begin || state.entries.back().is_some_and(|newest| newest.number >= batch_number)
     }
 
     /// The first entry from `batch_number` on. If there is none, or none after it, the next append wakes `subscriber`, whose waker is
@@ -206,33 +212,36 @@ impl<P: Clone> Log<P> {
         let mut state = self.state();
         let found = state.read(batch_number);
         let from = match &found {
-            Ok(Entry { number, more: false, .. }) => number + 1,
+            Ok(Entry { number, rows_after: 0, .. }) => number + 1,
             Err(Empty::Nothing) => batch_number,
             _ => return found,
         };
-        subscriber.waits_from.store(from, Ordering::Relaxed);
-        if subscriber.listed.load(Ordering::Relaxed) == 0 {
+        let mut listed = subscriber.listed.load(Ordering::Relaxed) as usize;
+        if listed == 0 {
             state.waiting.push(Arc::clone(subscriber));
-            subscriber.listed.store(state.waiting.len(), Ordering::Relaxed);
+            listed = state.waiting.len();
         }
+        subscriber.list(listed, [from, 0]);
         found
     }
 
-    /// The begin of the entry that last took `subscriber` off the list: it has missed nothing before. All zeros if there is none.
+    /// The begin of the entry that took `subscriber` off the list: it has missed nothing before. All zeros if none has, or if it is on
+    /// the list again.
     pub fn taken_at(&self, subscriber: &SubscriberState) -> Mark {
         let _unchanged = self.state();
-        subscriber.taken_at.each_ref().map(|part| part.load(Ordering::Relaxed))
+        if subscriber.listed.load(Ordering::Relaxed) != 0 {
+            return [0, 0];
+        }
+        subscriber.mark.each_ref().map(|part| part.load(Ordering::Relaxed))
     }
 
     /// Takes `subscriber` off the waiting list for good.
     pub fn leave(&self, subscriber: &Arc<SubscriberState>) {
         let mut state = self.state();
-        // Its next pattern may have matched earlier rows, which it has missed.
-        subscriber.take_at([0, 0]);
         let listed = subscriber.listed.swap(0, Ordering::Relaxed);
         let Some(index) = listed.checked_sub(1) else { return };
-        state.waiting.swap_remove(index);
-        if let Some(moved) = state.waiting.get(index) {
+        state.waiting.swap_remove(index as usize);
+        if let Some(moved) = state.waiting.get(index as usize) {
             moved.listed.store(listed, Ordering::Relaxed);
         }
     }
@@ -245,21 +254,23 @@ impl<P: Clone> State<P> {
             return Err(Empty::Behind);
         }
         // The entry is mostly among the last ones.
-        let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < batch_number;
+        let is_first = |index: &usize| *index == 0 || self.entries[index - 1].number < batch_number;
         let near = (0..=self.entries.len()).rev().take(NEAR).find(is_first);
-        Ok(near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < batch_number)))
+        Ok(near.unwrap_or_else(|| self.entries.partition_point(|entry| entry.number < batch_number)))
     }
 
     fn read(&self, batch_number: u64) -> Result<Entry<P>, Empty> {
         let index = self.place_of(batch_number)?;
-        let (number, content) = self.entries.get(index).cloned().ok_or(Empty::Nothing)?;
-        Ok(Entry { number, content, more: index + 1 < self.entries.len() })
+        let (Some(entry), Some(last)) = (self.entries.get(index), self.entries.back()) else {
+            return Err(Empty::Nothing);
+        };
+        Ok(Entry { number: entry.number, content: entry.content.clone(), rows_after: last.rows - entry.rows })
     }
 
-    /// Moves the waiting subscribers to `woken`.
-    fn take_waiting(&mut self, woken: &mut Vec<Arc<SubscriberState>>) {
+    /// Moves the waiting subscribers to `woken`. They have missed nothing before `begin`.
+    fn take_waiting(&mut self, begin: Mark, woken: &mut Vec<Arc<SubscriberState>>) {
         for subscriber in self.waiting.drain(..) {
-            subscriber.listed.store(0, Ordering::Relaxed);
+            subscriber.list(0, begin);
             woken.push(subscriber);
         }
     }

@@ -1,6 +1,6 @@
 //! [`Dispatcher`]: tails the feed, once per node, and fans out to subscribers in the process.
 //!
-//! One task, the tail, appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct pattern of the
+//! One task, the tail, appends what it reads, in batches, to a ring ([`shared`]). Each batch is matched once: every distinct pattern of the
 //! subscribers ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows. A subscriber is a cursor
 //! ([`reader`]) on the log of its pattern; one pattern matches everything, for those that want everything or have a predicate. So a
 //! subscriber without matching rows costs nothing, and is never behind. Where the ring does not reach, it reads the feed from its cursor,
@@ -18,21 +18,25 @@
 //! The subscribers are kept apart from the tail: a tail that panics is started again where it was, and a dispatcher that
 //! is suspended ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
 
-mod batch;
 mod callback;
-mod catch_up;
 mod delivery;
 mod log;
 mod newest;
-mod options;
 mod patterns;
 mod reader;
-mod ring;
 mod running;
 mod shared;
 mod subscribe;
 mod subscription;
-mod sync;
+/// The types of the wake protocol ([`log`]). A test replaces them with those of a model checker.
+mod sync {
+    pub(super) use std::sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    };
+
+    pub(super) use futures_util::task::AtomicWaker;
+}
 #[cfg(test)]
 mod tests;
 
@@ -40,8 +44,8 @@ pub use self::{
     callback::{CallbackHandle, RestartPolicy},
     delivery::{BatchItem, Delivery, DeliveryBatch, DeliveryRef, Item, Iter as DeliveryIter, Trouble},
     log::SubscriberId,
-    options::DispatcherOptions,
     running::Dispatcher,
+    shared::DispatcherOptions,
     subscribe::Subscribe,
     subscription::{BatchSubscription, Deliveries, Subscription},
 };

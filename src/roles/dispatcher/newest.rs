@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    batch::Matched,
+    delivery::Matched,
     log::{Empty, Log},
 };
 use crate::base::{cursor::Cursor, encoding::Sequence, event::DbName, notification::Notification};
@@ -175,7 +175,7 @@ mod tests {
             encoding::{Incarnation, Versionstamp},
             notification::tests::row,
         },
-        roles::dispatcher::batch::{Batch, to_mark},
+        roles::dispatcher::delivery::{Batch, to_mark},
     };
 
     /// Regression: while a reader was about to take its next page, the tail pushed that page out of the ring, and the index that it shared with
@@ -188,7 +188,7 @@ mod tests {
             let (before, to) = (at(100 + number), at(101 + number));
             let row = Notification { name: DbName::new(&format!("db{number}")).unwrap(), ..row(to) };
             let batch = Batch::new(vec![Arc::new(row)], before.into(), to, true);
-            log.append(number, to_mark(before), Matched::all(batch), &mut Vec::new());
+            log.append(number, to_mark(before), 1, Matched::all(batch), &mut Vec::new());
         }
         let mut newest = Newest::default();
         newest.read(&log, 0, (0, at(100))).unwrap();

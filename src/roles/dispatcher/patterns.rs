@@ -4,19 +4,21 @@
 //! exact names are looked up; prefixes and suffixes are looked up, too, once per length in use; globs are compiled into sets.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
+    hash::BuildHasher,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
 };
 
 use globset::GlobSet;
+use hashbrown::HashTable;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
-    batch::{Batch, Indices, Matched},
+    delivery::{Batch, Indices, Matched},
     log::Log,
     newest::Newest,
 };
@@ -29,10 +31,8 @@ use crate::base::{
 pub(super) struct Pattern {
     key: PatternKey,
     pub log: Log<Matched>,
-    /// How many rows the log has had; changed under the lock of the patterns only.
-    pub rows: AtomicU64,
     /// How many subscribers have the pattern; changed under the lock of the patterns only.
-    subscribers: AtomicUsize,
+    subscribers: AtomicU32,
     /// The index for subscribers that are taking rounds, while there are any.
     newest: Mutex<Weak<Mutex<Newest>>>,
     /// Its index among the patterns of the batch that it matched last.
@@ -42,21 +42,55 @@ pub(super) struct Pattern {
 /// The most globs of one set, because a compiled set has a limited number of states.
 const GLOBS_PER_SET: usize = 1_000;
 
-/// Patterns with the same atom; mostly one.
-type Few = SmallVec<[Arc<Pattern>; 1]>;
-
+/// Patterns by the texts of their atoms of one kind.
 #[derive(Default)]
 struct ByText {
+    /// An entry for each atom. The text is in the pattern, because there are many patterns of one name.
+    atoms: HashTable<(Arc<Pattern>, u32)>,
     /// Callers choose the texts, so the hashes are seeded.
-    patterns: HashMap<Arc<str>, Few, foldhash::fast::RandomState>,
-    /// Number of texts of each length in bytes.
+    hashes: foldhash::fast::RandomState,
+    /// Number of atoms of each length in bytes.
     lengths: BTreeMap<usize, usize>,
+}
+
+fn text((pattern, atom): &(Arc<Pattern>, u32)) -> &str {
+    &pattern.key.atoms[*atom as usize].text
+}
+
+impl ByText {
+    #[inline]
+    fn get(&self, wanted: &str) -> SmallVec<[&Arc<Pattern>; 1]> {
+        let hash = if self.atoms.is_empty() { 0 } else { self.hashes.hash_one(wanted) };
+        let atoms = self.atoms.iter_hash(hash).filter(|atom| text(atom) == wanted);
+        let mut found: SmallVec<[&Arc<Pattern>; 1]> = atoms.map(|(pattern, _)| pattern).collect();
+        // In order, so that a run can be replayed.
+        found.sort_unstable_by_key(|pattern| &pattern.key);
+        found
+    }
+
+    fn insert(&mut self, pattern: &Arc<Pattern>, atom: u32) {
+        let Self { atoms, hashes, lengths } = self;
+        let entry = (Arc::clone(pattern), atom);
+        *lengths.entry(text(&entry).len()).or_default() += 1;
+        atoms.insert_unique(hashes.hash_one(text(&entry)), entry, |entry| hashes.hash_one(text(entry)));
+    }
+
+    fn remove(&mut self, pattern: &Arc<Pattern>, of: &str) {
+        let is_it = |atom: &(Arc<Pattern>, u32)| Arc::ptr_eq(&atom.0, pattern) && text(atom) == of;
+        let found = self.atoms.find_entry(self.hashes.hash_one(of), is_it);
+        found.unwrap_or_else(|_| unreachable!("it was added")).remove();
+        let count = self.lengths.get_mut(&of.len()).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.lengths.remove(&of.len());
+        }
+    }
 }
 
 struct CompiledGlobs {
     set: GlobSet,
-    /// The patterns of each glob, in the order of the set.
-    patterns: Vec<Few>,
+    /// The pattern of each glob of the set.
+    patterns: Vec<Arc<Pattern>>,
 }
 
 pub(super) struct Patterns {
@@ -78,12 +112,12 @@ impl Patterns {
     fn get(&self, key: &PatternKey) -> Option<&Arc<Pattern>> {
         // Only one pattern has no atom.
         let Some(Atom { by, text }) = key.atoms.first() else { return Some(&self.everything) };
-        self.by[*by as usize].patterns.get(text)?.iter().find(|pattern| pattern.key == *key)
+        self.by[*by as usize].get(text).into_iter().find(|pattern| pattern.key == *key)
     }
 
     /// All patterns, in an order, so that a run can be replayed.
     pub fn all(&self) -> Vec<&Arc<Pattern>> {
-        let found = self.by.iter().flat_map(|of| of.patterns.values().flatten());
+        let found = self.by.iter().flat_map(|of| of.atoms.iter().map(|(pattern, _)| pattern));
         let mut all: Vec<_> = found.chain([&self.everything]).collect();
         all.sort_unstable_by_key(|pattern| &pattern.key);
         // One with several atoms is found at each.
@@ -98,13 +132,8 @@ impl Patterns {
             return Arc::clone(pattern);
         }
         let pattern = Pattern::new(key, begin);
-        for Atom { by, text } in &pattern.key.atoms {
-            let ByText { patterns, lengths } = self.of(*by);
-            let few = patterns.entry(Arc::clone(text)).or_insert_with(|| {
-                *lengths.entry(text.len()).or_default() += 1;
-                Few::new()
-            });
-            few.push(Arc::clone(&pattern));
+        for (index, Atom { by, .. }) in (0..).zip(&pattern.key.atoms) {
+            self.of(*by).insert(&pattern, index);
         }
         pattern
     }
@@ -114,17 +143,7 @@ impl Patterns {
             return;
         }
         for Atom { by, text } in &pattern.key.atoms {
-            let ByText { patterns, lengths } = self.of(*by);
-            let few = patterns.get_mut(text).expect("it was added");
-            few.retain(|known| !Arc::ptr_eq(known, pattern));
-            if few.is_empty() {
-                patterns.remove(text);
-                let count = lengths.get_mut(&text.len()).expect("it was counted");
-                *count -= 1;
-                if *count == 0 {
-                    lengths.remove(&text.len());
-                }
-            }
+            self.of(*by).remove(pattern, text);
         }
     }
 
@@ -137,8 +156,8 @@ impl Patterns {
     }
 
     pub fn subscribers_of(&self, name: &str) -> usize {
-        let patterns = self.by[MatchedBy::Exact as usize].patterns.get(name);
-        patterns.into_iter().flatten().map(|pattern| pattern.subscribers.load(Ordering::Relaxed)).sum()
+        let patterns = self.by[MatchedBy::Exact as usize].get(name);
+        patterns.iter().map(|pattern| pattern.subscribers.load(Ordering::Relaxed) as usize).sum()
     }
 
     /// Finds the patterns that the rows of `batch` match, except the one that matches everything, and the matching rows of each.
@@ -152,31 +171,25 @@ impl Patterns {
         for (index, row) in (0..).zip(&batch.rows) {
             let name = row.name.as_str();
             let mut kinds = None;
-            let mut add = |patterns: &Few| {
-                for pattern in patterns {
-                    let wanted = pattern.key.kinds;
-                    let passes = wanted == Kinds::ALL
-                        || wanted
-                            .intersects(*kinds.get_or_insert_with(|| row.news_since(batch.since).kinds()));
-                    if passes {
-                        pattern.add_row(index, &mut found);
-                    }
+            let mut add = |pattern: &Arc<Pattern>| {
+                let wanted = pattern.key.kinds;
+                let passes = wanted == Kinds::ALL
+                    || wanted.intersects(*kinds.get_or_insert_with(|| row.news_since(batch.since).kinds()));
+                if passes {
+                    pattern.add_row(index, &mut found);
                 }
             };
-            exact.patterns.get(name).into_iter().for_each(&mut add);
+            exact.get(name).into_iter().for_each(&mut add);
             let fits = |length: &&usize| **length <= name.len();
             for &length in prefix_lengths.iter().take_while(fits) {
-                let text = name.get(..length);
-                text.and_then(|text| prefixes.patterns.get(text)).into_iter().for_each(&mut add);
+                name.get(..length).into_iter().flat_map(|text| prefixes.get(text)).for_each(&mut add);
             }
             for &length in suffix_lengths.iter().take_while(fits) {
                 let text = name.get(name.len() - length..);
-                text.and_then(|text| suffixes.patterns.get(text)).into_iter().for_each(&mut add);
+                text.into_iter().flat_map(|text| suffixes.get(text)).for_each(&mut add);
             }
             for some in &*globs {
-                for index in some.set.matches(name) {
-                    add(&some.patterns[index]);
-                }
+                some.set.matches(name).into_iter().for_each(|index| add(&some.patterns[index]));
             }
         }
         found
@@ -185,9 +198,8 @@ impl Patterns {
 
 impl Pattern {
     fn new(key: PatternKey, begin: u64) -> Arc<Self> {
-        let (rows, subscribers) = (AtomicU64::new(0), AtomicUsize::new(1));
-        let (newest, index) = (Mutex::default(), AtomicU32::new(0));
-        Arc::new(Self { key, log: Log::new(begin), rows, subscribers, newest, index })
+        let (subscribers, index) = (AtomicU32::new(1), AtomicU32::new(0));
+        Arc::new(Self { key, log: Log::new(begin), subscribers, newest: Mutex::default(), index })
     }
 
     /// The index of its newest rows, which all who take rounds share.
@@ -218,9 +230,9 @@ impl Pattern {
 impl CompiledGlobs {
     fn all(globs: &ByText) -> Vec<Self> {
         let mut sets = Vec::new();
-        let mut globs: Vec<_> = globs.patterns.iter().collect();
+        let mut globs: Vec<_> = globs.atoms.iter().map(|atom| (text(atom), &atom.0)).collect();
         // In order, so that a run can be replayed.
-        globs.sort_unstable_by_key(|(text, _)| *text);
+        globs.sort_unstable_by_key(|(text, pattern)| (*text, &pattern.key));
         for some in globs.chunks(GLOBS_PER_SET) {
             Self::compile(some, &mut sets);
         }
@@ -228,14 +240,14 @@ impl CompiledGlobs {
     }
 
     /// Compiles `globs` into as few sets as possible and appends them to `sets`. Each glob alone is known to compile.
-    fn compile(globs: &[(&Arc<str>, &Few)], sets: &mut Vec<Self>) {
+    fn compile(globs: &[(&str, &Arc<Pattern>)], sets: &mut Vec<Self>) {
         let mut builder = GlobSet::builder();
         for (text, _) in globs {
             builder.add(build_glob(text).expect("each was built when its filter was"));
         }
         match builder.build() {
             Ok(set) => {
-                let patterns = globs.iter().map(|(_, few)| (*few).clone()).collect();
+                let patterns = globs.iter().map(|(_, pattern)| Arc::clone(pattern)).collect();
                 sets.push(Self { set, patterns });
             }
             // Together they are too large for one set.

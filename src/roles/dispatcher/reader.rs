@@ -3,17 +3,16 @@
 //!
 //! # States
 //!
-//! A reader is *on the ring* while `batch_number` has the number of its next batch, and on the feed otherwise. What is under way goes first,
-//! whichever it is:
+//! What is under way with a batch ([`Step`]) goes first. Then the reader goes on at its [`ReadsFrom`]:
 //!
-//! | [`Step`] | goes on when | to |
+//! | where | goes on when | to |
 //! |---|---|---|
 //! | *documents* | the design documents of a batch are read | returned |
 //! | *choosing* | the filter has judged all rows of a batch | *documents*, or returned |
-//! | *reading* | a page has come | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then *on the ring* |
-//! | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
-//! | *idle*, on the ring | there is an entry | *choosing*, with `batch_number` behind it, or behind a page of a round |
-//! | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes on where the ring begins |
+//! | on the feed | a page has come | *choosing*; after the last page (`is_at_end`) `CaughtUp`, if it began with nothing, then on the ring |
+//! | | it has failed, or has `Expired` | on the feed, at the same cursor, or at nothing |
+//! | on the ring | there is an entry | *choosing*, with its place behind the entry, or behind a page of a round |
+//! | | the entry has left the ring | on the feed; a reader that skips returns `Lagged` and goes on where the ring begins |
 //!
 //! # A cursor never overtakes its rows
 //!
@@ -32,41 +31,69 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use parking_lot::Mutex;
 
 use super::{
-    batch::{Batch, Indices, Matched, of_mark},
-    catch_up::{DdocRead, Load, load, read_ddocs},
-    delivery::{BatchItem, Content, DeliveryBatch, DeliveryRef, Item},
+    delivery::{
+        Batch, BatchItem, Content, DeliveryBatch, DeliveryRef, Indices, Item, Matched, batch_len, of_mark,
+    },
     log::{Empty, Entry, SubscriberState},
     newest::{Newest, Page},
-    options::Order,
     patterns::Pattern,
     shared::Shared,
 };
 use crate::{
     base::{
-        cursor::{Cursor, Knowledge},
+        backoff::FAILURE_PAUSE,
+        cursor::{Cursor, Knowledge, Start},
         encoding::Sequence,
         error::{Error, Result},
+        event::{DbName, EventKind},
         filter::Filter,
-        tasks::Ended,
+        tasks::{Ended, Task},
     },
-    state::notification_feed::NotificationPage,
+    state::notification_feed::{ChangedDdocs, NotificationPage},
 };
 
 /// How many rows the filter judges for one unit of the time that a task has before others get their turn.
 const ROWS_PER_TURN: usize = 32;
 
+const DDOC_READS_MAX: usize = 8;
+
+/// The start and the options of a subscription.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub filter: Filter,
+    pub start: Start,
+    /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
+    pub is_caught_up: bool,
+    pub skips: bool,
+    /// The least time between rounds; `None` to deliver at once.
+    pub pace: Option<Duration>,
+    pub ddocs: bool,
+}
+
+impl Order {
+    pub fn new(filter: Filter) -> Self {
+        Self {
+            ddocs: filter.ddocs.is_some(),
+            filter,
+            start: Start::Now,
+            is_caught_up: false,
+            skips: false,
+            pace: None,
+        }
+    }
+}
+
 enum Step {
     Idle,
-    Reading(Load),
     Choosing(Box<Choice>),
     Documents(Box<(DeliveryBatch, DdocRead)>),
 }
@@ -83,6 +110,24 @@ struct Pace {
     every: Duration,
     /// Completes `every` after the last round began.
     pause: Option<BoxFuture<'static, ()>>,
+}
+
+/// Where a reader goes on.
+enum ReadsFrom {
+    /// In the ring, at the batch of this number.
+    Ring(u64),
+    Feed(Box<OnFeed>),
+}
+
+/// The state of a reader that reads the feed.
+#[derive(Default)]
+struct OnFeed {
+    /// The page that is being read.
+    load: Option<Load>,
+    /// Whether the last page was read.
+    is_at_end: bool,
+    has_failed: bool,
+    look_up: Option<LookUp>,
 }
 
 /// Progress of looking up exact names, which replaces reading the whole feed.
@@ -106,13 +151,11 @@ pub(super) struct Reader {
     /// The newest rows of its pattern, while it takes a round or is slow.
     newest: Option<Arc<Mutex<Newest>>>,
     is_in_round: bool,
+    /// Whether the last item was returned.
+    pub is_over: bool,
     cursor: Cursor,
-    batch_number: Option<u64>,
+    place: ReadsFrom,
     step: Step,
-    /// Whether the last page of the feed was read.
-    is_at_end: bool,
-    has_failed: bool,
-    look_up: Option<Box<LookUp>>,
 }
 
 impl Reader {
@@ -121,7 +164,8 @@ impl Reader {
         let pace = order.pace.map(|every| Box::new(Pace { every, pause: None }));
         let (cursor, pattern) = (shared.cursor_at(order.start), shared.join(&filter));
         let state = shared.enter();
-        let mut reader = Self {
+        let begins = place_after(&shared, cursor, order.is_caught_up);
+        Self {
             shared,
             state,
             filter,
@@ -131,24 +175,20 @@ impl Reader {
             pattern,
             newest: None,
             is_in_round: false,
+            is_over: false,
             cursor,
-            batch_number: None,
+            place: begins,
             step: Step::Idle,
-            is_at_end: false,
-            has_failed: false,
-            look_up: None,
-        };
-        reader.take_batch_number(order.is_caught_up);
-        reader
+        }
     }
 
     /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
-        if let (Some(batch_number), Step::Idle) = (self.batch_number, &self.step) {
+        if let (&ReadsFrom::Ring(batch_number), Step::Idle) = (&self.place, &self.step) {
             // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.read().end;
             if !self.pattern.log.has_entries(batch_number) {
-                self.batch_number = Some(batch_number.max(end.batch_number));
+                self.place = ReadsFrom::Ring(batch_number.max(end.batch_number));
                 self.rest_at(end.cursor);
             }
         }
@@ -167,22 +207,9 @@ impl Reader {
         }
     }
 
-    /// Finds its place in the ring, if its cursor lets it follow the ring.
-    fn take_batch_number(&mut self, may_be_ahead: bool) {
-        self.batch_number = match (self.cursor.knowledge(), self.cursor.began()) {
-            (Knowledge::UpTo(known), None) => self.shared.ring.read().batch_after(known, may_be_ahead),
-            _ => None,
-        };
-    }
-
-    fn leave(&self) {
-        self.pattern.log.leave(&self.state);
-        self.shared.patterns.lock().leave(&self.pattern);
-    }
-
     /// The next item. The caller checks whether the subscriber has ended.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<BatchItem> {
-        self.state.register(context.waker());
+        self.state.waker.register(context.waker());
         let polled = self.poll(context);
         if polled.is_pending() && self.state.is_ended() {
             context.waker().wake_by_ref();
@@ -196,21 +223,13 @@ impl Reader {
             let item = match &mut self.step {
                 Step::Documents(_) => ready!(self.poll_documents(context)),
                 Step::Choosing(_) => ready!(self.poll_choice(context)).map(Item::Delivery),
-                Step::Reading(load) => {
-                    let page = ready!(load.poll_unpin(context));
-                    self.step = Step::Idle;
-                    let panicked = |ended: Ended| Err(Error::corrupt("page", ended.to_string()));
-                    self.receive(page.unwrap_or_else(panicked))
-                }
-                Step::Idle if self.is_at_end && self.cursor.knew_nothing() => {
-                    let at = self.cursor.position();
-                    self.cursor = at.into();
-                    Some(Item::CaughtUp { at })
-                }
-                Step::Idle => match ready!(self.poll_ring(context)) {
-                    Ok(batch) => batch.map(Item::Delivery),
-                    Err(Empty::Behind) => self.fall_behind(),
-                    Err(Empty::Nothing) => return Poll::Pending,
+                Step::Idle => match self.place {
+                    ReadsFrom::Feed(_) => ready!(self.poll_feed(context)),
+                    ReadsFrom::Ring(batch_number) => match ready!(self.poll_ring(batch_number, context)) {
+                        Ok(batch) => batch.map(Item::Delivery),
+                        Err(Empty::Behind) => self.fall_behind(),
+                        Err(Empty::Nothing) => return Poll::Pending,
+                    },
                 },
             };
             if let Some(item) = item {
@@ -219,12 +238,37 @@ impl Reader {
         }
     }
 
-    /// Takes what follows from the ring, once the next round may begin.
-    fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
-        if std::mem::take(&mut self.is_at_end) {
-            self.take_batch_number(true);
+    /// Goes on with the feed: with what follows its last page, or with the next page.
+    fn poll_feed(&mut self, context: &mut Context<'_>) -> Poll<Option<BatchItem>> {
+        let ReadsFrom::Feed(feed) = &mut self.place else { return Poll::Ready(None) };
+        if feed.is_at_end && self.cursor.knew_nothing() {
+            let at = self.cursor.position();
+            self.cursor = at.into();
+            return Poll::Ready(Some(Item::CaughtUp { at }));
         }
-        let Some(batch_number) = self.batch_number else { return Poll::Ready(Err(Empty::Behind)) };
+        if feed.is_at_end {
+            self.place = place_after(&self.shared, self.cursor, true);
+            return Poll::Ready(None);
+        }
+        let Some(load) = &mut feed.load else {
+            let lagged = self.skip(false);
+            if lagged.is_none() {
+                self.begin_load();
+            }
+            return Poll::Ready(lagged);
+        };
+        let page = ready!(load.poll_unpin(context));
+        feed.load = None;
+        let panicked = |ended: Ended| Err(Error::corrupt("page", ended.to_string()));
+        Poll::Ready(self.receive(page.unwrap_or_else(panicked)))
+    }
+
+    /// Takes what follows from the ring, once the next round may begin.
+    fn poll_ring(
+        &mut self,
+        batch_number: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<DeliveryBatch>, Empty>> {
         if let Some(Pace { pause, .. }) = self.pace.as_deref_mut()
             && let Some(paused) = pause
             && !self.is_in_round
@@ -248,25 +292,26 @@ impl Reader {
         if matches!(read, Err(Empty::Behind)) {
             self.rest_at(of_mark(self.pattern.log.taken_at(&self.state)).into());
         }
-        let Entry { number, content: matched, more } = read?;
+        let Entry { number, content: matched, rows_after } = read?;
         // From here on a later entry may take it off the list, which it may be on with this one in hand.
         self.rest_at(matched.batch.since);
         let since = self.cursor;
-        if self.pace.is_some() || more && self.is_slow(&matched) && self.has_superseded(number, since)? {
+        let is_slow = rows_after > 0 && self.is_slow(matched.len() as u64 + rows_after);
+        if self.pace.is_some() || is_slow && self.has_superseded(number, since)? {
             return self.take_round(number, since);
         }
-        if !more {
+        if rows_after == 0 {
             self.newest = None;
         }
-        self.batch_number = Some(number + 1);
+        self.place = ReadsFrom::Ring(number + 1);
         Ok(self.choose_among(matched, since, true))
     }
 
-    /// Whether more waits for it from `matched` on than a page has, or than there are names that it wants.
-    fn is_slow(&self, matched: &Matched) -> bool {
+    /// Whether `rows`, which wait for it, are more than a page has, or than there are names that it wants.
+    fn is_slow(&self, rows: u64) -> bool {
         let page = self.shared.options.page_rows_max;
         let names = self.filter.exact().map_or(page, |names| names.len().min(page));
-        self.pattern.rows.load(Ordering::Relaxed) - matched.before > names as u64
+        rows > names as u64
     }
 
     /// Whether a row that waits from the batch `number` on has a newer one. Else a round would be the rows that wait, one by one.
@@ -290,7 +335,7 @@ impl Reader {
         newest.read(&pattern.log, number, begin)?;
         let Page { rows, next, end } = newest.page(since.position(), shared.batch_rows_max);
         drop(newest);
-        (self.batch_number, self.is_in_round) = (Some(next), end.is_none());
+        (self.place, self.is_in_round) = (ReadsFrom::Ring(next), end.is_none());
         let batch = if let (None, Some(last)) = (end, rows.last()) {
             let to = last.sequence;
             Batch::new(rows, since, to, false)
@@ -345,7 +390,10 @@ impl Reader {
             self.cursor = rows.batch.cursor_after(since);
             return None;
         }
-        self.begin_round();
+        if let Some(pace) = &mut self.pace {
+            // A round begins, unless one has begun that has not ended.
+            pace.pause.get_or_insert_with(|| self.shared.context.env().sleep(pace.every));
+        }
         let filters = self.filter.set_and_kinds();
         let batch = DeliveryBatch::new(Content { rows, since, filters, ddocs: None });
         if self.ddocs {
@@ -383,12 +431,13 @@ impl Reader {
         self.cursor = self.cursor.joined(cursor);
     }
 
-    /// The ring does not hold what follows: begins to read the feed, or skips.
+    /// The ring does not hold what follows: skips, or goes to the feed.
     fn fall_behind(&mut self) -> Option<BatchItem> {
         let is_in_round = std::mem::take(&mut self.is_in_round);
         self.newest = None;
         let lagged = self.skip(is_in_round);
         if lagged.is_none() {
+            self.place = ReadsFrom::Feed(Box::default());
             self.begin_load();
         }
         lagged
@@ -404,7 +453,7 @@ impl Reader {
         }
         let (begin, mut to) = self.shared.ring.read().begin;
         let mut batch_number = begin;
-        if self.batch_number.is_some_and(|own| own >= begin) {
+        if matches!(self.place, ReadsFrom::Ring(own) if own >= begin) {
             // The ring has the rows, but the log of the pattern began later.
             return None;
         }
@@ -416,33 +465,27 @@ impl Reader {
         if to <= self.cursor.position() {
             return None;
         }
-        (self.batch_number, self.cursor) = (Some(batch_number), to.into());
+        (self.place, self.cursor) = (ReadsFrom::Ring(batch_number), to.into());
         Some(Item::Lagged { from, to })
     }
 
-    /// Begins a round, unless one has begun that has not ended.
-    fn begin_round(&mut self) {
-        if let Some(pace) = &mut self.pace {
-            pace.pause.get_or_insert_with(|| self.shared.context.env().sleep(pace.every));
-        }
-    }
-
+    /// Begins to read the next page of the feed.
     fn begin_load(&mut self) {
-        self.batch_number = None;
-        let looked_up = self.look_up.as_ref().map_or(0, |look_up| look_up.count);
+        let ReadsFrom::Feed(feed) = &mut self.place else { return };
+        let looked_up = feed.look_up.as_ref().map_or(0, |look_up| look_up.count);
         let names = self.filter.exact().and_then(|names| names.get(looked_up..)).unwrap_or_default();
         let names = names.iter().take(self.shared.batch_rows_max).cloned().collect();
-        self.step = Step::Reading(load(&self.shared, self.cursor, names, self.has_failed));
+        feed.load = Some(load(&self.shared, self.cursor, names, feed.has_failed));
     }
 
     /// Receives a page of the feed, and delivers its wanted rows.
     fn receive(&mut self, page: Result<NotificationPage>) -> Option<BatchItem> {
-        self.has_failed = page.is_err();
+        let ReadsFrom::Feed(feed) = &mut self.place else { return None };
+        feed.has_failed = page.is_err();
         let NotificationPage { mut rows, next, mut to, mut more } = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
-                (self.batch_number, self.look_up) = (None, None);
-                self.cursor = Cursor::NOTHING;
+                (feed.look_up, self.cursor) = (None, Cursor::NOTHING);
                 return Some(Item::Expired { horizon });
             }
             Err(error) => return Some(Item::Failed(error)),
@@ -450,8 +493,7 @@ impl Reader {
         let began = next.began().unwrap_or(to);
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
         let names = self.filter.exact().unwrap_or_default().len();
-        let mut look_up =
-            self.look_up.take().unwrap_or_else(|| Box::new(LookUp { count: 0, to, is_outrun: false }));
+        let mut look_up = feed.look_up.take().unwrap_or(LookUp { count: 0, to, is_outrun: false });
         if look_up.count < names {
             look_up.count = names.min(look_up.count + self.shared.batch_rows_max);
             let found = rows.len();
@@ -462,17 +504,27 @@ impl Reader {
             to = if is_last { look_up.to } else { since.position() };
             more = !is_last || look_up.is_outrun;
         }
-        self.look_up = more.then_some(look_up);
-        self.is_at_end = !more;
+        feed.look_up = more.then_some(look_up);
+        feed.is_at_end = !more;
         let is_complete = !more && !since.knew_nothing();
         self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false)
             .map(Item::Delivery)
     }
 }
 
+/// Where a reader at `cursor` goes on: in the ring, if that has all after it. If `may_be_ahead`, it may have read more than the tail.
+fn place_after(shared: &Shared, cursor: Cursor, may_be_ahead: bool) -> ReadsFrom {
+    let batch_number = match (cursor.knowledge(), cursor.began()) {
+        (Knowledge::UpTo(known), None) => shared.ring.read().batch_after(known, may_be_ahead),
+        _ => None,
+    };
+    batch_number.map_or_else(|| ReadsFrom::Feed(Box::default()), ReadsFrom::Ring)
+}
+
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.leave();
+        self.pattern.log.leave(&self.state);
+        self.shared.patterns.lock().leave(&self.pattern);
         self.shared.exit(self.state.id);
     }
 }
@@ -483,4 +535,70 @@ fn is_wanted(filter: &Filter, delivery: DeliveryRef<'_>) -> bool {
     delivery.may_be_any_ddoc()
         || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
         || filter.wants_besides_ddocs(delivery.notification(), delivery.batch_since())
+}
+
+/// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
+type Load = Task<Result<NotificationPage>>;
+
+/// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names.
+fn load(shared: &Arc<Shared>, cursor: Cursor, names: Vec<DbName>, has_failed: bool) -> Load {
+    let closed = Arc::clone(shared);
+    let read = read(Arc::clone(shared), cursor, names, has_failed);
+    Task::spawn(async move {
+        // A subscriber that has ended does not read on.
+        let until_closed = async {
+            tokio::select! {
+                biased;
+                () = closed.closed() => None,
+                page = read => Some(page),
+            }
+        };
+        let page = Arc::clone(&closed).until_cut_off(until_closed).await.flatten();
+        page.unwrap_or_else(|| Err(Error::NoSubscriber { subscriber: "reader".into() }))
+    })
+}
+
+async fn read(
+    shared: Arc<Shared>,
+    cursor: Cursor,
+    names: Vec<DbName>,
+    has_failed: bool,
+) -> Result<NotificationPage> {
+    pause(&shared, has_failed).await;
+    let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
+    if !names.is_empty() {
+        let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+        return Ok(NotificationPage { rows, to, next: to.into(), more: false });
+    }
+    let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
+    let kept = batch_len(&page.rows, shared.batch_rows_max);
+    if kept < page.rows.len() {
+        page.rows.truncate(kept);
+        page.next = page.next.begin(page.to);
+        (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+    }
+    Ok(page)
+}
+
+async fn pause(shared: &Shared, has_failed: bool) {
+    if has_failed {
+        shared.context.env().sleep(FAILURE_PAUSE).await;
+    }
+}
+
+type DdocRead = BoxFuture<'static, Result<Vec<Arc<ChangedDdocs>>>>;
+
+fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch, has_failed: bool) -> DdocRead {
+    let shared = Arc::clone(shared);
+    Box::pin(async move {
+        pause(&shared, has_failed).await;
+        let read = async |index: usize| {
+            let delivery = batch.delivery(index);
+            if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
+                return Ok(Arc::default());
+            }
+            shared.feed.ddocs(&delivery.notification().db(), *delivery.batch_since()).await.map(Arc::new)
+        };
+        stream::iter(0..batch.len()).map(read).buffered(DDOC_READS_MAX).try_collect().await
+    })
 }

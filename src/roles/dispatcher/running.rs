@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{
     log::SubscriberId,
-    options::{DispatcherOptions, Order},
-    shared::Shared,
+    reader::Order,
+    shared::{DispatcherOptions, Shared},
     subscribe::Subscribe,
 };
 #[cfg(any(test, feature = "test-util"))]

@@ -1,21 +1,33 @@
-//! [`Shared`]: shared by the tail and the subscribers of a dispatcher. It publishes rows to them and ends them.
+//! [`Shared`]: shared by the tail and the subscribers of a dispatcher. It publishes rows to them and ends them. Its [`Ring`] says which of
+//! the tail's batches are in memory. The batches themselves are in the logs of the patterns that match them; the pattern that matches
+//! everything has all of them.
+//!
+//! Each batch with rows that is appended to the ring gets the next number. A place in the ring is a number: that of the first batch
+//! after it.
+//!
+//! # Invariants of the ring
+//!
+//! 1. The batches hold all rows between the begin and the end of the ring; the end is the position of the tail.
+//!    Between two batches, and after the last one, there was nothing to read.
+//! 2. A batch holds every row of the feed in its range that had no newer row when it was read. If a row had a newer one,
+//!    the newer one delivers its events: in the same batch if that is complete, else in a later one.
+//! 3. The end moves only after every log has the batches before it: first the logs, then [`Ring::push`].
 
 use std::{
-    collections::BTreeMap,
+    collections::VecDeque,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    batch::{Batch, Matched, batch_len, to_mark},
+    delivery::{Batch, Matched, batch_len, to_mark},
     log::{SubscriberId, SubscriberState},
-    options::DispatcherOptions,
     patterns::{Pattern, Patterns},
-    ring::Ring,
 };
 use crate::{
     base::{
@@ -28,9 +40,148 @@ use crate::{
     },
     state::{
         context::Context,
+        feed::PAGE_ROWS_MAX,
         notification_feed::{NotificationFeed, TailProgress},
     },
 };
+
+/// How a dispatcher works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DispatcherOptions {
+    /// The most rows that the ring holds; subscribers further behind read the feed. Default: 65,536.
+    pub ring_rows_max: usize,
+    /// The most rows that the tail reads at once, 1 to 10,000. Default: 1,000.
+    pub page_rows_max: usize,
+    /// How often the tail polls for rows whose hint was lost. Default: 1 s.
+    pub poll_interval: Duration,
+    /// How many lagging subscribers read the feed at once, 1 to 10,000; others wait for their turn. Default: 8.
+    pub catch_ups_max: usize,
+    /// The most rows that a lagging subscriber reads at once, and that a batch of the ring has: an idle subscriber holds so many. 1 to
+    /// 10,000, and never more than [`DispatcherOptions::page_rows_max`]. Default: 256.
+    pub catch_up_rows_max: usize,
+}
+
+crate::base::macros::setters!(DispatcherOptions {
+    ring_rows_max: usize,
+    page_rows_max: usize,
+    poll_interval: Duration,
+    catch_ups_max: usize,
+    catch_up_rows_max: usize
+});
+
+impl Default for DispatcherOptions {
+    fn default() -> Self {
+        Self {
+            ring_rows_max: 65_536,
+            page_rows_max: 1_000,
+            poll_interval: Duration::from_secs(1),
+            catch_ups_max: 8,
+            catch_up_rows_max: 256,
+        }
+    }
+}
+
+impl DispatcherOptions {
+    /// The most that [`DispatcherOptions::catch_ups_max`](field@Self::catch_ups_max) may be.
+    pub const CATCH_UPS_MAX: usize = 10_000;
+    /// The most that [`DispatcherOptions::page_rows_max`](field@Self::page_rows_max) and
+    /// [`DispatcherOptions::catch_up_rows_max`](field@Self::catch_up_rows_max) may be.
+    pub const ROWS_MAX: usize = PAGE_ROWS_MAX;
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.ring_rows_max == 0 {
+            return Err(Error::invalid("ring_rows_max", "it is zero"));
+        }
+        for (what, number, max) in [
+            ("page_rows_max", self.page_rows_max, Self::ROWS_MAX),
+            ("catch_up_rows_max", self.catch_up_rows_max, Self::ROWS_MAX),
+            ("catch_ups_max", self.catch_ups_max, Self::CATCH_UPS_MAX),
+        ] {
+            if !(1..=max).contains(&number) {
+                return Err(Error::invalid(what, format!("{number} is not 1 to {max}")));
+            }
+        }
+        if self.poll_interval.is_zero() {
+            return Err(Error::invalid("poll_interval", "it is zero"));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    pub batch_number: u64,
+    /// The cursor of a subscriber that knew everything before and was delivered all its rows of the ring.
+    pub cursor: Cursor,
+}
+
+struct Kept {
+    to: Sequence,
+    rows: usize,
+    patterns: Vec<Arc<Pattern>>,
+}
+
+pub(super) struct Ring {
+    /// The batches with rows, oldest first.
+    queue: VecDeque<Kept>,
+    rows: usize,
+    rows_max: usize,
+    /// The oldest place: the number of the oldest batch, and the position before it.
+    pub begin: (u64, Sequence),
+    pub end: End,
+    /// The last row that one of the ring has taken the place of, whether it was in the ring or not: the rows after it are of different
+    /// names.
+    pub superseded: Sequence,
+}
+
+impl Ring {
+    pub fn new(start: Sequence, rows_max: usize) -> Self {
+        let end = End { batch_number: 0, cursor: start.into() };
+        Self { queue: VecDeque::new(), rows: 0, rows_max, begin: (0, start), end, superseded: Sequence::MIN }
+    }
+
+    /// Appends a batch that all logs have, and drops the oldest ones above the limit. `patterns` match the batch. Returns the
+    /// patterns that matched a batch which has left the ring.
+    pub fn push(&mut self, batch: &Batch, patterns: Vec<Arc<Pattern>>) -> Vec<Arc<Pattern>> {
+        self.end.cursor = batch.cursor_after(batch.since);
+        let superseded = batch.rows.iter().filter_map(|row| row.previous).max();
+        self.superseded = self.superseded.max(superseded.unwrap_or(Sequence::MIN));
+        if !batch.rows.is_empty() {
+            self.end.batch_number += 1;
+            self.rows += batch.rows.len();
+            self.queue.push_back(Kept { to: batch.to, rows: batch.rows.len(), patterns });
+        }
+        let mut pruned = Vec::new();
+        while self.queue.len() > 1 && self.rows > self.rows_max {
+            let oldest = self.queue.pop_front().expect("there are at least two");
+            self.rows -= oldest.rows;
+            self.begin = (self.begin.0 + 1, oldest.to);
+            pruned.extend(oldest.patterns);
+        }
+        pruned
+    }
+
+    /// Continues at `to` with batch number `next`, which is after the next one. Drops everything before.
+    pub fn skip_to(&mut self, next: u64, to: Sequence) {
+        (self.begin, self.end) = ((next, to), End { batch_number: next, cursor: to.into() });
+        (self.rows, self.queue) = (0, VecDeque::new());
+    }
+
+    /// The place of the first batch with rows after `position`; `None` if such rows have left the ring. If `may_be_ahead`, a position
+    /// ahead of the ring has its place at the end.
+    pub fn batch_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
+        if position < self.begin.1 || (position > self.end.cursor.position() && !may_be_ahead) {
+            return None;
+        }
+        let after = self.queue.partition_point(|batch| batch.to <= position);
+        Some(self.begin.0 + after as u64)
+    }
+
+    pub fn position(&self) -> Sequence {
+        self.end.cursor.position()
+    }
+}
 
 pub(crate) struct Shared {
     pub context: Arc<Context>,
@@ -41,7 +192,7 @@ pub(crate) struct Shared {
     pub progress: Arc<TailProgress>,
     /// An end of the feed that the tail has not reached yet, and when it was seen.
     #[cfg(feature = "http")]
-    pub wanted: Mutex<Option<(Sequence, std::time::Duration)>>,
+    pub wanted: Mutex<Option<(Sequence, Duration)>>,
     /// The tail holds this lock while it matches a batch.
     pub patterns: Mutex<Patterns>,
     subscribers: Mutex<Subscribers>,
@@ -67,9 +218,18 @@ enum Phase {
 
 #[derive(Default)]
 struct Subscribers {
-    /// In the order of their ids, so that a run can be replayed.
-    states: BTreeMap<SubscriberId, Arc<SubscriberState>>,
+    /// By id, so that a run can be replayed. `None` for one that has left; such entries are at most as many as the others.
+    states: Vec<(SubscriberId, Option<Arc<SubscriberState>>)>,
+    present: usize,
     last_id: u64,
+}
+
+impl Subscribers {
+    /// The entry of `id`, if it has one.
+    fn get(&mut self, id: SubscriberId) -> Option<&mut Option<Arc<SubscriberState>>> {
+        let index = self.states.binary_search_by_key(&id, |(known, _)| *known).ok()?;
+        Some(&mut self.states[index].1)
+    }
 }
 
 impl Shared {
@@ -101,20 +261,26 @@ impl Shared {
         if *self.phase.borrow() != Phase::Open {
             state.end();
         }
-        subscribers.states.insert(id, Arc::clone(&state));
+        subscribers.states.push((id, Some(Arc::clone(&state))));
+        subscribers.present += 1;
         state
     }
 
     pub fn exit(&self, id: SubscriberId) {
-        self.subscribers.lock().states.remove(&id);
+        let mut subscribers = self.subscribers.lock();
+        *subscribers.get(id).expect("it has entered") = None;
+        subscribers.present -= 1;
+        if subscribers.present < subscribers.states.len() / 2 {
+            subscribers.states.retain(|(_, state)| state.is_some());
+        }
     }
 
     pub fn count(&self) -> usize {
-        self.subscribers.lock().states.len()
+        self.subscribers.lock().present
     }
 
     pub fn end(&self, id: SubscriberId) -> Result<()> {
-        let state = self.subscribers.lock().states.get(&id).map(Arc::clone);
+        let state = self.subscribers.lock().get(id).and_then(|state| state.clone());
         let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
         state.end();
         self.wake(vec![state]);
@@ -160,9 +326,8 @@ impl Shared {
         let (number, begin) = (self.ring.read().end.batch_number, to_mark(batch.since.position()));
         let mut patterns = self.patterns.lock();
         let mut append = |pattern: Arc<Pattern>, chosen| {
-            let mut matched = Matched { batch: Arc::clone(&batch), chosen, before: 0 };
-            matched.before = pattern.rows.fetch_add(matched.len() as u64, Ordering::Relaxed);
-            pattern.log.append(number, begin, matched, woken);
+            let matched = Matched { batch: Arc::clone(&batch), chosen };
+            pattern.log.append(number, begin, matched.len(), matched, woken);
             pattern
         };
         let found = patterns.matches(&batch).into_iter();
@@ -263,7 +428,7 @@ impl Shared {
     /// Wakes all of them, even if some wakers panic.
     fn wake(&self, subscribers: Vec<Arc<SubscriberState>>) {
         for subscriber in subscribers {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.waker.wake())) {
                 let Context { stats, .. } = &*self.context;
                 stats.health.panicked(self.context.env(), "waker of a subscriber", panic_text(&*panic));
             }
@@ -273,7 +438,8 @@ impl Shared {
     pub fn close(&self) {
         // A subscriber that enters from now on is ended at once.
         self.phase.send_modify(|phase| *phase = Phase::Closed.max(*phase));
-        let all: Vec<_> = self.subscribers.lock().states.values().cloned().collect();
+        let all: Vec<_> =
+            self.subscribers.lock().states.iter().filter_map(|(_, state)| state.clone()).collect();
         for state in &all {
             state.end();
         }

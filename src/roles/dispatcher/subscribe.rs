@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     callback::{Callback, CallbackHandle, RestartPolicy},
     delivery::{BatchItem, DeliveryBatch, Item, Trouble},
-    options::Order,
+    reader::Order,
     shared::Shared,
     subscription::{BatchSubscription, Deliveries, Source, Subscription},
 };

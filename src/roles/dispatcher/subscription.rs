@@ -14,8 +14,7 @@ use tokio_stream::Stream;
 use super::{
     delivery::{BatchItem, Delivery, DeliveryBatch, Item, Trouble},
     log::SubscriberId,
-    options::Order,
-    reader::Reader,
+    reader::{Order, Reader},
     shared::Shared,
 };
 use crate::base::cursor::Cursor;
@@ -25,13 +24,11 @@ pub(super) struct Source {
     pub reader: Reader,
     /// The rest of a batch that is returned one by one.
     pub current: Option<DeliveryBatch>,
-    /// Whether it has returned its last item.
-    is_over: bool,
 }
 
 impl Source {
     pub fn new(shared: Arc<Shared>, order: Order) -> Self {
-        Self { reader: Reader::new(shared, order), current: None, is_over: false }
+        Self { reader: Reader::new(shared, order), current: None }
     }
 
     pub fn cursor(&mut self) -> Cursor {
@@ -48,34 +45,39 @@ impl Source {
         in_batches: bool,
         convert: impl FnOnce(DeliveryBatch) -> T,
     ) -> Poll<Option<Item<T>>> {
-        if let Some(left) = &mut self.current
+        if self.current.is_some()
             && !self.reader.state.is_ended()
+            && let Some(first) = DeliveryBatch::take_first(&mut self.current)
         {
-            let first = left.take_first();
-            self.current.take_if(|left| left.len() == 0);
             return Poll::Ready(Some(Item::Delivery(convert(first))));
         }
-        let item = ready!(self.poll_reader(context, in_batches));
-        Poll::Ready(item.map(|item| item.map(convert)))
+        self.poll_reader(context, in_batches, convert)
     }
 
-    fn poll_reader(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<Option<BatchItem>> {
-        if self.is_over {
+    /// [`Source::poll_next`] without a rest. It is not inlined into the caller's loop, so that a delivery of the rest costs the loop little.
+    #[cold]
+    #[inline(never)]
+    fn poll_reader<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        in_batches: bool,
+        convert: impl FnOnce(DeliveryBatch) -> T,
+    ) -> Poll<Option<Item<T>>> {
+        if self.reader.is_over {
             return Poll::Ready(None);
         }
         if self.reader.state.is_ended() {
-            self.is_over = true;
+            self.reader.is_over = true;
             let gone = self.reader.shared.context.stats.health.ended();
             return Poll::Ready(gone.cloned().map(Item::Failed));
         }
-        let item = match ready!(self.reader.poll_next(context)) {
-            Item::Delivery(mut batch) if !in_batches => {
-                let first = batch.take_first();
-                self.current = Some(batch).filter(|left| left.len() > 0);
-                Item::Delivery(first)
+        let item = ready!(self.reader.poll_next(context)).map(|batch| {
+            if in_batches {
+                return convert(batch);
             }
-            item => item,
-        };
+            self.current = Some(batch);
+            convert(DeliveryBatch::take_first(&mut self.current).expect("a batch is not empty"))
+        });
         Poll::Ready(Some(item))
     }
 }

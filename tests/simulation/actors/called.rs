@@ -134,7 +134,7 @@ fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> Result<Arc<Call
             let taker = taker.clone();
             move |item: BatchItem| -> BoxFuture<'static, ()> {
                 let taker = taker.clone();
-                async move { taker.take_batch(item).await }.boxed()
+                async move { taker.take(receiver::given(item, receiver::given_batch)).await }.boxed()
             }
         })
     } else {
@@ -142,7 +142,7 @@ fn call(subscribe: Subscribe, taker: Taker, in_batches: bool) -> Result<Arc<Call
             let taker = taker.clone();
             move |item: Item| -> BoxFuture<'static, ()> {
                 let taker = taker.clone();
-                async move { taker.take(&receiver::given(item)).await }.boxed()
+                async move { taker.take(receiver::given(item, receiver::given_alone)).await }.boxed()
             }
         })
     };
@@ -162,26 +162,18 @@ struct Taker {
 }
 
 impl Taker {
-    async fn take(&self, given: &Given) {
-        self.receive(given);
-        self.work(true).await;
-    }
-
-    /// Takes a whole batch at once.
-    async fn take_batch(&self, item: BatchItem) {
-        let batch = match item {
-            Item::Delivery(batch) => batch,
-            other => return self.take(&receiver::given_batch(other)[0]).await,
-        };
-        if batch.len() > 1 {
+    /// Takes an item, a whole batch at once.
+    async fn take(&self, item: Vec<Given>) {
+        if item.len() > 1 {
             self.actor.shared.witness(Witness::BatchCalledBack);
         }
-        for delivery in &batch {
-            self.receive(&receiver::given_row(delivery));
+        for given in &item {
+            self.receive(given);
         }
         // If a name comes twice in the batch, its older row would come again after the newer one.
-        let names: BTreeSet<_> = batch.iter().map(|delivery| &delivery.notification().name).collect();
-        self.work(names.len() == batch.len()).await;
+        let name = |given| if let Given::Row(given) = given { Some(given.row.name.clone()) } else { None };
+        let (count, names) = (item.len(), item.into_iter().map(name).collect::<BTreeSet<_>>());
+        self.work(names.len() == count).await;
     }
 
     /// Has the oracle judge what it is given.

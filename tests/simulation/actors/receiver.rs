@@ -11,7 +11,8 @@ use notibus::{
     Result,
     cursor::Cursor,
     dispatcher::{
-        BatchItem, BatchSubscription, DeliveryRef, Dispatcher, Filter, Item, Mirror, Subscribe, Subscription,
+        BatchSubscription, Delivery, DeliveryBatch, DeliveryRef, Dispatcher, Filter, Item, Mirror, Subscribe,
+        Subscription,
     },
     event::Sequence,
     store::Env,
@@ -142,8 +143,8 @@ impl Stream {
     /// The next deliveries, as plain values; `None` at the end.
     pub async fn next(&mut self) -> Option<Vec<Given>> {
         Some(match self {
-            Self::Deliveries(stream) => vec![given(stream.next().await?)],
-            Self::Batches(stream) => given_batch(stream.next().await?),
+            Self::Deliveries(stream) => given(stream.next().await?, given_alone),
+            Self::Batches(stream) => given(stream.next().await?, given_batch),
         })
     }
 
@@ -165,7 +166,7 @@ impl Stream {
 }
 
 /// A delivery as plain values.
-pub(super) fn given_row(delivery: DeliveryRef<'_>) -> Given {
+fn given_row(delivery: DeliveryRef<'_>) -> Given {
     let ddocs = delivery.ddocs().map(|ids| GivenDdocs {
         since: Start::from(delivery.since()),
         ids: ids.to_vec(),
@@ -179,30 +180,23 @@ pub(super) fn given_row(delivery: DeliveryRef<'_>) -> Given {
     })
 }
 
+pub(super) fn given_alone(delivery: &Delivery) -> Vec<Given> {
+    vec![given_row(delivery.as_ref())]
+}
+
+pub(super) fn given_batch(batch: &DeliveryBatch) -> Vec<Given> {
+    batch.iter().map(given_row).collect()
+}
+
 /// An item as plain values.
-pub(super) fn given(item: Item) -> Given {
-    match item {
-        Item::Delivery(delivery) => given_row(delivery.as_ref()),
-        other => given_other(&other),
-    }
-}
-
-/// An item with a batch as plain values.
-pub(super) fn given_batch(item: BatchItem) -> Vec<Given> {
-    match item {
-        Item::Delivery(batch) => batch.iter().map(given_row).collect(),
-        other => vec![given_other(&other)],
-    }
-}
-
-fn given_other<T>(item: &Item<T>) -> Given {
-    match *item {
-        Item::Delivery(_) => unreachable!("it is another item"),
+pub(super) fn given<T>(item: Item<T>, rows: impl FnOnce(&T) -> Vec<Given>) -> Vec<Given> {
+    vec![match item {
+        Item::Delivery(delivery) => return rows(&delivery),
         Item::CaughtUp { at } => Given::CaughtUp { at },
         Item::Lagged { from, to } => Given::Lagged { from, to },
         Item::Expired { horizon } => Given::Expired { horizon },
         Item::Failed(_) => Given::Failed,
-    }
+    }]
 }
 
 /// A received value, for readers of the trace.

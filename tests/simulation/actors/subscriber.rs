@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use notibus::{Result, cursor::Cursor};
+use notibus::{Cursor, Kinds, Result, Sequence};
 use tokio::task::JoinSet;
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     receiver::{self, ReceiverOptions, Source, Sources, Stream},
 };
 use crate::{
-    oracle::{Given, Interest, Manner, SubscriberId},
+    oracle::{Given, GivenRow, Interest, Manner, SubscriberId},
     witness::Witness,
 };
 
@@ -49,8 +49,11 @@ pub(super) fn start(
         let id =
             actor.shared.oracle().subscribed(actor.issuer, interest.clone(), manner(&terms), start.into());
         actor.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
-        let taker = Taker::new(actor, sources, id, interest);
-        tasks.spawn(taker.run(stream));
+        let (slowness_ms, plan) = (choice::slowness_ms(actor), &actor.shared.plan);
+        let keeps_all = plan.dispatcher.ring_rows_max == 1_000 && !plan.subscribers.restarts;
+        let (has_ring, waits) = (keeps_all && terms.every.is_none(), None);
+        let (actor, sources) = (actor.clone(), sources.clone());
+        tasks.spawn(Taker { actor, sources, id, interest, slowness_ms, has_ring, waits }.run(stream));
     }
     if actor.shared.plan.subscribers.has_callbacks {
         Mirrored::start(actor, source, bits, tasks)
@@ -89,14 +92,13 @@ struct Taker {
     interest: Interest,
     /// The longest time that it takes over a delivery, in milliseconds.
     slowness_ms: u64,
+    /// Whether all of its rows stay in the ring, and it takes none of them in rounds of its own.
+    has_ring: bool,
+    /// Where it stood when it last let rows wait in the ring, up to where there were any, and the end of the feed then.
+    waits: Option<[Sequence; 3]>,
 }
 
 impl Taker {
-    fn new(actor: &ActorContext, sources: &Sources, id: SubscriberId, interest: Interest) -> Self {
-        let slowness_ms = choice::slowness_ms(actor);
-        Self { actor: actor.clone(), sources: sources.clone(), id, interest, slowness_ms }
-    }
-
     /// Receives until the dispatcher ends.
     async fn run(mut self, stream: Stream) {
         let mut stream = Some(stream);
@@ -110,7 +112,7 @@ impl Taker {
     async fn take_some(&mut self, mut stream: Stream) -> Option<Stream> {
         let plan = self.actor.shared.plan.subscribers;
         loop {
-            let Self { actor, id, .. } = &*self;
+            let Self { actor, sources, id, interest, has_ring, waits, .. } = self;
             let pause = actor.db.env().sleep(Duration::from_millis(200 + actor.random(1_500)));
             let mut has_expired = false;
             // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
@@ -123,13 +125,22 @@ impl Taker {
                     actor.shared.oracle().stands(&actor.shared, *id, stream.cursor().into());
                 }
                 Some(received) => {
+                    let waits = waits.take();
                     for given in &received {
+                        if waits.is_some_and(|waits| is_coalesced(given, interest, waits)) {
+                            actor.shared.witness(Witness::CoalescedInRing);
+                        }
                         actor.note(|| format!("subscriber {id} {}", receiver::show(given)));
                         actor.shared.oracle().received(&actor.shared, *id, given);
                         has_expired |= matches!(given, Given::Expired { .. });
                     }
                     let has_failed = matches!(received[..], [Given::Failed]);
                     if has_failed || self.slowness_ms > 0 && actor.is_chaos() {
+                        if *has_ring && let Some(tail) = sources.main.position() {
+                            let (cursor, end) = (stream.cursor(), actor.shared.oracle().end_of_feed());
+                            let is_on_ring = cursor == cursor.position().into();
+                            self.waits = is_on_ring.then(|| [cursor.position(), tail.position(), end]);
+                        }
                         actor.pause(self.slowness_ms.max(50)).await;
                     }
                 }
@@ -147,7 +158,7 @@ impl Taker {
     }
 
     fn replace(&mut self, mut stream: Stream) -> Stream {
-        self.interest = choice::interest(&self.actor);
+        (self.interest, self.waits) = (choice::interest(&self.actor), None);
         let Self { actor, id, interest, .. } = self;
         let position = stream.cursor();
         actor.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
@@ -173,4 +184,11 @@ impl Taker {
         actor.shared.oracle().resumed(&actor.shared, *id, manner(&terms), position.into());
         Some(stream)
     }
+}
+
+/// Whether a row stands for an older one that waited in the ring then: the older one was the newest of its database.
+fn is_coalesced(given: &Given, interest: &Interest, [known, tail, end]: [Sequence; 3]) -> bool {
+    let Given::Row(GivenRow { row, .. }) = given else { return false };
+    let waited = row.previous.is_some_and(|previous| known < previous && previous <= tail);
+    waited && row.sequence > end && interest.kinds_of(&row.name) == Kinds::ALL
 }

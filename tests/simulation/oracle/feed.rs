@@ -28,6 +28,11 @@ fn minus(a: Counters, b: Counters) -> Option<Counters> {
 }
 
 impl Oracle {
+    /// The position of the newest row that there has been.
+    pub fn end_of_feed(&self) -> Sequence {
+        self.past.last_key_value().map_or(Sequence::MIN, |(at, _)| *at)
+    }
+
     /// Whether the issuer of a commit owned the lease of `resource` of `pool` when it was decided.
     pub(super) fn owns(&self, seen: &ObservedCommit<'_>, pool: &str, resource: u64) -> bool {
         let key = inspect::lease(BUS_PREFIX, pool, resource).expect("the prefix is short");
@@ -86,7 +91,7 @@ impl Oracle {
                 _ => {}
             }
         }
-        let newest = self.past.last_key_value().map_or(Sequence::MIN, |(at, _)| *at);
+        let newest = self.end_of_feed();
         for (name, placed) in written {
             let at = placed.row.sequence;
             if at <= newest {
