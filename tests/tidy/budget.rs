@@ -22,7 +22,7 @@ const ROOMS: [(&str, usize); 21] = [
     ("src/roles", 200),
     ("src/roles/producer", 545),
     ("src/roles/notifier", 1_945),
-    ("src/roles/dispatcher", 3_395),
+    ("src/roles/dispatcher", 3_400),
     ("src/roles/janitor", 780),
     ("src/roles/changes", 860),
     ("src/roles/consumer", 6_405),
@@ -33,10 +33,10 @@ const ROOMS: [(&str, usize); 21] = [
 ];
 
 /// The most lines of `src` together.
-const SRC_LINES: usize = 47_655;
+const SRC_LINES: usize = 47_660;
 
 /// The most files of `src`.
-const SRC_FILES: usize = 217;
+const SRC_FILES: usize = 212;
 
 /// The most lines of `tests/simulation`.
 const SIMULATION_LINES: usize = 10_415;
